@@ -1,0 +1,93 @@
+"""Read, analyse and write CPython 3.11 to 3.13 bytecode through one vocabulary.
+
+`decode` turns a code object into `Instr`s that mean the same on every version, `live_at` tells
+which variables an instruction still needs, `Writer` assembles new code objects, and
+`make_resume` builds the function that continues a frame after a graph break.
+Nothing here imports torch.
+
+    decoded = decode(fn.__code__)            # cached as long as the code object lives
+    decoded.instrs[i]                        # Instr
+    live_at(decoded, i) -> frozenset[str]    # locals and cells needed from instruction i on
+    resume = make_resume(decoded, i, stack=(True, False, ...), locals=("x", "y"))
+    w = Writer(decoded); ...; code = w.finish()
+
+The vocabulary (`Instr.opname`, with the meaning of `argval`; `arg` only where named)
+------------------------------------------------------------------------------------
+Opcodes not listed keep CPython's name and meaning; `argval` is the name, constant or number.
+Jumps carry `target`, the index in `instrs` they go to.
+
+    LOAD_FAST name            arg 1 when it may be unbound (checked load), 0 when it cannot
+    LOAD_FAST_AND_CLEAR name  pushes NULL when unbound (inlined comprehensions of 3.12+); it and
+                              STORE_FAST act on the cell itself when the name is a cell
+    LOAD_CLOSURE name         pushes the cell (also on 3.13, where CPython uses LOAD_FAST)
+    LOAD_GLOBAL name          never pushes NULL: a PUSH_NULL stands before or after it
+    LOAD_ATTR name            never the method form
+    LOAD_METHOD name          pops the object, pushes two slots, see CALL
+    LOAD_SUPER_ATTR (name, is_method)   pops super, class, self; pushes like LOAD_ATTR/LOAD_METHOD
+    CALL kwnames              arg = number of arguments, keywords included; argval = tuple of the
+                              keyword names, () when none. Below the arguments lie two slots a, b:
+                              when one is NULL the other is called, else a is called with b put in
+                              front of the arguments. A LOAD_METHOD pushes `call_pair(f, NULL)` for
+                              an ordinary attribute, or (function, self) for a method: the order
+                              matters, because a break writes these slots to the real stack
+    CALL_FUNCTION_EX          arg 1 when a keyword dict is on top; the same two slots below
+    COMPARE_OP '<' ...        CONTAINS_OP, IS_OP: argval True when inverted (not in, is not)
+    BINARY_OP '+' or '+=' ... BINARY_SUBSCR, STORE_SUBSCR, BUILD_SLICE (BINARY_SLICE is split)
+    POP_JUMP_IF_TRUE, POP_JUMP_IF_FALSE   truth-test any object (TO_BOOL is dropped);
+                              UNARY_NOT too; POP_JUMP_IF_NONE, POP_JUMP_IF_NOT_NONE
+    JUMP                      forward or backward, arg 1 when it must not be interrupted
+                              (JUMP_IF_x_OR_POP is split into COPY 1, POP_JUMP_IF_x, POP_TOP)
+    FOR_ITER                  exhausted: pops the iterator and goes to target. END_FOR and the
+                              POP_TOP that 3.13 puts behind it stay in the list but are never run
+    RETURN_VALUE              RETURN_CONST is split into LOAD_CONST, RETURN_VALUE
+    MAKE_FUNCTION             arg = flags 1 defaults, 2 kwdefaults, 4 annotations, 8 closure,
+                              operands below the code object in that order (3.11's form)
+    FORMAT_VALUE              arg as in 3.11 (1 str, 2 repr, 3 ascii, 4 with a spec on the stack);
+                              CONVERT_VALUE arg 1 str, 2 repr, 3 ascii (3.13 only)
+    LIST_TO_TUPLE, UNARY_POSITIVE, IMPORT_STAR    CALL_INTRINSIC_1 numbers that had names on 3.11
+    RESUME, MAKE_CELL, COPY_FREE_VARS             the prologue; nothing to execute but MAKE_CELL
+
+Removed: CACHE, EXTENDED_ARG, PRECALL, KW_NAMES, TO_BOOL; paired instructions are split.
+
+The exception table is on each instruction: `handler` is None or `Handler(target, depth, lasti)`.
+When an instruction raises, the stack is cut to `depth` values, the instruction's offset is pushed
+if `lasti`, then the exception, and execution goes on at `target`.
+
+Writing a transformed frame
+---------------------------
+`Writer(decoded)` starts code that takes decoded's frame arguments as positionals in flat order
+(positional, keyword-only, *args tuple, **kwargs dict) and has decoded's freevars.
+
+    load_local(name) store_local(name) delete_local(name)   a cell variable goes through its cell
+    temp() -> name                                 a fresh local
+    load_global(name) store_global(name)
+    load_cell(name)                                the cell object (for a closure tuple)
+    load_deref(name) store_deref(name)             its contents
+    load_const(obj)                                any object, kept by the code object
+    load_attr(name) store_attr(name) delete_attr(name)
+    binary_subscr() store_subscr() delete_subscr() binary_op('+')
+    push_null(); call(n, kwnames=())               push_null BEFORE pushing the callable, always
+    call_ex(has_kwargs)                            the same
+    load_method(name); call_method(n, kwnames=())
+    build_tuple(n) build_list(n) build_map(n) build_set(n) build_slice(n)
+    list_extend(i) list_append(i) dict_update(i) unpack_sequence(n)
+    pop() dup() rot(n) (top goes to n-th place) swap(i) copy(i)
+    make_function(code)                            closure cells taken from code.co_freevars by name
+    label() -> Label; mark(label); jump(label); pop_jump_if_true(label), _false, _none, _not_none
+    return_() raise_()
+    at(lineno or Instr)                            source position of what follows
+    original(decoded, index, jump=None)            copy one instruction with its exception handler:
+                              if it raises, the original handlers run (and end the frame). A jump
+                              instruction goes to `jump` when taken. The stack below it must be
+                              what it was in the original frame
+    call_resume(resume)                            the stack holds resume's stack values (NULLs
+                              where it says so) and its locals are set: call it and return
+    finish() -> CodeType
+
+Resume functions
+----------------
+`make_resume(decoded, index, stack, locals)` -> `Resume(code, stack, locals)`: code whose arguments
+are the non-NULL stack values, bottom first, then `locals`; its freevars are the cell and free
+variables that the rest of the frame uses. `stack[i]` is False where a NULL lies. Handlers and
+lines are kept, so breaks inside for, with and try need nothing more.
+"""
