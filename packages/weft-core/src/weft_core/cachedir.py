@@ -1,0 +1,77 @@
+"""The cache folder on disk: private, safe for many writers, and never trusted blindly.
+
+A file is written beside its final name and renamed into place, so a reader sees all of it or
+none. Checked files carry a digest; a damaged one reads as absent, so its owner rebuilds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+_log = logging.getLogger("weft.core.cachedir")
+
+_MAGIC = b"weft1\n"
+_DIGEST_BYTES = 32
+
+
+def cache_dir(sub: str = "") -> Path:
+    """Return weft's cache folder (or a folder inside it), made with mode 0700.
+
+    `WEFT_CACHE_DIR` overrides the place; otherwise it is `$XDG_CACHE_HOME/weft`.
+    A folder that another user owns is refused, since code is loaded from it.
+
+    Raises:
+        PermissionError: when the folder belongs to another user.
+    """
+    root = os.environ.get("WEFT_CACHE_DIR")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+    path = Path(root) if root else base
+    for folder in (path, path / sub):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+            raise PermissionError(
+                f"{folder} belongs to another user; set WEFT_CACHE_DIR to a folder of yours"
+            )
+    return path / sub
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that no reader ever sees a part of it; the last writer wins."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_checked(path: Path, payload: bytes) -> None:
+    """Write a payload with its digest, for `read_checked`."""
+    atomic_write(path, _MAGIC + _sha256(payload) + payload)
+
+
+def read_checked(path: Path) -> bytes | None:
+    """Return the payload, or None when the file is absent or damaged (which is logged)."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _log.warning("cannot read %s: %s", path, error)
+        return None
+    start = len(_MAGIC) + _DIGEST_BYTES
+    payload = data[start:]
+    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != _sha256(payload):
+        _log.warning("damaged cache file %s: it will be made again", path)
+        return None
+    return payload
+
+
+def _sha256(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()

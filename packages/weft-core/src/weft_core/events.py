@@ -1,0 +1,197 @@
+"""What weft tells about itself: artifact logs, counters and timed spans.
+
+Logs are plain `logging` loggers named `weft.<stage>.<artifact>`. An artifact (a kind of output,
+such as `guards`) is silent until it is switched on by `WEFT_LOGS=guards,+recompiles` in the
+environment or by `set_logs(guards=True)`; `+` (or the level logging.DEBUG) asks for more detail.
+Spans nest: each stage is charged only the time that is not spent in a span inside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from weft_core.errors import InvalidOption
+
+ARTIFACTS: dict[str, str] = {
+    "graph": "each captured graph as a table",
+    "graph_code": "each captured graph as Python",
+    "graph_breaks": "where capture stopped and why",
+    "guards": "the guards of each compiled entry",
+    "recompiles": "which guard failed when something is compiled again",
+    "recompiles_verbose": "the failing guards of every entry, not only the newest",
+    "dynamic": "which sizes became symbolic, and what was assumed of them",
+    "bytecode": "original and rewritten bytecode",
+    "aot_joint_graph": "forward and backward traced as one",
+    "aot_graphs": "forward and backward after the partition",
+    "compiled_autograd": "graphs captured from the autograd engine",
+    "compiled_autograd_verbose": "why the engine's cache missed",
+    "schedule": "the order of kernels and buffers",
+    "fusion": "what was fused and what was not",
+    "output_code": "the generated C or Triton source",
+    "perf_hints": "what keeps a program from being faster",
+    "timings": "where compile time goes",
+}
+"""Every artifact with what it shows."""
+
+counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+"""Counts of what happened, by group: `counters["stats"]["unique_graphs"]`."""
+
+_levels: dict[str, int] = {}
+_loggers: dict[str, list[logging.Logger]] = defaultdict(list)
+_root = logging.getLogger("weft")
+_handler: logging.Handler | None = None
+
+
+def logger(stage: str, artifact: str) -> logging.Logger:
+    """Return the logger `weft.<stage>.<artifact>`, set to the level asked for.
+
+    Log artifacts with `.info` (shown when on) and `.debug` (shown with `+name`).
+    """
+    log = logging.getLogger(f"weft.{stage}.{artifact}")
+    if log not in _loggers[artifact]:
+        _loggers[artifact].append(log)
+        log.setLevel(_levels.get(artifact, logging.WARNING))
+    return log
+
+
+def enabled(artifact: str) -> bool:
+    """Say whether an artifact is on; cheap, so ask before building a long text."""
+    return artifact in _levels
+
+
+def set_logs(**artifacts: bool | int) -> None:
+    """Switch artifacts on or off: True, False, or a `logging` level.
+
+    Artifacts that are not named keep their state.
+
+    Raises:
+        InvalidOption: for an unknown artifact.
+    """
+    for name in artifacts:
+        if name not in ARTIFACTS:
+            raise InvalidOption(name, ARTIFACTS)
+    for name, value in artifacts.items():
+        if value is False or value == 0:
+            _levels.pop(name, None)
+        else:
+            _levels[name] = logging.INFO if value is True else int(value)
+        for log in _loggers[name]:
+            log.setLevel(_levels.get(name, logging.WARNING))
+    _attach_handler()
+
+
+def _attach_handler() -> None:
+    """Write to stderr while any artifact is on; otherwise leave logging as the user set it up."""
+    global _handler
+    if _levels and _handler is None:
+        _handler = logging.StreamHandler(sys.stderr)
+        _handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        _root.addHandler(_handler)
+    elif not _levels and _handler is not None:
+        _root.removeHandler(_handler)
+        _handler = None
+
+
+def _read_environment(text: str) -> None:
+    """Apply a WEFT_LOGS value; an unknown name is a warning, since it must not stop a program."""
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name = entry.lstrip("+")
+        try:
+            set_logs(**{name: logging.DEBUG if entry.startswith("+") else logging.INFO})
+        except InvalidOption as error:
+            _root.warning("WEFT_LOGS: %s", error)
+
+
+@dataclass
+class StageTime:
+    """Self time of one stage in seconds, and the number of its spans."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+
+timings: defaultdict[str, StageTime] = defaultdict(StageTime)
+"""Self time per stage since the last reset."""
+
+
+@dataclass
+class _OpenSpan:
+    stage: str
+    detail: str
+    start: float
+    inner: float = 0.0
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.spans: list[_OpenSpan] = []
+
+
+_stack = _Stack()
+_timings_lock = threading.Lock()
+_timings_log = logger("core", "timings")
+
+
+@contextmanager
+def span(stage: str, detail: str = "") -> Iterator[None]:
+    """Time a stage. Spans nest per thread; the time of an inner span is not charged to the outer.
+
+    Args:
+        stage: the name under which time is summed in `timings`.
+        detail: what is worked on, for the log only.
+    """
+    spans = _stack.spans
+    here = _OpenSpan(stage, detail, time.perf_counter())
+    spans.append(here)
+    try:
+        yield
+    finally:
+        spans.pop()
+        elapsed = time.perf_counter() - here.start
+        with _timings_lock:
+            total = timings[stage]
+            total.seconds += elapsed - here.inner
+            total.count += 1
+        if spans:
+            spans[-1].inner += elapsed
+        if enabled("timings"):
+            _log_span(here, elapsed, depth=len(spans))
+
+
+def _log_span(done: _OpenSpan, elapsed: float, depth: int) -> None:
+    """Log one span; after an outermost one, the table of all stages too."""
+    indent = "  " * depth
+    _timings_log.debug("%s%s %s: %.1f ms", indent, done.stage, done.detail, elapsed * 1e3)
+    if depth == 0:
+        _timings_log.info("%s %s took %.1f ms\n%s", done.stage, done.detail, elapsed * 1e3,
+                          timings_table())  # fmt: skip
+
+
+def timings_table() -> str:
+    """Return the stages with their self time, the slowest first, as text."""
+    with _timings_lock:
+        rows = sorted(timings.items(), key=lambda item: -item[1].seconds)
+    return "\n".join(f"  {name:<28} {t.seconds * 1e3:10.1f} ms {t.count:6d}x" for name, t in rows)
+
+
+def current_stage() -> str | None:
+    """Return the stage of this thread's innermost open span, or None."""
+    return _stack.spans[-1].stage if _stack.spans else None
+
+
+def reset() -> None:
+    """Clear counters and timings; logs stay as they are."""
+    counters.clear()
+    with _timings_lock:
+        timings.clear()
+
+
+_read_environment(os.environ.get("WEFT_LOGS", ""))
