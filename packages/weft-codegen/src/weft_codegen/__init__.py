@@ -1,0 +1,1 @@
+"""weft_codegen: compiles an aten graph to one fused program (see compile.py)."""

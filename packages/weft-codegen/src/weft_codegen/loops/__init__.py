@@ -1,0 +1,1 @@
+"""Loop programs: the IR between aten graphs and generated code (see program.py)."""

@@ -1,0 +1,349 @@
+"""Scalar expressions: what one iteration of a loop computes.
+
+A value is an immutable, interned DAG (equal expressions are the same object, so a repeated
+subexpression is found by identity).  Every operation is one row of `OPS`, which serves type rules,
+printing, interpretation, C and Triton alike:
+
+    Expr = Const(value, dtype)                   a literal
+         | Index(index, dtype)                   an index expression used as a number
+         | Load(buffer, index, dtype, mask)      an element of a buffer; 0 where mask is false
+         | Read(local, index, dtype)             an element of a local (index 0 for a scalar)
+         | Op(name, args, dtype)                 a row of OPS
+         | Cast(arg, dtype)                      C-like conversion; float to bool is `!= 0`
+
+Arithmetic never happens in bfloat16 or float16: the lowering casts loads to float32 and the value
+back before the store.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.index import Axis, IndexExpr, Value, atoms
+from weft_codegen.loops.ops import OPS
+
+Number = bool | int | float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Expr:
+    """A scalar value of `dtype`; make one with `constant`, `load`, `apply`, `cast`, ..."""
+
+    dtype: torch.dtype
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        """The expressions this one is computed from, those inside index expressions included."""
+        return ()
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """Every loop axis the value depends on (not through locals)."""
+        found = self.__dict__.get("_axes")
+        if found is None:
+            found = frozenset().union(*(child.axes for child in self.children))
+            for where in self.indices:
+                found |= {atom for atom in atoms(where) if isinstance(atom, Axis)}
+            self.__dict__["_axes"] = found
+        return found  # type: ignore[no-any-return]
+
+    @property
+    def indices(self) -> tuple[IndexExpr, ...]:
+        """The index expressions this node itself holds."""
+        return ()
+
+    def __repr__(self) -> str:
+        from weft_codegen.loops.printer import expr_text  # noqa: PLC0415 (printer imports expr)
+
+        return expr_text(self)
+
+
+def computed_parts(where: IndexExpr) -> tuple[Expr, ...]:
+    """The expressions that `where` takes integers from (indirect indexing)."""
+    return tuple(atom.expr for atom in atoms(where) if isinstance(atom, Value))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Const(Expr):
+    """A literal; floats may be inf, nan and -0.0."""
+
+    value: Number
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Index(Expr):
+    """An index expression as an integer value."""
+
+    index: IndexExpr
+
+    @property
+    def indices(self) -> tuple[IndexExpr, ...]:
+        """The index this node holds."""
+        return (self.index,)
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        """What this node is computed from."""
+        return computed_parts(self.index)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Load(Expr):
+    """The element `index` (counted from the buffer's first element) of buffer `buffer`.
+
+    `dtype` is the buffer's.  With a mask the address is only touched where the mask is true;
+    elsewhere the value is zero.
+    """
+
+    buffer: str
+    index: IndexExpr
+    mask: Expr | None = None
+
+    @property
+    def indices(self) -> tuple[IndexExpr, ...]:
+        """The index this node holds."""
+        return (self.index,)
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        """What this node is computed from."""
+        inner = computed_parts(self.index)
+        return inner if self.mask is None else (self.mask, *inner)
+
+
+@dataclass(frozen=True)
+class Local:
+    """A variable of a kernel: a scalar (extent 1) or a row of `extent` elements."""
+
+    name: str
+    dtype: torch.dtype
+    extent: IndexExpr
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Read(Expr):
+    """The current value of a local's element `index`."""
+
+    local: Local
+    index: IndexExpr
+
+    @property
+    def indices(self) -> tuple[IndexExpr, ...]:
+        """The index this node holds."""
+        return (self.index,)
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        """What this node is computed from."""
+        return computed_parts(self.index)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Op(Expr):
+    """A row of OPS applied to `args`."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        """What this node is computed from."""
+        return self.args
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cast(Expr):
+    """`arg` converted to `dtype`; towards integers it truncates, as C does."""
+
+    arg: Expr
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        """What this node is computed from."""
+        return (self.arg,)
+
+
+_interned: weakref.WeakValueDictionary[Any, Expr] = weakref.WeakValueDictionary()
+
+
+def _make(kind: type[Expr], *fields: Any) -> Any:
+    key = (kind, *fields)
+    node = _interned.get(key)
+    if node is None:
+        node = _interned[key] = kind(*fields)
+    return node
+
+
+def constant(value: Number, dtype: torch.dtype) -> Const:
+    """The literal `value`, converted to `dtype`."""
+    if dtype is torch.bool:
+        value = bool(value)
+    elif dtype.is_floating_point:
+        value = float(value)
+        # -0.0 == 0.0 and nan != nan, so the bits are the identity.
+        key = (Const, dtype, struct.pack("d", value))
+        node = _interned.get(key)
+        if node is None:
+            node = _interned[key] = Const(dtype, value)
+        return node  # type: ignore[return-value]
+    else:
+        value = int(value)
+    return _make(Const, dtype, value)  # type: ignore[no-any-return]
+
+
+def index_value(where: IndexExpr, dtype: torch.dtype = torch.int64) -> Expr:
+    """`where` as a number of `dtype`."""
+    if where.is_const:
+        return constant(where.value, dtype)
+    if not dtype.is_floating_point:
+        return _make(Index, dtype, where)  # type: ignore[no-any-return]
+    return cast(_make(Index, torch.int64, where), dtype)
+
+
+def load(buffer: str, where: IndexExpr, dtype: torch.dtype, mask: Expr | None = None) -> Expr:
+    """The element `where` of `buffer`; see Load."""
+    if isinstance(mask, Const):
+        if not mask.value:
+            return constant(0, dtype)
+        mask = None
+    return _make(Load, dtype, buffer, where, mask)  # type: ignore[no-any-return]
+
+
+def read(local: Local, where: IndexExpr) -> Read:
+    """The element `where` of `local`."""
+    return _make(Read, local.dtype, local, where)  # type: ignore[no-any-return]
+
+
+def cast(arg: Expr, dtype: torch.dtype) -> Expr:
+    """`arg` as `dtype`; nothing to do when it has it."""
+    if arg.dtype is dtype:
+        return arg
+    if isinstance(arg, Const) and _castable(arg.value, dtype):
+        return constant(arg.value, dtype)
+    if isinstance(arg, Index) and not dtype.is_floating_point and dtype is not torch.bool:
+        return _make(Index, dtype, arg.index)  # type: ignore[no-any-return]
+    return _make(Cast, dtype, arg)  # type: ignore[no-any-return]
+
+
+def _castable(value: Number, dtype: torch.dtype) -> bool:
+    """Whether a literal converts without rounding of its own or undefined behaviour."""
+    if dtype in (torch.float64, torch.bool):
+        return True
+    if dtype is torch.float32:
+        return math.isnan(value) or math.isinf(value) or _fits_float32(float(value))
+    return float(value).is_integer() and abs(value) < 2**31 and not dtype.is_floating_point
+
+
+def _fits_float32(value: float) -> bool:
+    try:
+        return bool(struct.unpack("f", struct.pack("f", value))[0] == value)
+    except OverflowError:
+        return False
+
+
+def apply(name: str, *args: Expr) -> Expr:
+    """The operation `name` on `args`.
+
+    Raises KeyError for an unknown name and ValueError when the operands' number or dtypes do not
+    fit the row in OPS.
+    """
+    row = OPS[name]
+    if len(args) != row.arity:
+        raise ValueError(f"{name} takes {row.arity} operands, got {len(args)}")
+    dtype = row.dtype(*(arg.dtype for arg in args))
+    folded = _fold(name, args)
+    return folded if folded is not None else _make(Op, dtype, name, args)
+
+
+def _is_const(arg: Expr, value: Number) -> bool:
+    return isinstance(arg, Const) and arg.value == value
+
+
+# Identities that hold for every operand, nan and -0.0 included: (op, operand position, constant).
+_NEUTRAL = (("mul", 0, 1), ("mul", 1, 1), ("div", 1, 1), ("sub", 1, 0))
+
+
+def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
+    for op, position, value in _NEUTRAL:
+        if name == op and _is_const(args[position], value):
+            return args[1 - position]
+    if name == "add" and not args[0].dtype.is_floating_point:
+        for position in (0, 1):
+            if _is_const(args[position], 0):
+                return args[1 - position]
+    if name == "where":
+        condition, yes, no = args
+        if isinstance(condition, Const):
+            return yes if condition.value else no
+        if yes is no:
+            return yes
+    return None
+
+
+def where(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    """`yes` where `condition` is true, else `no`."""
+    return apply("where", condition, yes, no)
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node under `roots`, operands before their users."""
+    seen: set[int] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children))
+
+
+class Rewriter:
+    """Rebuilds expressions bottom-up, once per node: override `leaf` and/or `at`.
+
+    at(index) gives the new index expression; leaf(node) may replace a node before its children
+    are looked at, None leaves it to the default.
+    """
+
+    def __init__(
+        self,
+        leaf: Callable[[Expr], Expr | None] = lambda node: None,
+        at: Callable[[IndexExpr], IndexExpr] | None = None,
+    ) -> None:
+        self._leaf = leaf
+        self._at = at or (lambda where: where)
+        self._done: dict[Expr, Expr] = {}
+
+    def __call__(self, node: Expr) -> Expr:
+        """`node` rebuilt."""
+        found = self._done.get(node)
+        if found is None:
+            found = self._leaf(node)
+            if found is None:
+                found = self._rebuild(node)
+            self._done[node] = found
+        return found
+
+    def _rebuild(self, node: Expr) -> Expr:
+        if isinstance(node, Op):
+            args = tuple(self(arg) for arg in node.args)
+            same = all(a is b for a, b in zip(args, node.args, strict=True))
+            return node if same else apply(node.name, *args)
+        if isinstance(node, Cast):
+            return cast(self(node.arg), node.dtype)
+        if isinstance(node, Load):
+            mask = None if node.mask is None else self(node.mask)
+            return load(node.buffer, self._at(node.index), node.dtype, mask)
+        if isinstance(node, Index):
+            return index_value(self._at(node.index), node.dtype)
+        if isinstance(node, Read):
+            return read(node.local, self._at(node.index))
+        return node

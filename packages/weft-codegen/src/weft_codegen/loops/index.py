@@ -1,0 +1,534 @@
+"""Integer index expressions: which element a load or store touches, how often a loop runs.
+
+An `IndexExpr` is a polynomial with integer coefficients over *atoms*: loop axes, size symbols,
+floor quotients, remainders, minima and integers computed at run time.  It is kept in one canonical
+form (sorted monomials, interned), so equal expressions are the same object and `is` compares them.
+Sizes may be symbolic (`s0`); every size is taken to be at least one, because an axis of length
+zero never runs.  No sympy: `shapes.py` converts from it when a graph is symbolic.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+Monomial = tuple["Atom", ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """An indivisible factor.  `key` orders atoms and names them in dumps.
+
+    Atoms are interned by their constructors (`axis`, `size`, ...): identity is equality.
+    """
+
+    key: str
+
+
+@dataclass(frozen=True, eq=False)
+class Axis(Atom):
+    """A loop variable that runs over 0 <= axis < extent."""
+
+    extent: IndexExpr
+
+
+@dataclass(frozen=True, eq=False)
+class Size(Atom):
+    """A size known when the program is called, at least one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quotient(Atom):
+    """Floor of num / den."""
+
+    num: IndexExpr
+    den: IndexExpr
+
+
+@dataclass(frozen=True, eq=False)
+class Remainder(Atom):
+    """num - den * floor(num / den)."""
+
+    num: IndexExpr
+    den: IndexExpr
+
+
+@dataclass(frozen=True, eq=False)
+class Least(Atom):
+    """The smaller of two index expressions."""
+
+    left: IndexExpr
+    right: IndexExpr
+
+
+@dataclass(frozen=True, eq=False)
+class Value(Atom):
+    """An integer that the loop computes: `expr` is an Expr of integer dtype (see expr.py).
+
+    It is known to lie in 0 <= value < extent (the lowering wraps negative indices).
+    """
+
+    expr: Any
+    extent: IndexExpr
+
+
+class IndexExpr:
+    """A canonical integer polynomial; build it with `const`, `axis`, `size` and operators."""
+
+    __slots__ = ("__weakref__", "terms")
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: IndexLike) -> IndexExpr:
+        other = index(other)
+        if not self.terms:
+            return other
+        if not other.terms:
+            return self
+        sums = dict(self.terms)
+        for monomial, coefficient in other.terms:
+            sums[monomial] = sums.get(monomial, 0) + coefficient
+        return _polynomial(sums)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: IndexLike) -> IndexExpr:
+        other = index(other)
+        products: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in other.terms:
+                monomial = _times(left, right)
+                products[monomial] = products.get(monomial, 0) + a * b
+        return _polynomial(products)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> IndexExpr:
+        return self * -1
+
+    def __sub__(self, other: IndexLike) -> IndexExpr:
+        return self + index(other) * -1
+
+    def __rsub__(self, other: IndexLike) -> IndexExpr:
+        return index(other) - self
+
+    def __floordiv__(self, other: IndexLike) -> IndexExpr:
+        return floordiv(self, index(other))
+
+    def __mod__(self, other: IndexLike) -> IndexExpr:
+        return mod(self, index(other))
+
+    @property
+    def is_const(self) -> bool:
+        """Whether this is a plain integer."""
+        return not self.terms or (len(self.terms) == 1 and not self.terms[0][0])
+
+    @property
+    def value(self) -> int:
+        """The integer this is.  Raises ValueError when it is not constant."""
+        if not self.terms:
+            return 0
+        if not self.is_const:
+            raise ValueError(f"{self} is not a constant")
+        return self.terms[0][1]
+
+    def __repr__(self) -> str:
+        return render(self)
+
+
+IndexLike = IndexExpr | int
+
+_interned: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+_constants: dict[int, IndexExpr] = {}
+
+
+def _intern(key: Any, build: Callable[[], Any]) -> Any:
+    found = _interned.get(key)
+    if found is None:
+        found = _interned[key] = build()
+    return found
+
+
+def _order(term: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:
+    return len(term[0]), tuple(atom.key for atom in term[0])
+
+
+def _polynomial(sums: dict[Monomial, int]) -> IndexExpr:
+    terms = tuple(sorted(((m, c) for m, c in sums.items() if c), key=_order))
+    found = _interned.get(terms)
+    if found is None:
+        found = IndexExpr()
+        found.terms = terms
+        _interned[terms] = found
+    return found  # type: ignore[no-any-return]
+
+
+def _times(left: Monomial, right: Monomial) -> Monomial:
+    if not left or not right:
+        return left or right
+    return tuple(sorted(left + right, key=lambda atom: atom.key))
+
+
+def _atom(atom: Atom) -> IndexExpr:
+    return _polynomial({(atom,): 1})
+
+
+def const(value: int) -> IndexExpr:
+    """The integer `value` as an index expression."""
+    found = _constants.get(value)
+    if found is None:
+        found = _constants[value] = _polynomial({(): int(value)})
+    return found
+
+
+def index(value: IndexLike) -> IndexExpr:
+    """`value` itself, or the constant it names."""
+    return value if isinstance(value, IndexExpr) else const(value)
+
+
+def axis(name: str, extent: IndexLike) -> IndexExpr:
+    """The loop axis `name` over [0, extent) as an expression; its Axis is `.terms[0][0][0]`."""
+    extent = index(extent)
+    if extent is ONE:
+        return ZERO
+    return _atom(_intern((Axis, name, extent), lambda: Axis(name, extent)))
+
+
+def as_axis(expr: IndexExpr) -> Axis:
+    """The Axis that `expr` is.  Raises TypeError when it is anything else."""
+    if len(expr.terms) == 1:
+        monomial, coefficient = expr.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis):
+            return monomial[0]
+    raise TypeError(f"{expr} is not a loop axis")
+
+
+def size(name: str) -> IndexExpr:
+    """The symbolic size `name`."""
+    return _atom(_intern((Size, name), lambda: Size(name)))
+
+
+def computed(expr: Any, extent: IndexLike) -> IndexExpr:
+    """The integer that `expr` (an Expr) evaluates to, known to lie in [0, extent)."""
+    extent = index(extent)
+    key = f"<{expr}>"
+    return _atom(_intern((Value, expr, extent), lambda: Value(key, expr, extent)))
+
+
+def least(left: IndexLike, right: IndexLike) -> IndexExpr:
+    """min(left, right), folded when the difference has a known sign."""
+    left, right = index(left), index(right)
+    if nonnegative(right - left):
+        return left
+    if nonnegative(left - right):
+        return right
+    key = f"min({left}, {right})"
+    return _atom(_intern((Least, left, right), lambda: Least(key, left, right)))
+
+
+def product(factors: Iterable[IndexLike]) -> IndexExpr:
+    """The product of `factors`; one when there are none."""
+    total = ONE
+    for factor in factors:
+        total = total * factor
+    return total
+
+
+def _divide_terms(num: IndexExpr, den: IndexExpr) -> tuple[IndexExpr, IndexExpr]:
+    """Split num = den * whole + rest, taking into `whole` each term that den divides."""
+    if len(den.terms) != 1:
+        return ZERO, num
+    (factor, scale) = den.terms[0]
+    whole: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for monomial, coefficient in num.terms:
+        left = _without(monomial, factor)
+        if left is None:
+            rest[monomial] = coefficient
+            continue
+        # For a constant divisor keep 0 <= remainder < scale, so that constants reduce too.
+        quotient, remainder = divmod(coefficient, scale)
+        if quotient:
+            whole[left] = whole.get(left, 0) + quotient
+        if remainder:
+            rest[monomial] = remainder
+    return _polynomial(whole), _polynomial(rest)
+
+
+def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+    left = list(monomial)
+    for atom in factor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def floordiv(num: IndexExpr, den: IndexExpr) -> IndexExpr:
+    """floor(num / den) for den >= 1, simplified with the ranges of the axes."""
+    if den is ONE or not num.terms:
+        return num
+    whole, rest = _divide_terms(num, den)
+    if in_range(rest, den):
+        return whole
+    if whole.terms:
+        return whole + floordiv(rest, den)
+    if den.is_const:
+        common = den.value
+        for _, coefficient in rest.terms:
+            common = gcd(common, coefficient)
+        if common > 1:
+            scaled = _polynomial({m: c // common for m, c in rest.terms})
+            return floordiv(scaled, const(den.value // common))
+    inner = _single(rest)
+    if isinstance(inner, Quotient):
+        return floordiv(inner.num, inner.den * den)
+    if isinstance(inner, Remainder):
+        outer, left = _divide_terms(inner.den, den)
+        if not left.terms:
+            return mod(floordiv(inner.num, den), outer)
+    key = f"({rest})//({den})"
+    return _atom(_intern((Quotient, rest, den), lambda: Quotient(key, rest, den)))
+
+
+def mod(num: IndexExpr, den: IndexExpr) -> IndexExpr:
+    """num modulo den for den >= 1, in [0, den), simplified with the ranges of the axes."""
+    if den is ONE:
+        return ZERO
+    _, rest = _divide_terms(num, den)
+    if in_range(rest, den):
+        return rest
+    inner = _single(rest)
+    if isinstance(inner, Remainder):
+        _, left = _divide_terms(inner.den, den)
+        if not left.terms:
+            return mod(inner.num, den)
+    key = f"({rest})%({den})"
+    return _atom(_intern((Remainder, rest, den), lambda: Remainder(key, rest, den)))
+
+
+def _single(expr: IndexExpr) -> Atom | None:
+    if len(expr.terms) == 1:
+        monomial, coefficient = expr.terms[0]
+        if coefficient == 1 and len(monomial) == 1:
+            return monomial[0]
+    return None
+
+
+def _atom_max(atom: Atom) -> IndexExpr:
+    """An upper bound of a non-negative atom, itself free of axes where possible."""
+    if isinstance(atom, Axis | Value):
+        return atom.extent - 1
+    if isinstance(atom, Remainder):
+        return atom.den - 1
+    if isinstance(atom, Quotient) and atom.den.is_const:
+        top = upper(atom.num)
+        if top is not None and top.is_const:
+            return const(top.value // atom.den.value)
+    if isinstance(atom, Quotient):
+        top = upper(atom.num)
+        if top is not None:
+            return floordiv(top, atom.den)
+    return _atom(atom)
+
+
+def _atom_nonnegative(atom: Atom) -> bool:
+    if isinstance(atom, Quotient):
+        return nonnegative(atom.num)
+    if isinstance(atom, Least):
+        return nonnegative(atom.left) and nonnegative(atom.right)
+    return True
+
+
+def upper(expr: IndexExpr) -> IndexExpr | None:
+    """The largest value `expr` can take, or None when a coefficient's sign leaves it unknown."""
+    total = ZERO
+    for monomial, coefficient in expr.terms:
+        if not monomial:
+            total = total + coefficient
+            continue
+        if not all(_atom_nonnegative(atom) for atom in monomial):
+            return None
+        if coefficient > 0:
+            total = total + coefficient * product(_atom_max(atom) for atom in monomial)
+        elif all(isinstance(atom, Size) for atom in monomial):
+            total = total + coefficient * _polynomial({monomial: 1})
+    return total
+
+
+def nonnegative(expr: IndexExpr) -> bool:
+    """Whether `expr` >= 0 is certain (sizes are at least one, axes at least zero)."""
+    low = 0
+    for monomial, coefficient in expr.terms:
+        if not all(_atom_nonnegative(atom) for atom in monomial):
+            return False
+        if coefficient < 0:
+            if monomial:
+                top = upper(_polynomial({monomial: 1}))
+                if top is None or not top.is_const:
+                    return False
+                low += coefficient * top.value
+            else:
+                low += coefficient
+        elif all(isinstance(atom, Size) for atom in monomial):
+            low += coefficient
+    return low >= 0
+
+
+def in_range(expr: IndexExpr, bound: IndexExpr) -> bool:
+    """Whether 0 <= expr < bound is certain."""
+    if not nonnegative(expr):
+        return False
+    top = upper(expr)
+    return top is not None and nonnegative(bound - 1 - top)
+
+
+def atoms(expr: IndexExpr) -> Iterator[Atom]:
+    """Every atom in `expr`, those inside quotients, remainders and minima included."""
+    for monomial, _ in expr.terms:
+        for atom in monomial:
+            yield atom
+            for part in parts(atom):
+                yield from atoms(part)
+
+
+def parts(atom: Atom) -> tuple[IndexExpr, ...]:
+    """The index expressions an atom is made of (not an axis's extent)."""
+    if isinstance(atom, Quotient | Remainder):
+        return atom.num, atom.den
+    if isinstance(atom, Least):
+        return atom.left, atom.right
+    return ()
+
+
+_REBUILD: dict[type[Atom], Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
+    Quotient: floordiv,
+    Remainder: mod,
+    Least: least,
+}
+
+
+def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> IndexExpr:
+    """`expr` with each leaf atom (Axis, Size, Value) replaced where `replace` gives something."""
+    total = ZERO
+    changed = False
+    for monomial, coefficient in expr.terms:
+        term: IndexExpr = const(coefficient)
+        for atom in monomial:
+            new = _substitute_atom(atom, replace)
+            changed = changed or new is not None
+            term = term * (_atom(atom) if new is None else new)
+        total = total + term
+    return total if changed else expr
+
+
+def _substitute_atom(atom: Atom, replace: Callable[[Atom], IndexExpr | None]) -> IndexExpr | None:
+    pieces = parts(atom)
+    if not pieces:
+        return replace(atom)
+    new = [substitute(piece, replace) for piece in pieces]
+    if all(a is b for a, b in zip(new, pieces, strict=True)):
+        return None
+    return _REBUILD[type(atom)](new[0], new[1])
+
+
+def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
+    """The stride of `expr` along `loop`: zero when absent, None when not linear in it."""
+    total = ZERO
+    for monomial, scale in expr.terms:
+        if loop in monomial:
+            rest = list(monomial)
+            rest.remove(loop)
+            if loop in rest:
+                return None
+            total = total + _polynomial({tuple(rest): scale})
+            monomial = tuple(rest)
+        for atom in monomial:
+            if any(inner is loop for piece in parts(atom) for inner in atoms(piece)):
+                return None
+            if isinstance(atom, Value) and loop in atom.expr.axes:
+                return None
+    return total
+
+
+def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
+    """The value of `expr`, where `leaf` gives that of each Axis, Size or Value (int or array)."""
+    total: Any = 0
+    for monomial, scale in expr.terms:
+        term: Any = scale
+        for atom in monomial:
+            term = term * _evaluate_atom(atom, leaf)
+        total = total + term
+    return total
+
+
+def _evaluate_atom(atom: Atom, leaf: Callable[[Atom], Any]) -> Any:
+    pieces = parts(atom)
+    if not pieces:
+        return leaf(atom)
+    left, right = (evaluate(piece, leaf) for piece in pieces)
+    if isinstance(atom, Quotient):
+        return left // right
+    if isinstance(atom, Remainder):
+        return left % right
+    return left - (left - right) * (left > right)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How `render` writes each kind of atom; `leaf` names axes, sizes and computed values."""
+
+    quotient: str = "({0} // {1})"
+    remainder: str = "({0} % {1})"
+    least: str = "min({0}, {1})"
+
+
+PYTHON = Style()
+
+
+def render(
+    expr: IndexExpr,
+    leaf: Callable[[Atom], str] = lambda atom: atom.key,
+    style: Style | Mapping[type[Atom], Callable[[Atom, str, str], str]] = PYTHON,
+) -> str:
+    """Text of `expr` with infix + and *.
+
+    `style` gives the formats for quotients, remainders and minima, or a table of functions
+    (atom, left text, right text) -> text when a target needs to look at the operands' signs.
+    """
+    if not expr.terms:
+        return "0"
+    pieces: list[str] = []
+    # The constant term sorts first canonically but reads better last.
+    for monomial, scale in sorted(expr.terms, key=lambda term: not term[0]):
+        factors = [_render_atom(atom, leaf, style) for atom in monomial]
+        if abs(scale) != 1 or not factors:
+            factors.append(str(abs(scale)))
+        sign = "-" if scale < 0 else "+"
+        pieces.append(f" {sign} " if pieces else ("-" if scale < 0 else ""))
+        pieces.append("*".join(factors))
+    return "".join(pieces)
+
+
+def _render_atom(atom: Atom, leaf: Callable[[Atom], str], style: Any) -> str:
+    pieces = parts(atom)
+    if not pieces:
+        return leaf(atom)
+    left, right = (render(piece, leaf, style) for piece in pieces)
+    if not isinstance(style, Style):
+        return str(style[type(atom)](atom, left, right))
+    text = {Quotient: style.quotient, Remainder: style.remainder, Least: style.least}
+    if isinstance(atom, Least):
+        return text[Least].format(left, right)
+    return text[type(atom)].format(_enclosed(pieces[0], left), _enclosed(pieces[1], right))
+
+
+def _enclosed(piece: IndexExpr, text: str) -> str:
+    simple = piece.is_const or _single(piece) is not None
+    return text if simple else f"({text})"
+
+
+ZERO = const(0)
+ONE = const(1)

@@ -1,0 +1,1 @@
+"""aten graphs to loop nodes: one row an operator (see table.py)."""

@@ -1,0 +1,224 @@
+"""Readable text of expressions, kernels and programs: the `schedule` artifact and kernel keys.
+
+A kernel's text names only its formal parameters, so it is also its identity: two kernels with the
+same text are the same kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Op, Read, walk
+from weft_codegen.loops.index import Atom, IndexExpr, Value, render
+from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.program import (
+    Alias,
+    Buffer,
+    Extern,
+    Kernel,
+    Launch,
+    Loop,
+    Output,
+    Program,
+    Reduce,
+    Ref,
+    Set,
+    Step,
+    Stmt,
+    Store,
+    stmt_exprs,
+)
+
+_SHORT = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+}
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """The short name of a dtype (f32, i64, b8, ...)."""
+    return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def index_text(where: IndexExpr) -> str:
+    """`where` as Python text, with computed integers in braces."""
+    return render(where, _leaf)
+
+
+def _leaf(atom: Atom) -> str:
+    return f"{{{expr_text(atom.expr)}}}" if isinstance(atom, Value) else atom.key
+
+
+def _const_text(node: Const) -> str:
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        return {math.inf: "inf", -math.inf: "-inf"}.get(node.value, "nan")
+    return repr(node.value)
+
+
+def expr_text(root: Expr, names: dict[Expr, str] | None = None) -> str:
+    """One-line text of an expression; nodes in `names` print as their name."""
+    names = names or {}
+
+    def text(node: Expr) -> str:
+        if node in names:
+            return names[node]
+        return node_text(node, text)
+
+    return text(root)
+
+
+def node_text(node: Expr, text: Any) -> str:
+    """Text of one node, its operands printed by `text`."""
+    if isinstance(node, Const):
+        return _const_text(node)
+    if isinstance(node, Index):
+        return f"({index_text(node.index)})"
+    if isinstance(node, Load):
+        mask = "" if node.mask is None else f" if {text(node.mask)}"
+        return f"{node.buffer}[{index_text(node.index)}{mask}]"
+    if isinstance(node, Read):
+        scalar = node.local.extent.is_const and node.local.extent.value == 1
+        return node.local.name if scalar else f"{node.local.name}[{index_text(node.index)}]"
+    if isinstance(node, Cast):
+        return f"{dtype_text(node.dtype)}({text(node.arg)})"
+    assert isinstance(node, Op)
+    args = [text(arg) for arg in node.args]
+    template = OPS[node.name].c
+    if "_{t}" in template:
+        return f"{node.name}({', '.join(args)})"
+    return template.format(*args)
+
+
+def shared(exprs: tuple[Expr, ...]) -> dict[Expr, int]:
+    """How often each node under `exprs` is used (by another node or as a root)."""
+    uses: dict[Expr, int] = {}
+    for node in walk(*exprs):
+        for child in node.children:
+            uses[child] = uses.get(child, 0) + 1
+    for root in exprs:
+        uses[root] = uses.get(root, 0) + 1
+    return uses
+
+
+class _BodyPrinter:
+    """Prints the statements of one body; a value used twice is printed once, as `vN = ...`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def body(self, body: tuple[Stmt, ...], indent: str) -> Iterator[str]:
+        exprs = tuple(expr for stmt in body for expr in stmt_exprs(stmt))
+        uses = shared(exprs)
+        names: dict[Expr, str] = {}
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                limit = "" if stmt.limit is None else f" while < {index_text(stmt.limit)}"
+                kind = " parallel" if stmt.kind == "parallel" else ""
+                extent = index_text(stmt.axis.extent)
+                yield f"{indent}for {stmt.axis.key} in 0..{extent}{limit}{kind}:"
+                yield from self.body(stmt.body, indent + "    ")
+                continue
+            for root in stmt_exprs(stmt):
+                yield from self._define(root, uses, names, indent)
+            yield indent + self._stmt(stmt, names)
+
+    def _define(
+        self, root: Expr, uses: dict[Expr, int], names: dict[Expr, str], indent: str
+    ) -> Iterator[str]:
+        for node in walk(root):
+            if uses.get(node, 0) > 1 and node not in names and not isinstance(node, Const | Read):
+                text = expr_text(node, names)
+                names[node] = f"v{self._count}"
+                self._count += 1
+                yield f"{indent}{names[node]} = {text}"
+
+    def _stmt(self, stmt: Stmt, names: dict[Expr, str]) -> str:
+        if isinstance(stmt, Store):
+            sign = "=" if stmt.mode == "set" else "+="
+            return f"{stmt.buffer}[{index_text(stmt.index)}] {sign} {expr_text(stmt.value, names)}"
+        if isinstance(stmt, Reduce):
+            targets = ", ".join(_target(local, stmt.index) for local in stmt.targets)
+            values = ", ".join(expr_text(value, names) for value in stmt.values)
+            return f"{targets} {stmt.op}= {values}"
+        assert isinstance(stmt, Set)
+        return f"{_target(stmt.local, stmt.index)} = {expr_text(stmt.value, names)}"
+
+
+def _target(local: Any, where: IndexExpr) -> str:
+    scalar = local.extent.is_const and local.extent.value == 1
+    return local.name if scalar else f"{local.name}[{index_text(where)}]"
+
+
+def body_text(body: tuple[Stmt, ...], indent: str = "    ") -> str:
+    """Text of a body, one statement a line."""
+    return "\n".join(_BodyPrinter().body(body, indent))
+
+
+def signature_text(kernel: Kernel) -> str:
+    """A kernel's parameters and locals on one line."""
+    params = [f"{p.name}: {dtype_text(p.dtype)}{'*' if p.written else ''}" for p in kernel.params]
+    local = [f"{t.name}: {dtype_text(t.dtype)}[{index_text(t.extent)}]" for t in kernel.locals]
+    return f"({', '.join([*params, *kernel.sizes])}) locals ({', '.join(local)})"
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """A kernel as a loop nest."""
+    return f"kernel {kernel.name}{signature_text(kernel)}\n{body_text(kernel.body)}"
+
+
+def buffer_text(buffer: Buffer) -> str:
+    """A buffer's dtype, shape and strides."""
+    shape = ", ".join(map(index_text, buffer.shape))
+    strides = ", ".join(map(index_text, buffer.strides))
+    return f"{buffer.name}: {dtype_text(buffer.dtype)}[{shape}] strides ({strides})"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, IndexExpr):
+        return index_text(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value_text, value))}]"
+    return repr(value)
+
+
+def step_text(step: Step) -> str:
+    """One step of a program on one line (its origins after a `#`)."""
+    if isinstance(step, Alias):
+        return f"{step.name} = view of {step.base} + {index_text(step.offset)}"
+    origins = f"  # {'; '.join(step.origins)}" if step.origins else ""
+    if isinstance(step, Launch):
+        args = [*step.buffers, *map(index_text, step.sizes)]
+        return f"{step.kernel}({', '.join(args)}){origins}"
+    assert isinstance(step, Extern)
+    args = [_value_text(a) for a in step.args]
+    args += [f"{name}={_value_text(value)}" for name, value in step.kwargs]
+    results = ", ".join(name or "_" for name in step.results)
+    return f"{results} = {step.op}({', '.join(args)}){origins}"
+
+
+def _output_text(output: Output) -> str:
+    return "None" if output is None else _value_text(output)
+
+
+def program_text(program: Program) -> str:
+    """The whole program: buffers, kernels once each, then the steps."""
+    lines = [f"program({', '.join(item.name for item in program.inputs)})"]
+    lines += [f"  {buffer_text(buffer)}" for buffer in program.buffers.values()]
+    lines += [kernel_text(kernel) for kernel in program.kernels.values()]
+    lines += [f"  {step_text(step)}" for step in program.steps]
+    lines.append(f"  return {', '.join(map(_output_text, program.outputs))}")
+    return "\n".join(lines)

@@ -1,0 +1,303 @@
+"""The loop program: what a graph becomes between lowering and a target language.
+
+    Program = (sizes, inputs, constants, buffers, kernels, steps, outputs, mutations)
+    input   = Input(name, kind)                    kind: tensor (a buffer) or size (an int symbol)
+    Buffer  = (name, dtype, shape, strides)        sizes and strides are IndexExpr, in elements
+    step    = Launch(kernel, buffers, sizes)       run a kernel on these buffers
+            | Extern(op, args, kwargs, results)    call a torch operator through the dispatcher
+            | Alias(name, base, offset)            `name` shares the storage of `base`; no copy
+    output  = Ref(buffer) | IndexExpr | None       (a size, or nothing)
+
+    Kernel  = (name, params, sizes, locals, body, origins)   formal parameters: no buffer names
+    Param   = (name, dtype, written)
+    stmt    = Loop(axis, body, kind, limit)        for axis in 0 .. min(axis.extent, limit)
+            | Set(local, index, value)             local[index] = value
+            | Reduce(op, targets, index, values)   local[index] = op(local[index], value)
+            | Store(buffer, index, value, mode)    buffer[index] = value, or += for mode "add"
+
+A body is a tuple of statements run in order, so a kernel is a textbook loop nest: softmax is
+
+    for i0 in 0..4096 parallel:
+        t0 = lowest
+        for i1 in 0..512:  t0 max= a0[i0*512 + i1]
+        t1 = 0
+        for i1 in 0..512:  t2[i1] = exp(a0[i0*512 + i1] - t0);  t1 sum= t2[i1]
+        for i1 in 0..512:  a1[i0*512 + i1] = t2[i1] / t1
+
+and a column sum keeps a row of accumulators, so that the innermost loop stays contiguous:
+
+    for i0 in 0..8 parallel:                            # blocks of 64 columns
+        for i2 in 0..64:                   t0[i2] = 0
+        for i1 in 0..4096:
+            for i2 in 0..64:               t0[i2] sum= a0[i1*512 + i0*64 + i2]
+        for i2 in 0..64:                   a1[i0*64 + i2] = t0[i2]
+
+Rules (verify.py checks them):
+  * An axis is bound by exactly one enclosing Loop wherever it is used; sibling loops may share it.
+  * A local belongs to one iteration of the innermost `parallel` loops around its statements
+    (every thread has its own); it is Set before it is read or reduced into.
+  * Iterations of a `parallel` loop are independent; a kernel's outermost loops may be parallel,
+    never a loop inside a serial one.
+  * Inside one body a buffer that a statement stores to is not loaded by that or a later statement
+    of the same body, except at the very element (the same index expression) before the store:
+    loads of a body may all be done first.
+  * Two different buffers of a Launch do not overlap, except that the memory plan may put an
+    output on an input which the kernel reads only at the element it stores (`in_place`).
+
+Equal kernels are one object in `Program.kernels` (names of buffers and sizes are abstracted), so
+repeated layers are emitted, compiled and cached once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.expr import Expr, Load, Local, walk
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory with a strided layout.  For a Buffer made by the program strides are dense."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[IndexExpr, ...]
+    strides: tuple[IndexExpr, ...]
+    device: torch.device = CPU
+
+    @property
+    def storage(self) -> IndexExpr:
+        """Number of elements from the first to past the last one."""
+        last = ZERO
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            if extent is ZERO:
+                return ZERO
+            last = last + (extent - 1) * stride
+        return last + 1
+
+    @property
+    def numel(self) -> IndexExpr:
+        """Number of elements."""
+        return product(self.shape)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One positional argument of the program.
+
+    kind "tensor": the buffer `name` (its sizes bind the size symbols that its shape names).
+    kind "size": a Python int; `name` is a size symbol when `symbol` is set, else it is unused.
+    kind "unused": anything; the program ignores it.
+    """
+
+    name: str
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class Param:
+    """A formal buffer of a kernel."""
+
+    name: str
+    dtype: torch.dtype
+    written: bool
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`for axis in 0 .. min(axis.extent, limit)`; kind is "parallel" or "serial".
+
+    "serial" fixes the order only where a Reduce or a local carries a value from one iteration to
+    the next; an emitter may vectorise any innermost loop.
+    """
+
+    axis: Axis
+    body: tuple[Stmt, ...]
+    kind: str = "serial"
+    limit: IndexExpr | None = None
+
+
+@dataclass(frozen=True)
+class Set:
+    """local[index] = value"""
+
+    local: Local
+    index: IndexExpr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """targets[k][index] = op(targets[k][index], values[k]); `op` is a row of ops.REDUCTIONS.
+
+    argmax and argmin have two targets and values: (value, index).
+    """
+
+    op: str
+    targets: tuple[Local, ...]
+    index: IndexExpr
+    values: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Store:
+    """buffer[index] = value (mode "set") or += value (mode "add", atomic if iterations collide)."""
+
+    buffer: str
+    index: IndexExpr
+    value: Expr
+    mode: str = "set"
+
+
+Stmt = Loop | Set | Reduce | Store
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A loop nest over formal parameters.
+
+    `params` are in order of first use, `sizes` are the formal size symbols its index expressions
+    name, `locals` every local it uses.  `in_place` lists (written, read) parameter names that may
+    share memory because each element is read only just before it is stored.
+    `key` is the printed nest: equal keys are equal kernels.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    sizes: tuple[str, ...]
+    locals: tuple[Local, ...]
+    body: tuple[Stmt, ...]
+    in_place: tuple[tuple[str, str], ...] = ()
+    key: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Runs `kernel` (a name in Program.kernels) with actual buffers and sizes for its formals.
+
+    `origins` says where it comes from: one "op at file:line" text for each fx node it computes.
+    """
+
+    kernel: str
+    buffers: tuple[str, ...]
+    sizes: tuple[IndexExpr, ...] = ()
+    origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A buffer as an argument of an Extern or as an output."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Extern:
+    """results = op(*args, **kwargs) through the dispatcher.
+
+    Arguments are Ref, IndexExpr (a symbolic int), constants, and lists of these.  `results` names
+    the buffer each returned tensor becomes, in order (None: the result is dropped, or is not a
+    tensor); they are freshly allocated unless the operator mutates an argument, which `mutates`
+    names.  A result that is no Buffer of the program is not used.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    results: tuple[str | None, ...]
+    mutates: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Alias:
+    """The buffer `name` is a view of `base`'s storage that begins `offset` elements after it."""
+
+    name: str
+    base: str
+    offset: IndexExpr = ZERO
+
+
+Step = Launch | Extern | Alias
+Output = Ref | IndexExpr | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole graph.  `buffers` holds every buffer: inputs, constants, results, aliases.
+
+    `sizes` are the size symbols in use, each bound by a size Input or by a tensor input's shape.
+    `mutations` names the inputs whose memory the steps write.
+    """
+
+    sizes: tuple[str, ...]
+    inputs: tuple[Input, ...]
+    constants: dict[str, torch.Tensor]
+    buffers: dict[str, Buffer]
+    kernels: dict[str, Kernel]
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    mutations: tuple[str, ...] = ()
+
+
+def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement in `body` and below, in program order."""
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, Loop):
+            yield from statements(stmt.body)
+
+
+def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions a statement evaluates (none for a Loop)."""
+    if isinstance(stmt, Reduce):
+        return stmt.values
+    return () if isinstance(stmt, Loop) else (stmt.value,)
+
+
+def refs(value: Any) -> Iterator[str]:
+    """The buffer names in an Extern's argument."""
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from refs(item)
+
+
+def step_reads(step: Step, kernels: dict[str, Kernel]) -> tuple[str, ...]:
+    """The buffers a step reads, those it updates in place included."""
+    if isinstance(step, Alias):
+        return (step.base,)
+    if isinstance(step, Extern):
+        return tuple(refs([step.args, [value for _, value in step.kwargs]]))
+    kernel = kernels[step.kernel]
+    loaded = kernel_loads(kernel)
+    pairs = zip(kernel.params, step.buffers, strict=True)
+    return tuple(name for param, name in pairs if param.name in loaded)
+
+
+def step_writes(step: Step, kernels: dict[str, Kernel]) -> tuple[str, ...]:
+    """The buffers a step writes or makes."""
+    if isinstance(step, Alias):
+        return (step.name,)
+    if isinstance(step, Extern):
+        return tuple(name for name in step.results if name is not None) + step.mutates
+    pairs = zip(kernels[step.kernel].params, step.buffers, strict=True)
+    return tuple(name for param, name in pairs if param.written)
+
+
+def kernel_loads(kernel: Kernel) -> frozenset[str]:
+    """The parameters a kernel loads from (or adds to)."""
+    found: set[str] = set()
+    for stmt in statements(kernel.body):
+        found.update(n.buffer for n in walk(*stmt_exprs(stmt)) if isinstance(n, Load))
+        if isinstance(stmt, Store) and stmt.mode != "set":
+            found.add(stmt.buffer)
+    return frozenset(found)

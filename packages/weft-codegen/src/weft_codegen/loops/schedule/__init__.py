@@ -1,0 +1,1 @@
+"""Loop nodes to kernels: what is fused, in which loop order (see fuse.py)."""
