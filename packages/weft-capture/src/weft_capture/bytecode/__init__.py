@@ -91,3 +91,8 @@ are the non-NULL stack values, bottom first, then `locals`; its freevars are the
 variables that the rest of the frame uses. `stack[i]` is False where a NULL lies. Handlers and
 lines are kept, so breaks inside for, with and try need nothing more.
 """
+
+from .decode import decode
+from .instr import NULL_BELOW, Decoded, Handler, Instr, call_pair
+
+__all__ = ["NULL_BELOW", "Decoded", "Handler", "Instr", "call_pair", "decode"]

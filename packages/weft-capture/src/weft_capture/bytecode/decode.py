@@ -1,0 +1,308 @@
+"""Code object -> `Decoded`: three passes over the raw bytes.
+
+`_raw` unpacks code units, `_Normal` rewrites each raw instruction to the vocabulary (one method
+or one table row per opcode that differs between versions), and `_build` resolves jump targets
+and exception handlers to indices. Results are cached for the life of the code object.
+"""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+from .instr import (
+    NO_POSITION,
+    NULL_BELOW,
+    PY312,
+    PY313,
+    Decoded,
+    Handler,
+    Instr,
+    Positions,
+    localsplus_names,
+)
+
+_EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+_COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
+_INTRINSICS = {2: "IMPORT_STAR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
+_FUNCTION_ATTRIBUTES = "SET_FUNCTION_ATTRIBUTE"
+
+
+def _cache_entries() -> dict[int, int]:
+    """Number of inline cache units by opcode."""
+    table = opcode._inline_cache_entries  # type: ignore[attr-defined]
+    if isinstance(table, dict):
+        return {dis.opmap[name]: n for name, n in table.items() if name in dis.opmap}
+    return dict(enumerate(table))
+
+
+_CACHES = _cache_entries()
+_KIND: dict[int, str] = {}
+for _group, _kind in (
+    (dis.hasconst, "const"),
+    (dis.hasname, "name"),
+    (dis.haslocal, "local"),
+    (dis.hasfree, "local"),
+    (dis.hasjrel, "jump"),
+    (dis.hasjabs, "jump"),
+):
+    _KIND.update(dict.fromkeys(_group, _kind))
+_BACKWARD = frozenset(op for name, op in dis.opmap.items() if "BACKWARD" in name)
+
+_cache: dict[int, tuple[weakref.ref[CodeType], Decoded]] = {}
+
+
+def decode(code: CodeType) -> Decoded:
+    """Decode `code`; a second call for the same living object returns the same `Decoded`."""
+    key = id(code)
+    hit = _cache.get(key)
+    if hit is not None and hit[0]() is code:
+        return hit[1]
+    ref = weakref.ref(code, lambda dead: _forget(key, dead))
+    decoded = _build(code, ref)
+    _cache[key] = (ref, decoded)
+    return decoded
+
+
+def _forget(key: int, dead: weakref.ref[CodeType]) -> None:
+    hit = _cache.get(key)
+    if hit is not None and hit[0] is dead:
+        del _cache[key]
+
+
+def _raw(code: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (start offset, offset behind the caches, opcode, full argument)."""
+    extended = 0
+    start = None
+    at, end = 0, len(code)
+    while at < end:
+        op, arg = code[at], code[at + 1] | extended
+        if start is None:
+            start = at
+        at += 2
+        if op == _EXTENDED_ARG:
+            extended = arg << 8
+            continue
+        at += 2 * _CACHES.get(op, 0)
+        yield start, at, op, arg
+        extended, start = 0, None
+
+
+class _Normal:
+    """Collects vocabulary rows `[opname, arg, argval, offset, target offset, positions]`."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.consts = code.co_consts
+        self.names = code.co_names
+        self.cells = frozenset(code.co_cellvars + code.co_freevars)
+        self.slots = localsplus_names(code.co_varnames, code.co_cellvars, code.co_freevars)
+        self.rows: list[list[Any]] = []
+        self.index_of: dict[int, int] = {}
+        self.kwnames: tuple[str, ...] = ()
+        self.offset = 0
+        self.positions: Positions = NO_POSITION
+
+    def emit(self, opname: str, arg: int = 0, argval: Any = None, target: int | None = None) -> None:
+        self.rows.append([opname, arg, argval, self.offset, target, self.positions])
+
+    def run(self, code: CodeType) -> None:
+        """Rewrite every raw instruction of `code`."""
+        positions = list(code.co_positions())
+        for start, end, op, arg in _raw(code.co_code):
+            self.index_of[start] = len(self.rows)
+            self.offset = start
+            # The EXTENDED_ARG prefix and the opcode share one position entry.
+            self.positions = positions[start >> 1]
+            name = dis.opname[op]
+            special = _SPECIAL.get(name)
+            if special is not None:
+                special(self, arg)
+                continue
+            kind = _KIND.get(op)
+            if kind == "jump":
+                self.jump(name, op, arg, end)
+            else:
+                self.emit(name, arg, self.value(kind, arg))
+
+    def value(self, kind: str | None, arg: int) -> Any:
+        if kind == "local":
+            return self.slots[arg]
+        if kind == "name":
+            return self.names[arg]
+        return self.consts[arg] if kind == "const" else arg
+
+    def jump(self, name: str, op: int, arg: int, end: int) -> None:
+        target = end + (-2 if op in _BACKWARD else 2) * arg
+        if name.endswith("_OR_POP"):  # 3.11
+            self.emit("COPY", 1, 1)
+            self.emit("POP_" + name.removesuffix("_OR_POP"), 0, None, target)
+            self.emit("POP_TOP")
+        elif name.startswith("JUMP_"):
+            self.emit("JUMP", int(name.endswith("NO_INTERRUPT")), None, target)
+        elif name == "FOR_ITER":
+            # 3.12 goes on behind END_FOR, 3.13 behind END_FOR and POP_TOP.
+            skip = 4 if PY313 else 2 if PY312 else 0
+            self.emit(name, 0, None, target + skip)
+        else:
+            name = name.replace("JUMP_FORWARD_", "JUMP_").replace("JUMP_BACKWARD_", "JUMP_")
+            self.emit(name, 0, None, target)
+
+    def call(self, arg: int) -> None:
+        self.emit("CALL", arg, self.kwnames)
+        self.kwnames = ()
+
+    def kw_names(self, arg: int) -> None:  # 3.11 and 3.12
+        self.kwnames = self.consts[arg]
+
+    def call_kw(self, arg: int) -> None:  # 3.13
+        names = self.rows.pop()[2]
+        self.emit("CALL", arg, names)
+
+    def load_global(self, arg: int) -> None:
+        null = arg & 1
+        if null and NULL_BELOW:
+            self.emit("PUSH_NULL")
+        self.emit("LOAD_GLOBAL", 0, self.names[arg >> 1])
+        if null and not NULL_BELOW:
+            self.emit("PUSH_NULL")
+
+    def load_attr(self, arg: int) -> None:  # 3.12 merged LOAD_METHOD into it
+        if PY312:
+            self.emit("LOAD_METHOD" if arg & 1 else "LOAD_ATTR", 0, self.names[arg >> 1])
+        else:
+            self.emit("LOAD_ATTR", 0, self.names[arg])
+
+    def load_super_attr(self, arg: int) -> None:
+        # Bit 1 (two-argument form) changes only what an error message says, but is kept in arg.
+        self.emit("LOAD_SUPER_ATTR", arg & 3, (self.names[arg >> 2], bool(arg & 1)))
+
+    def load_fast(self, arg: int, checked: int) -> None:
+        name = self.slots[arg]
+        if name in self.cells:  # 3.13 loads cells for closures with LOAD_FAST
+            self.emit("LOAD_CLOSURE", 0, name)
+        else:
+            self.emit("LOAD_FAST", checked, name)
+
+    def pair(self, first: str, second: str, arg: int) -> None:  # 3.13 superinstructions
+        for name, slot in ((first, arg >> 4), (second, arg & 15)):
+            if name == "LOAD_FAST":
+                self.load_fast(slot, 0)
+            else:
+                self.emit(name, 0, self.slots[slot])
+
+    def return_const(self, arg: int) -> None:
+        self.emit("LOAD_CONST", 0, self.consts[arg])
+        self.emit("RETURN_VALUE")
+
+    def slice_op(self, last: str) -> None:
+        self.emit("BUILD_SLICE", 2, 2)
+        self.emit(last)
+
+    def intrinsic(self, arg: int) -> None:
+        name = _INTRINSICS.get(arg)
+        self.emit(name or "CALL_INTRINSIC_1", 0 if name else arg, None if name else arg)
+
+    def function_attribute(self, arg: int) -> None:  # 3.13: fold back into MAKE_FUNCTION's flags
+        row = self.rows[-1]
+        if row[0] != "MAKE_FUNCTION":
+            raise ValueError("SET_FUNCTION_ATTRIBUTE does not follow MAKE_FUNCTION")
+        row[1] |= arg
+        row[2] = row[1]
+
+    def skip(self, arg: int) -> None:
+        """Nothing: the instruction carries no meaning of its own in the vocabulary."""
+
+
+def _op_symbol(arg: int) -> str:
+    return opcode._nb_ops[arg][1]  # type: ignore[attr-defined,no-any-return]
+
+
+_Rule = Callable[[_Normal, int], None]
+_SPECIAL: dict[str, _Rule] = {
+    "CACHE": _Normal.skip,
+    "PRECALL": _Normal.skip,
+    "TO_BOOL": _Normal.skip,
+    "CALL": _Normal.call,
+    "KW_NAMES": _Normal.kw_names,
+    "CALL_KW": _Normal.call_kw,
+    "CALL_FUNCTION_EX": lambda n, a: n.emit("CALL_FUNCTION_EX", a & 1, a & 1),
+    "LOAD_GLOBAL": _Normal.load_global,
+    "LOAD_ATTR": _Normal.load_attr,
+    "LOAD_SUPER_ATTR": _Normal.load_super_attr,
+    "LOAD_FAST": lambda n, a: n.load_fast(a, 0 if PY312 else 1),
+    "LOAD_FAST_CHECK": lambda n, a: n.load_fast(a, 1),
+    "LOAD_FAST_LOAD_FAST": lambda n, a: n.pair("LOAD_FAST", "LOAD_FAST", a),
+    "STORE_FAST_LOAD_FAST": lambda n, a: n.pair("STORE_FAST", "LOAD_FAST", a),
+    "STORE_FAST_STORE_FAST": lambda n, a: n.pair("STORE_FAST", "STORE_FAST", a),
+    "RETURN_CONST": _Normal.return_const,
+    "COMPARE_OP": lambda n, a: n.emit("COMPARE_OP", 0, dis.cmp_op[a >> _COMPARE_SHIFT]),
+    "CONTAINS_OP": lambda n, a: n.emit("CONTAINS_OP", a, bool(a)),
+    "IS_OP": lambda n, a: n.emit("IS_OP", a, bool(a)),
+    "BINARY_OP": lambda n, a: n.emit("BINARY_OP", a, _op_symbol(a)),
+    "BINARY_SLICE": lambda n, a: n.slice_op("BINARY_SUBSCR"),
+    "STORE_SLICE": lambda n, a: n.slice_op("STORE_SUBSCR"),
+    "CALL_INTRINSIC_1": _Normal.intrinsic,
+    _FUNCTION_ATTRIBUTES: _Normal.function_attribute,
+    "FORMAT_SIMPLE": lambda n, a: n.emit("FORMAT_VALUE", 0, 0),
+    "FORMAT_WITH_SPEC": lambda n, a: n.emit("FORMAT_VALUE", 4, 4),
+}
+
+
+def parse_exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]:
+    """Entries (start offset, end offset, target offset, depth, lasti) of co_exceptiontable."""
+    entries = []
+    stream = iter(table)
+
+    def varint(byte: int) -> int:
+        value = byte & 63
+        while byte & 64:
+            byte = next(stream)
+            value = value << 6 | byte & 63
+        return value
+
+    for first in stream:
+        start = varint(first) * 2
+        size, target, depth_lasti = (varint(next(stream)) for _ in range(3))
+        entries.append((start, start + size * 2, target * 2, depth_lasti >> 1, bool(depth_lasti & 1)))
+    return entries
+
+
+def _handlers(code: CodeType, rows: list[list[Any]], index_of: dict[int, int]) -> list[Handler | None]:
+    """The innermost handler of each row (the compiler's table has no overlapping ranges)."""
+    result: list[Handler | None] = [None] * len(rows)
+    for start, end, target, depth, lasti in parse_exception_table(code.co_exceptiontable):
+        handler = Handler(index_of[target], depth, lasti)
+        at = index_of[start]
+        while at < len(rows) and rows[at][3] < end:
+            result[at] = handler
+            at += 1
+    return result
+
+
+def _build(code: CodeType, ref: weakref.ref[CodeType]) -> Decoded:
+    normal = _Normal(code)
+    normal.run(code)
+    rows, index_of = normal.rows, normal.index_of
+    handlers = _handlers(code, rows, index_of) if code.co_exceptiontable else [None] * len(rows)
+    instrs = tuple(
+        Instr(name, arg, value, offset, None if to is None else index_of[to], pos, handler)
+        for (name, arg, value, offset, to, pos), handler in zip(rows, handlers, strict=True)
+    )
+    return Decoded(
+        instrs=instrs,
+        name=code.co_name,
+        qualname=code.co_qualname,
+        filename=code.co_filename,
+        firstlineno=code.co_firstlineno,
+        flags=code.co_flags,
+        varnames=code.co_varnames,
+        cellvars=code.co_cellvars,
+        freevars=code.co_freevars,
+        argcount=code.co_argcount,
+        kwonly=code.co_kwonlyargcount,
+        code_ref=ref,
+    )
