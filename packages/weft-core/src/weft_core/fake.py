@@ -1,0 +1,309 @@
+"""Fake tensors without torch's own compiler: the one file that knows how torch builds its fake mode.
+
+`FakeTensorMode` propagates shapes and dtypes without data. Constructing it, converting a real tensor
+with it, or running almost any reference implementation imports `torch._dynamo` for a setting or a
+marker (0.9 s, and weft is not allowed to lean on it). Here is a mode that reads those settings from a stand-in, a converter that needs no source
+objects of Dynamo's, and a `ShapeEnv` whose bookkeeping stays away from it too.
+What differs between torch versions about fake tensors belongs in this file and nowhere else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._guards import Source
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = [
+    "NamedSource",
+    "defer_disable",
+    "detect_mode",
+    "fake_mode",
+    "make_shape_env",
+    "new_symint",
+    "to_fake",
+]
+
+_DYNAMO = "torch._dynamo"
+
+
+class _FakeTensorSettings:
+    """The settings `FakeTensorMode` reads from Dynamo's config, at their defaults."""
+
+    fake_tensor_cache_enabled = True
+    fake_tensor_cache_crosscheck_enabled = False
+    _custom_ops_profile = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(f"{_DYNAMO}.config"), name)
+
+
+class _DynamoStandIn:
+    """What `torch._dynamo` resolves to until somebody really imports it.
+
+    torch resolves that attribute lazily by importing the package; the fake mode's dispatch only wants
+    one setting of it. Any other attribute does what torch would have done. A real import replaces the
+    stand-in by itself, because importing a submodule rebinds the attribute on its parent.
+    """
+
+    config = _FakeTensorSettings()
+
+    def __getattr__(self, name: str) -> Any:
+        # A half-imported package refers to itself through its parent: serve those look-ups too.
+        module = sys.modules.get(_DYNAMO) or importlib.import_module(_DYNAMO)
+        return getattr(module, name)
+
+
+def _import_without_dynamo(
+    name: str,
+    globals: Mapping[str, object] | None = None,  # noqa: A002 - the builtin's own names
+    locals: Mapping[str, object] | None = None,  # noqa: A002
+    fromlist: tuple[str, ...] = (),
+    level: int = 0,
+) -> Any:
+    if name.startswith(_DYNAMO) and not fromlist:
+        return torch
+    return builtins.__import__(name, globals, locals, fromlist, level)
+
+
+def _rebind_imports(function: Any) -> Any:
+    """`function` with the same code, whose import statements leave Dynamo alone."""
+    scope = {
+        **function.__globals__,
+        "__builtins__": {**vars(builtins), "__import__": _import_without_dynamo},
+    }
+    copy = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class _Mode(FakeTensorMode):
+    __init__ = _rebind_imports(FakeTensorMode.__init__)
+
+
+_DISABLE_WRAPPER = torch._disable_dynamo(lambda: None).__code__
+_WRAPPED_MODULES = (
+    "torch._meta_registrations",
+    "torch._refs",
+    "torch._refs.fft",
+    "torch._refs.linalg",
+    "torch._refs.nn.functional",
+    "torch._refs.special",
+    "torch._decomp.decompositions",
+    "torch._prims",
+    "torch.library",
+)
+
+
+class _DisableOnceDynamoIsLoaded:
+    """Stands where `torch._disable_dynamo` caches its result, and puts off importing Dynamo.
+
+    Hiding a function from Dynamo matters only where Dynamo runs, yet torch imports it on the first
+    call of any function so marked: every reference implementation and every dispatch mode.
+    """
+
+    def __init__(self, function: Any, recursive: bool) -> None:
+        self.function, self.recursive = function, recursive
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        dynamo = sys.modules.get(_DYNAMO)
+        if dynamo is None or not hasattr(dynamo, "disable"):
+            return self.function(*args, **kwargs)
+        self.function.__dynamo_disable = dynamo.disable(
+            self.function, self.recursive, wrapping=False
+        )
+        return self.function.__dynamo_disable(*args, **kwargs)
+
+
+def defer_disable(function: Any) -> None:
+    """Keep calls of `function`, and of what it wraps, from importing Dynamo.
+
+    Decorators of torch nest, and not all of them set ``__wrapped__``: follow the closures.
+    """
+    pending, seen = [function], set()
+    while pending:
+        current = pending.pop()
+        if not isinstance(current, types.FunctionType) or current in seen:
+            continue
+        seen.add(current)
+        cells = zip(current.__code__.co_freevars, current.__closure__ or (), strict=True)
+        free = {name: _contents(cell) for name, cell in cells}
+        if current.__code__ is _DISABLE_WRAPPER and not hasattr(free["fn"], "__dynamo_disable"):
+            free["fn"].__dynamo_disable = _DisableOnceDynamoIsLoaded(free["fn"], free["recursive"])
+        pending += free.values()
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return None
+
+
+@functools.cache
+def _prepare_torch() -> None:
+    """Once a process: the stand-in for Dynamo, and the functions that would import it."""
+    if "_dynamo" not in torch.__dict__:
+        torch._dynamo = _DynamoStandIn()
+    for name in _WRAPPED_MODULES:
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            defer_disable(value)
+    modes = [TorchDispatchMode]
+    while modes:
+        mode = modes.pop()
+        modes += mode.__subclasses__()
+        defer_disable(mode.__dict__.get("__torch_dispatch__"))
+
+
+class NamedSource(Source):
+    """Where a symbolic size comes from, as a name; equal names are the same source."""
+
+    def __init__(self, name: str) -> None:
+        # `torch._guards.Source` is a frozen dataclass.
+        object.__setattr__(self, "_name", name)
+
+    @property
+    def name(self) -> str:
+        """The printed form, such as ``L['x'].size()[0]``."""
+        return self._name  # type: ignore[attr-defined, no-any-return]
+
+    def is_ephemeral(self) -> bool:
+        """False: the source names a value that exists at every call."""
+        return False
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedSource) and other.name == self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
+    """A fresh fake mode; with `shape_env` (see `make_shape_env`) sizes may be symbolic."""
+    _prepare_torch()
+    mode = _Mode(shape_env=shape_env, allow_non_fake_inputs=True)
+    # With a shape environment, `.item()` and friends yield unbacked symbols instead of an error.
+    mode.allow_scalar_outputs = shape_env is not None
+    return mode
+
+
+@functools.cache
+def _shape_env_class() -> type[ShapeEnv]:
+    # Imports sympy, 0.35 s. (torch 2.13's fake dispatch does so for static shapes as well.)
+    from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
+    from torch.utils._traceback import CapturedTraceback  # noqa: PLC0415
+
+    no_stack = symbolic_shapes.SLoc(None, None)
+
+    class WeftShapeEnv(symbolic_shapes.ShapeEnv):
+        """A ShapeEnv that does not look up user frames through Dynamo's skip lists."""
+
+        def _get_sloc(self, framework_loc: Any = None) -> Any:
+            return no_stack
+
+        def _get_stack_summary(self, *args: Any, **kwargs: Any) -> Any:
+            return no_stack, CapturedTraceback.extract(skip=1).summary()
+
+    return WeftShapeEnv
+
+
+def make_shape_env() -> ShapeEnv:
+    """A shape environment for dynamic sizes. Imports sympy on first use (0.35 s)."""
+    return _shape_env_class()()
+
+
+def new_symint(shape_env: ShapeEnv, hint: int, name: str, *, duck: bool = True) -> torch.SymInt | int:
+    """A symbolic int for the value called `name` with example value `hint`.
+
+    `duck` lets values with equal hints share a symbol. Hints 0 and 1 come back as plain ints, because
+    broadcasting and emptiness give them a meaning of their own.
+    """
+    from torch.fx.experimental.symbolic_shapes import DimDynamic  # noqa: PLC0415 - sympy
+
+    source = NamedSource(name)
+    dynamic = DimDynamic.DUCK if duck else DimDynamic.DYNAMIC
+    symbol = shape_env.create_symbol(hint, source, dynamic_dim=dynamic)
+    return shape_env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def _symbolic_layout(
+    tensor: torch.Tensor, shape_env: ShapeEnv, dims: Iterable[int], name: str
+) -> tuple[list[int | torch.SymInt], list[int | torch.SymInt]]:
+    """Sizes with `dims` symbolic, and strides written as products of sizes wherever they are ones."""
+    wanted = set(dims)
+    sizes = [
+        new_symint(shape_env, size, f"{name}.size()[{dim}]") if dim in wanted else size
+        for dim, size in enumerate(tensor.shape)
+    ]
+    strides: list[int | torch.SymInt] = list(tensor.stride())
+    span_hint, span = 1, 1  # extent of the inner dimensions seen so far: the number and its symbol
+    for dim in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), -d)):
+        if tensor.stride(dim) == span_hint:
+            strides[dim] = span
+        if tensor.stride(dim) > 0:
+            span_hint = tensor.stride(dim) * tensor.size(dim)
+            span = strides[dim] * sizes[dim]  # type: ignore[assignment]
+    return sizes, strides
+
+
+def to_fake(
+    mode: FakeTensorMode,
+    tensor: torch.Tensor,
+    dynamic_dims: Iterable[int] | None = None,
+    source_name: str = "input",
+) -> FakeTensor:
+    """A fake twin of `tensor`: size, stride, dtype, device, requires_grad, leaf-ness and Parameter type.
+
+    `dynamic_dims` names the dimensions that become symbolic (the mode needs a shape environment);
+    strides that are products of sizes become the same products of symbols. Tensor subclasses go
+    through torch's converter. A tensor that already is fake in `mode` is returned as it is.
+    """
+    if isinstance(tensor, FakeTensor):
+        if tensor.fake_mode is mode:
+            return tensor
+        raise ValueError("to_fake was given a tensor of another fake mode; pass the real tensor")
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain or tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+        return mode.from_tensor(tensor, source=NamedSource(source_name), static_shapes=True)
+    sizes: Any = tensor.shape
+    strides: Any = tensor.stride()
+    if dynamic_dims:
+        if mode.shape_env is None:
+            raise ValueError("dynamic dimensions need a fake mode made with a shape environment")
+        sizes, strides = _symbolic_layout(tensor, mode.shape_env, dynamic_dims, source_name)
+    with mode, torch.no_grad():
+        fake = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+    if tensor.is_inference():
+        return fake
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)  # type: ignore[return-value]
+    if tensor.requires_grad:
+        fake.requires_grad_()
+        if not tensor.is_leaf:
+            with mode, torch.enable_grad():
+                fake = torch.ops.aten.alias.default(fake)
+    return fake
+
+
+def detect_mode(values: Iterable[object]) -> FakeTensorMode | None:
+    """The fake mode of the first fake tensor among `values`, or None."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None
