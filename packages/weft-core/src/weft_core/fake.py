@@ -13,8 +13,9 @@ import builtins
 import functools
 import importlib
 import sys
+import traceback
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,16 +66,17 @@ class _DynamoStandIn:
         return getattr(module, name)
 
 
-def _import_without_dynamo(
-    name: str,
-    globals: Mapping[str, object] | None = None,  # noqa: A002 - the builtin's own names
-    locals: Mapping[str, object] | None = None,  # noqa: A002
-    fromlist: tuple[str, ...] = (),
-    level: int = 0,
-) -> Any:
-    if name.startswith(_DYNAMO) and not fromlist:
-        return torch
-    return builtins.__import__(name, globals, locals, fromlist, level)
+# What `import` inside a rebound function gives for the modules that are, or load, Dynamo.
+_IMPORTS: dict[str, Any] = {
+    "torch._dynamo.config": torch,
+    "torch.fx.experimental.validator": types.SimpleNamespace(
+        translation_validation_enabled=lambda: False
+    ),
+}
+
+
+def _import_without_dynamo(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _IMPORTS[name] if name in _IMPORTS else builtins.__import__(name, *args, **kwargs)
 
 
 def _rebind_imports(function: Any) -> Any:
@@ -207,18 +209,20 @@ def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
 def _shape_env_class() -> type[ShapeEnv]:
     # Imports sympy, 0.35 s. (torch 2.13's fake dispatch does so for static shapes as well.)
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
-    from torch.utils._traceback import CapturedTraceback  # noqa: PLC0415
 
     no_stack = symbolic_shapes.SLoc(None, None)
 
     class WeftShapeEnv(symbolic_shapes.ShapeEnv):
         """A ShapeEnv that does not look up user frames through Dynamo's skip lists."""
 
+        __init__ = _rebind_imports(symbolic_shapes.ShapeEnv.__init__)
+        _init = _rebind_imports(symbolic_shapes.ShapeEnv._init)
+
         def _get_sloc(self, framework_loc: Any = None) -> Any:
             return no_stack
 
         def _get_stack_summary(self, *args: Any, **kwargs: Any) -> Any:
-            return no_stack, CapturedTraceback.extract(skip=1).summary()
+            return no_stack, traceback.StackSummary()
 
     return WeftShapeEnv
 

@@ -1,0 +1,100 @@
+"""Fake tensors mirror real ones, symbolic sizes behave, and nothing of torch's compiler is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from weft_core.fake import detect_mode, fake_mode, make_shape_env, new_symint, to_fake
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.randn(3, 4).t(),
+        torch.randn(4, 1).expand(4, 5),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.arange(6),
+        torch.tensor(2.0),
+        torch.nn.Parameter(torch.randn(2)),
+        torch.randn(2, requires_grad=True),
+        torch.randn(2, requires_grad=True) * 2,
+    ],
+    ids=repr,
+)
+def test_twin_has_the_same_metadata(tensor: torch.Tensor) -> None:
+    fake = to_fake(fake_mode(), tensor)
+    assert isinstance(fake, FakeTensor)
+    assert (fake.shape, fake.stride(), fake.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+    assert (fake.requires_grad, fake.is_leaf) == (tensor.requires_grad, tensor.is_leaf)
+    assert isinstance(fake, torch.nn.Parameter) == isinstance(tensor, torch.nn.Parameter)
+
+
+def test_ops_and_backward_propagate() -> None:
+    mode = fake_mode()
+    x = to_fake(mode, torch.randn(3, 8, requires_grad=True))
+    with mode:
+        torch.nn.functional.layer_norm(x, (8,)).relu().sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == (3, 8)
+    assert detect_mode([1, x]) is mode
+
+
+def test_symbolic_sizes_and_strides() -> None:
+    env = make_shape_env()
+    mode = fake_mode(env)
+    real = torch.randn(6, 4, 5)
+    x = to_fake(mode, real, [0, 1], "x")
+    y = to_fake(mode, real.transpose(0, 1), [0, 1], "y")
+    assert isinstance(x.shape[0], torch.SymInt)
+    assert str(x.stride(0)) == f"5*{x.shape[1]}"
+    with mode:
+        joined = torch.cat([x, y.transpose(0, 1)])
+    assert str(joined.shape[0]) == f"2*{x.shape[0]}"
+    assert not env.guards
+    assert x.shape[0] > 2  # decided by the hint, recorded as a guard or a known range
+    assert bool(x.shape[0] % 2 == 0)
+    assert len(env.guards) >= 1
+
+
+def test_hints_zero_and_one_specialise() -> None:
+    env = make_shape_env()
+    assert new_symint(env, 1, "n") == 1
+    assert type(new_symint(env, 1, "m")) is int or not env.var_to_range
+
+
+def test_other_mode_and_missing_shape_env_are_errors() -> None:
+    fake = to_fake(fake_mode(), torch.randn(2))
+    with pytest.raises(ValueError, match="another fake mode"):
+        to_fake(fake_mode(), fake)
+    with pytest.raises(ValueError, match="shape environment"):
+        to_fake(fake_mode(), torch.randn(2), [0])
+
+
+_PROGRAM = """
+import sys, torch
+from weft_core.fake import fake_mode, to_fake, make_shape_env
+mode = fake_mode()
+x = to_fake(mode, torch.randn(3, 8, requires_grad=True))
+with mode:
+    torch.nn.functional.gelu(torch.nn.functional.layer_norm(x, (8,))).sum().backward()
+    torch.nn.functional.scaled_dot_product_attention(*[torch.randn(1, 2, 3, 8)] * 3)
+mode = fake_mode(make_shape_env())
+y = to_fake(mode, torch.randn(6, 8), [0])
+with mode:
+    z = torch.cat([y, y]).reshape(-1)
+assert y.shape[0] * 2 > 7 and z.shape[0] % 2 == 0
+loaded = [m for m in sys.modules if m.startswith(("torch._dynamo", "torch._inductor"))]
+assert not loaded, loaded
+import torch._dynamo
+assert type(torch._dynamo).__name__ == "module" and callable(torch._dynamo.optimize)
+"""
+
+
+def test_nothing_of_torch_s_compiler_is_loaded_and_it_still_loads_when_asked() -> None:
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
