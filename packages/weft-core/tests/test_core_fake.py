@@ -1,4 +1,4 @@
-"""Fake tensors mirror real ones, symbolic sizes behave, and nothing of torch's compiler is loaded."""
+"""Fake tensors mirror real ones, symbolic sizes behave, torch's compiler stays unloaded."""
 
 from __future__ import annotations
 
@@ -96,5 +96,6 @@ assert type(torch._dynamo).__name__ == "module" and callable(torch._dynamo.optim
 
 
 def test_nothing_of_torch_s_compiler_is_loaded_and_it_still_loads_when_asked() -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,9 @@
-"""Fake tensors without torch's own compiler: the one file that knows how torch builds its fake mode.
+"""Fake tensors without torch's own compiler: the file that knows how torch builds its fake mode.
 
-`FakeTensorMode` propagates shapes and dtypes without data. Constructing it, converting a real tensor
-with it, or running almost any reference implementation imports `torch._dynamo` for a setting or a
-marker (0.9 s, and weft is not allowed to lean on it). Here is a mode that reads those settings from a stand-in, a converter that needs no source
-objects of Dynamo's, and a `ShapeEnv` whose bookkeeping stays away from it too.
+`FakeTensorMode` propagates shapes and dtypes without data. Constructing it, converting a real
+tensor with it, or running almost any reference implementation imports `torch._dynamo` for a setting
+or a marker (0.9 s, and weft does without it). Here is a mode that reads those settings from a
+stand-in, a converter that needs no source objects of Dynamo's, and a `ShapeEnv` that does too.
 What differs between torch versions about fake tensors belongs in this file and nowhere else.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+import inspect
 import sys
 import traceback
 import types
@@ -53,9 +54,9 @@ class _FakeTensorSettings:
 class _DynamoStandIn:
     """What `torch._dynamo` resolves to until somebody really imports it.
 
-    torch resolves that attribute lazily by importing the package; the fake mode's dispatch only wants
-    one setting of it. Any other attribute does what torch would have done. A real import replaces the
-    stand-in by itself, because importing a submodule rebinds the attribute on its parent.
+    torch resolves that attribute lazily by importing the package; the fake mode's dispatch only
+    wants one setting of it. Any other attribute does what torch would have done. A real import
+    replaces the stand-in by itself: importing a submodule rebinds the attribute on its parent.
     """
 
     config = _FakeTensorSettings()
@@ -79,11 +80,12 @@ def _import_without_dynamo(name: str, *args: Any, **kwargs: Any) -> Any:
     return _IMPORTS[name] if name in _IMPORTS else builtins.__import__(name, *args, **kwargs)
 
 
-def _rebind_imports(function: Any) -> Any:
-    """`function` with the same code, whose import statements leave Dynamo alone."""
+def _rebind(function: Any) -> Any:
+    """`function` with the same code, which neither imports Dynamo nor writes torch's trace log."""
     scope = {
         **function.__globals__,
         "__builtins__": {**vars(builtins), "__import__": _import_without_dynamo},
+        "trace_structured": lambda *args, **kwargs: None,
     }
     copy = types.FunctionType(
         function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
@@ -93,7 +95,7 @@ def _rebind_imports(function: Any) -> Any:
 
 
 class _Mode(FakeTensorMode):
-    __init__ = _rebind_imports(FakeTensorMode.__init__)
+    __init__ = _rebind(FakeTensorMode.__init__)
 
 
 _DISABLE_WRAPPER = torch._disable_dynamo(lambda: None).__code__
@@ -159,7 +161,7 @@ def _contents(cell: types.CellType) -> Any:
 def _prepare_torch() -> None:
     """Once a process: the stand-in for Dynamo, and the functions that would import it."""
     if "_dynamo" not in torch.__dict__:
-        torch._dynamo = _DynamoStandIn()
+        setattr(torch, "_dynamo", _DynamoStandIn())  # noqa: B010 - no mention of the module itself
     for name in _WRAPPED_MODULES:
         for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
             defer_disable(value)
@@ -205,6 +207,10 @@ def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
     return mode
 
 
+def _names(function: types.FunctionType | None) -> tuple[str, ...]:
+    return function.__code__.co_names if function else ()
+
+
 @functools.cache
 def _shape_env_class() -> type[ShapeEnv]:
     # Imports sympy, 0.35 s. (torch 2.13's fake dispatch does so for static shapes as well.)
@@ -215,14 +221,16 @@ def _shape_env_class() -> type[ShapeEnv]:
     class WeftShapeEnv(symbolic_shapes.ShapeEnv):
         """A ShapeEnv that does not look up user frames through Dynamo's skip lists."""
 
-        __init__ = _rebind_imports(symbolic_shapes.ShapeEnv.__init__)
-        _init = _rebind_imports(symbolic_shapes.ShapeEnv._init)
-
         def _get_sloc(self, framework_loc: Any = None) -> Any:
             return no_stack
 
         def _get_stack_summary(self, *args: Any, **kwargs: Any) -> Any:
             return no_stack, traceback.StackSummary()
+
+    for name, method in vars(symbolic_shapes.ShapeEnv).items():
+        function = inspect.unwrap(method) if isinstance(method, types.FunctionType) else None
+        if name in ("__init__", "_init") or "trace_structured" in _names(function):
+            setattr(WeftShapeEnv, name, _rebind(function))
 
     return WeftShapeEnv
 
@@ -232,11 +240,13 @@ def make_shape_env() -> ShapeEnv:
     return _shape_env_class()()
 
 
-def new_symint(shape_env: ShapeEnv, hint: int, name: str, *, duck: bool = True) -> torch.SymInt | int:
+def new_symint(
+    shape_env: ShapeEnv, hint: int, name: str, *, duck: bool = True
+) -> torch.SymInt | int:
     """A symbolic int for the value called `name` with example value `hint`.
 
-    `duck` lets values with equal hints share a symbol. Hints 0 and 1 come back as plain ints, because
-    broadcasting and emptiness give them a meaning of their own.
+    `duck` lets values with equal hints share a symbol. Hints 0 and 1 come back as plain ints,
+    because broadcasting and emptiness give them a meaning of their own.
     """
     from torch.fx.experimental.symbolic_shapes import DimDynamic  # noqa: PLC0415 - sympy
 
@@ -249,7 +259,7 @@ def new_symint(shape_env: ShapeEnv, hint: int, name: str, *, duck: bool = True) 
 def _symbolic_layout(
     tensor: torch.Tensor, shape_env: ShapeEnv, dims: Iterable[int], name: str
 ) -> tuple[list[int | torch.SymInt], list[int | torch.SymInt]]:
-    """Sizes with `dims` symbolic, and strides written as products of sizes wherever they are ones."""
+    """Sizes with `dims` symbolic; strides as products of sizes wherever they are such products."""
     wanted = set(dims)
     sizes = [
         new_symint(shape_env, size, f"{name}.size()[{dim}]") if dim in wanted else size
@@ -272,7 +282,7 @@ def to_fake(
     dynamic_dims: Iterable[int] | None = None,
     source_name: str = "input",
 ) -> FakeTensor:
-    """A fake twin of `tensor`: size, stride, dtype, device, requires_grad, leaf-ness and Parameter type.
+    """A fake twin of `tensor`: size, stride, dtype, device, requires_grad, leaf or not, Parameter.
 
     `dynamic_dims` names the dimensions that become symbolic (the mode needs a shape environment);
     strides that are products of sizes become the same products of symbols. Tensor subclasses go
