@@ -1,0 +1,160 @@
+"""What can be run here: `nox -l` lists the sessions, `nox -s <name>` runs one.
+
+The two that a newcomer needs are `nox -s demo` and `nox -s tests`. Every session
+installs what it needs into its own virtual environment under `.nox/`, under the
+versions of constraints.txt.
+"""
+
+import os
+import socket
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# In the order in which they may import each other.
+PACKAGES = [
+    "weft-core",
+    "weft-guards",
+    "weft-capture",
+    "weft-aot",
+    "weft-compiled-autograd",
+    "weft-codegen",
+    "weft",
+]
+SOURCES = [f"packages/{name}/src" for name in PACKAGES]
+OTHER_CODE = ["integration", "benchmarks", "examples", "noxfile.py"]
+
+nox.needs_version = ">=2024.4"
+nox.options.sessions = ["lint", "typecheck", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+
+
+def _project(package: str) -> dict:
+    return tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+
+
+def _local_dependencies(package: str) -> list[str]:
+    """The weft packages that `package` declares, and theirs, in import order."""
+    wanted = set()
+    todo = [package]
+    while todo:
+        names = {d.split(">")[0].split("=")[0].split("[")[0].strip() for d in _project(todo.pop())["dependencies"]}
+        new = (names & set(PACKAGES)) - wanted
+        wanted |= new
+        todo += new
+    return [name for name in PACKAGES if name in wanted]
+
+
+def _torch_index() -> list[str]:
+    """Prefer torch's CPU wheels (a tenth of the size) wherever their index can be reached."""
+    if os.environ.get("WEFT_TORCH_INDEX"):
+        return ["--extra-index-url", os.environ["WEFT_TORCH_INDEX"]]
+    try:
+        socket.create_connection(("download.pytorch.org", 443), timeout=3).close()
+    except OSError:
+        return []
+    return ["--extra-index-url", CPU_INDEX]
+
+
+def _install_torch(session: nox.Session) -> None:
+    wanted = os.environ.get("WEFT_TORCH", "torch")
+    constraints = [] if "WEFT_TORCH" in os.environ else ["-c", "constraints.txt"]
+    session.install(*constraints, *_torch_index(), wanted, "setuptools")
+
+
+def _install(session: nox.Session, *packages: str, editable: bool = True, extras: str = "test") -> None:
+    """Install torch, then these packages of the repository with what they declare and nothing else."""
+    _install_torch(session)
+    constraints = [] if "WEFT_TORCH" in os.environ else ["-c", "constraints.txt"]
+    arguments: list[str] = []
+    for name in packages:
+        known = extras if extras in _project(name).get("optional-dependencies", {}) else ""
+        path = f"./packages/{name}" + (f"[{known}]" if known else "")
+        arguments += ["-e", path] if editable else [path]
+    session.install("--no-build-isolation", *constraints, *arguments)
+
+
+def _pytest(session: nox.Session, *paths: str) -> None:
+    session.run("python", "-m", "pytest", *(session.posargs or paths), env={"PYTHONFAULTHANDLER": "1"})
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run every test of every package, and the integration tests, in one environment."""
+    _install(session, *PACKAGES)
+    session.install("-r", "integration/requirements.txt", "-c", "constraints.txt")
+    _pytest(session, "packages", "integration", "-n", "2", "--dist", "worksteal", "-q")
+
+
+def _package_session(package: str) -> None:
+    @nox.session(name=f"tests-{package}")
+    def run(session: nox.Session) -> None:
+        _install(session, *_local_dependencies(package), package, editable=False)
+        session.install("pytest")
+        _pytest(session, f"packages/{package}/tests")
+
+    run.__doc__ = f"Test {package} with only its declared dependencies, so that an undeclared import fails."
+
+
+for _name in PACKAGES:
+    _package_session(_name)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style (ruff), import contracts (import-linter) and the rules of layout."""
+    session.install("ruff==0.17.5", "import-linter")
+    session.run("ruff", "check", *SOURCES, "packages", *OTHER_CODE)
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(SOURCES)})
+    session.run("python", "integration/check_layout.py")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Check the types of every package with mypy --strict."""
+    _install_torch(session)
+    session.install("mypy==2.4.1", "cffi", "bytecode")
+    session.run("mypy", "--strict", *(session.posargs or SOURCES))
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Run whole models through the whole stack and compare with eager."""
+    _install(session, *PACKAGES)
+    session.install("-r", "integration/requirements.txt", "-c", "constraints.txt")
+    _pytest(session, "integration")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Run the code of the tutorials, then build the documentation."""
+    _install(session, *PACKAGES)
+    session.install("sphinx", "myst-parser", "furo", "pytest")
+    session.run("python", "-m", "pytest", "-q", "integration/test_integration_docs.py")
+    session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a small GPT in eager and with weft side by side, and show both."""
+    _install(session, *PACKAGES, extras="")
+    session.install("matplotlib", "numpy")
+    session.run("python", "examples/train_gpt.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure weft, torch.compile and eager in turn and write the README's table."""
+    _install(session, *PACKAGES)
+    session.install("-r", "integration/requirements.txt", "-c", "constraints.txt")
+    session.run("python", "benchmarks/compare.py", "--write-readme", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def size(session: nox.Session) -> None:
+    """Count the lines of every package, and its longest files and functions."""
+    session.run("python", "integration/check_layout.py", "--report", external=True)

@@ -1,0 +1,126 @@
+"""weft: a compiler for PyTorch programs.
+
+    model = weft.compile(model)          # or @weft.compile on any function
+
+This package joins the stages (weft_capture, weft_guards, weft_aot, weft_codegen,
+weft_compiled_autograd) behind one interface. To see how a program becomes code, read
+`weft/pipeline.py`. Names below are loaded when first used, so that `import weft` is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from weft.api import compile
+from weft.backends import list_backends, lookup_backend, register_backend
+from weft.options import InvalidMode, list_mode_options, list_options
+from weft.settings import config
+from weft_core.errors import (
+    BackendCompilerError,
+    CompilerNotFound,
+    InvalidBackend,
+    InvalidOption,
+    RecompileLimit,
+    Unsupported,
+    WeftError,
+)
+from weft_core.events import counters, set_logs
+
+if TYPE_CHECKING:
+    from weft import compiled_autograd
+    from weft.cudagraphs import cudagraph_mark_step_begin
+    from weft.mega_cache import load_cache_artifacts, save_cache_artifacts
+    from weft.pipeline import aot_autograd
+    from weft.report import explain
+    from weft.state import reset
+    from weft_capture import (
+        allow_in_graph,
+        assume_constant_result,
+        disable,
+        disallow_in_graph,
+        graph_break,
+        is_compiling,
+        set_stance,
+        substitute_in_graph,
+    )
+    from weft_guards import mark_dynamic, mark_static, maybe_mark_dynamic
+
+__version__ = "0.1.0"
+
+# name -> the module that has it
+_LAZY = {
+    **dict.fromkeys(
+        (
+            "allow_in_graph",
+            "assume_constant_result",
+            "disable",
+            "disallow_in_graph",
+            "graph_break",
+            "is_compiling",
+            "set_stance",
+            "substitute_in_graph",
+        ),
+        "weft_capture",
+    ),
+    **dict.fromkeys(("mark_dynamic", "mark_static", "maybe_mark_dynamic"), "weft_guards"),
+    "aot_autograd": "weft.pipeline",
+    "cudagraph_mark_step_begin": "weft.cudagraphs",
+    "explain": "weft.report",
+    "load_cache_artifacts": "weft.mega_cache",
+    "reset": "weft.state",
+    "save_cache_artifacts": "weft.mega_cache",
+}
+_LAZY_MODULES = {"compiled_autograd": "weft.compiled_autograd"}
+
+__all__ = [
+    "BackendCompilerError",
+    "CompilerNotFound",
+    "InvalidBackend",
+    "InvalidMode",
+    "InvalidOption",
+    "RecompileLimit",
+    "Unsupported",
+    "WeftError",
+    "allow_in_graph",
+    "aot_autograd",
+    "assume_constant_result",
+    "compile",
+    "compiled_autograd",
+    "config",
+    "counters",
+    "cudagraph_mark_step_begin",
+    "disable",
+    "disallow_in_graph",
+    "explain",
+    "graph_break",
+    "is_compiling",
+    "list_backends",
+    "list_mode_options",
+    "list_options",
+    "load_cache_artifacts",
+    "lookup_backend",
+    "mark_dynamic",
+    "mark_static",
+    "maybe_mark_dynamic",
+    "register_backend",
+    "reset",
+    "save_cache_artifacts",
+    "set_logs",
+    "set_stance",
+    "substitute_in_graph",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(_LAZY_MODULES[name])
+    if name not in _LAZY:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

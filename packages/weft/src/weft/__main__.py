@@ -1,0 +1,94 @@
+"""`python -m weft`: what weft finds on this machine, and its disk cache.
+
+    python -m weft              versions, C compiler, instruction set, threads, cache folder
+    python -m weft cache        how many files the disk cache holds, and how large they are
+    python -m weft cache clear  delete them
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import weft
+from weft_core import cachedir
+
+
+def _compiler() -> str:
+    """Describe the C compiler that codegen would use."""
+    command = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if not command:
+        return "none found: compiled functions run eagerly (Debian: apt install gcc)"
+    try:
+        shown = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=20)
+    except OSError as error:
+        return f"{command}: does not run ({error})"
+    return f"{command}: {shown.stdout.splitlines()[0] if shown.stdout else 'says no version'}"
+
+
+def environment() -> Iterator[tuple[str, str]]:
+    """Yield the facts that a bug report needs, as (name, value)."""
+    yield "weft", weft.__version__
+    yield "torch", str(torch.__version__)
+    yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
+    yield "system", platform.platform()
+    yield "C compiler", _compiler()
+    yield "CPU", torch.backends.cpu.get_cpu_capability()
+    yield "threads", str(torch.get_num_threads())
+    yield "CUDA", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    yield "backends", ", ".join(weft.list_backends())
+    yield "cache folder", str(cachedir.cache_dir())
+    for name in sorted(key for key in os.environ if key.startswith("WEFT_")):
+        yield name, os.environ[name]
+
+
+def _cache_files() -> list[Path]:
+    return [path for path in cachedir.cache_dir().rglob("*") if path.is_file()]
+
+
+def show_environment() -> None:
+    """Print the environment report."""
+    for name, value in environment():
+        print(f"{name:<14}{value}")
+
+
+def show_cache() -> None:
+    """Print how large the disk cache is."""
+    files = _cache_files()
+    megabytes = sum(path.stat().st_size for path in files) / 1e6
+    print(f"{cachedir.cache_dir()}: {len(files)} files, {megabytes:.1f} MB")
+
+
+def clear_cache() -> None:
+    """Delete the disk cache."""
+    files = _cache_files()
+    for path in files:
+        path.unlink(missing_ok=True)
+    print(f"{cachedir.cache_dir()}: deleted {len(files)} files")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m weft", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("env", help="what weft finds on this machine (the default)")
+    cache = commands.add_parser("cache", help="the disk cache")
+    cache.add_argument("action", nargs="?", choices=["info", "clear"], default="info")
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "cache":
+        (clear_cache if chosen.action == "clear" else show_cache)()
+    else:
+        show_environment()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""`weft.compile`: check the arguments, and wrap whatever kind of thing is to be compiled.
+
+The work itself is in `weft.pipeline`, which is imported when the first thing is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from torch import nn
+
+from weft import options as option_tables
+from weft.backends import Backend, lookup_backend
+from weft.modules import original_of, wrap_module
+
+if TYPE_CHECKING:
+    from weft.pipeline import Request
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+
+@overload
+def compile(
+    model: Model,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    backend: str | Backend = ...,
+    mode: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    disable: bool = ...,
+) -> Model: ...
+@overload
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    backend: str | Backend = ...,
+    mode: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    disable: bool = ...,
+) -> Callable[[Model], Model]: ...
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "codegen",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compile a function, a bound method or a module; the arguments are those of torch.compile.
+
+    Args:
+        model: what to compile. Without it, a decorator is returned.
+        fullgraph: raise `weft.Unsupported` where the program would otherwise be split in graphs.
+        dynamic: None makes a size symbolic once it has changed, True from the start, False never.
+        backend: a name from `weft.list_backends()`, or a callable `(gm, example_inputs) -> callable`.
+        mode: a name from `weft.list_mode_options()`.
+        options: options from `weft.list_options()`; not together with `mode`.
+        disable: return `model` as it is.
+
+    Returns:
+        For a module, a twin that shares its parameters, attributes and state_dict; for anything
+        else, a function of the same signature. Compiling happens in the first call.
+
+    Raises:
+        InvalidBackend: for an unknown backend.
+        InvalidOption: for an unknown mode or option, or a value of the wrong type.
+        TypeError: when `model` cannot be called.
+    """
+    arguments = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "backend": backend,
+        "mode": mode,
+        "options": options,
+        "disable": disable,
+    }
+    if model is None:
+        return functools.partial(compile, **arguments)  # type: ignore[arg-type]
+    chosen = option_tables.resolve(mode, options)
+    lookup_backend(backend)
+    if not callable(model) or isinstance(model, type):
+        raise TypeError(f"weft.compile takes a function or a module, not {model!r}.")
+    if disable:
+        return model
+    pipeline = importlib.import_module("weft.pipeline")
+    request: Request = pipeline.Request(backend, fullgraph, dynamic, chosen)
+    compile_function = functools.partial(pipeline.compile_function, request=request)
+    if isinstance(model, nn.Module):
+        again = functools.partial(compile, **arguments)  # type: ignore[arg-type]
+        return wrap_module(original_of(model), compile_function, again)
+    return compile_function(_function_of(model))
+
+
+def _function_of(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with bytecode: an object with `__call__` is compiled as that method."""
+    if hasattr(model, "__code__") or hasattr(model, "__func__"):
+        return model
+    return cast(Callable[..., Any], model.__call__)  # type: ignore[operator]

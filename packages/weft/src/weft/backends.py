@@ -1,0 +1,92 @@
+"""Which compiler a captured graph goes to.
+
+A backend is a callable `(gm: fx.GraphModule, example_inputs: list) -> callable`, the protocol of
+torch.compile. Built-in ones are loaded on first use; others come from `register_backend` or from
+distributions that name one under the entry-point group `torch_dynamo_backends`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast, overload
+
+from weft_core.errors import InvalidBackend
+
+Compiled = Callable[..., Any]
+Backend = Callable[..., Compiled]
+
+_GROUP = "torch_dynamo_backends"
+
+# name -> where the built-in backend is; a table of texts, so that naming one imports nothing.
+_BUILT_IN = {
+    "codegen": "weft.pipeline:codegen",
+    "inductor": "weft.pipeline:codegen",
+    "aot_eager": "weft.pipeline:aot_eager",
+    "eager": "weft.pipeline:eager",
+    "cudagraphs": "weft.cudagraphs:cudagraphs",
+}
+# Ours is registered for stock torch.compile too; here it has its own names above.
+_NOT_FOR_US = {"weft"}
+
+_registered: dict[str, Backend] = {}
+
+
+@overload
+def register_backend(compiler_fn: Backend, name: str | None = None) -> Backend: ...
+@overload
+def register_backend(
+    compiler_fn: None = None, name: str | None = None
+) -> Callable[[Backend], Backend]: ...
+
+
+def register_backend(compiler_fn: Backend | None = None, name: str | None = None) -> Any:
+    """Make a backend known by name; usable as a decorator, with or without arguments.
+
+    Args:
+        compiler_fn: `(gm, example_inputs) -> callable`.
+        name: defaults to the function's own name.
+    """
+    if compiler_fn is None:
+        return lambda fn: register_backend(fn, name)
+    _registered[name or compiler_fn.__name__] = compiler_fn
+    return compiler_fn
+
+
+@cache
+def _entry_points() -> dict[str, EntryPoint]:
+    """Return the backends that other distributions offer, without loading them."""
+    found = {point.name: point for point in entry_points(group=_GROUP)}
+    return {name: point for name, point in found.items() if name not in _NOT_FOR_US}
+
+
+def list_backends(exclude_tags: Sequence[str] = ()) -> list[str]:
+    """Return the names that `backend=` takes, sorted.
+
+    Args:
+        exclude_tags: accepted as torch.compiler.list_backends does; weft's backends have no tags.
+    """
+    return sorted({*_BUILT_IN, *_registered, *_entry_points()})
+
+
+def lookup_backend(backend: str | Backend) -> Backend:
+    """Return the backend of that name; a callable is returned as it is.
+
+    Raises:
+        InvalidBackend: for an unknown name, or a thing that is neither a name nor a callable.
+    """
+    if not isinstance(backend, str):
+        if not callable(backend):
+            detail = f"backend takes a name or a callable, not {backend!r}."
+            raise InvalidBackend(repr(backend), list_backends(), detail)
+        return backend
+    if backend in _registered:
+        return _registered[backend]
+    if backend in _BUILT_IN:
+        module, attribute = _BUILT_IN[backend].split(":")
+        return cast(Backend, getattr(importlib.import_module(module), attribute))
+    if backend in _entry_points():
+        return cast(Backend, _entry_points()[backend].load())
+    raise InvalidBackend(backend, list_backends())

@@ -1,0 +1,147 @@
+"""What happens when a stage after capture fails.
+
+By default the failure becomes a `BackendCompilerError` that names the stage, the op, the user's
+line and a file that reproduces it. With `config.on_compile_error = "eager"` the graph runs op by
+op instead, with one warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft.settings import umbrella
+from weft_core import cachedir, events
+from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
+
+_log = logging.getLogger("weft.umbrella.errors")
+_warned: set[str] = set()
+
+_LAST_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def describe(gm: fx.GraphModule) -> str:
+    """Name a graph for the progress line: how many calls, and where in the user's code it begins."""
+    nodes = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
+    where = next((place for n in nodes if (place := user_line(n))), "")
+    return f"a graph of {len(nodes)} calls" + (f" from {where}" if where else "")
+
+
+def user_line(node: fx.Node) -> str:
+    """Return `file:line` of the user's code that a node stands for, or an empty text."""
+    found = list(_LAST_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    return f"{found[-1]['file']}:{found[-1]['line']}" if found else ""
+
+
+def guard(compile_graph: Callable[[], Callable[..., Any]], gm: fx.GraphModule) -> Callable[..., Any]:
+    """Run a backend on a graph and turn a failure into what `config.on_compile_error` says.
+
+    A missing C compiler always means eager execution, with one warning that says what to install.
+
+    Raises:
+        BackendCompilerError: when the backend fails and the setting is `"raise"`.
+    """
+    try:
+        return compile_graph()
+    except CompilerNotFound as error:
+        _warn_once(f"{error}\n  Until then compiled functions run eagerly.")
+    except Exception as error:
+        report = _report(error, gm)
+        if umbrella.on_compile_error == "raise":
+            raise report from error
+        _warn_once(f"{report}\n  The graph runs eagerly (config.on_compile_error).")
+    events.counters["stats"]["eager_fallbacks"] += 1
+    return gm.forward
+
+
+def reset() -> None:
+    """Forget which warnings were given."""
+    _warned.clear()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        _log.warning(text)
+
+
+def _report(error: Exception, gm: fx.GraphModule) -> BackendCompilerError:
+    """Build the error to raise; a stage that already knows its op and line keeps them."""
+    known = error if isinstance(error, BackendCompilerError) else None
+    stage = known.stage if known else events.current_stage() or "backend"
+    cause = known.cause if known else f"{type(error).__name__}: {error}"
+    if isinstance(error, WeftError) and not known:
+        cause = str(error)
+    first = next((place for n in gm.graph.nodes if (place := user_line(n))), None)
+    remedy = (known.remedy if known and known.remedy else "") or _remedy(gm)
+    return BackendCompilerError(
+        stage,
+        cause,
+        op=known.op if known else None,
+        user_line=(known.user_line if known else None) or first,
+        remedy=remedy,
+    )
+
+
+def _remedy(gm: fx.GraphModule) -> str:
+    text = 'set weft.config.on_compile_error = "eager" to run this graph without compiling it'
+    path = _write_repro(gm)
+    return f"{text}; a program that reproduces the failure: {path}" if path else text
+
+
+def _write_repro(gm: fx.GraphModule) -> str | None:
+    """Write a runnable file that compiles this graph on random inputs; None if it cannot be."""
+    inputs = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value", node.meta.get("val"))
+        inputs.append(_input_text(value))
+    source = _REPRO.format(code=gm.print_readable(print_output=False), inputs=",\n    ".join(inputs))
+    name = hashlib.sha256(source.encode()).hexdigest()[:16]
+    try:
+        path = cachedir.cache_dir("repro") / f"{name}.py"
+        cachedir.atomic_write(path, source.encode())
+    except OSError:
+        return None
+    return str(path)
+
+
+def _input_text(value: Any) -> str:
+    """Write an expression that makes an input like this one."""
+    if not isinstance(value, torch.Tensor):
+        return repr(int(value)) if isinstance(value, (int, torch.SymInt)) else repr(value)
+    sizes, strides = (tuple(int(n) for n in numbers) for numbers in (value.shape, value.stride()))
+    return (
+        f"like({sizes}, {strides}, {value.dtype}, {str(value.device)!r}, "
+        f"requires_grad={value.requires_grad})"
+    )
+
+
+_REPRO = '''"""A graph that weft failed to compile. Run this file to see the failure."""
+
+import operator
+
+import torch
+from torch import device, inf, nan
+
+import weft
+
+
+{code}
+
+def like(sizes, strides, dtype, device, requires_grad):
+    out = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+    out = out.normal_() if dtype.is_floating_point else out.zero_()
+    return out.requires_grad_(requires_grad)
+
+
+inputs = [
+    {inputs}
+]
+print(weft.compile(GraphModule())(*inputs))
+'''

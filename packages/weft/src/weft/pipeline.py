@@ -1,0 +1,125 @@
+"""The data path of weft: every step from a Python function to compiled code, in order.
+
+    1. capture        weft_capture   bytecode of a frame -> fx graph of torch calls, guards, breaks
+    2. joint trace    weft_aot       fx graph -> one aten graph of forward and backward
+    3. partition      weft_aot       joint graph -> forward, backward, and the tensors saved between
+    4. code           weft_codegen   aten graph -> loop program -> schedule -> C -> loaded callable
+    5. autograd       weft_aot       forward and backward callables -> one autograd function
+    6. cache          weft_guards    guards -> compiled check; replacement code under that check
+
+Steps 2 to 5 are a backend: they take a graph and example inputs and return a callable. Other
+backends stop earlier (`eager` after step 1, `aot_eager` runs step 4's graphs as they are). In a
+later call only step 6 runs: the frame hook asks the cache for code whose check holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import weft_aot
+import weft_capture
+import weft_codegen
+from torch import fx
+
+from weft import failures, progress
+from weft.backends import Backend, Compiled, lookup_backend
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked `weft.compile` for, checked.
+
+    Args:
+        backend: a name or a callable.
+        fullgraph: a graph break is an error.
+        dynamic: None (symbolic once a size changed), True (from the start) or False (never).
+        options: the codegen options that differ from their defaults.
+    """
+
+    backend: str | Backend = "codegen"
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def compile_function(function: Callable[..., Any], request: Request) -> Callable[..., Any]:
+    """Return `function` with steps 1 and 6 around it; steps 2 to 5 run when it is called.
+
+    Raises:
+        InvalidBackend: for an unknown backend.
+    """
+    return weft_capture.capture(
+        function,
+        graph_compiler(request),
+        fullgraph=request.fullgraph,
+        dynamic=request.dynamic,
+    )
+
+
+def graph_compiler(request: Request) -> Backend:
+    """Return the backend of a request with timing, progress and error reports around it."""
+    backend = lookup_backend(request.backend)
+    keywords = {"options": request.options} if request.options else {}
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+        with progress.stage("backend", failures.describe(gm)):
+            return failures.guard(lambda: backend(gm, example_inputs, **keywords), gm)
+
+    return compile_graph
+
+
+def codegen(
+    gm: fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None
+) -> Compiled:
+    """Backend `codegen`: steps 2 to 5, with generated code for both directions."""
+
+    def compile_aten(graph: fx.GraphModule, inputs: list[Any]) -> Compiled:
+        return weft_codegen.compile_graph(graph, inputs, options=options)
+
+    return aot_autograd(fw_compiler=compile_aten, decompositions=weft_codegen.decompositions())(
+        gm, example_inputs
+    )
+
+
+def aot_eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
+    """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
+    return aot_autograd(fw_compiler=eager)(gm, example_inputs)
+
+
+def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
+    """Backend `eager`: step 1 alone; the captured graph runs op by op."""
+    return gm.forward
+
+
+def aot_autograd(
+    *,
+    fw_compiler: Backend,
+    bw_compiler: Backend | None = None,
+    inference_compiler: Backend | None = None,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+    partition_fn: Callable[..., Any] | None = None,
+) -> Backend:
+    """Make a backend from compilers of plain aten graphs: steps 2, 3 and 5 are done for them.
+
+    Args:
+        fw_compiler: compiles the forward graph, `(gm, fake_inputs) -> callable`.
+        bw_compiler: compiles the backward graph; defaults to `fw_compiler`.
+        inference_compiler: compiles graphs that need no gradient; defaults to `fw_compiler`.
+        decompositions: op overload -> function, applied while the joint graph is traced.
+        partition_fn: splits the joint graph; defaults to weft's min-cut.
+    """
+
+    def backend(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
+        return weft_aot.aot_compile(
+            gm,
+            example_inputs,
+            fw_compiler=fw_compiler,
+            bw_compiler=bw_compiler,
+            inference_compiler=inference_compiler,
+            decompositions=decompositions,
+            partition_fn=partition_fn,
+        )
+
+    return backend

@@ -1,0 +1,112 @@
+"""`weft.config`: the settings of every stage under one roof.
+
+Each package keeps its own settings group in its `config.py`; this chains them, so that
+`weft.config.recompile_limit = 4` reaches the guards package. A stage is imported when one of its
+settings is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from weft_core.errors import InvalidOption
+from weft_core.settings import Settings
+
+_GROUPS = (
+    "weft_guards.config",
+    "weft_capture.config",
+    "weft_aot.config",
+    "weft_compiled_autograd.config",
+    "weft_codegen.config",
+)
+
+
+@dataclass
+class UmbrellaSettings(Settings):
+    """The settings that concern all stages.
+
+    Args:
+        on_compile_error: `"raise"` a BackendCompilerError, or run the graph in `"eager"` with a
+            warning.
+        compiled_autograd: capture and compile what the autograd engine runs in `backward()`.
+        progress: show on stderr what is being compiled; None means on a terminal only.
+    """
+
+    on_compile_error: Literal["raise", "eager"] = "raise"
+    compiled_autograd: bool = False
+    progress: bool | None = None
+
+    # name -> what to do when a setting changes; filled by the module that owns the effect.
+    watchers: ClassVar[dict[str, Callable[[Any], None]]] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        changed = getattr(self, name, None) != value
+        super().__setattr__(name, value)
+        if changed and name in self.watchers:
+            self.watchers[name](value)
+
+
+umbrella = UmbrellaSettings()
+
+
+class Config:
+    """All settings by name; `patch(...)` changes some for a while."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_loaded", {})
+
+    def _groups(self) -> Iterator[Settings]:
+        yield umbrella
+        for module in _GROUPS:
+            if module not in self._loaded:
+                self._loaded[module] = importlib.import_module(module).settings
+            yield self._loaded[module]
+
+    def _owner(self, name: str) -> Settings:
+        for group in self._groups():
+            if name in group.as_dict():
+                return group
+        raise InvalidOption(name, self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every setting of every stage by name."""
+        return {name: value for group in self._groups() for name, value in group.as_dict().items()}
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.as_dict()]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._owner(name), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._owner(name), name, value)
+
+    @contextmanager
+    def patch(self, **changes: object) -> Iterator[None]:
+        """Change settings inside a `with` block or a decorated function; restored afterwards.
+
+        Raises:
+            InvalidOption: for an unknown name or a value of the wrong type.
+        """
+        before = {name: getattr(self, name) for name in changes}
+        try:
+            for name, value in changes.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def reset(self) -> None:
+        """Put every setting back to its default."""
+        for group in self._groups():
+            group.reset()
+
+
+config = Config()
