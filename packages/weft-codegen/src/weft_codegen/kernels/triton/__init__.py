@@ -1,0 +1,1 @@
+"""Loop programs as Triton kernels: `emit` writes the source, `launch` runs and compiles it."""

@@ -1,0 +1,139 @@
+"""What generated Triton kernels call beyond `triton.language`: exact division, NaN-keeping extrema.
+
+The names are the ones the templates of `loops.ops` use. Importing this module imports Triton.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+# Triton would take annotations for globals of the kernel, so there are none.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "add",
+    "and_",
+    "argmax",
+    "argmin",
+    "floordiv",
+    "fmod",
+    "isinf",
+    "maximum",
+    "minimum",
+    "mul",
+    "not_",
+    "or_",
+    "remainder",
+    "signbit",
+    "truncdiv",
+]
+
+
+@triton.jit
+def add(a, b):
+    """a + b, as a combining function."""
+    return a + b
+
+
+@triton.jit
+def mul(a, b):
+    """a * b, as a combining function."""
+    return a * b
+
+
+@triton.jit
+def and_(a, b):
+    """a & b, as a combining function."""
+    return a & b
+
+
+@triton.jit
+def or_(a, b):
+    """a | b, as a combining function."""
+    return a | b
+
+
+@triton.jit
+def not_(a):
+    """Bitwise not; logical not of a bool."""
+    if a.dtype == tl.int1:
+        return a == 0
+    else:
+        return ~a
+
+
+@triton.jit
+def maximum(a, b):
+    """The larger operand; NaN if either is NaN."""
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def minimum(a, b):
+    """The smaller operand; NaN if either is NaN."""
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def argmax(a, i, b, j):
+    """The larger (value, index); the first index among equals, NaN is the largest."""
+    better = (a > b) | ((a != a) & (b == b))
+    tie = (a == b) | ((a != a) & (b != b))
+    first = better | (tie & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def argmin(a, i, b, j):
+    """The smaller (value, index); the first index among equals, NaN is the smallest."""
+    better = (a < b) | ((a != a) & (b == b))
+    tie = (a == b) | ((a != a) & (b != b))
+    first = better | (tie & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def truncdiv(a, b):
+    """Quotient towards zero (what `//` of Triton integers is)."""
+    return a // b
+
+
+@triton.jit
+def floordiv(a, b):
+    """Quotient towards minus infinity: Python's `//`, for integers and floats."""
+    if a.dtype.is_floating():
+        return tl.floor(a / b)
+    else:
+        quotient = a // b
+        inexact = (a - quotient * b) != 0
+        return tl.where(inexact & ((a < 0) != (b < 0)), quotient - 1, quotient)
+
+
+@triton.jit
+def fmod(a, b):
+    """Remainder with the sign of the dividend: C's fmod and %."""
+    return a % b
+
+
+@triton.jit
+def remainder(a, b):
+    """Remainder with the sign of the divisor: Python's `%`."""
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def isinf(a):
+    """Whether a float is infinite."""
+    return tl.abs(a) == float("inf")
+
+
+@triton.jit
+def signbit(a):
+    """Whether the sign bit is set, also of -0.0 and NaN."""
+    if a.dtype == tl.float64:
+        return a.to(tl.int64, bitcast=True) < 0
+    elif a.dtype == tl.float32:
+        return a.to(tl.int32, bitcast=True) < 0
+    else:
+        return a < 0

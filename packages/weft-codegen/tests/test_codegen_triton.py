@@ -1,0 +1,74 @@
+"""Triton kernels: right in the interpreter, and compiled down to sm_90 machine code without a GPU.
+
+Triton decides at import whether it interprets, so each half runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from triton_kernels import CASES, softmax
+from weft_codegen.kernels.triton.emit import NoTritonForm, emit
+
+pytest.importorskip("triton")
+HERE = Path(__file__).parent
+
+_INTERPRET = """
+import sys; sys.path.insert(0, {here!r})
+import torch
+from triton_kernels import CASES
+from weft_codegen.kernels.triton.emit import emit
+from weft_codegen.kernels.triton.launch import launch
+torch.manual_seed(0)
+for name, case in CASES.items():
+    *inputs, out = buffers = case.inputs()
+    launch(emit(case.kernel), buffers, case.sizes)
+    expected = case.reference(*inputs)
+    assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5), (name, out, expected)
+    print(name, "ok")
+"""
+
+_CUBIN = """
+import sys; sys.path.insert(0, {here!r})
+from triton_kernels import CASES
+from weft_codegen.kernels.triton.emit import emit
+from weft_codegen.kernels.triton.launch import to_cubin
+for name, case in CASES.items():
+    for function, stages in to_cubin(emit(case.kernel)).items():
+        assert stages["cubin"][:4] == b"\\x7fELF", name
+        assert ".target sm_90" in stages["ptx"], name
+        print(name, "ok")
+"""
+
+
+def _run(program: str, interpret: bool) -> str:
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    command = [sys.executable, "-c", program.format(here=str(HERE))]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_interpreted_kernels_equal_eager() -> None:
+    printed = _run(_INTERPRET, interpret=True)
+    assert printed.split()[::2] == list(CASES)
+
+
+def test_kernels_compile_to_cubin_without_a_gpu() -> None:
+    printed = _run(_CUBIN, interpret=False)
+    assert set(printed.split()[::2]) == set(CASES)
+
+
+def test_a_row_too_long_for_a_block_is_refused() -> None:
+    with pytest.raises(NoTritonForm, match="does not fit one block"):
+        emit(softmax(2, 100_000).kernel)
+
+
+def test_a_program_is_one_row_or_a_block_of_elements() -> None:
+    pointwise, rows = emit(CASES["pointwise"].kernel), emit(CASES["softmax"].kernel)
+    assert pointwise.phases[0].programs({}) == -(-37 * 51 // 1024)
+    assert rows.phases[0].programs({}) == 7

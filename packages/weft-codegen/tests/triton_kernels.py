@@ -1,0 +1,184 @@
+"""Loop kernels written by hand, with what eager PyTorch says they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from weft_codegen.loops.expr import (
+    Expr,
+    Local,
+    apply,
+    cast,
+    constant,
+    index_value,
+    load,
+    read,
+    where,
+)
+from weft_codegen.loops.index import ONE, ZERO, as_axis, axis, computed, index, size
+from weft_codegen.loops.program import Kernel, Loop, Param, Reduce, Set, Stmt, Store
+
+F32 = torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel, its arguments (the written ones empty), and the reference."""
+
+    kernel: Kernel
+    inputs: Callable[[], list[torch.Tensor]]
+    reference: Callable[..., torch.Tensor]
+    sizes: tuple[int, ...] = ()
+
+
+def _kernel(name: str, params: str, body: Stmt, locals_: tuple[Local, ...] = (), **more) -> Kernel:
+    """`params` such as ``"a:f32 out:f32"``; those called out... are written."""
+    dtypes = {"f32": F32, "f16": torch.float16, "i64": torch.int64, "b8": torch.bool}
+    formal = [text.split(":") for text in params.split()]
+    parameters = tuple(Param(n, dtypes[d], n.startswith("out")) for n, d in formal)
+    return Kernel(name, parameters, more.get("sizes", ()), locals_, (body,))
+
+
+def _scalar(name: str, dtype: torch.dtype = F32) -> Local:
+    return Local(name, dtype, ONE)
+
+
+def pointwise() -> Case:
+    i, j = axis("i0", 37), axis("i1", 51)
+    a = load("a", i * 51 + j, F32)
+    b = cast(load("b", j, torch.float16), F32)
+    mask = apply("lt", index_value(j), constant(50, torch.int64))
+    value = apply("mul", apply("tanh", a), apply("maximum", b, a))
+    store = Store("out", i * 51 + j, where(mask, value, constant(0.0, F32)))
+    body = Loop(as_axis(i), (Loop(as_axis(j), (store,), "parallel"),), "parallel")
+
+    def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        keep = torch.arange(51) < 50
+        return torch.where(keep, torch.tanh(a) * torch.maximum(b.float(), a), 0.0)
+
+    return Case(
+        _kernel("pointwise", "a:f32 b:f16 out:f32", body),
+        lambda: [torch.randn(37, 51), torch.randn(51).half(), torch.empty(37, 51)],
+        reference,
+    )
+
+
+def softmax(rows: int, columns: int) -> Case:
+    i, j = axis("i0", rows), axis("i1", columns)
+    top, total = _scalar("t0"), _scalar("t1")
+    row = Local("t2", F32, index(columns))
+    a = load("a", i * columns + j, F32)
+    e = apply("exp", apply("sub", a, read(top, ZERO)))
+    inner = as_axis(j)
+    body = (
+        Set(top, ZERO, constant(float("-inf"), F32)),
+        Loop(inner, (Reduce("max", (top,), ZERO, (a,)),)),
+        Set(total, ZERO, constant(0.0, F32)),
+        Loop(inner, (Set(row, j, e), Reduce("sum", (total,), ZERO, (read(row, j),)))),
+        Loop(
+            inner,
+            (Store("out", i * columns + j, apply("div", read(row, j), read(total, ZERO))),),
+        ),
+    )
+    nest = Loop(as_axis(i), body, "parallel")
+    return Case(
+        _kernel("softmax", "a:f32 out:f32", nest, (top, total, row)),
+        lambda: [torch.randn(rows, columns), torch.empty(rows, columns)],
+        lambda a: torch.softmax(a, -1),
+    )
+
+
+def long_sum() -> Case:
+    i, j = axis("i0", 3), axis("i1", 40_000)
+    total = _scalar("t0")
+    body = (
+        Set(total, ZERO, constant(0.0, F32)),
+        Loop(as_axis(j), (Reduce("sum", (total,), ZERO, (load("a", i * 40_000 + j, F32),)),)),
+        Store("out", i, read(total, ZERO)),
+    )
+    return Case(
+        _kernel("long_sum", "a:f32 out:f32", Loop(as_axis(i), body, "parallel"), (total,)),
+        lambda: [torch.randn(3, 40_000), torch.empty(3)],
+        lambda a: a.double().sum(-1).float(),
+    )
+
+
+def column_sum() -> Case:
+    i0, i1, i2 = axis("i0", 4), axis("i1", 100), axis("i2", 64)
+    row = Local("t0", F32, index(64))
+    body = (
+        Loop(as_axis(i2), (Set(row, i2, constant(0.0, F32)),)),
+        Loop(
+            as_axis(i1),
+            (
+                Loop(
+                    as_axis(i2),
+                    (Reduce("sum", (row,), i2, (load("a", i1 * 256 + i0 * 64 + i2, F32),)),),
+                ),
+            ),
+        ),
+        Loop(as_axis(i2), (Store("out", i0 * 64 + i2, read(row, i2)),)),
+    )
+    return Case(
+        _kernel("column_sum", "a:f32 out:f32", Loop(as_axis(i0), body, "parallel"), (row,)),
+        lambda: [torch.randn(100, 256), torch.empty(256)],
+        lambda a: a.sum(0),
+    )
+
+
+def argmax() -> Case:
+    i, j = axis("i0", 5), axis("i1", 33)
+    best, where_ = _scalar("t0"), _scalar("t1", torch.int64)
+    body = (
+        Set(best, ZERO, constant(float("-inf"), F32)),
+        Set(where_, ZERO, constant(0, torch.int64)),
+        Loop(
+            as_axis(j),
+            (
+                Reduce(
+                    "argmax",
+                    (best, where_),
+                    ZERO,
+                    (load("a", i * 33 + j, F32), index_value(j)),
+                ),
+            ),
+        ),
+        Store("out", i, read(where_, ZERO)),
+    )
+
+    def inputs() -> list[torch.Tensor]:
+        a = torch.randint(0, 9, (5, 33)).float()
+        a[1, 7] = a[1, 20] = float("nan")
+        return [a, torch.empty(5, dtype=torch.int64)]
+
+    nest = Loop(as_axis(i), body, "parallel")
+    kernel = _kernel("argmax", "a:f32 out:i64", nest, (best, where_))
+    return Case(kernel, inputs, lambda a: a.argmax(-1))
+
+
+def gather_dynamic() -> Case:
+    rows = size("s0")
+    i, j = axis("i0", rows), axis("i1", 8)
+    where_ = load("idx", i, torch.int64)
+    value: Expr = load("table", computed(where_, 20) * 8 + j, F32)
+    store = Store("out", i * 8 + j, apply("mul", value, constant(2.0, F32)))
+    body = Loop(as_axis(i), (Loop(as_axis(j), (store,)),), "parallel")
+    return Case(
+        _kernel("gather", "idx:i64 table:f32 out:f32", body, sizes=("s0",)),
+        lambda: [torch.randint(0, 20, (11,)), torch.randn(20, 8), torch.empty(11, 8)],
+        lambda idx, table: table[idx] * 2,
+        (11,),
+    )
+
+
+CASES = {
+    "pointwise": pointwise(),
+    "softmax": softmax(7, 100),
+    "softmax_full_block": softmax(4, 64),
+    "long_sum": long_sum(),
+    "column_sum": column_sum(),
+    "argmax": argmax(),
+    "gather_dynamic": gather_dynamic(),
+}
