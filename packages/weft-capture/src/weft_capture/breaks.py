@@ -1,0 +1,155 @@
+"""Why capture stops: the two control-flow exceptions of symbolic execution and the reason table.
+
+`Break` means "this cannot go into a graph": the frame is split at the current instruction.
+`Raised` means "the user's program raises here": handlers in the user's code may catch it.
+Each break carries a code from `REASONS`, so that logs, counters and `fullgraph` errors agree.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft_capture.values.base import Value
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What a break code means: why capture cannot go on, and what the user can do."""
+
+    why: str
+    remedy: str
+
+
+REASONS: dict[str, Reason] = {
+    "data-dependent-branch": Reason(
+        "the branch depends on the value of a tensor, known only when the program runs",
+        "use torch.where or torch.cond, or accept the break",
+    ),
+    "data-dependent-value": Reason(
+        "a tensor's value is turned into a Python number",
+        "keep the value in a tensor, or accept the break",
+    ),
+    "dynamic-output-shape": Reason(
+        "the shape of the result depends on the values of a tensor",
+        "use an operation with a static output shape, such as torch.where",
+    ),
+    "unknown-call": Reason(
+        "capture has no rule for this function and cannot look inside it",
+        "move the call out of the compiled region, or register it with allow_in_graph",
+    ),
+    "unsupported-method": Reason(
+        "capture has no rule for this method",
+        "move the call out of the compiled region",
+    ),
+    "unsupported-opcode": Reason(
+        "capture does not execute this bytecode instruction",
+        "move the statement out of the compiled region",
+    ),
+    "unsupported-value": Reason(
+        "a value of this type cannot be used in this way inside a graph",
+        "move the use out of the compiled region",
+    ),
+    "generator": Reason(
+        "a generator that is still running cannot be carried across this point",
+        "turn the generator into a list",
+    ),
+    "op-failed": Reason(
+        "the operation raises on tensors of these shapes and types",
+        "fix the operation; eager execution shows the same error",
+    ),
+    "uncaught-exception": Reason(
+        "the program raises an exception that nothing in it catches",
+        "none needed: the exception is raised for real",
+    ),
+    "graph-break": Reason("the program asks for a graph break here", "remove the call"),
+    "disabled": Reason(
+        "the function is marked to run outside of graphs", "remove the disable marker"
+    ),
+    "recursion": Reason(
+        "calls nest too deeply to be inlined", "turn the recursion into a loop"
+    ),
+    "too-long": Reason(
+        "the frame executes very many instructions",
+        "compile an inner function instead of the whole loop",
+    ),
+    "internal": Reason(
+        "capture failed on its own account; this is a bug in weft",
+        "please report it with the program; the frame runs eagerly",
+    ),
+}
+"""Every break code. A code that is not here is an error in weft, found by a test."""
+
+
+class Break(Exception):
+    """The current instruction cannot be captured.
+
+    Args:
+        code: a key of `REASONS`.
+        detail: what exactly was met, such as the name of the function.
+    """
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+        self.user_stack: tuple[traceback.FrameSummary, ...] = ()
+
+
+class Raised(Exception):
+    """The user's program raises `value` here.
+
+    Args:
+        value: an exception value (`values.exceptions.ExceptionValue`).
+    """
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class NotConstant(Exception):
+    """A Python constant was asked of a value that is not one."""
+
+
+@dataclass(frozen=True)
+class BreakRecord:
+    """One graph break, as logged, counted and shown by `explain`.
+
+    Args:
+        code: a key of `REASONS`.
+        detail: what exactly was met.
+        user_stack: the user's frames, outermost first.
+    """
+
+    code: str
+    detail: str
+    user_stack: tuple[traceback.FrameSummary, ...]
+
+    @property
+    def why(self) -> str:
+        """Why capture cannot go on here."""
+        return REASONS[self.code].why
+
+    @property
+    def remedy(self) -> str:
+        """What the user can do about it."""
+        return REASONS[self.code].remedy
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the innermost user frame."""
+        if not self.user_stack:
+            return "<unknown>"
+        frame = self.user_stack[-1]
+        return f"{frame.filename}:{frame.lineno}"
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        stack = "".join(traceback.format_list(list(self.user_stack))).rstrip()
+        return (
+            f"[{self.code}]{detail} at {self.where}\n  Why: {self.why}\n"
+            f"  What to do: {self.remedy}\n{stack}"
+        )

@@ -1,0 +1,271 @@
+"""`Value`: what the symbolic executor computes with, in the place of Python objects.
+
+Every value on the executor's stack is a `Value`. Operations take the tracer `tx` first and either
+return a value, raise `Break` (cannot be captured) or raise `Raised` (the program raises here).
+A value that stands for an object that existed before the frame has a `source`, which tells how to
+load the object again in generated code; a value made during capture has none and is rebuilt by
+`reconstruct`.
+
+What a kind supports beyond the defaults is given by overriding, and by rows of its method table:
+
+    @method(ListValue, "append")
+    def _(tx, self, item): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from weft_capture.breaks import Break, NotConstant
+
+if TYPE_CHECKING:
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+Handler = Callable[..., "Value"]
+Kwargs = dict[str, "Value"]
+
+
+class Value:
+    """Base of all values; see the module docstring."""
+
+    __slots__ = ("source",)
+    methods: ClassVar[dict[str, Handler]] = {}
+    """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
+
+    def __init__(self, source: Source | None = None) -> None:
+        self.source = source
+
+    def __init_subclass__(cls) -> None:
+        cls.methods = {}
+
+    # What the value is.
+
+    def python_type(self) -> type:
+        """Return the type that the user's program would see."""
+        raise NotImplementedError(type(self).__name__)
+
+    def as_constant(self) -> Any:
+        """Return the Python object this value is known to equal.
+
+        Raises:
+            NotConstant: when it depends on tensors or is mutable.
+        """
+        raise NotConstant(self.describe())
+
+    def is_constant(self) -> bool:
+        """Say whether `as_constant` succeeds."""
+        try:
+            self.as_constant()
+        except NotConstant:
+            return False
+        return True
+
+    def describe(self) -> str:
+        """Name the value in messages."""
+        try:
+            return f"{type(self).__name__}({self.python_type().__name__})"
+        except NotImplementedError:
+            return type(self).__name__
+
+    # What the graph sees.
+
+    def graph_arg(self) -> Any:
+        """Return the value as an argument of an fx node."""
+        try:
+            return self.as_constant()
+        except NotConstant:
+            raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
+
+    def example(self) -> Any:
+        """Return the value as an argument for running an operation on fake tensors."""
+        try:
+            return self.as_constant()
+        except NotConstant:
+            raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
+
+    # How generated code gets it.
+
+    def reconstruct(self, out: Output) -> None:
+        """Emit code that pushes an equal object; only asked of values without source."""
+        try:
+            constant = self.as_constant()
+        except NotConstant:
+            raise Break("unsupported-value", f"rebuilding {self.describe()}") from None
+        out.writer.load_const(constant)
+
+    # What the program does with it.
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call the value."""
+        raise Break("unknown-call", self.describe())
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        """Read an attribute; a method of the method table becomes a `MethodOf`."""
+        if self.find_method(name) is not None:
+            return MethodOf(self, name)
+        return self.getattr_fallback(tx, name)
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        """Read an attribute that is not in the method table."""
+        if not hasattr(self.python_type(), name):
+            tx.raise_(
+                AttributeError, f"'{self.python_type().__name__}' object has no attribute '{name}'"
+            )
+        if callable(getattr(self.python_type(), name)):
+            return MethodOf(self, name)
+        raise Break("unsupported-value", f"attribute {name} of {self.describe()}")
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        """Set an attribute."""
+        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        """Delete an attribute."""
+        raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call `self.name(*args, **kwargs)`."""
+        handler = self.find_method(name)
+        if handler is not None:
+            return tx.apply(handler, self, args, kwargs)
+        return self.call_method_fallback(tx, name, args, kwargs)
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        """Call a method that is not in the method table."""
+        bound = self.getattr(tx, name)
+        if isinstance(bound, MethodOf):
+            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
+        return bound.call(tx, args, kwargs)
+
+    @classmethod
+    def find_method(cls, name: str) -> Handler | None:
+        """Return the handler of a method, also one inherited from a base kind."""
+        for kind in cls.__mro__:
+            table: dict[str, Handler] | None = kind.__dict__.get("methods")
+            if table is not None and name in table:
+                return table[name]
+        return None
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        """Evaluate `self[key]`."""
+        return self.call_method(tx, "__getitem__", [key], {})
+
+    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+        """Execute `self[key] = value`."""
+        self.call_method(tx, "__setitem__", [key, value], {})
+
+    def delitem(self, tx: Tracer, key: Value) -> None:
+        """Execute `del self[key]`."""
+        self.call_method(tx, "__delitem__", [key], {})
+
+    def truth(self, tx: Tracer) -> bool:
+        """Evaluate `bool(self)`.
+
+        Raises:
+            Break: with code data-dependent-branch, when it depends on a tensor's value.
+        """
+        raise Break("unsupported-value", f"truth of {self.describe()}")
+
+    def iterate(self, tx: Tracer) -> Value:
+        """Evaluate `iter(self)`: a value with `next`."""
+        return self.call_method(tx, "__iter__", [], {})
+
+    def next(self, tx: Tracer) -> Value | None:
+        """Evaluate `next(self)`; None at the end."""
+        raise Break("unsupported-value", f"iterating over {self.describe()}")
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        """Return all items, as `list(self)` would hold them."""
+        iterator = self.iterate(tx)
+        items: list[Value] = []
+        while (item := iterator.next(tx)) is not None:
+            items.append(item)
+        return items
+
+    def hash_key(self) -> object:
+        """Return a hashable object equal for equal values; for dict keys and set elements."""
+        try:
+            constant = self.as_constant()
+            hash(constant)
+        except (NotConstant, TypeError):
+            raise Break("unsupported-value", f"{self.describe()} as a dict key") from None
+        return constant
+
+    def same_object(self, other: Value) -> bool:
+        """Evaluate `self is other`."""
+        return self is other
+
+
+class MutableValue(Value):
+    """A value whose state changes; changes go through `tx.mutate(self)` first."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, source: Source | None = None) -> None:
+        super().__init__(source)
+        self.epoch = -1
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the present state (see `journal`)."""
+        raise NotImplementedError(type(self).__name__)
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        """Prepare writing the final state to the existing object that `source` names.
+
+        First pushes what is needed into temporaries, then returns a function that emits the
+        writes, so that all reads of all replayed values come before the first write.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+
+class MethodOf(Value):
+    """A bound method of a value with a method table, such as `items.append`."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: Value, name: str, source: Source | None = None) -> None:
+        super().__init__(source)
+        self.owner = owner
+        self.name = name
+
+    def python_type(self) -> type:
+        return type([].append)
+
+    def describe(self) -> str:
+        return f"{self.owner.python_type().__name__}.{self.name}"
+
+    def as_constant(self) -> Any:
+        return getattr(self.owner.as_constant(), self.name)
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return self.owner.call_method(tx, self.name, args, kwargs)
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+        out.writer.load_attr(self.name)
+
+
+def method(kind: type[Value], *names: str) -> Callable[[Handler], Handler]:
+    """Add a row to the method table of `kind`: handler(tx, self, *args, **kwargs) -> Value.
+
+    Wrong argument counts become the program's TypeError. A handler returns
+    `tx.none` for a method that returns None.
+    """
+
+    def add(handler: Handler) -> Handler:
+        for name in names:
+            kind.methods[name] = handler
+        return handler
+
+    return add
+
+
+def unsupported(value: Value, what: str) -> NoReturn:
+    """Raise the break for a use of a value that capture does not know."""
+    raise Break("unsupported-value", f"{what} of {value.describe()}")

@@ -1,0 +1,169 @@
+"""Constants: immutable Python objects whose value is known while capturing.
+
+Numbers, strings, None, dtypes, devices, enum members and the like. The guard that makes a value
+from outside constant is added where it is wrapped (`values.wrap`), so constants need no source.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.values.base import Kwargs, MethodOf, Value
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+SCALARS = (int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+CONSTANT_TYPES: frozenset[type] = frozenset(
+    (
+        *SCALARS,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        types.CodeType,
+        type(torch.finfo(torch.float32)),
+        type(torch.iinfo(torch.int32)),
+    )
+)
+"""Exact types whose instances are wrapped as `Constant`."""
+
+_RAISES_ARE_PYTHONS = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError)
+
+
+def is_constant_object(obj: object) -> bool:
+    """Say whether a Python object is wrapped as `Constant`."""
+    return type(obj) in CONSTANT_TYPES or isinstance(obj, enum.Enum)
+
+
+class Constant(Value):
+    """A known immutable Python object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        super().__init__(None)
+        self.value = value
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def describe(self) -> str:
+        return repr(self.value)
+
+    def as_constant(self) -> Any:
+        return self.value
+
+    def is_constant(self) -> bool:
+        return True
+
+    def graph_arg(self) -> Any:
+        return self.value
+
+    def example(self) -> Any:
+        return self.value
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.load_const(self.value)
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.value)
+
+    def hash_key(self) -> object:
+        return self.value
+
+    def same_object(self, other: Value) -> bool:
+        if not isinstance(other, Constant):
+            return False
+        if self.value is other.value:
+            return True
+        # Equal strings, numbers and devices may be one object or two; Python does not promise.
+        return type(self.value) is type(other.value) and bool(self.value == other.value)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        try:
+            attribute = getattr(self.value, name)
+        except AttributeError as error:
+            tx.raise_(AttributeError, *error.args)
+        if isinstance(attribute, types.MethodType):
+            function = tx.const_object(attribute.__func__)
+            return tx.bound_method(function, self)
+        if callable(attribute) and not isinstance(attribute, (type, enum.Enum)):
+            return MethodOf(self, name)
+        return tx.literal(attribute)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        handler = self.find_method(name)
+        if handler is not None:
+            return tx.apply(handler, self, args, kwargs)
+        bound = getattr(self.value, name, None)
+        if isinstance(bound, types.MethodType) or bound is None:
+            return self.getattr(tx, name).call(tx, args, kwargs)
+        if isinstance(self.value, str) and name in ("join", "format"):
+            args = [tx.literal(a.as_constant()) if a.is_constant() else
+                    tx.tuple_of(a.unpack(tx)) for a in args] if name == "join" else args  # fmt: skip
+        return fold(tx, bound, args, kwargs)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        return fold(tx, operator.getitem, [self, key], {})
+
+    def iterate(self, tx: Tracer) -> Value:
+        if not isinstance(self.value, (str, bytes)):
+            tx.raise_(TypeError, f"'{type(self.value).__name__}' object is not iterable")
+        return tx.iterator_over([Constant(item) for item in self.value])
+
+
+class NullValue(Value):
+    """CPython's NULL stack slot, and an unbound local."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        return "NULL"
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.push_null()
+
+
+NULL = NullValue()
+NONE = Constant(None)
+TRUE = Constant(True)
+FALSE = Constant(False)
+
+
+def constant(value: object) -> Constant:
+    """Return the constant of a Python object; the singletons have one value each."""
+    if value is None:
+        return NONE
+    if value is True:
+        return TRUE
+    if value is False:
+        return FALSE
+    return Constant(value)
+
+
+def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    """Run a side-effect-free Python function on constants now.
+
+    Raises:
+        Break: when an argument is not constant.
+        Raised: when the function raises.
+    """
+    try:
+        real_args = [arg.as_constant() for arg in args]
+        real_kwargs = {name: value.as_constant() for name, value in kwargs.items()}
+    except NotConstant as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise Break("unsupported-value", f"{name} of {error}") from None
+    try:
+        result = function(*real_args, **real_kwargs)
+    except _RAISES_ARE_PYTHONS as error:
+        tx.raise_real(error)
+    return tx.literal(result)

@@ -1,0 +1,325 @@
+"""Sequences and sets: list, tuple (torch.Size, named tuples), set, slice, range.
+
+Items are values. A list or set that existed before the frame keeps its source; what was done to
+it is written back by `replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.constant import constant
+
+if TYPE_CHECKING:
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+class TupleValue(Value):
+    """A tuple."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
+        super().__init__(source)
+        self.items = tuple(items)
+
+    def python_type(self) -> type:
+        return tuple
+
+    def as_constant(self) -> Any:
+        return tuple(item.as_constant() for item in self.items)
+
+    def is_constant(self) -> bool:
+        return all(item.is_constant() for item in self.items)
+
+    def graph_arg(self) -> Any:
+        return tuple(item.graph_arg() for item in self.items)
+
+    def example(self) -> Any:
+        return tuple(item.example() for item in self.items)
+
+    def reconstruct(self, out: Output) -> None:
+        out.load_all(self.items)
+        out.writer.build_tuple(len(self.items))
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.items)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return list(self.items)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self)
+
+    def hash_key(self) -> object:
+        return tuple(item.hash_key() for item in self.items)
+
+    def with_items(self, items: Sequence[Value]) -> Value:
+        """Return what slicing and adding make of this kind of tuple."""
+        return TupleValue(items)
+
+
+class SizeValue(TupleValue):
+    """A torch.Size; its items are constants and symbolic ints."""
+
+    __slots__ = ()
+
+    def python_type(self) -> type:
+        return torch.Size
+
+    def as_constant(self) -> Any:
+        return torch.Size([item.as_constant() for item in self.items])
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.push_null()
+        out.writer.load_const(torch.Size)
+        super().reconstruct(out)
+        out.writer.call(1)
+
+    def with_items(self, items: Sequence[Value]) -> Value:
+        return SizeValue(items)
+
+
+class NamedTupleValue(TupleValue):
+    """A named tuple, or one of torch's structseq results (`torch.return_types`)."""
+
+    __slots__ = ("cls",)
+
+    def __init__(self, cls: type, items: Sequence[Value], source: Source | None = None) -> None:
+        super().__init__(items, source)
+        self.cls = cls
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def fields(self) -> tuple[str, ...]:
+        """Return the field names in order."""
+        named: tuple[str, ...] | None = getattr(self.cls, "_fields", None)
+        if named is not None:
+            return named
+        return tuple(getattr(self.cls, "__match_args__", ()))
+
+    def build(self, items: list[Any]) -> Any:
+        """Return an instance of the class over Python objects."""
+        if hasattr(self.cls, "_fields"):
+            return tuple.__new__(self.cls, items)
+        return self.cls(items)
+
+    def as_constant(self) -> Any:
+        return self.build([item.as_constant() for item in self.items])
+
+    def graph_arg(self) -> Any:
+        return self.build([item.graph_arg() for item in self.items])
+
+    def example(self) -> Any:
+        return self.build([item.example() for item in self.items])
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.push_null()
+        if hasattr(self.cls, "_fields"):
+            out.writer.load_const(tuple.__new__)
+            out.writer.load_const(self.cls)
+            super().reconstruct(out)
+            out.writer.call(2)
+        else:
+            out.writer.load_const(self.cls)
+            super().reconstruct(out)
+            out.writer.call(1)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        fields = self.fields()
+        if name in fields:
+            return self.items[fields.index(name)]
+        if name == "_fields":
+            return tx.literal(fields)
+        return tx.class_attribute(self, self.cls, name)
+
+
+class ListValue(MutableValue):
+    """A list."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
+        super().__init__(source)
+        self.items = list(items)
+
+    def python_type(self) -> type:
+        return list
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = list(self.items)
+
+        def restore() -> None:
+            self.items = saved
+
+        return restore
+
+    def graph_arg(self) -> Any:
+        return [item.graph_arg() for item in self.items]
+
+    def example(self) -> Any:
+        return [item.example() for item in self.items]
+
+    def reconstruct(self, out: Output) -> None:
+        writer = out.writer
+        if out.is_cyclic(self):
+            writer.build_list(0)
+            out.remember(self)
+            out.load_all(self.items)
+            writer.build_list(len(self.items))
+            writer.list_extend(1)
+        else:
+            out.load_all(self.items)
+            writer.build_list(len(self.items))
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        out.load_all(self.items)
+        out.writer.build_list(len(self.items))
+        final = out.store_temp()
+
+        def write() -> None:
+            out.writer.load_local(final)
+            out.load(self)
+            out.writer.load_const(slice(None))
+            out.writer.store_subscr()
+
+        return write
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.items)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return list(self.items)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self)
+
+    def with_items(self, items: Sequence[Value]) -> Value:
+        """Return what slicing and adding make of a list."""
+        return ListValue(items)
+
+
+class SetValue(MutableValue):
+    """A set or frozenset: hash key -> element."""
+
+    __slots__ = ("cls", "entries")
+
+    def __init__(
+        self, items: Sequence[Value], source: Source | None = None, cls: type = set
+    ) -> None:
+        super().__init__(source)
+        self.cls = cls
+        self.entries: dict[object, Value] = {}
+        for item in items:
+            self.entries.setdefault(item.hash_key(), item)
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def as_constant(self) -> Any:
+        if self.cls is not frozenset:
+            return super().as_constant()
+        return frozenset(item.as_constant() for item in self.entries.values())
+
+    def hash_key(self) -> object:
+        return frozenset(self.entries) if self.cls is frozenset else super().hash_key()
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = dict(self.entries)
+
+        def restore() -> None:
+            self.entries = saved
+
+        return restore
+
+    def reconstruct(self, out: Output) -> None:
+        if self.cls is not set:
+            out.writer.push_null()
+            out.writer.load_const(self.cls)
+        out.load_all(self.entries.values())
+        out.writer.build_set(len(self.entries))
+        if self.cls is not set:
+            out.writer.call(1)
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        out.load_all(self.entries.values())
+        out.writer.build_set(len(self.entries))
+        final = out.store_temp()
+
+        def write() -> None:
+            out.call_on(self, "clear")
+            out.call_on(self, "update", final)
+
+        return write
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.entries)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return list(self.entries.values())
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(list(self.entries.values()))
+
+
+class SliceValue(Value):
+    """A slice whose bounds may be symbolic."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, start: Value, stop: Value, step: Value) -> None:
+        super().__init__(None)
+        self.parts = (start, stop, step)
+
+    def python_type(self) -> type:
+        return slice
+
+    def as_constant(self) -> Any:
+        return slice(*(part.as_constant() for part in self.parts))
+
+    def graph_arg(self) -> Any:
+        return slice(*(part.graph_arg() for part in self.parts))
+
+    def example(self) -> Any:
+        return slice(*(part.example() for part in self.parts))
+
+    def reconstruct(self, out: Output) -> None:
+        out.load_all(self.parts)
+        out.writer.build_slice(3)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        names = ("start", "stop", "step")
+        return self.parts[names.index(name)] if name in names else super().getattr(tx, name)
+
+
+class RangeValue(Value):
+    """A range with known bounds."""
+
+    __slots__ = ("range",)
+
+    def __init__(self, value: range) -> None:
+        super().__init__(None)
+        self.range = value
+
+    def python_type(self) -> type:
+        return range
+
+    def as_constant(self) -> Any:
+        return self.range
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.range)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return [constant(number) for number in self.range]
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self)

@@ -1,0 +1,179 @@
+"""Dictionaries (dict, OrderedDict, defaultdict), their views, and lazily wrapped values.
+
+A dict from outside may hold hundreds of entries of which a program reads three; its values are
+wrapped, and guarded, when they are first read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.constant import NONE
+
+if TYPE_CHECKING:
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+class LazyValue(Value):
+    """An object from outside that nothing has looked at yet; `tx.force` makes it a value."""
+
+    __slots__ = ("forced", "obj")
+
+    def __init__(self, obj: object, source: Source) -> None:
+        super().__init__(source)
+        self.obj = obj
+        self.forced: Value | None = None
+
+    def describe(self) -> str:
+        return f"unread {type(self.obj).__name__}"
+
+
+class DictValue(MutableValue):
+    """A dict: hash key -> (key, value)."""
+
+    __slots__ = ("cls", "default_factory", "entries")
+
+    def __init__(
+        self,
+        pairs: list[tuple[Value, Value]] | None = None,
+        source: Source | None = None,
+        cls: type = dict,
+        default_factory: Value = NONE,
+    ) -> None:
+        super().__init__(source)
+        self.cls = cls
+        self.default_factory = default_factory
+        self.entries: dict[object, tuple[Value, Value]] = {}
+        for key, value in pairs or ():
+            self.put(key, value)
+
+    def put(self, key: Value, value: Value) -> None:
+        """Set an entry without recording it; the first of equal keys stays the key."""
+        hashed = key.hash_key()
+        old = self.entries.get(hashed)
+        self.entries[hashed] = (key if old is None else old[0], value)
+
+    def get(self, tx: Tracer, key: Value) -> Value | None:
+        """Return an entry's value, or None."""
+        entry = self.entries.get(key.hash_key())
+        return None if entry is None else tx.force(entry[1])
+
+    def pairs(self, tx: Tracer) -> Iterator[tuple[Value, Value]]:
+        """Iterate over entries with their values forced."""
+        for key, value in list(self.entries.values()):
+            yield key, tx.force(value)
+
+    def keys(self) -> list[Value]:
+        """Return the keys in order."""
+        return [key for key, _ in self.entries.values()]
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = dict(self.entries)
+
+        def restore() -> None:
+            self.entries = saved
+
+        return restore
+
+    def graph_arg(self) -> Any:
+        return {k.as_constant(): v.graph_arg() for k, v in self.entries.values()}
+
+    def example(self) -> Any:
+        return {k.as_constant(): v.example() for k, v in self.entries.values()}
+
+    def reconstruct(self, out: Output) -> None:
+        writer = out.writer
+        cyclic = out.is_cyclic(self)
+        if cyclic or self.cls is not dict:
+            writer.push_null()
+            writer.load_const(self.cls)
+            if self.cls is defaultdict:
+                out.load(self.default_factory)
+            writer.call(1 if self.cls is defaultdict else 0)
+            if cyclic:
+                out.remember(self)
+            if self.entries:
+                writer.dup()
+                writer.load_method("update")
+                self._build_map(out)
+                writer.call_method(1)
+                writer.pop()
+        else:
+            self._build_map(out)
+
+    def _build_map(self, out: Output) -> None:
+        for key, value in self.entries.values():
+            out.load(key)
+            out.load(value)
+        out.writer.build_map(len(self.entries))
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        self._build_map(out)
+        final = out.store_temp()
+
+        def write() -> None:
+            out.call_on(self, "clear")
+            out.call_on(self, "update", final)
+
+        return write
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.entries)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return self.keys()
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self.keys())
+
+    def copy(self) -> DictValue:
+        """Return a new dict with the same entries."""
+        fresh = DictValue(None, None, self.cls, self.default_factory)
+        fresh.entries = dict(self.entries)
+        return fresh
+
+
+DICT_CLASSES: tuple[type, ...] = (dict, OrderedDict, defaultdict)
+
+
+class DictView(Value):
+    """The result of keys, values or items of a dict."""
+
+    __slots__ = ("kind", "owner")
+
+    def __init__(self, owner: DictValue, kind: str) -> None:
+        super().__init__(None)
+        self.owner = owner
+        self.kind = kind
+
+    def python_type(self) -> type:
+        return {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}[
+            self.kind
+        ]
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.owner.entries)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        if self.kind == "keys":
+            return self.owner.keys()
+        if self.kind == "values":
+            return [value for _, value in self.owner.pairs(tx)]
+        return [tx.tuple_of(list(pair)) for pair in self.owner.pairs(tx)]
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self.unpack(tx))
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+        out.writer.load_method(self.kind)
+        out.writer.call_method(0)

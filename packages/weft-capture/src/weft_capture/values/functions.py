@@ -1,0 +1,395 @@
+"""Callables: Python functions with their cells, bound methods, builtins, classes, partial, super.
+
+A Python function is inlined. Everything else callable goes through the rule table
+(`rules.table`), keyed by the real callable.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.values.base import Kwargs, MutableValue, Value
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.dicts import DictValue
+
+if TYPE_CHECKING:
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+class CellValue(MutableValue):
+    """A closure cell; `contents` is None while it is empty."""
+
+    __slots__ = ("contents",)
+
+    def __init__(self, contents: Value | None = None, source: Source | None = None) -> None:
+        super().__init__(source)
+        self.contents = contents
+
+    def python_type(self) -> type:
+        return types.CellType
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = self.contents
+
+        def restore() -> None:
+            self.contents = saved
+
+        return restore
+
+    def store(self, tx: Tracer, value: Value | None) -> None:
+        """Change the contents, recorded."""
+        tx.mutate(self)
+        self.contents = value
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name != "cell_contents":
+            return super().getattr(tx, name)
+        if self.contents is None:
+            tx.raise_(ValueError, "Cell is empty")
+        return tx.force(self.contents)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        self.store(tx, value)
+
+    def reconstruct(self, out: Output) -> None:
+        writer = out.writer
+        writer.push_null()
+        writer.load_const(types.CellType)
+        writer.call(0)
+        out.remember(self)
+        if self.contents is not None:
+            writer.dup()
+            out.load(self.contents)
+            writer.swap(2)
+            writer.store_attr("cell_contents")
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        contents = self.contents
+        temp = None
+        if contents is not None:
+            out.load(contents)
+            temp = out.store_temp()
+
+        def write() -> None:
+            if temp is None:
+                out.load(self)
+                out.writer.delete_attr("cell_contents")
+            else:
+                out.writer.load_local(temp)
+                out.load(self)
+                out.writer.store_attr("cell_contents")
+
+        return write
+
+
+class FunctionValue(MutableValue):
+    """A Python function, from outside (`obj`) or made by the program (`obj` is None)."""
+
+    __slots__ = ("attributes", "cells", "code", "defaults", "globals", "kwdefaults", "name", "obj")
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        global_dict: dict[str, Any],
+        *,
+        name: str,
+        defaults: list[Value],
+        kwdefaults: dict[str, Value],
+        cells: tuple[CellValue, ...],
+        obj: types.FunctionType | None = None,
+        source: Source | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.code = code
+        self.globals = global_dict
+        self.name = name
+        self.defaults = defaults
+        self.kwdefaults = kwdefaults
+        self.cells = cells
+        self.obj = obj
+        self.attributes: dict[str, Value] = {}
+
+    def python_type(self) -> type:
+        return types.FunctionType
+
+    def describe(self) -> str:
+        return f"function {self.code.co_qualname}"
+
+    def as_constant(self) -> Any:
+        if self.obj is None:
+            raise NotConstant(self.describe())
+        return self.obj
+
+    def hash_key(self) -> object:
+        return self if self.obj is None else self.obj
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = dict(self.attributes)
+
+        def restore() -> None:
+            self.attributes = saved
+
+        return restore
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return tx.call_function(self, args, kwargs)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name in self.attributes:
+            return self.attributes[name]
+        if self.obj is not None:
+            return tx.function_attribute(self, name)
+        known: dict[str, Callable[[], Value]] = {
+            "__name__": lambda: constant(self.name.rpartition(".")[2]),
+            "__qualname__": lambda: constant(self.name),
+            "__module__": lambda: constant(self.globals.get("__name__")),
+            "__doc__": lambda: constant(
+                self.code.co_consts[0] if isinstance(self.code.co_consts[0], str) else None
+            ),
+            "__code__": lambda: constant(self.code),
+            "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
+            "__dict__": lambda: DictValue([(constant(k), v) for k, v in self.attributes.items()]),
+            "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
+            "__annotations__": lambda: DictValue(),
+            "__type_params__": lambda: tx.tuple_of([]),
+        }
+        if name in known:
+            return known[name]()
+        if name == "__get__":
+            return super().getattr(tx, name)
+        tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        tx.mutate(self)
+        self.attributes[name] = value
+
+    def reconstruct(self, out: Output) -> None:
+        writer = out.writer
+        writer.push_null()
+        writer.load_const(rebuild_function)
+        writer.load_const(self.code)
+        writer.load_const(self.globals)
+        writer.load_const(self.name)
+        out.load_all(self.defaults)
+        writer.build_tuple(len(self.defaults))
+        for name, value in self.kwdefaults.items():
+            writer.load_const(name)
+            out.load(value)
+        writer.build_map(len(self.kwdefaults))
+        out.load_all(self.cells)
+        writer.build_tuple(len(self.cells))
+        writer.call(6)
+        out.remember(self)
+        for name, value in self.attributes.items():
+            writer.dup()
+            out.load(value)
+            writer.swap(2)
+            writer.store_attr(name)
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        return out.replay_attributes(self, self.attributes)
+
+
+def rebuild_function(
+    code: types.CodeType,
+    global_dict: dict[str, Any],
+    name: str,
+    defaults: tuple[object, ...],
+    kwdefaults: dict[str, object],
+    cells: tuple[types.CellType, ...],
+) -> types.FunctionType:
+    """Make the function that a MAKE_FUNCTION in the captured frame would have made."""
+    function = types.FunctionType(code, global_dict, code.co_name, defaults or None, cells or None)
+    function.__qualname__ = name
+    if kwdefaults:
+        function.__kwdefaults__ = kwdefaults
+    return function
+
+
+class BoundMethod(Value):
+    """`function` bound to `owner`."""
+
+    __slots__ = ("function", "owner")
+
+    def __init__(self, function: Value, owner: Value, source: Source | None = None) -> None:
+        super().__init__(source)
+        self.function = function
+        self.owner = owner
+
+    def python_type(self) -> type:
+        return types.MethodType
+
+    def describe(self) -> str:
+        return f"method {self.function.describe()}"
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def hash_key(self) -> object:
+        return (self.function.hash_key(), self.owner.hash_key())
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return self.function.call(tx, [self.owner, *args], kwargs)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        special = {"__func__": self.function, "__self__": self.owner}
+        return special[name] if name in special else self.function.getattr(tx, name)
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.push_null()
+        out.writer.load_const(types.MethodType)
+        out.load(self.function)
+        out.load(self.owner)
+        out.writer.call(2)
+
+
+class ObjectConstant(Value):
+    """A real object used as it is: builtin and C functions, modules, and other opaque things.
+
+    Calls go through the rule table; the object's identity is guarded where it is wrapped.
+    """
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: Any, source: Source | None = None) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def describe(self) -> str:
+        return getattr(self.obj, "__qualname__", None) or repr(type(self.obj))
+
+    def as_constant(self) -> Any:
+        return self.obj
+
+    def hash_key(self) -> object:
+        return self.obj
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.load_const(self.obj)
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def same_object(self, other: Value) -> bool:
+        return isinstance(other, ObjectConstant) and other.obj is self.obj
+
+
+class BuiltinValue(ObjectConstant):
+    """A builtin or C function, or any callable that has rules instead of being inlined."""
+
+    __slots__ = ()
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return tx.call_builtin(self.obj, args, kwargs)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if not hasattr(self.obj, name):
+            tx.raise_(AttributeError, f"{self.describe()} has no attribute '{name}'")
+        return tx.const_object(getattr(self.obj, name))
+
+
+class ClassValue(ObjectConstant):
+    """A class."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        return f"class {self.obj.__qualname__}"
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return tx.call_class(self, args, kwargs)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        return tx.static_attribute(self, name)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        raise Break("unsupported-value", f"setting {name} of class {self.obj.__qualname__}")
+
+
+class ModuleObject(ObjectConstant):
+    """A Python module."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        return f"module {self.obj.__name__}"
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        return tx.module_attribute(self, name)
+
+
+class PartialValue(Value):
+    """functools.partial, from outside or made by the program."""
+
+    __slots__ = ("args", "function", "keywords")
+
+    def __init__(
+        self, function: Value, args: list[Value], keywords: Kwargs, source: Source | None = None
+    ) -> None:
+        super().__init__(source)
+        self.function = function
+        self.args = args
+        self.keywords = keywords
+
+    def python_type(self) -> type:
+        return functools.partial
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return self.function.call(tx, [*self.args, *args], {**self.keywords, **kwargs})
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "func":
+            return self.function
+        if name == "args":
+            return tx.tuple_of(self.args)
+        if name == "keywords":
+            return DictValue([(constant(k), v) for k, v in self.keywords.items()])
+        return super().getattr(tx, name)
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.push_null()
+        out.writer.load_const(functools.partial)
+        out.load(self.function)
+        out.load_all(self.args)
+        out.load_all(self.keywords.values())
+        out.writer.call(1 + len(self.args) + len(self.keywords), tuple(self.keywords))
+
+
+class SuperValue(Value):
+    """`super(cls, owner)`."""
+
+    __slots__ = ("cls", "owner")
+
+    def __init__(self, cls: type, owner: Value) -> None:
+        super().__init__(None)
+        self.cls = cls
+        self.owner = owner
+
+    def python_type(self) -> type:
+        return super
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        return tx.super_attribute(self, name)
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.push_null()
+        out.writer.load_const(super)
+        out.writer.load_const(self.cls)
+        out.load(self.owner)
+        out.writer.call(2)

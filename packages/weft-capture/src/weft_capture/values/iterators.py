@@ -1,0 +1,180 @@
+"""Iterators that the executor can step: over sequences, and the lazy builtins around them.
+
+Each can be rebuilt where it stands, so that a graph break inside a loop keeps the position.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft_capture.breaks import Break
+from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.constant import constant
+from weft_capture.values.containers import ListValue, RangeValue, TupleValue
+
+if TYPE_CHECKING:
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+class IteratorValue(MutableValue):
+    """Base of iterators: state is `position` and what subclasses add."""
+
+    __slots__ = ("position",)
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.position = 0
+
+    def iterate(self, tx: Tracer) -> Value:
+        return self
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def hash_key(self) -> object:
+        return self
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = self.position
+
+        def restore() -> None:
+            self.position = saved
+
+        return restore
+
+
+class SequenceIterator(IteratorValue):
+    """An iterator over a list (read live), tuple, range, or a plain list of values."""
+
+    __slots__ = ("over",)
+
+    def __init__(self, over: ListValue | TupleValue | RangeValue | Sequence[Value]) -> None:
+        super().__init__()
+        self.over = over
+
+    def python_type(self) -> type:
+        return type(iter([]))
+
+    def next(self, tx: Tracer) -> Value | None:
+        over = self.over
+        if isinstance(over, RangeValue):
+            if self.position >= len(over.range):
+                return None
+            item: Value = constant(over.range[self.position])
+        else:
+            items = over.items if isinstance(over, ListValue | TupleValue) else over
+            if self.position >= len(items):
+                return None
+            item = items[self.position]
+        tx.journal.touch(self)
+        self.position += 1
+        return item
+
+    def reconstruct(self, out: Output) -> None:
+        writer = out.writer
+        writer.push_null()
+        writer.load_const(iter)
+        over = self.over
+        if isinstance(over, RangeValue):
+            writer.load_const(over.range[self.position :])
+            writer.call(1)
+            return
+        if isinstance(over, ListValue):
+            out.load(over)
+            writer.call(1)
+            writer.dup()
+            writer.load_method("__setstate__")
+            writer.load_const(self.position)
+            writer.call_method(1)
+            writer.pop()
+            return
+        rest = (over.items if isinstance(over, TupleValue) else over)[self.position :]
+        out.load_all(rest)
+        writer.build_tuple(len(rest))
+        writer.call(1)
+
+
+class CombinedIterator(IteratorValue):
+    """enumerate, zip, map, filter, itertools.chain and their like, over inner iterators.
+
+    Args:
+        factory: the real class or function that rebuilds it from `prefix` and the inner iterators.
+        inner: the inner iterators.
+        step: (tx, self) -> the next item, or None at the end.
+        prefix: values that come before the iterators when it is rebuilt (map's function).
+        suffix: called when it is rebuilt; returns constants that follow (enumerate's start).
+    """
+
+    __slots__ = ("factory", "inner", "keywords", "prefix", "step", "suffix")
+
+    def __init__(
+        self,
+        factory: Any,
+        inner: list[Value],
+        step: Callable[[Tracer, CombinedIterator], Value | None],
+        prefix: Sequence[Value] = (),
+        suffix: Callable[[CombinedIterator], list[object]] | None = None,
+        keywords: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__()
+        self.factory = factory
+        self.inner = inner
+        self.step = step
+        self.prefix = prefix
+        self.suffix = suffix
+        self.keywords = keywords or {}
+
+    def python_type(self) -> type:
+        return self.factory if isinstance(self.factory, type) else itertools.chain
+
+    def next(self, tx: Tracer) -> Value | None:
+        return self.step(tx, self)
+
+    def advance(self, tx: Tracer) -> None:
+        """Move `position` on by one."""
+        tx.journal.touch(self)
+        self.position += 1
+
+    def reconstruct(self, out: Output) -> None:
+        writer = out.writer
+        writer.push_null()
+        writer.load_const(self.factory)
+        out.load_all(self.prefix)
+        out.load_all(self.inner)
+        extra = self.suffix(self) if self.suffix else []
+        for item in extra:
+            writer.load_const(item)
+        for item in self.keywords.values():
+            writer.load_const(item)
+        count = len(self.prefix) + len(self.inner) + len(extra) + len(self.keywords)
+        writer.call(count, tuple(self.keywords))
+
+
+class ExternalIterator(Value):
+    """An iterator that existed before the frame: stepping it is done for real, by a break.
+
+    A loop over it therefore compiles its body once, not once for each position.
+    """
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: object, source: Source | None) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return self
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def next(self, tx: Tracer) -> Value | None:
+        raise Break("generator", f"stepping a {type(self.obj).__name__} made outside the frame")

@@ -1,0 +1,193 @@
+"""Tensors and symbolic numbers: the values that are nodes of the graph.
+
+`TensorValue` pairs an fx node with the fake tensor that tells its shape, dtype and device.
+`SymValue` pairs an fx node with a SymInt, SymFloat or SymBool of the shape environment.
+Operations on both end in `tx.graph.emit`, which adds a node and runs it on the fakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft_capture.breaks import Break
+from weft_capture.values.base import Handler, Kwargs, MethodOf, Value
+from weft_capture.values.constant import constant
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+AttributeReader = Callable[["Tracer", "TensorValue"], Value]
+TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}
+"""Attributes with a rule of their own; filled by `tensor_attribute`."""
+
+METADATA_ATTRIBUTES = frozenset(
+    "dtype device layout requires_grad is_leaf ndim is_cuda is_cpu is_sparse is_quantized is_meta "
+    "is_mps is_xpu is_nested is_mkldnn is_ipu is_vulkan itemsize nbytes names is_sparse_csr "
+    "retains_grad output_nr is_inference".split()
+)
+"""Read from the fake tensor and known while capturing."""
+
+GRAPH_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
+"""Become a getattr node."""
+
+REAL_ONLY = frozenset(
+    "item tolist numpy data_ptr backward register_hook register_post_accumulate_grad_hook storage "
+    "untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory retain_grad "
+    "__float__ __int__ __bool__ __index__ __complex__ __format__ __repr__ __str__ set_ "
+    "__cuda_array_interface__ is_shared nonzero __reduce_ex__ __deepcopy__".split()
+)
+"""Methods that need the tensor's storage or value; filled out by rules where there is a way."""
+
+
+def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
+    """Add a row to the tensor attribute table: reader(tx, tensor) -> Value."""
+
+    def add(reader: AttributeReader) -> AttributeReader:
+        TENSOR_ATTRIBUTES[name] = reader
+        return reader
+
+    return add
+
+
+class TensorValue(Value):
+    """A tensor in the graph."""
+
+    __slots__ = ("fake", "node", "tensor_type")
+
+    def __init__(
+        self,
+        node: Node,
+        fake: torch.Tensor,
+        source: Source | None = None,
+        tensor_type: type = torch.Tensor,
+    ) -> None:
+        super().__init__(source)
+        self.node = node
+        self.fake = fake
+        self.tensor_type = tensor_type
+
+    def python_type(self) -> type:
+        return self.tensor_type
+
+    def describe(self) -> str:
+        return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
+
+    def graph_arg(self) -> Any:
+        return self.node
+
+    def example(self) -> Any:
+        return self.fake
+
+    def reconstruct(self, out: Output) -> None:
+        out.load_graph_output(self)
+
+    def hash_key(self) -> object:
+        return self
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        reader = TENSOR_ATTRIBUTES.get(name)
+        if reader is not None:
+            return reader(tx, self)
+        if name in METADATA_ATTRIBUTES:
+            return tx.literal(getattr(self.fake, name))
+        if name in GRAPH_ATTRIBUTES:
+            return tx.graph.emit("call_function", getattr, [self, constant(name)], {})
+        return self.getattr_fallback(tx, name)
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        if self.source is not None:
+            attribute = tx.tensor_dict_attribute(self, name)
+            if attribute is not None:
+                return attribute
+        static = getattr(self.tensor_type, name, None)
+        if static is None and not hasattr(self.tensor_type, name):
+            tx.raise_(AttributeError, f"'Tensor' object has no attribute '{name}'")
+        if callable(static):
+            return MethodOf(self, name)
+        raise Break("unsupported-value", f"attribute {name} of a tensor")
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        handler: Handler | None = self.find_method(f"set:{name}")
+        if handler is None:
+            raise Break("unsupported-value", f"setting {name} of a tensor")
+        handler(tx, self, value)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        handler = self.find_method(name)
+        if handler is not None:
+            return tx.apply(handler, self, args, kwargs)
+        if name in REAL_ONLY:
+            code = "data-dependent-value" if name in ("item", "tolist") else "unsupported-method"
+            raise Break(code, f"Tensor.{name}")
+        if not hasattr(self.tensor_type, name):
+            return self.getattr(tx, name).call(tx, args, kwargs)
+        return tx.graph.emit("call_method", name, [self, *args], kwargs)
+
+    def truth(self, tx: Tracer) -> bool:
+        raise Break("data-dependent-branch", "truth of a tensor")
+
+    def iterate(self, tx: Tracer) -> Value:
+        if self.fake.dim() == 0:
+            tx.raise_(TypeError, "iteration over a 0-d tensor")
+        rows = self.call_method(tx, "unbind", [constant(0)], {})
+        return rows.iterate(tx)
+
+
+class SymValue(Value):
+    """A symbolic number: a size or an int that the graph takes as an input."""
+
+    __slots__ = ("node", "sym")
+
+    def __init__(self, node: Node, sym: Any, source: Source | None = None) -> None:
+        super().__init__(source)
+        self.node = node
+        self.sym = sym
+
+    def python_type(self) -> type:
+        name = type(self.sym).__name__
+        return {"SymInt": int, "SymFloat": float, "SymBool": bool}[name]
+
+    def describe(self) -> str:
+        return f"symbolic {self.python_type().__name__} {self.sym}"
+
+    def graph_arg(self) -> Any:
+        return self.node
+
+    def example(self) -> Any:
+        return self.sym
+
+    def reconstruct(self, out: Output) -> None:
+        out.load_graph_output(self)
+
+    def specialize(self) -> Any:
+        """Fix the number to its present value with a guard, and return it."""
+        return self.python_type()(self.sym)
+
+    def as_constant(self) -> Any:
+        return self.specialize()
+
+    def is_constant(self) -> bool:
+        return False
+
+    def hash_key(self) -> object:
+        return self.specialize()
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.sym)
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        return constant(self.specialize()).call_method(tx, name, args, kwargs)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name in ("real", "numerator"):
+            return self
+        return MethodOf(self, name)
