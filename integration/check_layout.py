@@ -1,0 +1,119 @@
+"""Check the rules of layout that no linter knows; `--report` prints sizes instead.
+
+A file has at most 500 lines and a function 60, no package imports what it does not declare, no
+two test files share a name, and the parts of torch that weft replaces are imported nowhere.
+"""
+
+import argparse
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FILE_LIMIT = 500
+FUNCTION_LIMIT = 60
+FORBIDDEN = re.compile(
+    r"torch\.(_dynamo|_inductor|_C\._dynamo\.(eval_frame|guards)"
+    r"|_functorch\.(aot_autograd|_aot_autograd|partitioners|compilers|config))\b"
+)
+# distribution -> what it is imported as, where the two differ
+IMPORT_NAMES = {"scikit-learn": "sklearn"}
+
+
+def source_files() -> list[Path]:
+    """Return every Python file under packages/*/src."""
+    return sorted(ROOT.glob("packages/*/src/**/*.py"))
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[int, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield every function of a module with its length in lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield (node.end_lineno or node.lineno) - node.lineno + 1, node
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the full dotted name of everything a module imports, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def declared_imports(package: Path) -> set[str]:
+    """Return the top-level modules that a package's pyproject.toml allows it to import."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    extras = project.get("optional-dependencies", {})
+    wanted = [*project.get("dependencies", []), *(r for rows in extras.values() for r in rows)]
+    names = [re.split(r"[^\w.-]", requirement)[0] for requirement in [project["name"], *wanted]]
+    return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
+
+
+def check_file(path: Path, declared: set[str]) -> Iterator[str]:
+    """Yield what is wrong with one source file."""
+    where = path.relative_to(ROOT)
+    text = path.read_text()
+    tree = ast.parse(text)
+    if (lines := text.count("\n")) > FILE_LIMIT:
+        yield f"{where}: {lines} lines (limit {FILE_LIMIT})"
+    for length, node in functions(tree):
+        if length > FUNCTION_LIMIT:
+            yield f"{where}:{node.lineno}: {node.name} has {length} lines (limit {FUNCTION_LIMIT})"
+    for line, name in imported_names(tree):
+        top = name.split(".")[0]
+        if FORBIDDEN.match(name):
+            yield f"{where}:{line}: imports {name}, which weft replaces"
+        elif top not in sys.stdlib_module_names | declared:
+            yield f"{where}:{line}: imports {top}, which the package does not declare"
+
+
+def problems() -> Iterator[str]:
+    """Yield everything that breaks a rule."""
+    for package in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        declared = declared_imports(package.parent)
+        for path in sorted(package.parent.glob("src/**/*.py")):
+            yield from check_file(path, declared)
+    names = Counter(path.name for path in ROOT.glob("**/test_*.py") if ".nox" not in path.parts)
+    yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)
+
+
+def report() -> None:
+    """Print the lines of each package and the longest files and functions."""
+    total = 0
+    for package in sorted(ROOT.glob("packages/*")):
+        counts = [
+            sum(path.read_text().count("\n") for path in package.glob(f"{part}/**/*.{kind}"))
+            for part, kind in (("src", "py"), ("src", "c"), ("tests", "py"))
+        ]
+        total += counts[0] + counts[1]
+        print(f"{package.name:<26}{counts[0]:>7} Python {counts[1]:>6} C {counts[2]:>7} tests")
+    print(f"{'all source':<26}{total:>7} lines")
+    files = sorted(((p.read_text().count("\n"), p) for p in source_files()), reverse=True)
+    print("longest files:")
+    for lines, path in files[:8]:
+        print(f"  {lines:>5}  {path.relative_to(ROOT)}")
+    found = [(n, f.name, p) for _, p in files for n, f in functions(ast.parse(p.read_text()))]
+    print("longest functions:")
+    for lines, name, path in sorted(found, reverse=True)[:8]:
+        print(f"  {lines:>5}  {name}  {path.relative_to(ROOT)}")
+
+
+def main() -> int:
+    """Check, or print sizes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--report", action="store_true", help="print sizes; check nothing")
+    if parser.parse_args().report:
+        report()
+        return 0
+    found = list(problems())
+    print("\n".join(found) or "layout: no problems found")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What a user sees when something is wrong: names, exceptions, compilers, cache files."""
+
+import logging
+import subprocess
+import sys
+import textwrap
+import traceback
+
+import pytest
+import torch
+import weft
+
+
+def in_fresh_process(code, **environment):
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "guess"),
+    [
+        ({"backend": "indcutor"}, weft.InvalidBackend, "inductor"),
+        ({"mode": "max-autotun"}, weft.InvalidMode, "max-autotune"),
+        ({"options": {"epilog_fusion": True}}, weft.InvalidOption, "epilogue_fusion"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(arguments, error, guess):
+    with pytest.raises(error, match=guess):
+        weft.compile(lambda x: x, **arguments)
+
+
+def test_the_users_exception_and_traceback():
+    def inner(x, n):
+        if n > 2:
+            raise LookupError(f"no {n}")
+        return x + n
+
+    def outer(x, n):
+        return inner(x * 2, n)
+
+    compiled = weft.compile(outer)
+    compiled(torch.ones(2), 1)
+    with pytest.raises(LookupError, match="no 3") as caught:
+        compiled(torch.ones(2), 3)
+    names = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert names[-2:] == ["outer", "inner"]
+
+
+def test_an_op_that_raises_raises_as_in_eager():
+    def step(x, y):
+        return x @ y
+
+    with pytest.raises(RuntimeError) as want:
+        step(torch.ones(2, 3), torch.ones(2, 3))
+    with pytest.raises(RuntimeError) as got:
+        weft.compile(step)(torch.ones(2, 3), torch.ones(2, 3))
+    assert str(got.value) == str(want.value)
+
+
+def test_fullgraph_turns_a_break_into_an_error():
+    def step(x):
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    with pytest.raises(weft.Unsupported, match="data-dependent") as caught:
+        weft.compile(step, fullgraph=True)(torch.ones(2))
+    assert "test_integration_bad_input.py" in str(caught.value)
+
+
+def test_a_failing_backend_names_the_users_line():
+    def bad(gm, inputs):
+        raise ZeroDivisionError("broken backend")
+
+    def step(x):
+        return x + 1
+
+    with pytest.raises(weft.BackendCompilerError, match="broken backend") as caught:
+        weft.compile(step, backend=bad)(torch.ones(2))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "test_integration_bad_input.py" in caught.value.user_line
+
+
+def test_on_compile_error_eager(caplog):
+    def bad(gm, inputs):
+        raise ZeroDivisionError("broken backend")
+
+    compiled = weft.compile(lambda x: x + 1, backend=bad)
+    with weft.config.patch(on_compile_error="eager"), caplog.at_level(logging.WARNING, "weft"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert sum("broken backend" in record.message for record in caplog.records) == 1
+
+
+STEP = """
+    import torch, weft
+    @weft.compile
+    def step(x):
+        return (x * 2).relu().sum(-1)
+    x = torch.randn(8, 16)
+    torch.testing.assert_close(step(x), (x * 2).relu().sum(-1))
+"""
+
+
+def test_no_c_compiler_means_eager_and_a_message(tmp_path):
+    environment = {"CC": "", "PATH": str(tmp_path), "WEFT_CACHE_DIR": str(tmp_path / "cache")}
+    done = in_fresh_process(STEP, **environment)
+    assert "apt install gcc" in done.stderr
+
+
+def test_a_damaged_cache_is_compiled_again(tmp_path):
+    in_fresh_process(STEP, WEFT_CACHE_DIR=str(tmp_path))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] + b"garbage")
+    in_fresh_process(STEP, WEFT_CACHE_DIR=str(tmp_path))
+
+
+def test_nothing_of_torchs_own_compiler_is_loaded(tmp_path):
+    done = in_fresh_process(
+        """
+        import sys, torch, weft
+        model = weft.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for size in (2, 2, 3, 4):
+            model(torch.randn(size, 8)).sum().backward()
+        with weft.config.patch(compiled_autograd=True):
+            model(torch.randn(2, 8)).sum().backward()
+        stages = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd",
+                  "torch._functorch._aot_autograd", "torch._functorch.partitioners",
+                  "torch._functorch.compilers", "torch._functorch.config")
+        print([name for name in sys.modules if name.startswith(stages)])
+        """,
+        WEFT_CACHE_DIR=str(tmp_path),
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_static_shapes_do_not_load_sympy(tmp_path):
+    done = in_fresh_process(
+        STEP + "    import sys; print('sympy' in sys.modules)\n", WEFT_CACHE_DIR=str(tmp_path)
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_stock_torch_compile_can_use_the_code_generator(tmp_path):
+    done = in_fresh_process(
+        """
+        import sys, torch
+        f = torch.compile(lambda x: (x * 2).relu().sum(-1), backend="weft")
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(f(x), (x * 2).relu().sum(-1))
+        print(sorted(name for name in sys.modules if name.startswith("weft") and "." not in name))
+        """,
+        WEFT_CACHE_DIR=str(tmp_path),
+    )
+    assert done.stdout.strip() == "['weft_codegen', 'weft_core']"

@@ -1,0 +1,219 @@
+"""Functions rather than models: dicts, branches, sizes that change, hooks, state, threads."""
+
+import threading
+
+import pytest
+import torch
+import weft
+from models import ZOO
+from torch import nn
+
+
+def test_dict_with_a_data_dependent_branch_and_two_sizes():
+    def step(batch):
+        y = batch["x"] * 2 + batch["bias"]
+        if y.sum() > 0:
+            return {"y": y.relu(), "positive": True}
+        return {"y": -y, "positive": False}
+
+    compiled = weft.compile(step)
+    for size in (4, 7, 9):
+        for sign in (1.0, -1.0):
+            batch = {"x": torch.full((size, 3), sign), "bias": torch.ones(3) * 0.5}
+            want, got = step(batch), compiled(batch)
+            assert got["positive"] is want["positive"]
+            torch.testing.assert_close(got["y"], want["y"])
+    assert weft.counters["graph_break"].total() >= 1
+    # Two graphs a path at most: one for the first size, one for every other.
+    assert weft.counters["stats"]["unique_graphs"] <= 6
+
+
+def test_the_second_size_is_the_last_compile():
+    compiled = weft.compile(lambda x: (x @ x.T).softmax(-1))
+    for size in (3, 5, 6, 7, 8):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(compiled(x), (x @ x.T).softmax(-1))
+    assert weft.counters["stats"]["unique_graphs"] == 2
+
+
+def test_dynamic_false_specialises_each_size_and_true_compiles_once():
+    for dynamic, graphs in ((False, 3), (True, 1)):
+        weft.reset()
+        compiled = weft.compile(lambda x: x * 2 + 1, dynamic=dynamic)
+        for size in (3, 5, 6):
+            assert torch.equal(compiled(torch.ones(size)), torch.full((size,), 3.0))
+        assert weft.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_a_compiled_module_is_the_same_module():
+    model = ZOO["tiny_mlp"].model()
+    compiled = weft.compile(model)
+    assert isinstance(compiled, type(model))
+    assert list(compiled.state_dict()) == list(model.state_dict())
+    assert [p is q for p, q in zip(compiled.parameters(), model.parameters(), strict=True)]
+    compiled.train()
+    assert model.training
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(compiled(x), model(x))
+    with torch.no_grad():
+        model.layers[0].weight.mul_(2)
+    torch.testing.assert_close(compiled(x), model(x))
+    model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_training_flag_is_guarded():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    compiled = weft.compile(model)
+    x = torch.randn(3, 8)
+    model.eval()
+    torch.testing.assert_close(compiled(x), model(x))
+    model.train()
+    assert (compiled(x) == 0).any()
+    model.eval()
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_decorator_method_and_disable():
+    @weft.compile(fullgraph=True)
+    def double(x, *, plus=1):
+        return x * 2 + plus
+
+    class Scaler:
+        factor = 3.0
+
+        @weft.compile
+        def scale(self, x):
+            return x * self.factor
+
+        def shift(self, x):
+            return x + self.factor
+
+    x = torch.randn(5)
+    assert double.__name__ == "double"
+    torch.testing.assert_close(double(x, plus=2), x * 2 + 2)
+    scaler = Scaler()
+    torch.testing.assert_close(scaler.scale(x), x * 3)
+    torch.testing.assert_close(weft.compile(scaler.shift)(x), x + 3)
+    scaler.factor = 4.0
+    torch.testing.assert_close(scaler.scale(x), x * 4)
+
+    def plain(x):
+        return x
+
+    assert weft.compile(plain, disable=True) is plain
+
+
+def test_side_effects_happen_in_order():
+    log = []
+
+    @weft.compile
+    def step(x, state):
+        log.append("start")
+        state["n"] = state.get("n", 0) + 1
+        y = x * state["n"]
+        log.append("end")
+        return y
+
+    state = {}
+    for n in (1, 2, 3):
+        assert torch.equal(step(torch.ones(2), state), torch.full((2,), float(n)))
+        assert state["n"] == n
+    assert log == ["start", "end"] * 3
+
+
+def test_gradients_reach_inputs_and_accumulate():
+    compiled = weft.compile(lambda x, w: (x @ w).relu().sum())
+    x, w = torch.randn(4, 5, requires_grad=True), torch.randn(5, 6, requires_grad=True)
+    for _ in range(2):
+        compiled(x, w).backward()
+    got = x.grad, w.grad
+    x.grad = w.grad = None
+    for _ in range(2):
+        (x @ w).relu().sum().backward()
+    torch.testing.assert_close(got, (x.grad, w.grad))
+
+
+def test_input_mutation_and_views():
+    @weft.compile
+    def step(x):
+        x.add_(1)
+        return x[1:], x.t()
+
+    x = torch.zeros(3, 4)
+    tail, turned = step(x)
+    assert torch.equal(x, torch.ones(3, 4))
+    x.fill_(5)
+    assert (tail == 5).all() and (turned == 5).all()
+
+
+def test_explain_names_graphs_and_breaks():
+    def step(x):
+        y = x + 1
+        weft.graph_break()
+        return y * 2
+
+    report = weft.explain(step)(torch.ones(3))
+    assert report.graph_count == 2
+    assert report.graph_break_count == 1
+    assert "test_integration_programs.py" in str(report)
+
+
+def test_recompile_limit_falls_back_to_eager():
+    @weft.compile
+    def step(x, n):
+        return x * (1 if n == "a" else 2) + len(n)
+
+    with weft.config.patch(recompile_limit=2):
+        for n in ("a", "bb", "ccc", "dddd", "eeeee"):
+            want = torch.ones(2) * (1 if n == "a" else 2) + len(n)
+            assert torch.equal(step(torch.ones(2), n), want)
+    assert weft.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_recompiles_say_why(caplog):
+    compiled = weft.compile(lambda x, n: x + n.count("a"))
+    weft.set_logs(recompiles=True)
+    try:
+        with caplog.at_level("INFO", logger="weft"):
+            compiled(torch.ones(2), "a")
+            compiled(torch.ones(2), "aab")
+    finally:
+        weft.set_logs(recompiles=False)
+    assert "'a'" in caplog.text and "'aab'" in caplog.text
+
+
+def test_threads_may_call_at_once():
+    compiled = weft.compile(lambda x: (x.sin() + x.cos()).sum(-1))
+    wrong = []
+
+    def work(seed):
+        x = torch.randn(4, seed + 2)
+        for _ in range(5):
+            if not torch.allclose(compiled(x), (x.sin() + x.cos()).sum(-1), atol=1e-5):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_compiled_autograd_captures_a_backward():
+    model = nn.Linear(4, 3)
+    x = torch.randn(5, 4)
+    model(x).sum().backward()
+    want = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with weft.config.patch(compiled_autograd=True):
+        model(x).sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], want)
+    assert weft.counters["compiled_autograd"]["captures"] == 1
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_modes_run_on_cpu(mode):
+    compiled = weft.compile(lambda x: x.relu() + 1, mode=mode)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
