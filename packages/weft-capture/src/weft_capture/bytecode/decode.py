@@ -29,7 +29,6 @@ from .instr import (
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
 _INTRINSICS = {2: "IMPORT_STAR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
-_FUNCTION_ATTRIBUTES = "SET_FUNCTION_ATTRIBUTE"
 
 
 def _cache_entries() -> dict[int, int]:
@@ -40,8 +39,11 @@ def _cache_entries() -> dict[int, int]:
     return dict(enumerate(table))
 
 
-_CACHES = _cache_entries()
-_KIND: dict[int, str] = {}
+#: Inline cache units behind each opcode.
+CACHE_UNITS = _cache_entries()
+#: Opcodes that have an argument.
+HAS_ARG = frozenset(dis.hasarg) if PY312 else frozenset(range(dis.HAVE_ARGUMENT, 256))
+_KIND: dict[int, str] = dict.fromkeys(HAS_ARG, "number")
 for _group, _kind in (
     (dis.hasconst, "const"),
     (dis.hasname, "name"),
@@ -87,7 +89,7 @@ def _raw(code: bytes) -> Iterator[tuple[int, int, int, int]]:
         if op == _EXTENDED_ARG:
             extended = arg << 8
             continue
-        at += 2 * _CACHES.get(op, 0)
+        at += 2 * CACHE_UNITS.get(op, 0)
         yield start, at, op, arg
         extended, start = 0, None
 
@@ -126,14 +128,16 @@ class _Normal:
             if kind == "jump":
                 self.jump(name, op, arg, end)
             else:
-                self.emit(name, arg, self.value(kind, arg))
+                self.emit(name, arg if kind == "number" else 0, self.value(kind, arg))
 
     def value(self, kind: str | None, arg: int) -> Any:
         if kind == "local":
             return self.slots[arg]
         if kind == "name":
             return self.names[arg]
-        return self.consts[arg] if kind == "const" else arg
+        if kind == "const":
+            return self.consts[arg]
+        return arg if kind == "number" else None
 
     def jump(self, name: str, op: int, arg: int, end: int) -> None:
         target = end + (-2 if op in _BACKWARD else 2) * arg
@@ -246,7 +250,7 @@ _SPECIAL: dict[str, _Rule] = {
     "BINARY_SLICE": lambda n, a: n.slice_op("BINARY_SUBSCR"),
     "STORE_SLICE": lambda n, a: n.slice_op("STORE_SUBSCR"),
     "CALL_INTRINSIC_1": _Normal.intrinsic,
-    _FUNCTION_ATTRIBUTES: _Normal.function_attribute,
+    "SET_FUNCTION_ATTRIBUTE": _Normal.function_attribute,
     "FORMAT_SIMPLE": lambda n, a: n.emit("FORMAT_VALUE", 0, 0),
     "FORMAT_WITH_SPEC": lambda n, a: n.emit("FORMAT_VALUE", 4, 4),
 }

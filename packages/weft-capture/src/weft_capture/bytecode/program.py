@@ -1,0 +1,109 @@
+"""What an assembler takes: operations of the vocabulary, labels, and the shape of the new frame.
+
+`Op` is `Instr` before it has a place: its jump goes to a `Label` object instead of an index, so
+operations can be inserted and code of different origins spliced without renumbering anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .instr import NO_POSITION, Decoded, Positions, localsplus_names
+
+
+class Label:
+    """A place in the program; the assembler gives it the index of the raw instruction there."""
+
+    __slots__ = ("index",)
+
+    def __init__(self) -> None:
+        self.index: int | None = None
+
+
+class Cover(NamedTuple):
+    """The exception handler of an operation, with a label for its place."""
+
+    label: Label
+    depth: int
+    lasti: bool
+
+
+class Op:
+    """One operation to assemble; fields as in `Instr`."""
+
+    __slots__ = ("arg", "argval", "cover", "jump", "opname", "positions")
+
+    def __init__(
+        self,
+        opname: str,
+        arg: int = 0,
+        argval: Any = None,
+        jump: Label | None = None,
+        positions: Positions = NO_POSITION,
+        cover: Cover | None = None,
+    ) -> None:
+        self.opname = opname
+        self.arg = arg
+        self.argval = argval
+        self.jump = jump
+        self.positions = positions
+        self.cover = cover
+
+
+Item = Op | Label
+
+
+@dataclass(frozen=True)
+class FrameShape:
+    """Everything of a code object but its instructions; names in CPython's order."""
+
+    name: str
+    qualname: str
+    filename: str
+    firstlineno: int
+    flags: int
+    varnames: tuple[str, ...]
+    cellvars: tuple[str, ...]
+    freevars: tuple[str, ...]
+    argcount: int
+    posonly: int
+    kwonly: int
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names by slot of the frame's variable array."""
+        return localsplus_names(self.varnames, self.cellvars, self.freevars)
+
+
+def program_of(
+    decoded: Decoded, keep: list[bool] | None = None
+) -> tuple[list[Item], dict[int, Label]]:
+    """The instructions of `decoded` as a program, those with a false `keep` left out.
+
+    Returns the items and a label for every kept index that is a jump target or a handler.
+    Ranges that are kept must be closed: what a kept instruction can reach is kept too.
+    """
+    instrs = decoded.instrs
+    places: dict[int, Label] = {}
+    for index, instr in enumerate(instrs):
+        if keep is not None and not keep[index]:
+            continue
+        if instr.target is not None:
+            places.setdefault(instr.target, Label())
+        if instr.handler is not None:
+            places.setdefault(instr.handler.target, Label())
+    items: list[Item] = []
+    covers = {
+        handler: Cover(places[handler.target], handler.depth, handler.lasti)
+        for handler in {i.handler for i in instrs if i.handler and i.handler.target in places}
+    }
+    for index, instr in enumerate(instrs):
+        if index in places:
+            items.append(places[index])
+        if keep is not None and not keep[index]:
+            continue
+        jump = None if instr.target is None else places[instr.target]
+        cover = None if instr.handler is None else covers[instr.handler]
+        items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
+    return items, places
