@@ -24,7 +24,7 @@ class Results:
 
 
 def run(case: Case, model: nn.Module, call: Any, dtype: torch.dtype, training: bool) -> Results:
-    """Call a model once, and its backward when training; `call` is the model or its compiled twin."""
+    """Call a model, or its compiled twin `call`, once; with its backward when training."""
     args, kwargs = case.inputs(dtype)
     found: dict[str, torch.Tensor] = {}
     with torch.set_grad_enabled(training):

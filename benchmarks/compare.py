@@ -1,0 +1,228 @@
+"""Compare weft, torch.compile and eager, in turn, in one run.
+
+For each model and mode (inference, training) three processes are started: one a system. With
+fresh cache folders their first call is the cold compile; a second pair of processes shows what a
+warm cache gives. Then all three are timed in rounds, one after the other in each round, and the
+ratio to eager is the median over rounds, so that noise on the machine hits all alike.
+
+    python benchmarks/compare.py --only gpt,tiny_mlp --modes training --quick
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from systems import MODES, ZOO
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: made by `nox -s bench` -->", "<!-- end of figures -->"
+ROUND_SECONDS = 0.15
+
+
+class Worker:
+    """One system in one process; see systems.py."""
+
+    def __init__(self, name: str, mode: str, system: str, caches: Path) -> None:
+        environment = {
+            **os.environ,
+            "WEFT_CACHE_DIR": str(caches / "weft"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "torch"),
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "systems.py"), name, mode, system],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.first = self._answer()["first"]
+
+    def _answer(self) -> dict[str, float]:
+        assert self.process.stdout is not None and self.process.stderr is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(self.process.stderr.read()[-2000:])
+        return json.loads(line)
+
+    def seconds(self, calls: int) -> float:
+        """Return the time that so many calls take."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"calls {calls}\n")
+        self.process.stdin.flush()
+        return self._answer()["seconds"]
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate(timeout=60)
+
+
+@dataclass
+class Row:
+    """The figures of one model in one mode; seconds, and ratios to eager (above 1 is faster)."""
+
+    name: str
+    mode: str
+    cold_weft: float
+    cold_torch: float
+    warm_weft: float
+    warm_torch: float
+    eager_call: float
+    speed_weft: float
+    speed_torch: float
+
+
+def measure(name: str, mode: str, rounds: int) -> Row:
+    """Measure one model in one mode."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = Path(folder)
+        workers: dict[str, Worker] = {}
+        try:
+            cold = {}
+            for system in ("eager", "weft", "torch"):
+                workers[system] = Worker(name, mode, system, caches)
+                cold[system] = workers[system].first
+            speeds, call = steady(workers, rounds)
+        finally:
+            for worker in workers.values():
+                worker.close()
+        warm = {}
+        for system in ("weft", "torch"):
+            again = Worker(name, mode, system, caches)
+            warm[system] = again.first
+            again.close()
+    return Row(
+        name, mode, cold["weft"], cold["torch"], warm["weft"], warm["torch"], call,
+        speeds["weft"], speeds["torch"],
+    )  # fmt: skip
+
+
+def steady(workers: dict[str, Worker], rounds: int) -> tuple[dict[str, float], float]:
+    """Time all systems in turn; returns eager's time over each one's, and eager's seconds a call."""
+    for worker in workers.values():
+        worker.seconds(3)
+    calls = max(1, math.ceil(ROUND_SECONDS / max(workers["eager"].seconds(3) / 3, 1e-7)))
+    ratios: dict[str, list[float]] = {system: [] for system in workers}
+    eager_calls = []
+    for number in range(rounds):
+        order = list(workers)
+        order = order[number % 3 :] + order[: number % 3]
+        took = {system: workers[system].seconds(calls) for system in order}
+        eager_calls.append(took["eager"] / calls)
+        for system, seconds in took.items():
+            ratios[system].append(took["eager"] / seconds)
+    medians = {system: statistics.median(values) for system, values in ratios.items()}
+    return medians, statistics.median(eager_calls)
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def import_seconds() -> float:
+    """Return what `import weft` takes after `import torch`, the median of five processes."""
+    code = (
+        "import torch, time; t = time.perf_counter(); import weft; print(time.perf_counter() - t)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            for _ in range(5)]  # fmt: skip
+    return statistics.median(float(run.stdout) for run in runs)
+
+
+def table(rows: list[Row], imported: float) -> str:
+    """Return the figures as Markdown."""
+    lines = [
+        "| model | mode | cold compile: weft | torch.compile | | warm cache: weft | torch.compile "
+        "| eager call | weft | torch.compile |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.name} | {row.mode} | {row.cold_weft:.1f} s | {row.cold_torch:.1f} s "
+            f"| {row.cold_torch / row.cold_weft:.1f}x | {row.warm_weft:.1f} s "
+            f"| {row.warm_torch:.1f} s | {row.eager_call * 1e3:.2f} ms "
+            f"| {row.speed_weft:.2f}x | {row.speed_torch:.2f}x |"
+        )
+    means = {
+        key: geometric_mean([asdict(row)[key] for row in rows])
+        for key in asdict(rows[0]) if key not in ("name", "mode")
+    }  # fmt: skip
+    lines.append(
+        f"| **geometric mean** | | {means['cold_weft']:.1f} s | {means['cold_torch']:.1f} s "
+        f"| **{means['cold_torch'] / means['cold_weft']:.1f}x** | {means['warm_weft']:.1f} s "
+        f"| {means['warm_torch']:.1f} s | | **{means['speed_weft']:.2f}x** "
+        f"| **{means['speed_torch']:.2f}x** |"
+    )
+    lines.append(
+        f"\nCold and warm: seconds of the first call in a new process. The last two columns: speed "
+        f"of a later call as a multiple of eager's (above 1 is faster). {torch.get_num_threads()} "
+        f"CPU threads ({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}, "
+        f"Python {sys.version.split()[0]}. `import weft` takes {imported * 1e3:.0f} ms after torch."
+    )
+    return "\n".join(lines)
+
+
+def write_readme(text: str) -> None:
+    """Put the table between the README's markers."""
+    readme = README.read_text()
+    before, rest = readme.split(BEGIN)
+    after = rest.split(END)[1]
+    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", help="models, separated by commas")
+    parser.add_argument("--modes", default=",".join(MODES), help="inference,training")
+    parser.add_argument("--quick", action="store_true", help="few rounds, for a first look")
+    parser.add_argument("--write-readme", action="store_true", help="replace the README's table")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure what was asked for; print and keep the figures."""
+    options = arguments()
+    names = options.only.split(",") if options.only else [n for n, c in ZOO.items() if c.benchmark]
+    work = [(name, mode) for mode in options.modes.split(",") for name in names]
+    rows: list[Row] = []
+    failed = []
+    started = time.perf_counter()
+    for number, (name, mode) in enumerate(work, 1):
+        passed = time.perf_counter() - started
+        print(f"[{number}/{len(work)}] {name} {mode} ({passed:.0f} s)", file=sys.stderr, flush=True)
+        try:
+            rows.append(measure(name, mode, rounds=5 if options.quick else 15))
+            print(f"    {asdict(rows[-1])}", file=sys.stderr, flush=True)
+        except RuntimeError as error:
+            failed.append(f"{name} {mode}")
+            print(f"    failed: {error}", file=sys.stderr, flush=True)
+    if rows:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "latest.json").write_text(
+            json.dumps([asdict(row) for row in rows], indent=1)
+        )
+        text = table(rows, import_seconds())
+        print(text)
+        if options.write_readme:
+            write_readme(text)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
