@@ -1,0 +1,413 @@
+"""Lowering an aten graph: fx nodes in, loop nodes, extern calls and aliases out.
+
+Walks the graph once.  A node with a row in the table becomes a lazy tensor; whatever has none (or
+whose row declines the case) becomes an Extern through the dispatcher.  Lazy tensors get a buffer
+when an extern, an output or a mutation needs memory, when several users would recompute something
+that is not trivial, or when an expression has grown long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft_codegen.loops.expr import Expr, Load, Op, cast, walk
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, atoms, axis
+from weft_codegen.loops.lower import install
+from weft_codegen.loops.lower.origins import origin_text
+from weft_codegen.loops.lower.shapes import NoLowering, to_index, to_shape
+from weft_codegen.loops.lower.table import LOWERINGS, Call
+from weft_codegen.loops.lower.values import (
+    LazyTensor,
+    broadcast_at,
+    contiguous_strides,
+    flatten,
+    is_dense,
+)
+from weft_codegen.loops.nodes import Compute, Item, Lowered
+from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.program import Alias, Buffer, Extern, Input, Output, Ref
+
+# A value that several users would recompute is stored when it costs more than this (in float adds,
+# a load counting two): one store and one load per user replace the recomputation.
+_RECOMPUTE_LIMIT = 5
+# Longest chain of operators kept in one expression.
+_CHAIN_LIMIT = 64
+
+_VIEW_OPS = frozenset(
+    "view _unsafe_view unsqueeze squeeze alias detach permute transpose t expand slice select "
+    "split split_with_sizes unbind diagonal".split()
+)
+
+
+def lower_graph(gm: fx.GraphModule) -> Lowered:
+    """Lower an aten graph whose nodes carry `meta["val"]`.
+
+    The graph is functional apart from trailing `aten.copy_(placeholder, value)` nodes.  Raises
+    NoLowering when the graph as a whole has no program (unbacked sizes, other mutations).
+    """
+    install()
+    return _Lowering(gm).run()
+
+
+class _Lowering:
+    """State of one graph's lowering; the Realiser that table rows talk to."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm = gm
+        self._env: dict[fx.Node, Any] = {}
+        self._buffers: dict[str, Buffer] = {}
+        self._items: list[Item] = []
+        self._inputs: list[Input] = []
+        self._constants: dict[str, torch.Tensor] = {}
+        self._outputs: list[Output] = []
+        self._copies: list[tuple[LazyTensor, LazyTensor]] = []
+        self._aliases: dict[tuple[Any, ...], Buffer] = {}
+        self._uses: dict[fx.Node, int] = {}
+        self._weights: dict[LazyTensor, int] = {}
+
+    def run(self) -> Lowered:
+        self._count_uses()
+        visit: dict[str, Callable[[fx.Node], None]] = {
+            "placeholder": self._placeholder,
+            "get_attr": self._get_attr,
+            "call_function": self._call_function,
+            "output": self._output,
+        }
+        for node in self._gm.graph.nodes:
+            visit[node.op](node)
+        mutations = self._mutate()
+        return Lowered(
+            self._bound_sizes(),
+            tuple(self._inputs),
+            self._constants,
+            self._buffers,
+            tuple(self._items),
+            tuple(self._outputs),
+            mutations,
+        )
+
+    # ---- the graph's boundary
+
+    def _placeholder(self, node: fx.Node) -> None:
+        fake = node.meta.get("val")
+        if isinstance(fake, torch.Tensor):
+            name = f"in{len(self._inputs)}"
+            self._inputs.append(Input(name))
+            self._env[node] = self._in_memory(self._new_buffer(fake, name))
+            return
+        if isinstance(fake, torch.SymInt):
+            self._env[node] = where = to_index(fake)
+            name, kind = str(where), "unused"
+            if not where.is_const and isinstance(where.terms[0][0][0], Size):
+                kind = "size" if where.terms[0][0][0].key == name else "unused"
+            self._inputs.append(Input(name, kind))
+            return
+        self._env[node] = fake
+        self._inputs.append(Input(node.name, "unused"))
+
+    def _get_attr(self, node: fx.Node) -> None:
+        value: Any = self._gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            raise NoLowering(f"graph attribute {node.target} of {type(value).__name__}")
+        name = f"const{len(self._constants)}"
+        self._constants[name] = value
+        self._env[node] = self._in_memory(self._new_buffer(value, name))
+
+    def _output(self, node: fx.Node) -> None:
+        for value in self._arguments(node.args[0]):
+            if isinstance(value, LazyTensor):
+                self._outputs.append(Ref(self.materialise(value).name))
+            elif value is None:
+                self._outputs.append(None)
+            else:
+                self._outputs.append(to_index(value))
+
+    def _bound_sizes(self) -> tuple[str, ...]:
+        """The size symbols that inputs bind.  Raises NoLowering if the program needs another."""
+        bound = {item.name: None for item in self._inputs if item.kind == "size"}
+        for item in self._inputs:
+            if item.kind == "tensor":
+                for extent in self._buffers[item.name].shape:
+                    if not extent.is_const and str(extent) == extent.terms[0][0][0].key:
+                        bound.setdefault(str(extent))
+        for buffer in self._buffers.values():
+            for where in (*buffer.shape, *buffer.strides):
+                for atom in atoms(where):
+                    if isinstance(atom, Size) and atom.key not in bound:
+                        raise NoLowering(f"size {atom.key} is only known while running")
+        return tuple(bound)
+
+    # ---- operators
+
+    def _call_function(self, node: fx.Node) -> None:
+        target: Any = node.target
+        if not node.users and not _is_effect(target):
+            return
+        args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)
+        name = getattr(target, "__name__", "")
+        if name == "getitem":
+            self._env[node] = args[0][args[1]]
+        elif not isinstance(target, torch._ops.OpOverload):
+            self._env[node] = _symbolic(node)
+        elif target is torch.ops.aten.copy_.default:
+            self._copies.append((args[0], args[1]))
+            self._env[node] = args[0]
+        elif isinstance(node.meta.get("val"), torch.SymInt | int):
+            self._env[node] = to_index(node.meta["val"])
+        else:
+            self._env[node] = self._operator(node, target, args, kwargs)
+
+    def _operator(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+        origin = origin_text(node)
+        call = Call(self, node.meta["val"], self._uses[node], (origin,))
+        row = LOWERINGS.get(f"{target.namespace}.{target._schema.name.split('::')[1]}")
+        if row is not None and not target._schema.is_mutable:
+            try:
+                result = row(call, *args, **kwargs)
+            except NoLowering:
+                pass
+            else:
+                self._settle(result, (args, kwargs), node)
+                return result
+        return self._extern(call, target, args, kwargs)
+
+    def _settle(self, result: Any, arguments: Any, node: fx.Node) -> None:
+        """Store results that are too costly to recompute or whose expression is long."""
+        weight = 1 + sum(self._weights.get(t.root or t, 1) for t in _tensors(arguments))
+        for tensor in _tensors(result):
+            if tensor.buffer is not None or tensor.root is not None:
+                continue
+            self._weights[tensor] = weight
+            if weight > _CHAIN_LIMIT or (tensor.uses > 1 and self._costly(tensor)):
+                self.realise(tensor)
+                self._weights[tensor] = 1
+
+    def _costly(self, tensor: LazyTensor) -> bool:
+        _, _, value = self._element(tensor)
+        cost = 0
+        for node in walk(value):
+            if isinstance(node, Op):
+                cost += OPS[node.name].cost
+            elif isinstance(node, Load):
+                cost += 2
+        return cost > _RECOMPUTE_LIMIT
+
+    def _extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
+        target = _without_alias(target)
+        if target._schema.is_mutable:
+            raise NoLowering(f"{target} mutates its arguments")
+        outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
+        tensors: list[LazyTensor | None] = []
+        for fake in outs:
+            made = isinstance(fake, torch.Tensor)
+            tensors.append(self._in_memory(self._new_buffer(fake)) if made else None)
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.origins = call.origins
+        self._items.append(
+            Extern(
+                target,
+                tuple(self._plain(arg) for arg in args),
+                tuple((name, self._plain(value)) for name, value in kwargs.items()),
+                tuple(t.buffer.name if t and t.buffer else None for t in tensors),
+                origins=call.origins,
+            )
+        )
+        return tuple(tensors) if isinstance(call.fake, tuple | list) else tensors[0]
+
+    def _plain(self, value: Any) -> Any:
+        """An operator argument with tensors as Ref."""
+        if isinstance(value, LazyTensor):
+            return Ref(self.materialise(value).name)
+        if isinstance(value, list | tuple):
+            return [self._plain(item) for item in value]
+        return value
+
+    # ---- memory
+
+    def materialise(self, tensor: LazyTensor) -> Buffer:
+        """The buffer (or the alias into its root's buffer) that holds `tensor`."""
+        if tensor.buffer is not None:
+            return tensor.buffer
+        root = tensor.root
+        if root is None:
+            self.realise(tensor)
+            assert tensor.buffer is not None
+            return tensor.buffer
+        self.realise(root)
+        base = root.buffer
+        assert base is not None
+        if base.strides != root.strides:
+            # The root is laid out anew, so the view cannot be expressed in its memory.
+            tensor.root = None
+            return self.materialise(tensor)
+        key = (base.name, tensor.shape, tensor.strides, tensor.offset, tensor.dtype)
+        if key not in self._aliases:
+            if key[1:4] == (base.shape, base.strides, ZERO):
+                return base
+            name = self._fresh("view")
+            self._aliases[key] = replace(
+                base, name=name, shape=tensor.shape, strides=tensor.strides
+            )
+            self._buffers[name] = self._aliases[key]
+            self._items.append(Alias(name, base.name, tensor.offset))
+        return self._aliases[key]
+
+    def realise(self, tensor: LazyTensor) -> None:
+        """Compute `tensor` into a buffer of its own (see Realiser)."""
+        if tensor.buffer is not None:
+            return
+        axes, where, value = self._element(tensor)
+        dense = is_dense(tensor.shape, tensor.strides)
+        strides = tensor.strides if dense else contiguous_strides(tensor.shape)
+        buffer = Buffer(self._fresh(), tensor.dtype, tensor.shape, strides, tensor.device)
+        self._store(buffer, axes, where, value, tensor.origins)
+        tensor.buffer = buffer
+
+    def _store(
+        self,
+        buffer: Buffer,
+        axes: tuple[Axis, ...],
+        where: list[IndexExpr],
+        value: Expr,
+        origins: tuple[str, ...],
+    ) -> None:
+        self._buffers[buffer.name] = buffer
+        position = ZERO
+        for place, stride in zip(where, buffer.strides, strict=True):
+            position = position + place * stride
+        value = cast(value, buffer.dtype)
+        self._items.append(Compute(buffer.name, axes, (), None, (value,), position, origins))
+
+    @staticmethod
+    def _element(tensor: LazyTensor) -> tuple[tuple[Axis, ...], list[IndexExpr], Expr]:
+        where = [axis(f"d{k}", extent) for k, extent in enumerate(tensor.shape)]
+        axes = tuple(as_axis(place) for place in where if place is not ZERO)
+        return axes, where, tensor.at(where)
+
+    def reduction(
+        self,
+        call: Call,
+        op: str,
+        axes: tuple[Axis, ...],
+        reduced: tuple[Axis, ...],
+        values: tuple[Expr, ...],
+        dtype: torch.dtype,
+    ) -> LazyTensor:
+        """A buffer over the extents of `axes` holding the reduction (see Realiser)."""
+        shape = tuple(loop.extent for loop in axes)
+        fake = call.fake[0] if isinstance(call.fake, tuple | list) else call.fake
+        buffer = Buffer(self._fresh(), dtype, shape, contiguous_strides(shape), fake.device)
+        self._buffers[buffer.name] = buffer
+        where = [axis(loop.key, loop.extent) for loop in axes]
+        position = flatten(where, shape)
+        self._items.append(
+            Compute(buffer.name, axes, reduced, op, values, position, call.origins)
+        )
+        tensor = self._in_memory(buffer)
+        tensor.origins = call.origins
+        return tensor
+
+    def _mutate(self) -> tuple[str, ...]:
+        """Emit the trailing copies into inputs, after everything that reads the old values."""
+        targets = {target.buffer.name for target, _ in self._copies if target.buffer}
+        for target, value in self._copies:
+            if self._reads_mutated(target, value, targets):
+                self.materialise(value)
+        for target, value in self._copies:
+            assert target.buffer is not None
+            where = [axis(f"d{k}", extent) for k, extent in enumerate(target.shape)]
+            axes = tuple(as_axis(place) for place in where if place is not ZERO)
+            element = broadcast_at(value, where)
+            self._store(target.buffer, axes, where, element, value.origins)
+        return tuple(dict.fromkeys(t.buffer.name for t, _ in self._copies if t.buffer))
+
+    def _reads_mutated(self, target: LazyTensor, value: LazyTensor, targets: set[str]) -> bool:
+        """Whether storing `value` late would see another input's new value, or a moved one."""
+        where = [axis(f"d{k}", extent) for k, extent in enumerate(target.shape)]
+        own = target.at(where)
+        loads = [n for n in walk(broadcast_at(value, where)) if isinstance(n, Load)]
+        mutated = [node for node in loads if node.buffer in targets]
+        return any(node not in set(walk(own)) for node in mutated)
+
+    def _new_buffer(self, fake: torch.Tensor, name: str | None = None) -> Buffer:
+        strides = to_shape(fake.stride())
+        name = name or self._fresh()
+        buffer = Buffer(name, fake.dtype, to_shape(fake.shape), strides, fake.device)
+        self._buffers[name] = buffer
+        return buffer
+
+    def _fresh(self, kind: str = "buf") -> str:
+        return f"{kind}{len(self._buffers)}"
+
+    @staticmethod
+    def _in_memory(buffer: Buffer) -> LazyTensor:
+        return LazyTensor(
+            buffer.shape, buffer.dtype, buffer.strides, buffer=buffer, device=buffer.device
+        )
+
+    # ---- the fx graph
+
+    def _arguments(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self._env[value]
+        if isinstance(value, list | tuple):
+            return [self._arguments(item) for item in value]
+        if isinstance(value, dict):
+            return {name: self._arguments(item) for name, item in value.items()}
+        return value
+
+    def _count_uses(self) -> None:
+        """Consumers of each node, counted through views, which recompute their base."""
+        for node in reversed(self._gm.graph.nodes):
+            total = 0
+            for user in node.users:
+                view = getattr(user.target, "__name__", "").split(".")[0] in _VIEW_OPS
+                getitem = getattr(user.target, "__name__", "") == "getitem"
+                total += self._uses.get(user, 1) if view or getitem else 1
+            self._uses[node] = total
+
+
+def _tensors(value: Any) -> list[LazyTensor]:
+    if isinstance(value, LazyTensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _symbolic(node: fx.Node) -> Any:
+    """The value of Python arithmetic on sizes."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt | int):
+        return to_index(value)
+    raise NoLowering(f"call of {node.target}")
+
+
+def _is_effect(target: Any) -> bool:
+    """Whether a call without users still matters: it writes, or advances the random stream."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _without_alias(target: Any) -> Any:
+    """A view operator's copying twin: an extern result must own its memory."""
+    if not any(result.alias_info is not None for result in target._schema.returns):
+        return target
+    copy = getattr(getattr(torch.ops, target.namespace), f"{target._opname}_copy", None)
+    if copy is None or target._overloadname not in copy.overloads():
+        raise NoLowering(f"{target} returns a view")
+    return getattr(copy, target._overloadname)
+
+
+__all__ = ["NoLowering", "lower_graph"]

@@ -1,0 +1,236 @@
+"""Reductions: sums, extrema, means, variance and arg-extrema over some dimensions.
+
+Softmax, norms and losses reach here decomposed.  Variance takes two steps, mean then squared
+deviations, which vectorises and is as accurate as Welford's update for rows that stay in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis, product
+from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
+from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
+from weft_codegen.loops.lower.values import (
+    Indices,
+    LazyTensor,
+    compute_dtype,
+    contiguous_strides,
+    flatten,
+)
+
+
+def reduced_dims(dims: Any, rank: int) -> list[int]:
+    """The dimensions to reduce; None and the empty list mean all."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if dims is None or len(dims) == 0:
+        return list(range(rank))
+    return sorted({normalise_dim(dim, rank) for dim in dims})
+
+
+def _split_axes(x: LazyTensor, dims: Sequence[int]) -> tuple[list[IndexExpr], list[int]]:
+    where = [axis(f"d{k}", extent) for k, extent in enumerate(x.shape)]
+    return where, [k for k in range(len(x.shape)) if k not in dims]
+
+
+def _axes(where: Sequence[IndexExpr]) -> tuple[Axis, ...]:
+    return tuple(as_axis(at) for at in where if at is not ZERO)
+
+
+def reduce(
+    call: Call,
+    op: str,
+    x: LazyTensor,
+    dims: Sequence[int],
+    keepdim: bool,
+    value: Callable[[list[IndexExpr]], tuple[Expr, ...]],
+    dtype: torch.dtype,
+) -> LazyTensor:
+    """A realised reduction of `value(place)` over `dims` of x's index space.
+
+    The result has x's shape with the dims removed (or of size one).
+    """
+    where, kept = _split_axes(x, dims)
+    raw = call.graph.reduction(
+        call,
+        op,
+        _axes([where[k] for k in kept]),
+        _axes([where[k] for k in dims]),
+        value(where),
+        dtype,
+    )
+    shape = tuple(ONE if k in dims else n for k, n in enumerate(x.shape))
+    if not keepdim:
+        shape = tuple(x.shape[k] for k in kept)
+
+    def element(place: Indices) -> Expr:
+        inner = [place[k] for k in kept] if keepdim else list(place)
+        inner = [at for at, k in zip(inner, kept, strict=True) if x.shape[k] is not ONE]
+        return raw.at(inner)
+
+    strides = contiguous_strides(shape)
+    result = LazyTensor(shape, raw.dtype, strides, element, uses=call.uses, origins=call.origins)
+    # The reduction's buffer is row-major over the kept dims: the result is a view of it.
+    result.root, result.device = raw, raw.device
+    return result
+
+
+def _plain(op: str) -> Callable[..., LazyTensor]:
+    def lowering(
+        call: Call, x: LazyTensor, dims: Any = None, keepdim: bool = False, dtype: Any = None
+    ) -> LazyTensor:
+        require(x.dtype in SUPPORTED and call.fake.dtype in SUPPORTED, "dtype")
+        inner = compute_dtype(call.fake.dtype)
+        return reduce(
+            call,
+            op,
+            x,
+            reduced_dims(dims, len(x.shape)),
+            keepdim,
+            lambda place: (cast(x.at(place), inner),),
+            call.fake.dtype,
+        )
+
+    return lowering
+
+
+for _aten, _op in {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all"}.items():
+    lowers(f"aten.{_aten}")(_plain(_op))
+
+
+@lowers("aten.prod")
+def _prod(
+    call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> LazyTensor:
+    return _plain("prod")(call, x, dim, keepdim)
+
+
+def _extrema(op: str) -> Callable[..., Any]:
+    """max() over everything, or (values, indices) along a dimension."""
+
+    def lowering(call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False) -> Any:
+        require(x.dtype in SUPPORTED, "dtype")
+        if dim is None:
+            return _plain(op)(call, x)
+        require(isinstance(dim, int), "binary max")
+        values, indices = (Call(call.graph, f, call.uses, call.origins) for f in call.fake)
+        return (
+            _plain(op)(values, x, [dim], keepdim),
+            _arg(f"arg{op}")(indices, x, dim, keepdim),
+        )
+
+    return lowering
+
+
+def _arg(op: str) -> Callable[..., LazyTensor]:
+    def lowering(call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False) -> LazyTensor:
+        require(x.dtype in SUPPORTED and len(x.shape) > 0, "dtype")
+        dims = reduced_dims(dim, len(x.shape))
+        inner = compute_dtype(x.dtype)
+
+        def value(place: list[IndexExpr]) -> tuple[Expr, ...]:
+            position = flatten([place[k] for k in dims], [x.shape[k] for k in dims])
+            return cast(x.at(place), inner), index_value(position)
+
+        return reduce(call, op, x, dims, keepdim, value, torch.int64)
+
+    return lowering
+
+
+for _name in ("max", "min"):
+    lowers(f"aten.{_name}")(_extrema(_name))
+    lowers(f"aten.arg{_name}")(_arg(f"arg{_name}"))
+
+
+def _count(x: LazyTensor, dims: Sequence[int]) -> IndexExpr:
+    return product(x.shape[k] for k in dims)
+
+
+def _scaled(call: Call, total: LazyTensor, divisor: Expr, dtype: torch.dtype) -> LazyTensor:
+    """total / divisor, pointwise."""
+    result = LazyTensor(
+        total.shape,
+        dtype,
+        total.strides,
+        lambda place: apply("div", total.at(place), divisor),
+        uses=call.uses,
+        origins=call.origins,
+        device=total.device,
+    )
+    return result
+
+
+@lowers("aten.mean")
+def _mean(
+    call: Call, x: LazyTensor, dims: Any = None, keepdim: bool = False, dtype: Any = None
+) -> LazyTensor:
+    require(call.fake.dtype.is_floating_point and x.dtype in SUPPORTED, "dtype")
+    inner = compute_dtype(call.fake.dtype)
+    over = reduced_dims(dims, len(x.shape))
+    total = reduce(call, "sum", x, over, keepdim, lambda p: (cast(x.at(p), inner),), inner)
+    return _scaled(call, total, number(_count(x, over), inner), call.fake.dtype)
+
+
+def _moments(
+    call: Call, x: LazyTensor, dims: Any, correction: Any, keepdim: bool
+) -> tuple[LazyTensor, LazyTensor]:
+    """Mean (kept dims) and variance of x over `dims`."""
+    require(x.dtype in SUPPORTED and x.dtype.is_floating_point, "dtype")
+    inner = compute_dtype(x.dtype)
+    over = reduced_dims(dims, len(x.shape))
+    count = number(_count(x, over), inner)
+    total = reduce(call, "sum", x, over, True, lambda p: (cast(x.at(p), inner),), inner)
+    mean = _scaled(call, total, count, inner)
+
+    def deviation(place: list[IndexExpr]) -> tuple[Expr, ...]:
+        center = mean.at([ZERO if k in over else at for k, at in enumerate(place)])
+        off = apply("sub", cast(x.at(place), inner), center)
+        return (apply("mul", off, off),)
+
+    squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
+    freedom = apply("sub", count, number(1 if correction is None else correction, inner))
+    freedom = apply("maximum", freedom, literal(freedom, 0))
+    if keepdim:
+        shown = mean
+    else:
+        again = reduce_view(x, over, total)
+        shown = _scaled(call, again, count, inner)
+    return shown, _scaled(call, squares, freedom, inner)
+
+
+def reduce_view(x: LazyTensor, over: Sequence[int], kept: LazyTensor) -> LazyTensor:
+    """A reduction's result that kept its dims, without them."""
+    shape = tuple(n for k, n in enumerate(x.shape) if k not in over)
+
+    def element(place: Indices) -> Expr:
+        rest = list(place)
+        return kept.at([ZERO if k in over else rest.pop(0) for k in range(len(x.shape))])
+
+    view = LazyTensor(shape, kept.dtype, contiguous_strides(shape), element, origins=kept.origins)
+    view.root, view.device = kept.root, kept.device
+    return view
+
+
+@lowers("aten.var")
+def _var(
+    call: Call, x: LazyTensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> LazyTensor:
+    require(not isinstance(dims, bool), "legacy overload")
+    _, variance = _moments(call, x, dims, correction, keepdim)
+    variance.dtype = call.fake.dtype
+    return variance
+
+
+@lowers("aten.var_mean")
+def _var_mean(
+    call: Call, x: LazyTensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[LazyTensor, LazyTensor]:
+    require(not isinstance(dims, bool), "legacy overload")
+    mean, variance = _moments(call, x, dims, correction, keepdim)
+    mean.dtype = variance.dtype = call.fake[0].dtype
+    return variance, mean

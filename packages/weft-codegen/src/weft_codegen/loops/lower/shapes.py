@@ -1,0 +1,66 @@
+"""Sizes of fake tensors as index expressions.
+
+Static graphs only see ints here and never load sympy.  A SymInt's sympy expression is converted
+node by node; what the index language lacks raises NoLowering and the graph runs eagerly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.index import IndexExpr, const, least, product, size
+
+
+class NoLowering(Exception):
+    """This operator or size has no loop form; the caller falls back to an extern call."""
+
+
+def to_index(value: Any) -> IndexExpr:
+    """An int, SymInt or IndexExpr as an index expression.  Raises NoLowering."""
+    if isinstance(value, IndexExpr):
+        return value
+    if isinstance(value, int):
+        return const(int(value))
+    if isinstance(value, torch.SymInt):
+        known = value.node.maybe_as_int()
+        return const(known) if known is not None else _from_sympy(value.node.expr)
+    raise NoLowering(f"{value!r} is not a size")
+
+
+def to_shape(sizes: Any) -> tuple[IndexExpr, ...]:
+    """A sequence of sizes as index expressions."""
+    return tuple(const(n) if type(n) is int else to_index(n) for n in sizes)
+
+
+def _from_sympy(expr: Any) -> IndexExpr:
+    if expr.is_Integer:
+        return const(int(expr))
+    if expr.is_Symbol:
+        return size(expr.name)
+    name = type(expr).__name__
+    parts = [_from_sympy(arg) for arg in expr.args] if name in _BUILD else []
+    if name == "Pow" and expr.exp.is_Integer and expr.exp > 0:
+        return product([_from_sympy(expr.base)] * int(expr.exp))
+    if not parts:
+        raise NoLowering(f"size expression {expr}")
+    return _BUILD[name](parts)
+
+
+def _sum(parts: list[IndexExpr]) -> IndexExpr:
+    total = const(0)
+    for part in parts:
+        total = total + part
+    return total
+
+
+_BUILD = {
+    "Add": _sum,
+    "Mul": product,
+    "FloorDiv": lambda parts: parts[0] // parts[1],
+    "CleanDiv": lambda parts: parts[0] // parts[1],
+    "Mod": lambda parts: parts[0] % parts[1],
+    "PythonMod": lambda parts: parts[0] % parts[1],
+    "Min": lambda parts: least(parts[0], parts[1]),
+}

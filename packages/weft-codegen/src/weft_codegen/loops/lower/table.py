@@ -1,0 +1,104 @@
+"""The lowering table: operator name -> function, filled by the sibling modules.
+
+A lowering takes a `Call` (what the graph says about the node) and the node's arguments, tensors as
+LazyTensor, and returns a LazyTensor or a tuple of them.  It raises NoLowering for a case it does
+not cover; the graph then calls the operator through the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from weft_codegen.loops.expr import Expr
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr
+from weft_codegen.loops.lower.shapes import NoLowering, to_shape
+from weft_codegen.loops.lower.values import Element, LazyTensor
+
+Lowering = Callable[..., Any]
+LOWERINGS: dict[str, Lowering] = {}
+
+
+class Realiser(Protocol):
+    """What a lowering may ask of the graph being lowered."""
+
+    def realise(self, tensor: LazyTensor) -> None:
+        """Give `tensor` a buffer."""
+
+    def reduction(
+        self,
+        call: Call,
+        op: str,
+        axes: tuple[Axis, ...],
+        reduced: tuple[Axis, ...],
+        values: tuple[Expr, ...],
+        dtype: torch.dtype,
+    ) -> LazyTensor:
+        """A buffer of the extents of `axes` that holds the reduction of `values`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One fx node being lowered: the fake result, how often it is used, where it came from."""
+
+    graph: Realiser
+    fake: Any
+    uses: int
+    origins: tuple[str, ...]
+
+    def lazy(self, element: Element, fake: torch.Tensor | None = None) -> LazyTensor:
+        """A new tensor shaped like the node's result (or `fake`), computed by `element`."""
+        fake = self.fake if fake is None else fake
+        return LazyTensor(
+            to_shape(fake.shape),
+            fake.dtype,
+            to_shape(fake.stride()),
+            element,
+            uses=self.uses,
+            origins=self.origins,
+            device=fake.device,
+        )
+
+    def view(
+        self, base: LazyTensor, element: Element, offset: IndexExpr | None = None
+    ) -> LazyTensor:
+        """A view of `base` shaped like the node's result.
+
+        `offset` is how many elements its first one lies after base's.
+        """
+        view = self.lazy(element)
+        view.origins = base.origins
+        view.root = base.root or base
+        view.offset = base.offset + (ZERO if offset is None else offset)
+        return view
+
+
+def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for these operators (`aten.add`: every functional overload)."""
+
+    def register(function: Lowering) -> Lowering:
+        for name in names:
+            LOWERINGS[name] = function
+        return function
+
+    return register
+
+
+def normalise_dim(dim: int, rank: int) -> int:
+    """`dim` counted from the front."""
+    return dim % rank if rank else 0
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise NoLowering(reason) unless `condition`."""
+    if not condition:
+        raise NoLowering(reason)
+
+
+def as_tensors(values: Sequence[Any]) -> list[LazyTensor]:
+    """`values`, all of which must be tensors."""
+    require(all(isinstance(value, LazyTensor) for value in values), "not all tensors")
+    return list(values)

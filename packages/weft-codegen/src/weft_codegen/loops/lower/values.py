@@ -1,0 +1,120 @@
+"""Tensors during lowering: lazily computed functions of an index, or buffers.
+
+A `LazyTensor` is evaluated by asking for its element at an index (`at`).  Pointwise operators and
+views only wrap such functions, so whole chains collapse into one expression; `Lowering.realise`
+(graph.py) turns one into a buffer when somebody needs memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from weft_codegen.loops.expr import Expr, cast, load
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr
+from weft_codegen.loops.program import Buffer
+
+Indices = Sequence[IndexExpr]
+Element = Callable[[Indices], Expr]
+
+_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype arithmetic on `dtype` happens in: float32 for the 16-bit floats."""
+    return _WIDE.get(dtype, dtype)
+
+
+@dataclass(eq=False)
+class LazyTensor:
+    """A tensor whose element at an index is an expression of `compute_dtype(dtype)`.
+
+    `strides` are those eager gives it.  `root` and `offset` say that it is a view: it lies
+    `offset` elements into the memory of `root` if that is ever a buffer with eager's strides.
+    `buffer` is set once the tensor lives in memory.
+    """
+
+    shape: tuple[IndexExpr, ...]
+    dtype: torch.dtype
+    strides: tuple[IndexExpr, ...]
+    element: Element | None = None
+    root: LazyTensor | None = None
+    offset: IndexExpr = ZERO
+    buffer: Buffer | None = None
+    uses: int = 1
+    origins: tuple[str, ...] = ()
+    device: torch.device = torch.device("cpu")
+    _seen: dict[tuple[IndexExpr, ...], Expr] = field(default_factory=dict)
+
+    def at(self, where: Indices) -> Expr:
+        """The element at `where`, one index a dimension."""
+        if self.buffer is not None:
+            return self._load(self.buffer, self.buffer.strides, ZERO, where)
+        root = self.root
+        if root is not None and root.buffer is not None and root.buffer.strides == root.strides:
+            return self._load(root.buffer, self.strides, self.offset, where)
+        key = tuple(where)
+        found = self._seen.get(key)
+        if found is None:
+            assert self.element is not None
+            found = self._seen[key] = self.element(key)
+        return found
+
+    def _load(
+        self, buffer: Buffer, strides: Indices, offset: IndexExpr, where: Indices
+    ) -> Expr:
+        position = offset
+        for place, stride in zip(where, strides, strict=True):
+            position = position + place * stride
+        return cast(load(buffer.name, position, buffer.dtype), compute_dtype(self.dtype))
+
+
+def broadcast_at(tensor: LazyTensor, where: Indices) -> Expr:
+    """The element of `tensor` that broadcasting pairs with `where` of a larger shape."""
+    inner = where[len(where) - len(tensor.shape) :]
+    return tensor.at(
+        [ZERO if size is ONE else place for size, place in zip(tensor.shape, inner, strict=True)]
+    )
+
+
+def contiguous_strides(shape: Indices) -> tuple[IndexExpr, ...]:
+    """Row-major strides for `shape`."""
+    strides: list[IndexExpr] = []
+    step = ONE
+    for extent in reversed(shape):
+        strides.append(step)
+        step = step * extent
+    return tuple(reversed(strides))
+
+
+def is_dense(shape: Indices, strides: Indices) -> bool:
+    """Whether the strides fill memory without gaps or overlaps, in some order of dimensions."""
+    dims = [(st, n) for st, n in zip(strides, shape, strict=True) if n is not ONE]
+    step = ONE
+    while dims:
+        position = next((k for k, (stride, _) in enumerate(dims) if stride is step), None)
+        if position is None:
+            return False
+        step = step * dims.pop(position)[1]
+    return True
+
+
+def flatten(where: Indices, shape: Indices) -> IndexExpr:
+    """Row-major position of `where` in `shape`."""
+    position = ZERO
+    for place, extent in zip(where, shape, strict=True):
+        position = position * extent + place
+    return position
+
+
+def unflatten(position: IndexExpr, shape: Indices) -> list[IndexExpr]:
+    """The index of row-major `position` in `shape`."""
+    where: list[IndexExpr] = []
+    for extent in reversed(shape[1:]):
+        where.append(ZERO if extent is ONE else position % extent)
+        position = position // extent
+    if shape:
+        where.append(ZERO if shape[0] is ONE else position)
+    return where[::-1]

@@ -1,0 +1,306 @@
+"""Views and movement: operators that only change where an element comes from.
+
+True views remember their root, so that one of a realised tensor is an Alias, never a copy.  The
+others (cat, pad, flip, repeat) are index functions with masked loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const, in_range
+from weft_codegen.loops.lower.masking import masked
+from weft_codegen.loops.lower.pointwise import SUPPORTED, number
+from weft_codegen.loops.lower.shapes import to_index, to_shape
+from weft_codegen.loops.lower.table import Call, as_tensors, lowers, normalise_dim, require
+from weft_codegen.loops.lower.values import (
+    Indices,
+    LazyTensor,
+    broadcast_at,
+    compute_dtype,
+    flatten,
+    unflatten,
+)
+
+
+@lowers("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze")
+def _view(call: Call, x: LazyTensor, *args: Any) -> LazyTensor:
+    """The same elements in row-major order under another shape."""
+    require(call.fake.dtype is x.dtype, "view as another dtype")
+    shape = to_shape(call.fake.shape)
+    common = 0
+    while common < min(len(shape), len(x.shape)) and shape[common] is x.shape[common]:
+        common += 1
+
+    def element(place: Indices) -> Expr:
+        position = flatten(place[common:], shape[common:])
+        return x.at([*place[:common], *unflatten(position, x.shape[common:])])
+
+    return call.view(x, element)
+
+
+lowers("aten._reshape_alias")(_view)
+
+
+@lowers("aten.alias", "aten.detach", "aten.lift_fresh")
+def _identity(call: Call, x: LazyTensor) -> LazyTensor:
+    return call.view(x, x.at)
+
+
+@lowers("aten.permute")
+def _permute(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
+    source = [normalise_dim(dim, len(x.shape)) for dim in dims]
+
+    def element(place: Indices) -> Expr:
+        inner = [ZERO] * len(source)
+        for position, dim in enumerate(source):
+            inner[dim] = place[position]
+        return x.at(inner)
+
+    return call.view(x, element)
+
+
+@lowers("aten.transpose")
+def _transpose(call: Call, x: LazyTensor, first: int, second: int) -> LazyTensor:
+    dims = list(range(len(x.shape)))
+    if dims:
+        a, b = normalise_dim(first, len(dims)), normalise_dim(second, len(dims))
+        dims[a], dims[b] = dims[b], dims[a]
+    return _permute(call, x, dims)  # type: ignore[no-any-return]
+
+
+@lowers("aten.t")
+def _t(call: Call, x: LazyTensor) -> LazyTensor:
+    return _permute(call, x, range(len(x.shape))[::-1])  # type: ignore[no-any-return]
+
+
+@lowers("aten.expand")
+def _expand(call: Call, x: LazyTensor, size: Any, implicit: bool = False) -> LazyTensor:
+    return call.view(x, lambda place: broadcast_at(x, place))
+
+
+def _clamped(bound: Any, extent: IndexExpr, default: IndexExpr) -> IndexExpr:
+    """A Python slice bound as an index in [0, extent]; both must be known."""
+    if bound is None:
+        return default
+    bound = to_index(bound)
+    if bound is extent or bound is ZERO:
+        return bound
+    if not (bound.is_const and extent.is_const):
+        require(in_range(bound, extent + 1) or bound.is_const, "symbolic slice bound")
+        if bound.is_const and bound.value >= 2**62:
+            return extent
+        require(in_range(bound, extent + 1), "symbolic slice bound")
+        return bound
+    value, top = bound.value, extent.value
+    return const(max(0, min(top, value + top if value < 0 else value)))
+
+
+@lowers("aten.slice")
+def _slice(
+    call: Call, x: LazyTensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> LazyTensor:
+    dim = normalise_dim(dim, len(x.shape))
+    begin = _clamped(start, x.shape[dim], ZERO)
+    stride = to_index(step)
+
+    def element(place: Indices) -> Expr:
+        inner = list(place)
+        inner[dim] = begin + inner[dim] * stride
+        return x.at(inner)
+
+    return call.view(x, element, begin * x.strides[dim])
+
+
+@lowers("aten.select")
+def _select(call: Call, x: LazyTensor, dim: int, index: Any) -> LazyTensor:
+    dim = normalise_dim(dim, len(x.shape))
+    where_ = to_index(index)
+    if where_.is_const and where_.value < 0:
+        where_ = where_ + x.shape[dim]
+
+    def element(place: Indices) -> Expr:
+        return x.at([*place[:dim], where_, *place[dim:]])
+
+    return call.view(x, element, where_ * x.strides[dim])
+
+
+def _pieces(call: Call, x: LazyTensor, dim: int) -> tuple[LazyTensor, ...]:
+    """Consecutive slices of `x` along `dim`, as long as the node's results are."""
+    pieces: list[LazyTensor] = []
+    begin = ZERO
+    for fake in call.fake:
+        piece = Call(call.graph, fake, call.uses, call.origins)
+        pieces.append(_slice(piece, x, dim, begin))
+        begin = begin + to_index(fake.shape[dim])
+    return tuple(pieces)
+
+
+@lowers("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split")
+def _split(call: Call, x: LazyTensor, sizes: Any, dim: int = 0) -> tuple[LazyTensor, ...]:
+    return _pieces(call, x, normalise_dim(dim, len(x.shape)))
+
+
+@lowers("aten.unbind")
+def _unbind(call: Call, x: LazyTensor, dim: int = 0) -> tuple[LazyTensor, ...]:
+    calls = [Call(call.graph, fake, call.uses, call.origins) for fake in call.fake]
+    return tuple(_select(piece, x, dim, k) for k, piece in enumerate(calls))
+
+
+@lowers("aten.diagonal")
+def _diagonal(
+    call: Call, x: LazyTensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> LazyTensor:
+    rank = len(x.shape)
+    first, second = normalise_dim(dim1, rank), normalise_dim(dim2, rank)
+    down, right = const(max(0, -offset)), const(max(0, offset))
+
+    def element(place: Indices) -> Expr:
+        rest, along = list(place[:-1]), place[-1]
+        diagonal = {first: along + down, second: along + right}
+        return x.at([diagonal[k] if k in diagonal else rest.pop(0) for k in range(rank)])
+
+    return call.view(x, element, down * x.strides[first] + right * x.strides[second])
+
+
+def _less(left: IndexExpr, right: IndexExpr) -> Expr:
+    return apply("lt", index_value(left), index_value(right))
+
+
+@lowers("aten.cat")
+def _cat(call: Call, tensors: Sequence[Any], dim: int = 0) -> LazyTensor:
+    """Each element from the piece its index falls into: nested selects over masked loads."""
+    parts = [t for t in as_tensors(tensors) if not (len(t.shape) == 1 and t.shape[0] is ZERO)]
+    require(0 < len(parts) <= 8, "number of pieces")
+    require(call.fake.dtype in SUPPORTED, "dtype")
+    dim = normalise_dim(dim, len(parts[0].shape))
+    dtype = compute_dtype(call.fake.dtype)
+
+    def element(place: Indices) -> Expr:
+        begin = ZERO
+        choices: list[tuple[Expr, Expr]] = []
+        for part in parts:
+            inside = _less(place[dim], begin + part.shape[dim])
+            if begin is not ZERO:
+                above = apply("ge", index_value(place[dim]), index_value(begin))
+                inside = apply("and", above, inside)
+            inner = [*place[:dim], place[dim] - begin, *place[dim + 1 :]]
+            value = cast(part.at(inner), dtype)
+            choices.append((inside, masked(value, inside)))
+            begin = begin + part.shape[dim]
+        result = choices[-1][1]
+        for inside, value in reversed(choices[:-1]):
+            result = where(inside, value, result)
+        return result
+
+    return call.lazy(element)
+
+
+@lowers("aten.constant_pad_nd")
+def _constant_pad(call: Call, x: LazyTensor, pad: Sequence[Any], value: Any = 0) -> LazyTensor:
+    require(call.fake.dtype in SUPPORTED, "dtype")
+    rank = len(x.shape)
+    before = [ZERO] * rank
+    after = [ZERO] * rank
+    for k in range(len(pad) // 2):
+        before[rank - 1 - k], after[rank - 1 - k] = to_index(pad[2 * k]), to_index(pad[2 * k + 1])
+    dtype = compute_dtype(call.fake.dtype)
+
+    def element(place: Indices) -> Expr:
+        inside: Expr = constant(True, torch.bool)
+        inner = [at - low for at, low in zip(place, before, strict=True)]
+        for at, low, high, extent in zip(inner, before, after, x.shape, strict=True):
+            if low is not ZERO:
+                test = apply("ge", index_value(at), index_value(ZERO))
+                inside = apply("and", inside, test)
+            if high is not ZERO:
+                inside = apply("and", inside, _less(at, extent))
+        return where(inside, masked(x.at(inner), inside), number(value, dtype))
+
+    return call.lazy(element)
+
+
+@lowers("aten.flip")
+def _flip(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
+    flipped = {normalise_dim(dim, len(x.shape)) for dim in dims}
+
+    def element(place: Indices) -> Expr:
+        return x.at(
+            [
+                extent - 1 - at if k in flipped else at
+                for k, (at, extent) in enumerate(zip(place, x.shape, strict=True))
+            ]
+        )
+
+    return call.lazy(element)
+
+
+@lowers("aten.repeat")
+def _repeat(call: Call, x: LazyTensor, repeats: Sequence[Any]) -> LazyTensor:
+    def element(place: Indices) -> Expr:
+        inner = place[len(place) - len(x.shape) :]
+        return x.at([at % extent for at, extent in zip(inner, x.shape, strict=True)])
+
+    return call.lazy(element)
+
+
+def _scatter_into(
+    call: Call, x: LazyTensor, source: LazyTensor, inside: Callable[[Indices], Expr],
+    inner: Callable[[Indices], list[IndexExpr]],
+) -> LazyTensor:
+    """`x` with the elements where `inside` holds taken from `source` at `inner`."""
+    require(call.fake.dtype in SUPPORTED and source.dtype is x.dtype, "dtype")
+
+    def element(place: Indices) -> Expr:
+        test = inside(place)
+        return where(test, masked(source.at(inner(place)), test), x.at(place))
+
+    return call.lazy(element)
+
+
+@lowers("aten.select_scatter")
+def _select_scatter(
+    call: Call, x: LazyTensor, source: LazyTensor, dim: int, index: Any
+) -> LazyTensor:
+    dim = normalise_dim(dim, len(x.shape))
+    at = to_index(index)
+    if at.is_const and at.value < 0:
+        at = at + x.shape[dim]
+    return _scatter_into(
+        call,
+        x,
+        source,
+        lambda place: apply("eq", index_value(place[dim]), index_value(at)),
+        lambda place: [*place[:dim], *place[dim + 1 :]],
+    )
+
+
+@lowers("aten.slice_scatter")
+def _slice_scatter(
+    call: Call, x: LazyTensor, source: LazyTensor, dim: int = 0, start: Any = None,
+    end: Any = None, step: Any = 1,
+) -> LazyTensor:
+    dim = normalise_dim(dim, len(x.shape))
+    begin = _clamped(start, x.shape[dim], ZERO)
+    stride = to_index(step)
+    last = begin + (source.shape[dim] - 1) * stride + 1
+    require(source.shape[dim] is not ZERO, "empty slice")
+
+    def inside(place: Indices) -> Expr:
+        at = place[dim]
+        test = apply("ge", index_value(at), index_value(begin))
+        test = apply("and", test, _less(at, last))
+        if stride is not ONE:
+            on = apply("eq", index_value((at - begin) % stride), index_value(ZERO))
+            test = apply("and", test, on)
+        return test
+
+    def inner(place: Indices) -> list[IndexExpr]:
+        at = place[dim] - begin
+        return [*place[:dim], at if stride is ONE else at // stride, *place[dim + 1 :]]
+
+    return _scatter_into(call, x, source, inside, inner)
