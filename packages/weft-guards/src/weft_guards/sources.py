@@ -1,0 +1,429 @@
+"""Where a value came from. Read the table first; each row is one small class below.
+
+    source                        printed name             a value that came from
+    ----------------------------  -----------------------  --------------------------------------
+    LocalSource("x")              L['x']                   an argument of the frame
+    GlobalSource("g")             G['g']                   the function's globals
+    GlobalsSource()               G                        the globals dict itself (guards only)
+    ClosureSource("c")            C['c']                   a closure cell's contents
+    ModuleSource("math")          M['math']                an imported module
+    ConstSource(v)                its repr                 an object that capture itself holds
+    TorchStateSource()            torch                    settings of the process (guards only)
+    AttrSource(b, "a")            b.a                      an attribute (descriptors run!)
+    DictSource(b)                 b.__dict__               an instance's own dict
+    InstanceAttrSource(b, "a")    b.__dict__['a']          an instance attribute, no user code run
+    ItemSource(b, k)              b[k]                     an item; k is a literal
+    DictKeySource(b, i)           list(b)[i]               the i-th key of a dict
+    DictValueSource(b, i)         list(b.values())[i]      the i-th value, for keys not literal
+    TypeSource(b)                 type(b)                  the class of a value
+    TensorProperty(b, "size", 0)  b.size(0)                a size, stride or offset of a tensor
+    CallSource(f, (b, ...))       f(b, ...)                the result of a pure function f
+
+Each source answers three questions: `render` (a Python expression, for the printed name and for
+the compiled check), `emit` (bytecode that loads the value again, through a `Builder`) and `base`
+(the source it is read from, so that a check reads a shared base once).
+Sources are immutable, compare by structure, and remember their hash, since they nest deeply.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from typing_extensions import override
+
+
+class Builder(Protocol):
+    """What a source needs of a bytecode writer; values go through the operand stack."""
+
+    def load_local(self, name: str) -> object:
+        """Push an argument of the frame."""
+
+    def load_global(self, name: str) -> object:
+        """Push a global of the function."""
+
+    def load_deref(self, name: str) -> object:
+        """Push the contents of a closure cell."""
+
+    def load_const(self, value: Any) -> object:
+        """Push any object as a constant."""
+
+    def load_attr(self, name: str) -> object:
+        """Replace the top of the stack by one of its attributes."""
+
+    def binary_subscr(self) -> object:
+        """Replace container and key by the item."""
+
+    def push_null(self) -> object:
+        """Make room below a callable; comes before the callable is pushed."""
+
+    def call(self, count: int) -> object:
+        """Replace a callable and `count` arguments by the result."""
+
+
+class Names(Protocol):
+    """How an expression names its roots: one way when printed, another in a compiled check."""
+
+    def local(self, name: str) -> str:
+        """Name an argument."""
+
+    def globals(self) -> str:
+        """Name the globals dict."""
+
+    def cell(self, name: str) -> str:
+        """Name a closure cell's contents."""
+
+    def module(self, name: str) -> str:
+        """Name an imported module."""
+
+    def const(self, value: object) -> str:
+        """Name an object."""
+
+
+class PrintedNames:
+    """Names for people: `L['x']`, `G['g']`, `C['c']`."""
+
+    def local(self, name: str) -> str:
+        """Print an argument."""
+        return f"L[{name!r}]"
+
+    def globals(self) -> str:
+        """Print the globals dict."""
+        return "G"
+
+    def cell(self, name: str) -> str:
+        """Print a closure cell's contents."""
+        return f"C[{name!r}]"
+
+    def module(self, name: str) -> str:
+        """Print a module."""
+        return f"M[{name!r}]"
+
+    def const(self, value: object) -> str:
+        """Print a class or function by its qualified name, anything else by its repr."""
+        name = getattr(value, "__qualname__", None)
+        return name if isinstance(name, str) else repr(value)
+
+
+PRINTED = PrintedNames()
+
+# Types whose values hold no references and print as themselves.
+_LITERAL_TYPES = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
+
+
+def is_literal(value: object) -> bool:
+    """Say whether a value is an immutable literal, or a tuple of those."""
+    if type(value) is tuple:
+        return all(map(is_literal, value))
+    return type(value) in _LITERAL_TYPES
+
+
+class Source:
+    """Base of all sources."""
+
+    base: ClassVar[Any] = None  # derived sources have a field of this name
+
+    def render(self, base: str, names: Names) -> str:
+        """Return an expression for the value, given one for the base's value ("" for a root)."""
+        raise NotImplementedError
+
+    def emit(self, builder: Builder) -> None:
+        """Write bytecode that pushes the value."""
+        raise NotImplementedError(f"{self} can be guarded but not rebuilt")
+
+    def expr(self) -> str:
+        """Return the printed name."""
+        return self.render(self.base.expr() if self.base is not None else "", PRINTED)
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return what distinguishes this source from others of its class."""
+        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash  # type: ignore[has-type, no-any-return]
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((type(self).__name__, self.parts())))
+            return self._hash  # type: ignore[has-type, no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other) or hash(self) != hash(other):
+            return False
+        return self.parts() == other.parts()  # type: ignore[attr-defined, no-any-return]
+
+    def __str__(self) -> str:
+        return self.expr()
+
+
+def _call(builder: Builder, function: Callable[..., Any], *arguments: Source) -> None:
+    """Push the result of calling a function on sources."""
+    builder.push_null()
+    builder.load_const(function)
+    for argument in arguments:
+        argument.emit(builder)
+    builder.call(len(arguments))
+
+
+# ---- roots
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSource(Source):
+    """An argument of the frame."""
+
+    name: str
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return names.local(self.name)
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        builder.load_local(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalsSource(Source):
+    """The function's globals dict itself, to guard that a name is absent from it."""
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return names.globals()
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalSource(Source):
+    """A global of the function."""
+
+    name: str
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return f"{names.globals()}[{self.name!r}]"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        builder.load_global(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class ClosureSource(Source):
+    """The contents of a closure cell, by the free variable's name."""
+
+    name: str
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return names.cell(self.name)
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        builder.load_deref(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleSource(Source):
+    """An imported module, by its name in `sys.modules`."""
+
+    name: str
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return names.module(self.name)
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        builder.load_const(sys.modules)
+        builder.load_const(self.name)
+        builder.binary_subscr()
+
+
+@dataclass(frozen=True, eq=False)
+class ConstSource(Source):
+    """An object that capture itself holds; compared by identity, and kept alive."""
+
+    value: Any
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return names.const(self.value)
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        builder.load_const(self.value)
+
+    @override
+    def parts(self) -> tuple[Any, ...]:
+        return (id(self.value),)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchStateSource(Source):
+    """Settings of the process or thread, such as grad mode; no object to read."""
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return "torch" if names is PRINTED else names.const(torch)
+
+
+# ---- read from another source
+
+
+@dataclass(frozen=True, eq=False)
+class AttrSource(Source):
+    """An attribute, read the ordinary way: only where no user code can run."""
+
+    base: Source  # type: ignore[misc]
+    name: str
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return f"{base}.{self.name}"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        self.base.emit(builder)
+        builder.load_attr(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class DictSource(Source):
+    """The `__dict__` of an instance."""
+
+    base: Source  # type: ignore[misc]
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return f"{base}.__dict__"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        self.base.emit(builder)
+        builder.load_attr("__dict__")
+
+
+@dataclass(frozen=True, eq=False)
+class ItemSource(Source):
+    """An item of a list, tuple or dict by a literal index or key.
+
+    The base's exact type must be guarded before: a subclass may run user code.
+    """
+
+    base: Source  # type: ignore[misc]
+    key: Any
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        key = repr(self.key) if is_literal(self.key) else names.const(self.key)
+        return f"{base}[{key}]"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        self.base.emit(builder)
+        builder.load_const(self.key)
+        builder.binary_subscr()
+
+
+def InstanceAttrSource(base: Source, name: str) -> ItemSource:  # noqa: N802 - reads as a source
+    """Return the source of an instance attribute that runs no user code: an item of its dict."""
+    return ItemSource(DictSource(base), name)
+
+
+@dataclass(frozen=True, eq=False)
+class DictKeySource(Source):
+    """The i-th key of a dict; guard the number of keys before."""
+
+    base: Source  # type: ignore[misc]
+    index: int
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return f"list({base})[{self.index}]"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        _call(builder, list, self.base)
+        builder.load_const(self.index)
+        builder.binary_subscr()
+
+
+@dataclass(frozen=True, eq=False)
+class DictValueSource(Source):
+    """The i-th value of a dict, where its key is no literal."""
+
+    base: Source  # type: ignore[misc]
+    index: int
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return f"list({base}.values())[{self.index}]"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        _call(builder, list, CallSource(dict.values, (self.base,)))
+        builder.load_const(self.index)
+        builder.binary_subscr()
+
+
+@dataclass(frozen=True, eq=False)
+class TypeSource(Source):
+    """The class of a value."""
+
+    base: Source  # type: ignore[misc]
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return f"type({base})"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        _call(builder, type, self.base)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorProperty(Source):
+    """A size, stride or storage offset of a tensor, as an int."""
+
+    base: Source  # type: ignore[misc]
+    prop: Literal["size", "stride", "storage_offset"]
+    dim: int = 0
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return f"{base}.{self.prop}({'' if self.prop == 'storage_offset' else self.dim})"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        if self.prop == "storage_offset":
+            _call(builder, torch.Tensor.storage_offset, self.base)
+        else:
+            method = {"size": torch.Tensor.size, "stride": torch.Tensor.stride}[self.prop]
+            _call(builder, method, self.base, ConstSource(self.dim))
+
+
+@dataclass(frozen=True, eq=False)
+class CallSource(Source):
+    """The result of a pure function on other sources; rebuilt by calling it again."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Source, ...]
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        arguments = ", ".join(render_whole(argument, names) for argument in self.arguments)
+        return f"{names.const(self.function)}({arguments})"
+
+    @override
+    def emit(self, builder: Builder) -> None:
+        _call(builder, self.function, *self.arguments)
+
+
+def render_whole(source: Source, names: Names) -> str:
+    """Return one expression for a source and all it is read from."""
+    base = "" if source.base is None else render_whole(source.base, names)
+    return source.render(base, names)
