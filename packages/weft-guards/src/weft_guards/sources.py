@@ -124,7 +124,7 @@ def is_literal(value: object) -> bool:
 class Source:
     """Base of all sources."""
 
-    base: ClassVar[Any] = None  # derived sources have a field of this name
+    base: Any  # the source this one is read from; None for a root
 
     def render(self, base: str, names: Names) -> str:
         """Return an expression for the value, given one for the base's value ("" for a root)."""
@@ -160,6 +160,12 @@ class Source:
         return self.expr()
 
 
+class RootSource(Source):
+    """Base of the sources that are read from no other."""
+
+    base: ClassVar[None] = None
+
+
 def _call(builder: Builder, function: Callable[..., Any], *arguments: Source) -> None:
     """Push the result of calling a function on sources."""
     builder.push_null()
@@ -173,7 +179,7 @@ def _call(builder: Builder, function: Callable[..., Any], *arguments: Source) ->
 
 
 @dataclass(frozen=True, eq=False)
-class LocalSource(Source):
+class LocalSource(RootSource):
     """An argument of the frame."""
 
     name: str
@@ -188,7 +194,7 @@ class LocalSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class GlobalsSource(Source):
+class GlobalsSource(RootSource):
     """The function's globals dict itself, to guard that a name is absent from it."""
 
     @override
@@ -197,7 +203,7 @@ class GlobalsSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class GlobalSource(Source):
+class GlobalSource(RootSource):
     """A global of the function."""
 
     name: str
@@ -212,7 +218,7 @@ class GlobalSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class ClosureSource(Source):
+class ClosureSource(RootSource):
     """The contents of a closure cell, by the free variable's name."""
 
     name: str
@@ -227,7 +233,7 @@ class ClosureSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class ModuleSource(Source):
+class ModuleSource(RootSource):
     """An imported module, by its name in `sys.modules`."""
 
     name: str
@@ -244,7 +250,7 @@ class ModuleSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class ConstSource(Source):
+class ConstSource(RootSource):
     """An object that capture itself holds; compared by identity, and kept alive."""
 
     value: Any
@@ -263,7 +269,7 @@ class ConstSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class TorchStateSource(Source):
+class TorchStateSource(RootSource):
     """Settings of the process or thread, such as grad mode; no object to read."""
 
     @override
@@ -278,7 +284,7 @@ class TorchStateSource(Source):
 class AttrSource(Source):
     """An attribute, read the ordinary way: only where no user code can run."""
 
-    base: Source  # type: ignore[misc]
+    base: Source
     name: str
 
     @override
@@ -295,7 +301,7 @@ class AttrSource(Source):
 class DictSource(Source):
     """The `__dict__` of an instance."""
 
-    base: Source  # type: ignore[misc]
+    base: Source
 
     @override
     def render(self, base: str, names: Names) -> str:
@@ -314,7 +320,7 @@ class ItemSource(Source):
     The base's exact type must be guarded before: a subclass may run user code.
     """
 
-    base: Source  # type: ignore[misc]
+    base: Source
     key: Any
 
     @override
@@ -329,7 +335,7 @@ class ItemSource(Source):
         builder.binary_subscr()
 
 
-def InstanceAttrSource(base: Source, name: str) -> ItemSource:  # noqa: N802 - reads as a source
+def InstanceAttrSource(base: Source, name: str) -> ItemSource:
     """Return the source of an instance attribute that runs no user code: an item of its dict."""
     return ItemSource(DictSource(base), name)
 
@@ -338,7 +344,7 @@ def InstanceAttrSource(base: Source, name: str) -> ItemSource:  # noqa: N802 - r
 class DictKeySource(Source):
     """The i-th key of a dict; guard the number of keys before."""
 
-    base: Source  # type: ignore[misc]
+    base: Source
     index: int
 
     @override
@@ -356,7 +362,7 @@ class DictKeySource(Source):
 class DictValueSource(Source):
     """The i-th value of a dict, where its key is no literal."""
 
-    base: Source  # type: ignore[misc]
+    base: Source
     index: int
 
     @override
@@ -374,7 +380,7 @@ class DictValueSource(Source):
 class TypeSource(Source):
     """The class of a value."""
 
-    base: Source  # type: ignore[misc]
+    base: Source
 
     @override
     def render(self, base: str, names: Names) -> str:
@@ -389,7 +395,7 @@ class TypeSource(Source):
 class TensorProperty(Source):
     """A size, stride or storage offset of a tensor, as an int."""
 
-    base: Source  # type: ignore[misc]
+    base: Source
     prop: Literal["size", "stride", "storage_offset"]
     dim: int = 0
 
@@ -407,7 +413,7 @@ class TensorProperty(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class CallSource(Source):
+class CallSource(RootSource):
     """The result of a pure function on other sources; rebuilt by calling it again."""
 
     function: Callable[..., Any]
