@@ -109,7 +109,7 @@ def measure(name: str, mode: str, rounds: int) -> Row:
 
 
 def steady(workers: dict[str, Worker], rounds: int) -> tuple[dict[str, float], float]:
-    """Time all systems in turn; returns eager's time over each one's, and eager's seconds a call."""
+    """Time all in turn; returns eager's time over each one's, and eager's seconds a call."""
     for worker in workers.values():
         worker.seconds(3)
     calls = max(1, math.ceil(ROUND_SECONDS / max(workers["eager"].seconds(3) / 3, 1e-7)))

@@ -12,10 +12,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from weft.api import compile
-from weft.backends import list_backends, lookup_backend, register_backend
-from weft.options import InvalidMode, list_mode_options, list_options
-from weft.settings import config
 from weft_core.errors import (
     BackendCompilerError,
     CompilerNotFound,
@@ -27,13 +23,12 @@ from weft_core.errors import (
 )
 from weft_core.events import counters, set_logs
 
+from weft.api import compile
+from weft.backends import list_backends, lookup_backend, register_backend
+from weft.options import InvalidMode, list_mode_options, list_options
+from weft.settings import config
+
 if TYPE_CHECKING:
-    from weft import compiled_autograd
-    from weft.cudagraphs import cudagraph_mark_step_begin
-    from weft.mega_cache import load_cache_artifacts, save_cache_artifacts
-    from weft.pipeline import aot_autograd
-    from weft.report import explain
-    from weft.state import reset
     from weft_capture import (
         allow_in_graph,
         assume_constant_result,
@@ -45,6 +40,13 @@ if TYPE_CHECKING:
         substitute_in_graph,
     )
     from weft_guards import mark_dynamic, mark_static, maybe_mark_dynamic
+
+    from weft import compiled_autograd
+    from weft.cudagraphs import cudagraph_mark_step_begin
+    from weft.mega_cache import load_cache_artifacts, save_cache_artifacts
+    from weft.pipeline import aot_autograd
+    from weft.report import explain
+    from weft.state import reset
 
 __version__ = "0.1.0"
 

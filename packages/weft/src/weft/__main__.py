@@ -1,8 +1,8 @@
 """`python -m weft`: what weft finds on this machine, and its disk cache.
 
-    python -m weft              versions, C compiler, instruction set, threads, cache folder
-    python -m weft cache        how many files the disk cache holds, and how large they are
-    python -m weft cache clear  delete them
+python -m weft              versions, C compiler, instruction set, threads, cache folder
+python -m weft cache        how many files the disk cache holds, and how large they are
+python -m weft cache clear  delete them
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from weft_core import cachedir
 
 import weft
-from weft_core import cachedir
 
 
 def _compiler() -> str:

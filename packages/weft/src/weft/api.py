@@ -62,7 +62,7 @@ def compile(
         model: what to compile. Without it, a decorator is returned.
         fullgraph: raise `weft.Unsupported` where the program would otherwise be split in graphs.
         dynamic: None makes a size symbolic once it has changed, True from the start, False never.
-        backend: a name from `weft.list_backends()`, or a callable `(gm, example_inputs) -> callable`.
+        backend: a name from `weft.list_backends()`, or `(gm, example_inputs) -> callable`.
         mode: a name from `weft.list_mode_options()`.
         options: options from `weft.list_options()`; not together with `mode`.
         disable: return `model` as it is.

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.errors import BackendCompilerError
 
 from weft.backends import Compiled
-from weft_core.errors import BackendCompilerError
 
 
 def cudagraphs(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
-
-from weft.settings import umbrella
 from weft_core import cachedir, events
 from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
+
+from weft.settings import umbrella
 
 _log = logging.getLogger("weft.umbrella.errors")
 _warned: set[str] = set()
@@ -27,7 +28,7 @@ _LAST_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def describe(gm: fx.GraphModule) -> str:
-    """Name a graph for the progress line: how many calls, and where in the user's code it begins."""
+    """Name a graph for the progress line: how many calls, and where the user's code begins."""
     nodes = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
     where = next((place for n in nodes if (place := user_line(n))), "")
     return f"a graph of {len(nodes)} calls" + (f" from {where}" if where else "")
@@ -39,7 +40,9 @@ def user_line(node: fx.Node) -> str:
     return f"{found[-1]['file']}:{found[-1]['line']}" if found else ""
 
 
-def guard(compile_graph: Callable[[], Callable[..., Any]], gm: fx.GraphModule) -> Callable[..., Any]:
+def guard(
+    compile_graph: Callable[[], Callable[..., Any]], gm: fx.GraphModule
+) -> Callable[..., Any]:
     """Run a backend on a graph and turn a failure into what `config.on_compile_error` says.
 
     A missing C compiler always means eager execution, with one warning that says what to install.
@@ -101,7 +104,8 @@ def _write_repro(gm: fx.GraphModule) -> str | None:
     for node in gm.graph.find_nodes(op="placeholder"):
         value = node.meta.get("example_value", node.meta.get("val"))
         inputs.append(_input_text(value))
-    source = _REPRO.format(code=gm.print_readable(print_output=False), inputs=",\n    ".join(inputs))
+    code = textwrap.indent(gm.code.strip(), "    ")
+    source = _REPRO.format(code=code, inputs=",\n    ".join(inputs))
     name = hashlib.sha256(source.encode()).hexdigest()[:16]
     try:
         path = cachedir.cache_dir("repro") / f"{name}.py"
@@ -132,7 +136,9 @@ from torch import device, inf, nan
 import weft
 
 
+class Graph(torch.nn.Module):
 {code}
+
 
 def like(sizes, strides, dtype, device, requires_grad):
     out = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
@@ -143,5 +149,5 @@ def like(sizes, strides, dtype, device, requires_grad):
 inputs = [
     {inputs}
 ]
-print(weft.compile(GraphModule())(*inputs))
+print(weft.compile(Graph())(*inputs))
 '''

@@ -28,7 +28,9 @@ class CacheInfo:
 def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
     """Return the whole disk cache as bytes with a list of its entries; None when it is empty."""
     root = cachedir.cache_dir("")
-    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = sorted(
+        path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
     if not files:
         return None
     buffer = io.BytesIO()

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from weft.settings import umbrella
 from weft_core import events
+
+from weft.settings import umbrella
 
 _QUIET = 0.5
 _TICK = 0.25

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weft_capture
 import weft_compiled_autograd
-from weft import failures
 from weft_core import events
+
+from weft import failures
 
 
 def reset() -> None:

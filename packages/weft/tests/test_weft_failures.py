@@ -1,0 +1,67 @@
+"""What a failing backend turns into."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import weft
+from torch import fx
+from weft import failures
+from weft_core.errors import BackendCompilerError, CompilerNotFound
+
+
+@pytest.fixture
+def graph():
+    gm = fx.symbolic_trace(lambda x: x + 1)
+    for node in gm.graph.nodes:
+        node.meta["stack_trace"] = '  File "user.py", line 7, in step\n    return x + 1\n'
+    gm.graph.find_nodes(op="placeholder")[0].meta["example_value"] = torch.ones(2, 3)
+    return gm
+
+
+def fail_with(error):
+    def compile_graph():
+        raise error
+
+    return compile_graph
+
+
+def test_a_working_backend_is_left_alone(graph):
+    assert failures.guard(lambda: len, graph) is len
+
+
+def test_the_error_names_stage_line_and_repro(graph):
+    with pytest.raises(BackendCompilerError, match="ValueError: broken") as caught:
+        failures.guard(fail_with(ValueError("broken")), graph)
+    assert caught.value.user_line == "user.py:7"
+    path = str(caught.value).split("reproduces the failure: ")[1].strip()
+    source = Path(path).read_text()
+    compile(source, path, "exec")
+    assert "like((2, 3), (3, 1), torch.float32, 'cpu', requires_grad=False)" in source
+
+
+def test_a_stage_that_knows_more_is_believed(graph):
+    known = BackendCompilerError("codegen.lower", "no rule", op="aten.foo", user_line="other.py:1")
+    with pytest.raises(BackendCompilerError) as caught:
+        failures.guard(fail_with(known), graph)
+    error = caught.value
+    assert (error.stage, error.op, error.user_line) == ("codegen.lower", "aten.foo", "other.py:1")
+
+
+def test_eager_instead_with_one_warning(graph, caplog):
+    with weft.config.patch(on_compile_error="eager"), caplog.at_level(logging.WARNING, "weft"):
+        for _ in range(2):
+            run = failures.guard(fail_with(ValueError("broken")), graph)
+            assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(caplog.records) == 1
+
+
+def test_no_compiler_is_always_eager(graph, caplog):
+    run = failures.guard(fail_with(CompilerNotFound(["cc"])), graph)
+    assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
+    assert "apt install gcc" in caplog.text
+
+
+def test_describe_counts_calls(graph):
+    assert failures.describe(graph) == "a graph of 1 calls from user.py:7"

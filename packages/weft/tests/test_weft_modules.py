@@ -1,0 +1,70 @@
+"""The compiled module: one state with the original, no prefix, hooks, copies."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from weft.modules import original_of, wrap_module
+
+
+def compile_again(module):
+    return wrap_module(
+        module, lambda forward: lambda *args: ("compiled", forward(*args)), compile_again
+    )
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+
+
+def test_one_state_and_no_prefix(model):
+    twin = compile_again(model)
+    assert isinstance(twin, nn.Sequential)
+    assert type(twin).__name__ == "Sequential"
+    assert list(twin.state_dict()) == ["0.weight", "0.bias"]
+    assert twin[0] is model[0]
+    twin.eval()
+    twin.note = "seen by both"
+    assert not model.training
+    assert model.note == "seen by both"
+    assert original_of(twin) is model
+    assert original_of(model) is model
+
+
+def test_forward_is_compiled_and_hooks_run_around_it(model):
+    twin = compile_again(model)
+    seen = []
+    model.register_forward_hook(lambda module, args, output: seen.append(output[0]))
+    assert twin(torch.ones(1, 2))[0] == "compiled"
+    assert seen == ["compiled"]
+
+
+def test_a_forward_in_the_instance_is_the_one_compiled(model):
+    model.forward = lambda x: "own"
+    twin = compile_again(model)
+    assert twin(1) == ("compiled", "own")
+    twin.forward = lambda x: "newer"
+    assert twin(1) == ("compiled", "newer")
+
+
+def test_inside_another_module_names_stay(model):
+    parent = nn.Module()
+    parent.inner = compile_again(model)
+    assert list(parent.state_dict()) == ["inner.0.weight", "inner.0.bias"]
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_are_compiled_and_apart(model, clone):
+    twin = clone(compile_again(model))
+    assert twin(torch.ones(1, 2))[0] == "compiled"
+    assert twin[0].weight is not model[0].weight
+    assert torch.equal(twin[0].weight, model[0].weight)
+
+
+def test_compiling_a_compiled_module_compiles_the_original(model):
+    twin = compile_again(compile_again(model))
+    assert original_of(twin) is model
+    assert isinstance(twin(torch.ones(1, 2))[1], torch.Tensor)

@@ -1,0 +1,33 @@
+"""Options and modes: the tables, and what wrong names and values say."""
+
+import pytest
+import weft
+from weft import options
+
+
+def test_every_mode_sets_known_options():
+    for mode, chosen in weft.list_mode_options().items():
+        assert options.resolve(None, chosen) == weft.list_mode_options(mode)
+
+
+def test_options_have_defaults_and_words():
+    assert weft.list_options()["epilogue_fusion"][0] is True
+    assert all(words for _, words in weft.list_options().values())
+
+
+@pytest.mark.parametrize(
+    ("mode", "chosen", "message"),
+    [
+        ("max-autotun", None, "no mode 'max-autotun'; did you mean 'max-autotune'"),
+        (None, {"epilog_fusion": True}, "did you mean 'epilogue_fusion'"),
+        (None, {"max_autotune": "yes"}, "max_autotune takes bool, not 'yes'"),
+        ("default", {}, "not both"),
+    ],
+)
+def test_wrong_names_and_values(mode, chosen, message):
+    with pytest.raises(weft.InvalidOption, match=message):
+        options.resolve(mode, chosen)
+
+
+def test_dashes_are_underscores():
+    assert options.resolve(None, {"max-autotune": True}) == {"max_autotune": True}
