@@ -1,43 +1,20 @@
-"""What calls of builtins, library functions and torch functions mean during capture.
+"""What capture knows about functions it cannot look inside: builtins, the standard library, torch.
 
-How to add a row
-----------------
-Rules live in a table keyed by the real callable. A row says for which kinds of arguments it holds
-and what to do; the first row that fits wins, rows added later are asked first:
+`table` holds the rows and looks a callable up; the other files fill it, one family each:
 
-    from weft_capture.rules.table import rule, foldable, inline, graph_function
+    operators   +, -, ==, in, ... on every kind of value       (entry points for the opcodes)
+    builtins    len, isinstance, zip, sorted, getattr, ...
+    sequences   methods of list, tuple, set, range
+    dicts       methods of dict and its views
+    tensors     attributes and methods of tensors that are not simply graph nodes
+    torch_rules which of torch's functions become graph nodes, and those answered while capturing
+    stdlib      functools, itertools, operator, math, collections, copy, ...
 
-    @rule(len, ListValue)                    # positional kinds; `...` at the end: any further ones
-    def _(tx, items):
-        return constant(len(items.items))
+To add a row, write a handler that takes the tracer and the arguments as values:
 
-    @rule(isinstance, Value, Value)          # Value fits everything
-    def _(tx, obj, classinfo): ...
+    @rule(bisect.bisect)
+    def _bisect(tx, items, x): ...
 
-    @rule(dict, ..., keywords=True)          # rows with keywords=True also take keyword arguments
-    def _(tx, *args, **kwargs): ...
-
-    foldable(math.sqrt, str.join)            # side-effect free: run now when all args are constant
-    graph_function(torch.special.gammaln)    # becomes a call_function node (C functions of torch
-                                             # do by default)
-    inline(functools.reduce, py_reduce)      # trace this Python body in its place
-
-A handler gets the tracer and `Value`s and returns a `Value` (`NONE` for None). It may return
-`NotImplemented` to pass to the next row; it raises `Break(code, detail)` (codes: `breaks.REASONS`)
-for what cannot be captured and calls `tx.raise_(TypeError, "...")` where Python would raise.
-
-Operators are rows of the functions in `operator`: `a + b` asks `operator.add`; `a += b` asks
-`operator.iadd` and then `operator.add`; comparisons ask `operator.lt` and so on; `in` asks
-`operator.contains`. Methods of builtin types are rows of the kinds' method tables instead:
-
-    @method(ListValue, "append")             # values.base.method
-    def _(tx, self, item):
-        tx.mutate(self)                      # before every change of a MutableValue
-        self.items.append(item)
-        return NONE
-
-Useful on `tx`: `tx.call(value, *args)`, `tx.literal(py_object)` (Python data to values),
-`tx.tuple_of(items)`, `tx.iterator_over(items)`, `tx.builtin(fn, *values)` (ask the table),
-`value.unpack(tx)` (all items of an iterable), `value.truth(tx)`, `value.is_constant()`,
-`value.as_constant()`, `tx.graph.emit("call_function", fn, args, kwargs)`.
+A handler returns a value, raises `Break` to decline, or raises the program's exception with
+`tx.raise_`. Wrong argument counts become the program's TypeError.
 """

@@ -1,137 +1,123 @@
-"""The rule table: (callable, argument kinds) -> handler. How to add rows: `rules/__init__`."""
+"""The rule table: from a real callable to what capture does when the program calls it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import functools
+import importlib
+import inspect
+import types
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Handler, Kwargs, Value
 from weft_capture.values.constant import fold
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
-RuleHandler = Callable[..., Any]
+RULES: dict[object, Handler] = {}
+"""callable -> handler(tx, *args, **kwargs)."""
+
+PURE: set[object] = set()
+"""Callables that are run while capturing when every argument is constant."""
+
+GRAPH: set[object] = set()
+"""Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
+
+_FAMILIES = ("builtins", "sequences", "dicts", "tensors", "torch_rules", "stdlib")
+
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One rule: holds for arguments of `kinds`, and any further ones when `open_ended`."""
+def rule(*callables: object) -> Callable[[Handler], Handler]:
+    """Make the decorated handler the rule of `callables`."""
 
-    kinds: tuple[type[Value], ...]
-    open_ended: bool
-    keywords: bool
-    handler: RuleHandler
-
-    def fits(self, args: list[Value], kwargs: Kwargs) -> bool:
-        """Say whether the row holds for these arguments."""
-        if kwargs and not self.keywords:
-            return False
-        if len(args) < len(self.kinds) or (len(args) > len(self.kinds) and not self.open_ended):
-            return False
-        return all(isinstance(arg, kind) for arg, kind in zip(args, self.kinds, strict=False))
-
-
-_rows: defaultdict[Any, list[Row]] = defaultdict(list)
-_foldable: set[Any] = set()
-_graph: set[Any] = set()
-_inlined: dict[Any, Callable[..., Any]] = {}
-
-
-def rule(
-    function: Any, *kinds: type[Value] | EllipsisType, keywords: bool = False
-) -> Callable[[RuleHandler], RuleHandler]:
-    """Add a row for one callable; see the package docstring."""
-    open_ended = bool(kinds) and kinds[-1] is ...
-    fixed = tuple(kind for kind in kinds if not isinstance(kind, EllipsisType))
-
-    def add(handler: RuleHandler) -> RuleHandler:
-        _rows[function].insert(0, Row(fixed, open_ended, keywords, handler))
+    def add(handler: Handler) -> Handler:
+        RULES.update(dict.fromkeys(callables, handler))
         return handler
 
     return add
 
 
-def foldable(*functions: Any) -> None:
-    """Declare functions without side effects: on constants they run during capture."""
-    _foldable.update(functions)
+@functools.cache
+def load() -> None:
+    """Import every family of rules, so that their rows are in the table."""
+    for family in _FAMILIES:
+        importlib.import_module(f"weft_capture.rules.{family}")
 
 
-def graph_function(*functions: Any) -> None:
-    """Declare functions that become graph nodes as they are."""
-    _graph.update(functions)
-
-
-def inline(function: Any, body: Callable[..., Any]) -> None:
-    """Declare a Python body that is traced in the place of a builtin or C function."""
-    _inlined[function] = body
-
-
-def inlined_body(function: Any) -> Callable[..., Any] | None:
-    """Return the Python body declared for a function, if any."""
-    return _inlined.get(function)
-
-
-def is_graph_function(function: Any) -> bool:
-    """Say whether a function was declared with `graph_function`."""
-    return _hashable(function) and function in _graph
-
-
-def is_foldable(function: Any) -> bool:
-    """Say whether a function was declared with `foldable`."""
-    return _hashable(function) and function in _foldable
-
-
-def has_rule(function: Any) -> bool:
-    """Say whether calls of a function are decided by this table."""
-    if not _hashable(function):
-        return False
-    return function in _rows or function in _foldable or function in _graph or function in _inlined
-
-
-def _hashable(function: Any) -> bool:
+def find(obj: object) -> Handler | None:
+    """Return the rule of a callable, or None."""
     try:
-        hash(function)
-    except TypeError:
-        return False
-    return True
+        return RULES.get(obj)
+    except TypeError:  # unhashable
+        return None
 
 
-def apply_rules(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
-    """Call a function through the table; NotImplemented when no row fits.
+def is_leaf(function: object) -> bool:
+    """Say whether a Python function has a rule or is a graph node, and so must not be inlined."""
+    from weft_capture.rules.torch_rules import is_graph_function  # noqa: PLC0415 - it adds rows
+
+    return find(function) is not None or function in GRAPH or is_graph_function(function)
+
+
+def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a real callable that is not inlined.
+
+    In this order: its row; a method of its first argument; a node of the graph; running it now,
+    when it is pure and its arguments are constants.
 
     Raises:
-        Break: from a handler.
+        Break: with code unknown-call, when nothing of that applies.
     """
-    if not _hashable(function):
-        return NotImplemented
-    for row in _rows.get(function, ()):
-        if row.fits(args, kwargs):
-            result = row.handler(tx, *args, **kwargs)
-            if result is not NotImplemented:
-                value: Value = result
-                return value
-    if function in _foldable:
-        constant_args = all(a.is_constant() for a in args) and all(
-            v.is_constant() for v in kwargs.values()
-        )
-        if constant_args:
-            return fold(tx, function, args, kwargs)
-    body = _inlined.get(function)
-    if body is not None:
-        return tx.const_object(body).call(tx, args, kwargs)
-    if function in _graph:
-        return tx.graph.emit("call_function", function, args, kwargs)
-    return NotImplemented
+    handler = find(obj)
+    if handler is not None:
+        return apply(tx, handler, args, kwargs)
+    if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
+        return args[0].call_method(tx, obj.__name__, args[1:], kwargs)
+    if is_leaf(obj):
+        return tx.graph.emit("call_function", obj, args, kwargs)
+    if _is_pure(obj):
+        return fold(tx, obj, args, kwargs)
+    raise Break("unknown-call", _name(obj))
 
 
-def no_rule(function: Any, args: list[Value]) -> Break:
-    """Return the break for a call that no rule covers."""
-    name = getattr(function, "__qualname__", None) or repr(function)
-    module = getattr(function, "__module__", None)
-    kinds = ", ".join(arg.describe() for arg in args)
-    return Break("unknown-call", f"{module + '.' if module else ''}{name}({kinds})")
+def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a handler; arguments that do not fit it raise TypeError in the program."""
+    try:
+        _signature(handler).bind(tx, *args, **kwargs)
+    except TypeError as error:
+        tx.raise_(TypeError, str(error))
+    return handler(tx, *args, **kwargs)
+
+
+_signature = functools.lru_cache(maxsize=None)(inspect.signature)
+
+
+def _owner(obj: Any) -> type:
+    owner: type = obj.__objclass__ if hasattr(obj, "__objclass__") else type(obj.__self__)
+    return owner
+
+
+def _is_pure(obj: Any) -> bool:
+    try:
+        if obj in PURE:
+            return True
+    except TypeError:
+        return False
+    # A method of a constant, such as ", ".join, reached as a bound builtin.
+    owner = getattr(obj, "__self__", None)
+    return isinstance(obj, types.BuiltinMethodType) and isinstance(
+        owner, (str, bytes, int, float, frozenset, tuple)
+    )
+
+
+def _name(obj: Any) -> str:
+    module = getattr(obj, "__module__", None)
+    name = getattr(obj, "__qualname__", None) or repr(obj)
+    return f"{module}.{name}" if module and module != "builtins" else name

@@ -1,0 +1,504 @@
+"""Builtin functions and classes."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.rules.operators import BINARY, binary, compare, contains
+from weft_capture.rules.table import PURE, rule
+from weft_capture.values.base import Value
+from weft_capture.values.constant import FALSE, NONE, TRUE, Constant, constant, fold
+from weft_capture.values.containers import (
+    ListValue,
+    RangeValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+)
+from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.functions import ClassValue, SuperValue
+from weft_capture.values.iterators import CombinedIterator
+from weft_capture.values.tensor import SymValue, TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, str, repr, ascii, format))
+PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
+
+_SIZED = (ListValue, TupleValue, SetValue, DictValue, DictView, RangeValue)
+
+
+# Size, truth and identity.
+
+
+@rule(len)
+def _len(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, TensorValue):
+        if value.fake.dim() == 0:
+            tx.raise_(TypeError, "len() of a 0-d tensor")
+        return value.getattr(tx, "shape").unpack(tx)[0]
+    if isinstance(value, (ListValue, TupleValue)):
+        return constant(len(value.items))
+    if isinstance(value, (SetValue, DictValue)):
+        return constant(len(value.entries))
+    if isinstance(value, _SIZED):
+        return constant(len(value.unpack(tx)))
+    if isinstance(value, Constant):
+        return fold(tx, len, [value], {})
+    return value.call_method(tx, "__len__", [], {})
+
+
+@rule(bool, operator.truth)
+def _bool(tx: Tracer, value: Value = FALSE) -> Value:
+    if isinstance(value, SymValue) and value.python_type() is bool:
+        return value
+    return constant(value.truth(tx))
+
+
+@rule(operator.not_)
+def _not(tx: Tracer, value: Value) -> Value:
+    return constant(not value.truth(tx))
+
+
+@rule(operator.is_)
+def _is(tx: Tracer, left: Value, right: Value) -> Value:
+    return constant(left.same_object(right))
+
+
+@rule(operator.is_not)
+def _is_not(tx: Tracer, left: Value, right: Value) -> Value:
+    return constant(not left.same_object(right))
+
+
+@rule(callable)
+def _callable(tx: Tracer, value: Value) -> Value:
+    return constant(hasattr(value.python_type(), "__call__"))  # noqa: B004 - of the type, not the type itself
+
+
+# Types and attributes.
+
+
+@rule(isinstance)
+def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
+    wanted = _classes(tx, classes)
+    kind = value.python_type()
+    if isinstance(value, TensorValue) and torch.nn.Parameter in wanted:
+        # A metaclass decides by an attribute of the tensor: ask it about the real class only.
+        return constant(issubclass(kind, wanted))
+    if isinstance(value, Constant):
+        return constant(isinstance(value.value, wanted))
+    return constant(_subclass(kind, wanted))
+
+
+@rule(issubclass)
+def _issubclass(tx: Tracer, kind: Value, classes: Value) -> Value:
+    return constant(_subclass(kind.as_constant(), _classes(tx, classes)))
+
+
+def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
+    if isinstance(classes, TupleValue):
+        return tuple(one for item in classes.items for one in _classes(tx, item))
+    try:
+        known = classes.as_constant()
+    except NotConstant:
+        raise Break("unsupported-value", f"isinstance with {classes.describe()}") from None
+    return getattr(known, "__args__", known) if _is_union(known) else (known,)
+
+
+def _is_union(known: object) -> bool:
+    return type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+
+
+def _subclass(kind: type, wanted: tuple[type, ...]) -> bool:
+    return any(issubclass(kind, one) for one in wanted)
+
+
+@rule(type)
+def _type(tx: Tracer, value: Value, *rest: Value) -> Value:
+    if rest:
+        raise Break("unknown-call", "type with three arguments")
+    return tx.type_of(value)
+
+
+@rule(id)
+def _id(tx: Tracer, value: Value) -> Value:
+    raise Break("unsupported-value", f"id of {value.describe()}")
+
+
+@rule(getattr)
+def _getattr(tx: Tracer, value: Value, name: Value, *default: Value) -> Value:
+    try:
+        return value.getattr(tx, name.as_constant())
+    except Raised as error:
+        if default and issubclass(error.value.python_type(), AttributeError):
+            return default[0]
+        raise
+
+
+@rule(hasattr)
+def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
+    try:
+        value.getattr(tx, name.as_constant())
+    except Raised as error:
+        if issubclass(error.value.python_type(), AttributeError):
+            return FALSE
+        raise
+    return TRUE
+
+
+@rule(setattr)
+def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> Value:
+    value.setattr(tx, name.as_constant(), item)
+    return NONE
+
+
+@rule(delattr)
+def _delattr(tx: Tracer, value: Value, name: Value) -> Value:
+    value.delattr(tx, name.as_constant())
+    return NONE
+
+
+@rule(vars)
+def _vars(tx: Tracer, value: Value) -> Value:
+    return value.getattr(tx, "__dict__")
+
+
+@rule(super)
+def _super(tx: Tracer, cls: Value, owner: Value) -> Value:
+    assert isinstance(cls, ClassValue)
+    return SuperValue(cls.obj, owner)
+
+
+# Numbers.
+
+
+def _numeric(kind: type, conversion: Callable[[Any], Any]) -> None:
+    @rule(kind)
+    def convert(tx: Tracer, *args: Value) -> Value:
+        if args and isinstance(args[0], TensorValue):
+            return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
+        if args and isinstance(args[0], SymValue):
+            if args[0].python_type() is kind:
+                return args[0]
+            return tx.graph.emit("call_function", conversion, list(args), {})
+        if all(arg.is_constant() for arg in args):
+            return fold(tx, kind, list(args), {})
+        return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
+
+
+_numeric(int, torch.sym_int)
+_numeric(float, torch.sym_float)
+
+
+@rule(abs)
+def _abs(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, (TensorValue, SymValue)):
+        return tx.graph.emit("call_function", operator.abs, [value], {})
+    if isinstance(value, Constant):
+        return fold(tx, abs, [value], {})
+    return value.call_method(tx, "__abs__", [], {})
+
+
+@rule(pow)
+def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
+    return fold(tx, pow, [base, exponent, *mod], {}) if mod else binary(tx, "**", base, exponent)
+
+
+@rule(round)
+def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
+    if isinstance(value, TensorValue):
+        return value.call_method(tx, "round", list(digits), {})
+    return fold(tx, round, [value, *digits], {})
+
+
+@rule(divmod)
+def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
+    return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
+
+
+def _extremum(function: Any, symbol: str, in_graph: Any) -> None:
+    @rule(function)
+    def pick(tx: Tracer, *args: Value, key: Value = NONE, default: Value | None = None) -> Value:
+        items = args[0].unpack(tx) if len(args) == 1 else list(args)
+        if not items:
+            if default is not None:
+                return default
+            tx.raise_(ValueError, f"{function.__name__}() iterable argument is empty")
+        keys = items if key is NONE else [key.call(tx, [item], {}) for item in items]
+        best = 0
+        if key is NONE and any(isinstance(item, SymValue) for item in items):
+            # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
+            def join(left: Value, right: Value) -> Value:
+                return tx.graph.emit("call_function", in_graph, [left, right], {})
+
+            return functools.reduce(join, items)
+        for position in range(1, len(items)):
+            if compare(tx, symbol, keys[position], keys[best]).truth(tx):
+                best = position
+        return items[best]
+
+
+_extremum(max, ">", torch.sym_max)
+_extremum(min, "<", torch.sym_min)
+
+
+@rule(sum)
+def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
+    total = start
+    for item in items.unpack(tx):
+        total = binary(tx, "+", total, item)
+    return total
+
+
+@rule(any)
+def _any(tx: Tracer, items: Value) -> Value:
+    return constant(any(item.truth(tx) for item in _stepped(tx, items)))
+
+
+@rule(all)
+def _all(tx: Tracer, items: Value) -> Value:
+    return constant(all(item.truth(tx) for item in _stepped(tx, items)))
+
+
+def _stepped(tx: Tracer, items: Value) -> Any:
+    iterator = items.iterate(tx)
+    while (item := iterator.next(tx)) is not None:
+        yield item
+
+
+# Containers.
+
+
+@rule(list)
+def _list(tx: Tracer, items: Value | None = None) -> Value:
+    return ListValue([] if items is None else items.unpack(tx))
+
+
+@rule(tuple)
+def _tuple(tx: Tracer, items: Value | None = None) -> Value:
+    if type(items) is TupleValue:
+        return items
+    return TupleValue([] if items is None else items.unpack(tx))
+
+
+def _set_class(kind: type) -> None:
+    @rule(kind)
+    def build(tx: Tracer, items: Value | None = None) -> Value:
+        return SetValue([] if items is None else items.unpack(tx), cls=kind)
+
+
+_set_class(set)
+_set_class(frozenset)
+
+
+@rule(slice)
+def _slice(tx: Tracer, first: Value, *rest: Value) -> Value:
+    parts = [NONE, first] if not rest else [first, *rest]
+    return SliceValue(*parts, *[NONE] * (3 - len(parts)))
+
+
+@rule(range)
+def _range(tx: Tracer, *args: Value) -> Value:
+    try:
+        bounds = [operator.index(arg.as_constant()) for arg in args]
+        return RangeValue(range(*bounds))
+    except (TypeError, ValueError) as error:
+        tx.raise_real(error)
+
+
+@rule(sorted)
+def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
+    return ListValue(sort_values(tx, items.unpack(tx), key, reverse))
+
+
+def sort_values(tx: Tracer, items: list[Value], key: Value, reverse: Value) -> list[Value]:
+    """Sort as `list.sort` does: stable, comparing with `<`."""
+    keys = items if key is NONE else [key.call(tx, [item], {}) for item in items]
+
+    def order(a: tuple[Value, Value], b: tuple[Value, Value]) -> int:
+        if compare(tx, "<", a[0], b[0]).truth(tx):
+            return -1
+        return 1 if compare(tx, "<", b[0], a[0]).truth(tx) else 0
+
+    pairs = list(zip(keys, items, strict=True))
+    pairs.sort(key=functools.cmp_to_key(order), reverse=reverse.truth(tx))
+    return [item for _, item in pairs]
+
+
+# Iterators.
+
+
+@rule(iter)
+def _iter(tx: Tracer, items: Value, *sentinel: Value) -> Value:
+    if sentinel:
+        raise Break("unknown-call", "iter with a sentinel")
+    return items.iterate(tx)
+
+
+@rule(next)
+def _next(tx: Tracer, iterator: Value, *default: Value) -> Value:
+    item = iterator.next(tx)
+    if item is not None:
+        return item
+    if default:
+        return default[0]
+    tx.raise_(StopIteration)
+
+
+@rule(enumerate)
+def _enumerate(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
+    first = start.as_constant()
+
+    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
+        item = self.inner[0].next(tx)
+        if item is None:
+            return None
+        number = constant(first + self.position)
+        self.advance(tx)
+        return tx.tuple_of([number, item])
+
+    return CombinedIterator(
+        enumerate, [items.iterate(tx)], step, suffix=lambda self: [first + self.position]
+    )
+
+
+@rule(zip)
+def _zip(tx: Tracer, *columns: Value, strict: Value = FALSE) -> Value:
+    exact = strict.truth(tx)
+
+    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
+        row: list[Value] = []
+        for number, column in enumerate(self.inner):
+            item = column.next(tx)
+            if item is not None:
+                row.append(item)
+                continue
+            if exact:
+                _check_strict(tx, self.inner, number)
+            return None
+        return tx.tuple_of(row) if row else None
+
+    keywords: dict[str, object] = {"strict": True} if exact else {}
+    return CombinedIterator(
+        zip, [column.iterate(tx) for column in columns], step, keywords=keywords
+    )
+
+
+def _check_strict(tx: Tracer, columns: list[Value], ended: int) -> None:
+    def range_text(count: int) -> str:
+        return "argument 1" if count == 1 else f"arguments 1-{count}"
+
+    if ended:
+        message = f"argument {ended + 1} is shorter than {range_text(ended)}"
+        tx.raise_(ValueError, f"zip() {message}")
+    for number, column in enumerate(columns[1:], 1):
+        if column.next(tx) is not None:
+            message = f"argument {number + 1} is longer than {range_text(number)}"
+            tx.raise_(ValueError, f"zip() {message}")
+
+
+@rule(map)
+def _map(tx: Tracer, function: Value, *columns: Value) -> Value:
+    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
+        row: list[Value] = []
+        for column in self.inner:
+            item = column.next(tx)
+            if item is None:
+                return None
+            row.append(item)
+        return self.prefix[0].call(tx, row, {})
+
+    return CombinedIterator(map, [c.iterate(tx) for c in columns], step, prefix=[function])
+
+
+@rule(filter)
+def _filter(tx: Tracer, function: Value, items: Value) -> Value:
+    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
+        while (item := self.inner[0].next(tx)) is not None:
+            test = self.prefix[0]
+            kept = item if test is NONE else test.call(tx, [item], {})
+            if kept.truth(tx):
+                return item
+        return None
+
+    return CombinedIterator(filter, [items.iterate(tx)], step, prefix=[function])
+
+
+@rule(reversed)
+def _reversed(tx: Tracer, items: Value) -> Value:
+    if isinstance(items, Constant | RangeValue | ListValue | TupleValue | DictValue | DictView):
+        return tx.iterator_over(items.unpack(tx)[::-1])
+    return items.call_method(tx, "__reversed__", [], {})
+
+
+# Text.
+
+
+def _texts(function: Any, method: str) -> None:
+    @rule(function)
+    def text(tx: Tracer, *args: Value) -> Value:
+        if all(arg.is_constant() for arg in args):
+            return fold(tx, function, list(args), {})
+        if isinstance(args[0], (TensorValue, SymValue)):
+            raise Break("data-dependent-value", f"{function.__name__} of {args[0].describe()}")
+        return args[0].call_method(tx, method, [], {})
+
+
+_texts(str, "__str__")
+_texts(repr, "__repr__")
+
+
+@rule(operator.contains)
+def _contains(tx: Tracer, items: Value, item: Value) -> Value:
+    return contains(tx, items, item)
+
+
+@rule(builtins.print)
+def _print(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    raise Break("unknown-call", "print")
+
+
+# Module operator.
+
+
+def _operator_rows() -> None:
+    for symbol, (function, _) in BINARY.items():
+        for target, text in ((function, symbol), (_inplace(function), f"{symbol}=")):
+            rule(target)(functools.partial(_binary_row, text))
+    for symbol, name in (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge")):
+        rule(getattr(operator, name))(functools.partial(_compare_row, symbol))
+    rule(operator.eq)(functools.partial(_compare_row, "=="))
+    rule(operator.ne)(functools.partial(_compare_row, "!="))
+
+
+def _inplace(function: Any) -> Any:
+    return getattr(operator, f"i{function.__name__.strip('_')}")
+
+
+def _binary_row(symbol: str, tx: Tracer, left: Value, right: Value) -> Value:
+    return binary(tx, symbol, left, right)
+
+
+def _compare_row(symbol: str, tx: Tracer, left: Value, right: Value) -> Value:
+    return compare(tx, symbol, left, right)
+
+
+_operator_rows()
+
+
+@rule(operator.getitem)
+def _getitem(tx: Tracer, items: Value, key: Value) -> Value:
+    return items.getitem(tx, key)
+
+
+@rule(operator.setitem)
+def _setitem(tx: Tracer, items: Value, key: Value, item: Value) -> Value:
+    items.setitem(tx, key, item)
+    return NONE

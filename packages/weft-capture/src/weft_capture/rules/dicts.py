@@ -1,0 +1,222 @@
+"""dict, OrderedDict, defaultdict: construction, methods, views."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from typing import TYPE_CHECKING
+
+from weft_capture.breaks import Break
+from weft_capture.rules.operators import binary
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.dicts import DictValue, DictView
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+
+def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, Value]) -> None:
+    """Do what `dict.update(items, **kwargs)` does; the caller has recorded the change."""
+    if isinstance(items, DictValue):
+        for key, value in items.entries.values():
+            target.put(key, value)
+    elif items is not None and hasattr(items.python_type(), "keys"):
+        for key in items.call_method(tx, "keys", [], {}).unpack(tx):
+            target.put(key, items.getitem(tx, key))
+    elif items is not None:
+        for number, pair in enumerate(items.unpack(tx)):
+            parts = pair.unpack(tx)
+            if len(parts) != 2:
+                message = f"dictionary update sequence element #{number} has length {len(parts)}; "
+                tx.raise_(ValueError, message + "2 is required")
+            target.put(parts[0], parts[1])
+    for name, value in kwargs.items():
+        target.put(constant(name), value)
+
+
+def _constructor(kind: type) -> None:
+    @rule(kind)
+    def build(tx: Tracer, items: Value | None = None, /, **kwargs: Value) -> Value:
+        target = DictValue(cls=kind)
+        fill(tx, target, items, kwargs)
+        return target
+
+
+_constructor(dict)
+_constructor(OrderedDict)
+
+
+@rule(defaultdict)
+def _defaultdict(
+    tx: Tracer, factory: Value = NONE, items: Value | None = None, /, **kwargs: Value
+) -> Value:
+    target = DictValue(cls=defaultdict, default_factory=factory)
+    fill(tx, target, items, kwargs)
+    return target
+
+
+@rule(dict.fromkeys, OrderedDict.fromkeys)
+def _fromkeys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
+    return DictValue([(key, value) for key in keys.unpack(tx)])
+
+
+@rule(Counter)
+def _counter(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    raise Break("unknown-call", "collections.Counter")
+
+
+# Reading.
+
+
+@method(DictValue, "__getitem__")
+def _getitem(tx: Tracer, self: DictValue, key: Value) -> Value:
+    found = self.get(tx, key)
+    if found is not None:
+        return found
+    if self.cls is defaultdict and self.default_factory is not NONE:
+        value = self.default_factory.call(tx, [], {})
+        tx.mutate(self)
+        self.put(key, value)
+        return value
+    tx.raise_(KeyError, key.as_constant())
+
+
+@method(DictValue, "get")
+def _get(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Value:
+    found = self.get(tx, key)
+    return default if found is None else found
+
+
+@method(DictValue, "__contains__")
+def _contains(tx: Tracer, self: DictValue, key: Value) -> Value:
+    return constant(key.hash_key() in self.entries)
+
+
+@method(DictValue, "__len__")
+def _len(tx: Tracer, self: DictValue) -> Value:
+    return constant(len(self.entries))
+
+
+@method(DictValue, "__iter__")
+def _iter(tx: Tracer, self: DictValue) -> Value:
+    return tx.iterator_over(self.keys())
+
+
+@method(DictValue, "__reversed__")
+def _reversed(tx: Tracer, self: DictValue) -> Value:
+    return tx.iterator_over(self.keys()[::-1])
+
+
+def _view(kind: str) -> None:
+    @method(DictValue, kind)
+    def view(tx: Tracer, self: DictValue) -> Value:
+        return DictView(self, kind)
+
+
+for _kind in ("keys", "values", "items"):
+    _view(_kind)
+
+
+@method(DictValue, "copy", "__copy__")
+def _copy(tx: Tracer, self: DictValue) -> Value:
+    return self.copy()
+
+
+@method(DictView, "isdisjoint")
+def _isdisjoint(tx: Tracer, self: DictView, other: Value) -> Value:
+    shared = binary(tx, "&", self, other)
+    return constant(not shared.truth(tx))
+
+
+@method(DictView, "__reversed__")
+def _view_reversed(tx: Tracer, self: DictView) -> Value:
+    return tx.iterator_over(self.unpack(tx)[::-1])
+
+
+@method(DictView, "__len__")
+def _view_len(tx: Tracer, self: DictView) -> Value:
+    return constant(len(self.owner.entries))
+
+
+# Writing.
+
+
+@method(DictValue, "__setitem__")
+def _setitem(tx: Tracer, self: DictValue, key: Value, value: Value) -> Value:
+    tx.mutate(self)
+    self.put(key, value)
+    return NONE
+
+
+@method(DictValue, "__delitem__")
+def _delitem(tx: Tracer, self: DictValue, key: Value) -> Value:
+    if key.hash_key() not in self.entries:
+        tx.raise_(KeyError, key.as_constant())
+    tx.mutate(self)
+    del self.entries[key.hash_key()]
+    return NONE
+
+
+@method(DictValue, "setdefault")
+def _setdefault(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Value:
+    found = self.get(tx, key)
+    if found is not None:
+        return found
+    _setitem(tx, self, key, default)
+    return default
+
+
+@method(DictValue, "update", "__init__")
+def _update(tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value) -> Value:
+    tx.mutate(self)
+    fill(tx, self, items, kw)
+    return NONE
+
+
+@method(DictValue, "pop")
+def _pop(tx: Tracer, self: DictValue, key: Value, *default: Value) -> Value:
+    found = self.get(tx, key)
+    if found is None:
+        if default:
+            return default[0]
+        tx.raise_(KeyError, key.as_constant())
+    _delitem(tx, self, key)
+    return found
+
+
+@method(DictValue, "popitem")
+def _popitem(tx: Tracer, self: DictValue, last: Value = constant(True)) -> Value:  # noqa: B008
+    if not self.entries:
+        tx.raise_(KeyError, "popitem(): dictionary is empty")
+    tx.mutate(self)
+    key = next(reversed(self.entries) if last.truth(tx) else iter(self.entries))
+    pair = self.entries.pop(key)
+    return tx.tuple_of([pair[0], tx.force(pair[1])])
+
+
+@method(DictValue, "clear")
+def _clear(tx: Tracer, self: DictValue) -> Value:
+    tx.mutate(self)
+    self.entries.clear()
+    return NONE
+
+
+@method(DictValue, "move_to_end")
+def _move_to_end(
+    tx: Tracer,
+    self: DictValue,
+    key: Value,
+    last: Value = constant(True),  # noqa: B008
+) -> Value:
+    hashed = key.hash_key()
+    if hashed not in self.entries:
+        tx.raise_(KeyError, key.as_constant())
+    tx.mutate(self)
+    entry = self.entries.pop(hashed)
+    rest = {} if last.truth(tx) else dict(self.entries)
+    if rest:
+        self.entries.clear()
+    self.entries[hashed] = entry
+    self.entries.update(rest)
+    return NONE

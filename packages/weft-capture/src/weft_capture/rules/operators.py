@@ -1,0 +1,324 @@
+"""Operators on every kind of value: the entry points of the opcodes and of module `operator`.
+
+Tensors and symbolic numbers become graph nodes, constants are computed now, containers are combined
+here, and everything else goes through the special methods of its class as in CPython
+(Objects/abstract.c: the left operand's method first, the right one's first if it is of a subclass).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from weft_capture.breaks import Break
+from weft_capture.values.base import Value
+from weft_capture.values.constant import Constant, constant, fold
+from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
+from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.tensor import SymValue, TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "+": (operator.add, "add"),
+    "-": (operator.sub, "sub"),
+    "*": (operator.mul, "mul"),
+    "/": (operator.truediv, "truediv"),
+    "//": (operator.floordiv, "floordiv"),
+    "%": (operator.mod, "mod"),
+    "**": (operator.pow, "pow"),
+    "@": (operator.matmul, "matmul"),
+    "&": (operator.and_, "and"),
+    "|": (operator.or_, "or"),
+    "^": (operator.xor, "xor"),
+    "<<": (operator.lshift, "lshift"),
+    ">>": (operator.rshift, "rshift"),
+}
+"""Symbol -> (function, name of the special method without underscores)."""
+
+INPLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.iadd,
+    "-": operator.isub,
+    "*": operator.imul,
+    "/": operator.itruediv,
+    "//": operator.ifloordiv,
+    "%": operator.imod,
+    "**": operator.ipow,
+    "@": operator.imatmul,
+    "&": operator.iand,
+    "|": operator.ior,
+    "^": operator.ixor,
+    "<<": operator.ilshift,
+    ">>": operator.irshift,
+}
+
+COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
+    "<": (operator.lt, "lt", "gt"),
+    "<=": (operator.le, "le", "ge"),
+    ">": (operator.gt, "gt", "lt"),
+    ">=": (operator.ge, "ge", "le"),
+    "==": (operator.eq, "eq", "eq"),
+    "!=": (operator.ne, "ne", "ne"),
+}
+"""Symbol -> (function, special method, the other operand's special method)."""
+
+UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "-": (operator.neg, "neg"),
+    "+": (operator.pos, "pos"),
+    "~": (operator.invert, "invert"),
+}
+
+_GRAPH = (TensorValue, SymValue)
+_SEQUENCES = (ListValue, TupleValue)
+_SETS = (SetValue, DictView)
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, _GRAPH) or (
+        isinstance(value, Constant) and isinstance(value.value, (int, float, complex))
+    )
+
+
+def _in_graph(left: Value, right: Value) -> bool:
+    if isinstance(left, TensorValue) or isinstance(right, TensorValue):
+        return True
+    symbolic = isinstance(left, SymValue) or isinstance(right, SymValue)
+    return symbolic and _is_number(left) and _is_number(right)
+
+
+def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    """Evaluate `left symbol right`; a symbol that ends in "=" is the in-place form.
+
+    Raises:
+        Break: for operands that capture does not know.
+        Raised: TypeError, when neither operand supports the operation.
+    """
+    plain = symbol.removesuffix("=")
+    function = BINARY[plain][0]
+    inplace = plain != symbol
+    if _in_graph(left, right):
+        if not _keeps_class(left, right):
+            return _by_methods(tx, symbol, left, right)
+        # A number on the left makes `+=` an ordinary addition.
+        target = INPLACE[plain] if inplace and isinstance(left, TensorValue) else function
+        return tx.graph.emit("call_function", target, [left, right], {})
+    if isinstance(left, (Constant, RangeValue)) and isinstance(right, (Constant, RangeValue)):
+        return fold(tx, function, [left, right], {})
+    combined = _combine(tx, plain, left, right, inplace)
+    if combined is not None:
+        return combined
+    if left.is_constant() and right.is_constant():
+        return fold(tx, function, [left, right], {})
+    return _by_methods(tx, symbol, left, right)
+
+
+def _keeps_class(left: Value, right: Value) -> bool:
+    """False when the other operand is an object that may take over a tensor's operator."""
+    return all(_is_number(value) or value.is_constant() for value in (left, right))
+
+
+def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) -> Value | None:
+    """Concatenation, repetition and set algebra of containers; None where it does not apply."""
+    if symbol == "+":
+        return _concatenate(tx, left, right, inplace)
+    if symbol == "*":
+        for items, count in ((left, right), (right, left)):
+            if isinstance(items, _SEQUENCES) and isinstance(count, (Constant, SymValue)):
+                return _repeat(tx, items, count, inplace)
+    if isinstance(left, _SETS) and isinstance(right, _SETS) and symbol in "&|-^":
+        return _set_algebra(tx, symbol, left, right, inplace)
+    if symbol == "|" and isinstance(left, DictValue) and isinstance(right, DictValue):
+        return _merge(tx, left, right, inplace)
+    return None
+
+
+def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value | None:
+    if isinstance(left, ListValue) and inplace:
+        new = right.unpack(tx)
+        tx.mutate(left)
+        left.items.extend(new)
+        return left
+    if isinstance(left, ListValue) and isinstance(right, ListValue):
+        return ListValue([*left.items, *right.items])
+    if isinstance(left, TupleValue) and isinstance(right, TupleValue):
+        kind = SizeValue if isinstance(left, SizeValue) and _sizes(right) else TupleValue
+        return kind([*left.items, *right.items])
+    return None
+
+
+def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Value:
+    target = left if inplace else left.copy()
+    if inplace:
+        tx.mutate(left)
+    for key, value in right.entries.values():
+        target.put(key, value)
+    return target
+
+
+def _sizes(value: TupleValue) -> bool:
+    return all(_is_number(item) for item in value.items)
+
+
+def _repeat(tx: Tracer, items: Value, count: Value, inplace: bool) -> Value:
+    assert isinstance(items, (ListValue, TupleValue))
+    times = operator.index(count.as_constant())
+    if inplace and isinstance(items, ListValue):
+        tx.mutate(items)
+        items.items *= times
+        return items
+    return items.with_items(list(items.items) * times)
+
+
+_KEEPS: dict[str, Callable[[bool, bool], bool]] = {
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "-": lambda left, right: left and not right,
+}
+
+
+def _set_algebra(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
+    one = {item.hash_key(): item for item in left.unpack(tx)}
+    other = {item.hash_key(): item for item in right.unpack(tx)}
+    keep = _KEEPS[symbol]
+    items = [item for key, item in {**other, **one}.items() if keep(key in one, key in other)]
+    if inplace and isinstance(left, SetValue) and left.cls is set:
+        tx.mutate(left)
+        left.entries = {item.hash_key(): item for item in items}
+        return left
+    return SetValue(items, cls=left.cls if isinstance(left, SetValue) else set)
+
+
+def _by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    """Try the special methods of both operands in CPython's order."""
+    plain = symbol.removesuffix("=")
+    name = BINARY[plain][1]
+    attempts = [(left, f"__{name}__", right), (right, f"__r{name}__", left)]
+    kinds = left.python_type(), right.python_type()
+    if kinds[0] is not kinds[1] and issubclass(kinds[1], kinds[0]):
+        attempts.reverse()
+    if plain != symbol:
+        attempts.insert(0, (left, f"__i{name}__", right))
+    result = _attempt(tx, attempts)
+    if result is None:
+        names = f"'{kinds[0].__name__}' and '{kinds[1].__name__}'"
+        tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
+    return result
+
+
+def _attempt(tx: Tracer, attempts: list[tuple[Value, str, Value]]) -> Value | None:
+    for receiver, method, argument in attempts:
+        if not hasattr(receiver.python_type(), method):
+            continue
+        result = receiver.call_method(tx, method, [argument], {})
+        if not (isinstance(result, Constant) and result.value is NotImplemented):
+            return result
+    return None
+
+
+def unary(tx: Tracer, symbol: str, value: Value) -> Value:
+    """Evaluate `-value`, `+value` or `~value`."""
+    function, name = UNARY[symbol]
+    if isinstance(value, _GRAPH):
+        return tx.graph.emit("call_function", function, [value], {})
+    if isinstance(value, Constant):
+        return fold(tx, function, [value], {})
+    return value.call_method(tx, f"__{name}__", [], {})
+
+
+def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    """Evaluate `left symbol right` for the six comparisons.
+
+    Raises:
+        Raised: TypeError, when an ordering is not supported.
+    """
+    function, name, mirrored = COMPARE[symbol]
+    if _in_graph(left, right) and _keeps_class(left, right):
+        none = any(isinstance(v, Constant) and v.value is None for v in (left, right))
+        if none and symbol in ("==", "!="):
+            return constant(symbol == "!=")
+        return tx.graph.emit("call_function", function, [left, right], {})
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        return fold(tx, function, [left, right], {})
+    if isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
+        return _compare_sequences(tx, symbol, left, right)
+    if isinstance(left, _SETS) and isinstance(right, _SETS):
+        keys = ({item.hash_key() for item in side.unpack(tx)} for side in (left, right))
+        return constant(function(*keys))
+    if isinstance(left, DictValue) and isinstance(right, DictValue):
+        if symbol in ("==", "!="):
+            return constant(_equal_dicts(tx, left, right) == (symbol == "=="))
+    elif left.is_constant() and right.is_constant():
+        return fold(tx, function, [left, right], {})
+    attempts = [(left, f"__{name}__", right), (right, f"__{mirrored}__", left)]
+    attempts = [row for row in attempts if not _is_default(row[0], row[1])]
+    result = _attempt(tx, attempts)
+    if result is not None:
+        return result
+    if symbol in ("==", "!="):
+        if symbol == "!=" and not _is_default(left, "__eq__"):
+            return constant(not compare(tx, "==", left, right).truth(tx))
+        return constant(left.same_object(right) == (symbol == "=="))
+    kinds = f"'{left.python_type().__name__}' and '{right.python_type().__name__}'"
+    tx.raise_(TypeError, f"'{symbol}' not supported between instances of {kinds}")
+
+
+def _is_default(value: Value, method: str) -> bool:
+    """Say whether a comparison is the one every object inherits, or that of a known container."""
+    kind = value.python_type()
+    return getattr(kind, method, None) is getattr(object, method, None) or isinstance(
+        value, (*_SEQUENCES, *_SETS, DictValue, Constant, SymValue)
+    )
+
+
+def equal(tx: Tracer, left: Value, right: Value) -> bool:
+    """Evaluate `left is right or left == right` as a Python bool, as containers do."""
+    return left.same_object(right) or compare(tx, "==", left, right).truth(tx)
+
+
+def _compare_sequences(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    assert isinstance(left, (ListValue, TupleValue))
+    assert isinstance(right, (ListValue, TupleValue))
+    same_kind = isinstance(left, ListValue) == isinstance(right, ListValue)
+    if symbol in ("==", "!="):
+        equals = (
+            same_kind
+            and len(left.items) == len(right.items)
+            and all(equal(tx, a, b) for a, b in zip(left.items, right.items, strict=True))
+        )
+        return constant(equals == (symbol == "=="))
+    if not same_kind:
+        kinds = f"'{left.python_type().__name__}' and '{right.python_type().__name__}'"
+        tx.raise_(TypeError, f"'{symbol}' not supported between instances of {kinds}")
+    for a, b in zip(left.items, right.items, strict=False):
+        if not equal(tx, a, b):
+            return compare(tx, symbol, a, b)
+    return constant(COMPARE[symbol][0](len(left.items), len(right.items)))
+
+
+def _equal_dicts(tx: Tracer, left: DictValue, right: DictValue) -> bool:
+    if left.entries.keys() != right.entries.keys():
+        return False
+    return all(
+        equal(tx, tx.force(value), tx.force(right.entries[key][1]))
+        for key, (_, value) in left.entries.items()
+    )
+
+
+def contains(tx: Tracer, container: Value, item: Value) -> Value:
+    """Evaluate `item in container`."""
+    if isinstance(container, (DictValue, SetValue)):
+        return constant(item.hash_key() in container.entries)
+    if isinstance(container, DictView) and container.kind == "keys":
+        return constant(item.hash_key() in container.owner.entries)
+    if isinstance(container, Constant) and item.is_constant():
+        return fold(tx, operator.contains, [container, item], {})
+    if isinstance(container, TensorValue):
+        raise Break("data-dependent-value", "in on a tensor")
+    method = getattr(container.python_type(), "__contains__", None)
+    builtin = isinstance(container, (*_SEQUENCES, RangeValue, DictView))
+    if method is not None and not builtin:
+        return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
+    return constant(any(equal(tx, item, each) for each in container.unpack(tx)))

@@ -1,0 +1,334 @@
+"""The standard library: functools, itertools, math, collections, copy, typing and small things.
+
+Library functions written in Python and free of C state are simply inlined and need no row here.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import functools
+import inspect
+import itertools
+import logging
+import math
+import operator
+import os
+import random
+import re
+import time
+import typing
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_capture.breaks import Break
+from weft_capture.rules.operators import binary
+from weft_capture.rules.table import PURE, rule
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NONE, Constant, constant, fold
+from weft_capture.values.containers import ListValue, SetValue, TupleValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import PartialValue
+from weft_capture.values.iterators import CombinedIterator
+from weft_capture.values.tensor import SymValue, TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+Step = Callable[["Tracer", CombinedIterator], Value | None]
+
+PURE.update(f for f in vars(math).values() if callable(f))
+PURE.update((inspect.isclass, inspect.isfunction, inspect.ismodule, inspect.isbuiltin))
+PURE.update((inspect.signature, typing.get_origin, typing.get_args, os.path.join, os.getenv))
+PURE.update((re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.split))
+PURE.update((dataclasses.is_dataclass, operator.index, os.environ.get))
+
+_FOR_REAL = (
+    *(getattr(random, n) for n in ("random", "randint", "choice", "shuffle", "uniform", "seed")),
+    *(getattr(time, n) for n in ("time", "perf_counter", "monotonic", "sleep", "time_ns")),
+    warnings.warn,
+    logging.Logger.debug,
+    logging.Logger.info,
+    logging.Logger.warning,
+    logging.Logger.error,
+    logging.Logger.log,
+)
+
+
+@rule(*_FOR_REAL)
+def _for_real(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    raise Break("unknown-call", "a function with effects outside of the program")
+
+
+# functools
+
+
+@rule(functools.partial)
+def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> Value:
+    return PartialValue(function, list(args), kwargs)
+
+
+@rule(functools.reduce)
+def _reduce(tx: Tracer, function: Value, items: Value, *initial: Value) -> Value:
+    values = [*initial, *items.unpack(tx)]
+    if not values:
+        tx.raise_(TypeError, "reduce() of empty iterable with no initial value")
+    return functools.reduce(lambda a, b: function.call(tx, [a, b], {}), values)
+
+
+# math, on symbolic numbers
+
+_SYMBOLIC_MATH: dict[Any, Any] = {
+    math.ceil: math.ceil,
+    math.floor: math.floor,
+    math.sqrt: torch._sym_sqrt,
+}
+
+
+def _math(function: Any) -> None:
+    in_graph = _SYMBOLIC_MATH.get(function)
+
+    @rule(function)
+    def compute(tx: Tracer, *args: Value) -> Value:
+        if in_graph is not None and args and isinstance(args[0], SymValue):
+            return tx.graph.emit("call_function", in_graph, list(args), {})
+        if args and isinstance(args[0], TensorValue):
+            raise Break("data-dependent-value", f"math.{function.__name__} of a tensor")
+        return fold(tx, function, list(args), {})
+
+
+for _function in (math.ceil, math.floor, math.sqrt, math.exp, math.log, math.isnan, math.isinf):
+    _math(_function)
+
+
+@rule(math.prod)
+def _prod(tx: Tracer, items: Value, *, start: Value = Constant(1)) -> Value:  # noqa: B008
+    total = start
+    for item in items.unpack(tx):
+        total = binary(tx, "*", total, item)
+    return total
+
+
+# itertools
+
+
+def _combined(factory: Any, inner: list[Value], step: Step, **kwargs: Any) -> Value:
+    return CombinedIterator(factory, inner, step, **kwargs)
+
+
+@rule(itertools.chain)
+def _chain(tx: Tracer, *parts: Value) -> Value:
+    return _chained(tx, list(parts))
+
+
+@rule(itertools.chain.from_iterable)
+def _chain_from(tx: Tracer, parts: Value) -> Value:
+    return _chained(tx, parts.unpack(tx))
+
+
+def _chained(tx: Tracer, parts: list[Value]) -> Value:
+    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
+        while self.position < len(self.inner):
+            item = self.inner[self.position].next(tx)
+            if item is not None:
+                return item
+            self.advance(tx)
+        return None
+
+    return _combined(itertools.chain, [part.iterate(tx) for part in parts], step)
+
+
+def _finite(function: Any) -> None:
+    """Functions of itertools over finite iterables: the items are listed at once."""
+
+    @rule(function)
+    def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        # The library orders and groups positions; values never leave capture.
+        columns = [arg.unpack(tx) if not arg.is_constant() or _listed(arg) else arg for arg in args]
+        flat = [item for column in columns if isinstance(column, list) for item in column]
+        numbers = iter(range(len(flat)))
+        real = [
+            [next(numbers) for _ in column] if isinstance(column, list) else column.as_constant()
+            for column in columns
+        ]
+        known = {name: value.as_constant() for name, value in kwargs.items()}
+        rows = [tx.tuple_of([flat[number] for number in row]) for row in function(*real, **known)]
+        return tx.iterator_over(rows)
+
+
+def _listed(value: Value) -> bool:
+    return isinstance(value, (ListValue, TupleValue)) or value.python_type() in (range, str)
+
+
+for _function in (
+    itertools.product,
+    itertools.permutations,
+    itertools.combinations,
+    itertools.combinations_with_replacement,
+    itertools.pairwise,
+):
+    _finite(_function)
+
+
+@rule(itertools.islice)
+def _islice(tx: Tracer, items: Value, *bounds: Value) -> Value:
+    known = [bound.as_constant() for bound in bounds]
+    window = slice(*known)
+    start, stop, step = window.start or 0, window.stop, window.step or 1
+    iterator, taken, position = items.iterate(tx), [], 0
+    while stop is None or position < stop:
+        item = iterator.next(tx)
+        if item is None:
+            break
+        if position >= start and (position - start) % step == 0:
+            taken.append(item)
+        position += 1
+    return tx.iterator_over(taken)
+
+
+@rule(itertools.zip_longest)
+def _zip_longest(tx: Tracer, *columns: Value, fillvalue: Value = NONE) -> Value:
+    rows = itertools.zip_longest(*(c.unpack(tx) for c in columns), fillvalue=fillvalue)
+    return tx.iterator_over([tx.tuple_of(list(row)) for row in rows])
+
+
+@rule(itertools.starmap)
+def _starmap(tx: Tracer, function: Value, rows: Value) -> Value:
+    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
+        row = self.inner[0].next(tx)
+        return None if row is None else self.prefix[0].call(tx, row.unpack(tx), {})
+
+    return _combined(itertools.starmap, [rows.iterate(tx)], step, prefix=[function])
+
+
+@rule(itertools.takewhile)
+def _takewhile(tx: Tracer, function: Value, items: Value) -> Value:
+    taken = []
+    for item in items.unpack(tx):
+        if not function.call(tx, [item], {}).truth(tx):
+            break
+        taken.append(item)
+    return tx.iterator_over(taken)
+
+
+@rule(itertools.accumulate)
+def _accumulate(
+    tx: Tracer, items: Value, function: Value = NONE, *, initial: Value = NONE
+) -> Value:
+    values = ([] if initial is NONE else [initial]) + items.unpack(tx)
+    sums: list[Value] = []
+    for item in values:
+        if not sums:
+            sums.append(item)
+        elif function is NONE:
+            sums.append(binary(tx, "+", sums[-1], item))
+        else:
+            sums.append(function.call(tx, [sums[-1], item], {}))
+    return tx.iterator_over(sums)
+
+
+@rule(itertools.repeat)
+def _repeat(tx: Tracer, item: Value, times: Value = NONE) -> Value:
+    if times is not NONE:
+        return tx.iterator_over([item] * int(times.as_constant()))
+
+    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
+        return self.prefix[0]
+
+    return _combined(itertools.repeat, [], step, prefix=[item])
+
+
+@rule(itertools.count)
+def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) -> Value:  # noqa: B008
+    first, stride = start.as_constant(), step.as_constant()
+
+    def advance(tx: Tracer, self: CombinedIterator) -> Value | None:
+        number = first + stride * self.position
+        self.advance(tx)
+        return constant(number)
+
+    return _combined(
+        itertools.count, [], advance, suffix=lambda self: [first + stride * self.position, stride]
+    )
+
+
+@rule(itertools.groupby)
+def _groupby(tx: Tracer, items: Value, key: Value = NONE) -> Value:
+    groups: list[tuple[Value, list[Value]]] = []
+    for item in items.unpack(tx):
+        label = item if key is NONE else key.call(tx, [item], {})
+        if groups and groups[-1][0].hash_key() == label.hash_key():
+            groups[-1][1].append(item)
+        else:
+            groups.append((label, [item]))
+    return tx.iterator_over(
+        [tx.tuple_of([label, tx.iterator_over(members)]) for label, members in groups]
+    )
+
+
+# operator's callables
+
+
+@rule(operator.itemgetter)
+def _itemgetter(tx: Tracer, *keys: Value) -> Value:
+    return tx.const_object(operator.itemgetter(*(key.as_constant() for key in keys)))
+
+
+@rule(operator.attrgetter)
+def _attrgetter(tx: Tracer, *names: Value) -> Value:
+    return tx.const_object(operator.attrgetter(*(name.as_constant() for name in names)))
+
+
+@rule(operator.methodcaller)
+def _methodcaller(tx: Tracer, name: Value, *args: Value, **kwargs: Value) -> Value:
+    raise Break("unknown-call", "operator.methodcaller")
+
+
+# copy
+
+
+@rule(copy.copy)
+def _copy(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, (ListValue, DictValue, SetValue)):
+        return value.call_method(tx, "copy", [], {})
+    if isinstance(value, (Constant, TupleValue)):
+        return value
+    return value.call_method(tx, "__copy__", [], {})
+
+
+@rule(copy.deepcopy)
+def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
+    if isinstance(value, ListValue):
+        return ListValue([_deepcopy(tx, tx.force(item)) for item in value.items])
+    if isinstance(value, TupleValue):
+        return value.with_items([_deepcopy(tx, tx.force(item)) for item in value.items])
+    if isinstance(value, DictValue):
+        fresh = value.copy()
+        for key, item in value.pairs(tx):
+            fresh.put(key, _deepcopy(tx, item))
+        return fresh
+    if value.is_constant():
+        return value
+    raise Break("unknown-call", f"deepcopy of {value.describe()}")
+
+
+# typing, contextlib, weakref, enum
+
+
+@rule(typing.cast)
+def _cast(tx: Tracer, kind: Value, value: Value) -> Value:
+    return value
+
+
+@rule(enum.auto)
+def _auto(tx: Tracer) -> Value:
+    raise Break("unknown-call", "enum.auto")
+
+
+@rule(weakref.ref)
+def _ref(tx: Tracer, value: Value, callback: Value = NONE) -> Value:
+    raise Break("unknown-call", "weakref.ref")

@@ -1,0 +1,152 @@
+"""Tensor attributes and methods that are not simply nodes of the graph.
+
+Sizes, strides and counts are constants where the shape is static and symbolic ints where it is not.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+from weft_capture.breaks import Break
+from weft_capture.rules.operators import binary
+from weft_capture.rules.table import GRAPH
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.containers import SizeValue
+from weft_capture.values.tensor import SymValue, TensorValue, tensor_attribute
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+Dim = Value | None
+GRAPH.update((torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not))
+
+
+def _metadata(tx: Tracer, self: TensorValue, method_name: str, dim: int) -> Value:
+    """One size or stride: known now, or a node of the graph when it is symbolic."""
+    number = getattr(self.fake, method_name)(dim)
+    if isinstance(number, torch.SymInt):
+        return tx.graph.emit("call_method", method_name, [self, constant(dim)], {})
+    return constant(number)
+
+
+@tensor_attribute("shape")
+def _shape(tx: Tracer, self: TensorValue) -> Value:
+    return SizeValue([_metadata(tx, self, "size", dim) for dim in range(self.fake.dim())])
+
+
+@method(TensorValue, "size")
+def _size(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
+    if dim is None or dim is NONE:
+        return _shape(tx, self)
+    return _metadata(tx, self, "size", _dimension(tx, self, dim))
+
+
+@method(TensorValue, "stride")
+def _stride(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
+    if dim is None or dim is NONE:
+        dims = range(self.fake.dim())
+        return tx.tuple_of([_metadata(tx, self, "stride", each) for each in dims])
+    return _metadata(tx, self, "stride", _dimension(tx, self, dim))
+
+
+def _dimension(tx: Tracer, self: TensorValue, dim: Value) -> int:
+    rank, number = self.fake.dim(), int(dim.as_constant())
+    if not -rank <= number < rank:
+        message = f"expected to be in range of [{-rank}, {rank - 1}], but got {number}"
+        tx.raise_(IndexError, f"Dimension out of range ({message})")
+    return number % rank
+
+
+@method(TensorValue, "numel", "nelement")
+def _numel(tx: Tracer, self: TensorValue) -> Value:
+    total: Value = constant(1)
+    for item in _shape(tx, self).unpack(tx):
+        total = binary(tx, "*", total, item)
+    return total
+
+
+@method(TensorValue, "__len__")
+def _len(tx: Tracer, self: TensorValue) -> Value:
+    if self.fake.dim() == 0:
+        tx.raise_(TypeError, "len() of a 0-d tensor")
+    return _metadata(tx, self, "size", 0)
+
+
+def _answer(*names: str) -> None:
+    """Methods answered from the fake tensor."""
+    for name in names:
+
+        @method(TensorValue, name)
+        def answer(tx: Tracer, self: TensorValue, *args: Value, name: str = name) -> Value:
+            given = [arg.as_constant() for arg in args]
+            return tx.literal(getattr(self.fake, name)(*given))
+
+
+_answer("dim", "ndimension", "element_size", "get_device", "is_contiguous", "is_complex")
+_answer("is_floating_point", "is_signed", "is_inference", "is_conj", "is_neg", "is_same_size")
+
+
+@method(TensorValue, "type")
+def _type(tx: Tracer, self: TensorValue, dtype: Dim = None, **kwargs: Value) -> Value:
+    if dtype is None or dtype is NONE:
+        return constant(f"torch.{self.fake.type().removeprefix('torch.')}")
+    return tx.graph.emit("call_method", "type", [self, dtype], kwargs)
+
+
+@method(TensorValue, "type_as")
+def _type_as(tx: Tracer, self: TensorValue, other: TensorValue) -> Value:
+    return tx.graph.emit("call_method", "to", [self, constant(other.fake.dtype)], {})
+
+
+@method(TensorValue, "__getitem__")
+def _getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
+    return tx.graph.emit("call_function", operator.getitem, [self, key], {})
+
+
+@method(TensorValue, "__setitem__")
+def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> Value:
+    tx.graph.emit("call_function", operator.setitem, [self, key, value], {})
+    return NONE
+
+
+@method(TensorValue, "__contains__")
+def _contains(tx: Tracer, self: TensorValue, item: Value) -> Value:
+    raise Break("data-dependent-value", "in on a tensor")
+
+
+@method(TensorValue, "nonzero", "unique", "masked_select", "unique_consecutive")
+def _dynamic_shape(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
+    raise Break("dynamic-output-shape", "the shape of the result depends on the tensor's values")
+
+
+@method(TensorValue, "__bool__")
+def _bool(tx: Tracer, self: TensorValue) -> Value:
+    return constant(self.truth(tx))
+
+
+@tensor_attribute("grad")
+def _grad(tx: Tracer, self: TensorValue) -> Value:
+    raise Break("unsupported-value", "the gradient of a tensor")
+
+
+@tensor_attribute("__class__")
+def _class(tx: Tracer, self: TensorValue) -> Value:
+    return tx.const_object(self.tensor_type)
+
+
+@tensor_attribute("is_nested")
+def _is_nested(tx: Tracer, self: TensorValue) -> Value:
+    return constant(self.fake.is_nested)
+
+
+@method(SymValue, "__index__", "__int__")
+def _index(tx: Tracer, self: SymValue) -> Value:
+    return self
+
+
+@method(SymValue, "is_integer")
+def _is_integer(tx: Tracer, self: SymValue) -> Value:
+    return constant(self.python_type() is int)

@@ -1,0 +1,198 @@
+"""Functions of torch: which become graph nodes, and which are answered while capturing."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import overrides
+from weft_capture.breaks import Break
+from weft_capture.rules.table import PURE, rule
+from weft_capture.values.base import Value
+from weft_capture.values.constant import FALSE, NONE, TRUE, constant
+from weft_capture.values.containers import SizeValue
+from weft_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+F = torch.nn.functional
+
+_NATIVE = (
+    torch._C._VariableFunctions,
+    torch._C._nn,
+    torch._C._fft,
+    torch._C._linalg,
+    torch._C._special,
+)
+"""Namespaces of C functions that compute on tensors."""
+
+_PYTHON_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
+"""Python functions defined here are nodes of their own: AOT sees through them later."""
+
+_INLINED = frozenset((F.multi_head_attention_forward, torch.nn.functional._canonical_mask))
+"""...except those whose Python does more than call operators."""
+
+_DYNAMIC_SHAPE = (
+    torch.nonzero,
+    torch.unique,
+    torch.unique_consecutive,
+    torch.masked_select,
+    torch.argwhere,
+)
+_RANDOM_STATE = (torch.manual_seed, torch.seed, torch.get_rng_state, torch.set_rng_state)
+_REAL = (torch.from_numpy, torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
+
+PURE.update((torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast))
+PURE.update((torch.get_default_dtype, torch.result_type, torch.broadcast_shapes))
+PURE.update((torch.backends.cuda.is_built, torch.cuda.is_available, torch.get_num_threads))
+
+
+@functools.cache
+def _native_functions() -> frozenset[object]:
+    found = set()
+    for namespace in _NATIVE:
+        for name in dir(namespace):
+            function = getattr(namespace, name)
+            if callable(function) and not name.startswith("__"):
+                found.add(function)
+    return frozenset(found)
+
+
+@functools.cache
+def _is_graph_function(function: Any) -> bool:
+    if function in _native_functions():
+        return True
+    if not isinstance(function, types.FunctionType) or function in _INLINED:
+        return False
+    # `boolean_dispatch` makes max_pool2d and its kind: nested functions of this module.
+    home = function.__module__ in _PYTHON_MODULES or function.__module__ == "torch._jit_internal"
+    return home and not function.__name__.startswith(("_", "has_torch_function"))
+
+
+def is_graph_function(function: object) -> bool:
+    """Say whether calling `function` becomes one node of the graph."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    try:
+        return _is_graph_function(function)
+    except TypeError:  # unhashable
+        return False
+
+
+# Declined: what cannot be known while capturing.
+
+
+@rule(*_DYNAMIC_SHAPE)
+def _dynamic_shape(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    raise Break("dynamic-output-shape", "the shape of the result depends on the tensor's values")
+
+
+@rule(torch.where)
+def _where(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    if len(args) + len(kwargs) == 1:
+        return _dynamic_shape(tx)
+    return tx.graph.emit("call_function", torch.where, list(args), kwargs)
+
+
+@rule(*_RANDOM_STATE, *_REAL)
+def _for_real(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    raise Break("unknown-call", "a function that needs real tensors or the generator's state")
+
+
+# Answered now.
+
+
+@rule(torch.is_tensor)
+def _is_tensor(tx: Tracer, value: Value) -> Value:
+    return constant(issubclass(value.python_type(), torch.Tensor))
+
+
+@rule(torch.overrides.is_tensor_like)
+def _is_tensor_like(tx: Tracer, value: Value) -> Value:
+    kind = value.python_type()
+    return constant(issubclass(kind, torch.Tensor) or hasattr(kind, "__torch_function__"))
+
+
+def _tensor_question(name: str) -> None:
+    @rule(getattr(torch, name))
+    def answer(tx: Tracer, input: Value) -> Value:
+        return input.call_method(tx, name, [], {})
+
+
+for _name in ("is_floating_point", "is_complex", "is_inference", "is_conj", "is_neg", "numel"):
+    _tensor_question(_name)
+
+
+@rule(torch.typename)
+def _typename(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, TensorValue):
+        return value.call_method(tx, "type", [], {})
+    kind = value.python_type()
+    return constant(f"{kind.__module__}.{kind.__qualname__}")
+
+
+@rule(torch.Size)
+def _size(tx: Tracer, items: Value | None = None) -> Value:
+    return SizeValue([] if items is None else items.unpack(tx))
+
+
+def _no(*functions: object) -> None:
+    @rule(*functions)
+    def answer(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        return FALSE
+
+
+_no(torch.jit.is_scripting, torch.jit.is_tracing, torch._C._is_tracing)
+_no(torch.onnx.is_in_onnx_export, torch.compiler.is_exporting)
+_no(torch._C._has_torch_function, torch._C._has_torch_function_unary)
+_no(torch._C._has_torch_function_variadic, overrides.has_torch_function)
+_no(torch.is_deterministic_algorithms_warn_only_enabled, torch._C._is_torch_function_mode_enabled)
+
+
+def _yes(*functions: object) -> None:
+    @rule(*functions)
+    def answer(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        return TRUE
+
+
+_yes(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+
+
+@rule(torch._C._get_tracing_state)
+def _tracing_state(tx: Tracer) -> Value:
+    return NONE
+
+
+@rule(torch.jit.annotate)
+def _annotate(tx: Tracer, kind: Value, value: Value) -> Value:
+    return value
+
+
+@rule(torch.jit.ignore, torch.jit.unused, torch.compiler.disable)
+def _identity_decorator(tx: Tracer, function: Value) -> Value:
+    return function
+
+
+# Runtime assertions: known now, or left out of the graph's way.
+
+
+@rule(torch._assert)
+def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
+    if isinstance(condition, TensorValue):
+        raise Break("data-dependent-value", "torch._assert on a tensor")
+    if not condition.truth(tx):
+        tx.raise_(AssertionError, message.as_constant())
+    return NONE
+
+
+@rule(torch._check)
+def _check(tx: Tracer, condition: Value, message: Value = NONE) -> Value:
+    if isinstance(condition, TensorValue):
+        raise Break("data-dependent-value", "torch._check on a tensor")
+    if not condition.truth(tx):
+        text = "Expected cond to be True" if message is NONE else message.call(tx, [], {})
+        tx.raise_(RuntimeError, text if isinstance(text, str) else text.as_constant())
+    return NONE
