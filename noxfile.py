@@ -6,6 +6,7 @@ versions of constraints.txt.
 """
 
 import os
+import re
 import socket
 import tomllib
 from pathlib import Path
@@ -25,7 +26,7 @@ PACKAGES = [
     "weft",
 ]
 SOURCES = [f"packages/{name}/src" for name in PACKAGES]
-OTHER_CODE = ["integration", "benchmarks", "examples", "noxfile.py"]
+OTHER_CODE = ["integration", "benchmarks", "examples", "docs", "noxfile.py"]
 
 nox.needs_version = ">=2024.4"
 nox.options.sessions = ["lint", "typecheck", "tests"]
@@ -42,7 +43,8 @@ def _local_dependencies(package: str) -> list[str]:
     wanted = set()
     todo = [package]
     while todo:
-        names = {d.split(">")[0].split("=")[0].split("[")[0].strip() for d in _project(todo.pop())["dependencies"]}
+        declared = _project(todo.pop())["dependencies"]
+        names = {re.split(r"[^\w-]", requirement)[0] for requirement in declared}
         new = (names & set(PACKAGES)) - wanted
         wanted |= new
         todo += new
@@ -60,44 +62,55 @@ def _torch_index() -> list[str]:
     return ["--extra-index-url", CPU_INDEX]
 
 
+def _constraints() -> list[str]:
+    """The pinned torch, unless WEFT_TORCH asks for another one (as `torch==2.11.*`)."""
+    return [] if "WEFT_TORCH" in os.environ else ["-c", "constraints.txt"]
+
+
 def _install_torch(session: nox.Session) -> None:
     wanted = os.environ.get("WEFT_TORCH", "torch")
-    constraints = [] if "WEFT_TORCH" in os.environ else ["-c", "constraints.txt"]
-    session.install(*constraints, *_torch_index(), wanted, "setuptools")
+    session.install(*_constraints(), *_torch_index(), wanted, "setuptools>=77")
 
 
-def _install(session: nox.Session, *packages: str, editable: bool = True, extras: str = "test") -> None:
-    """Install torch, then these packages of the repository with what they declare and nothing else."""
+def _install(session: nox.Session, packages: list[str], tested: list[str], editable: bool) -> None:
+    """Install torch, then packages of the repository with what they declare and nothing else.
+
+    `tested` are those of them whose extra `test` is wanted too.
+    """
     _install_torch(session)
-    constraints = [] if "WEFT_TORCH" in os.environ else ["-c", "constraints.txt"]
     arguments: list[str] = []
     for name in packages:
-        known = extras if extras in _project(name).get("optional-dependencies", {}) else ""
-        path = f"./packages/{name}" + (f"[{known}]" if known else "")
+        extras = _project(name).get("optional-dependencies", {})
+        path = f"./packages/{name}" + ("[test]" if name in tested and "test" in extras else "")
         arguments += ["-e", path] if editable else [path]
-    session.install("--no-build-isolation", *constraints, *arguments)
+    session.install("--no-build-isolation", *_constraints(), *arguments)
 
 
-def _pytest(session: nox.Session, *paths: str) -> None:
-    session.run("python", "-m", "pytest", *(session.posargs or paths), env={"PYTHONFAULTHANDLER": "1"})
+def _install_all(session: nox.Session, *requirements: str) -> None:
+    """Install every package in place, and what the models and tests of integration/ need."""
+    _install(session, PACKAGES, tested=PACKAGES, editable=True)
+    session.install("-r", "integration/requirements.txt", *requirements, *_constraints())
+
+
+def _pytest(session: nox.Session, *arguments: str) -> None:
+    session.run("python", "-m", "pytest", *(session.posargs or arguments))
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test of every package, and the integration tests, in one environment."""
-    _install(session, *PACKAGES)
-    session.install("-r", "integration/requirements.txt", "-c", "constraints.txt")
+    _install_all(session)
     _pytest(session, "packages", "integration", "-n", "2", "--dist", "worksteal", "-q")
 
 
 def _package_session(package: str) -> None:
     @nox.session(name=f"tests-{package}")
     def run(session: nox.Session) -> None:
-        _install(session, *_local_dependencies(package), package, editable=False)
-        session.install("pytest")
+        needed = [*_local_dependencies(package), package]
+        _install(session, needed, tested=[package], editable=False)
         _pytest(session, f"packages/{package}/tests")
 
-    run.__doc__ = f"Test {package} with only its declared dependencies, so that an undeclared import fails."
+    run.__doc__ = f"Test {package} with its declared dependencies only, to find undeclared imports."
 
 
 for _name in PACKAGES:
@@ -107,8 +120,8 @@ for _name in PACKAGES:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style (ruff), import contracts (import-linter) and the rules of layout."""
-    session.install("ruff==0.17.5", "import-linter")
-    session.run("ruff", "check", *SOURCES, "packages", *OTHER_CODE)
+    session.install("ruff==0.17.5", "import-linter==2.16")
+    session.run("ruff", "check", "packages", *OTHER_CODE)
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(SOURCES)})
     session.run("python", "integration/check_layout.py")
 
@@ -124,16 +137,14 @@ def typecheck(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Run whole models through the whole stack and compare with eager."""
-    _install(session, *PACKAGES)
-    session.install("-r", "integration/requirements.txt", "-c", "constraints.txt")
+    _install_all(session)
     _pytest(session, "integration")
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run the code of the tutorials, then build the documentation."""
-    _install(session, *PACKAGES)
-    session.install("sphinx", "myst-parser", "furo", "pytest")
+    _install_all(session, "sphinx", "myst-parser", "furo")
     session.run("python", "-m", "pytest", "-q", "integration/test_integration_docs.py")
     session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build/html")
 
@@ -141,7 +152,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small GPT in eager and with weft side by side, and show both."""
-    _install(session, *PACKAGES, extras="")
+    _install(session, PACKAGES, tested=[], editable=True)
     session.install("matplotlib", "numpy")
     session.run("python", "examples/train_gpt.py", *session.posargs)
 
@@ -149,12 +160,11 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure weft, torch.compile and eager in turn and write the README's table."""
-    _install(session, *PACKAGES)
-    session.install("-r", "integration/requirements.txt", "-c", "constraints.txt")
+    _install_all(session)
     session.run("python", "benchmarks/compare.py", "--write-readme", *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def size(session: nox.Session) -> None:
     """Count the lines of every package, and its longest files and functions."""
-    session.run("python", "integration/check_layout.py", "--report", external=True)
+    session.run("python", "integration/check_layout.py", "--report")
