@@ -1,0 +1,426 @@
+"""Trace a program over fake tensors into a functional aten graph; read `Tracer` first.
+
+Two things cooperate. C++ functionalisation (`torch._to_functional_tensor`) wraps the inputs above
+autograd and turns every mutation into a pure op. Below it one small dispatch mode, `Recorder`,
+sees only pure core ops: it applies decompositions and writes an fx node for each.
+Autograd may run inside a trace, which is how a joint forward and backward graph is made.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft_core.symnodes import SymbolTable, SymValue
+
+aten = torch.ops.aten
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+# Ops that return their argument's value unchanged; in a functional graph they are no node at all.
+_TRANSPARENT = {
+    aten.detach.default,
+    aten.alias.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+}
+_COMPOSITE = "CompositeImplicitAutograd"
+
+
+class Recorder(TorchDispatchMode):
+    """Dispatch mode that writes the core ops it sees into `graph`.
+
+    A tensor's node is found by the tensor's identity: each node keeps the fake tensor it stands
+    for in ``meta["val"]``, so the id cannot be reused while the trace lives.
+
+    Args:
+        decompositions: op overload -> Python function of the same arguments, applied recursively.
+        fake_mode: mode of the tensors that are traced; real tensors met become constants.
+    """
+
+    def __init__(self, decompositions: Decompositions, fake_mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.symbols = SymbolTable(self.graph)
+        self._decompositions = decompositions
+        self._fake_mode = fake_mode
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []
+        self._handlers: dict[Any, Callable[..., Any]] = {}
+        self._sources: list[tuple[int, fx.Node]] = []
+        self._source: fx.Node | None = None
+        self._last_input: fx.Node | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo on the first dispatch
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """This mode is machinery: user code should not notice it."""
+        return True
+
+    # -- where nodes come from ---------------------------------------------------------------
+
+    def enter_source(self, node: fx.Node | None) -> None:
+        """Say that what is recorded from now on implements `node` of the traced module."""
+        self._source = node
+        if node is not None:
+            self._sources.append((torch.autograd._get_sequence_nr(), node))
+
+    def _provenance(self) -> tuple[fx.Node | None, bool]:
+        running = torch._C._current_autograd_node()
+        if running is None:
+            return self._source, False
+        # Sequence numbers grow with the forward; the last source begun before it made this node.
+        number = running._sequence_nr()
+        place = bisect.bisect_right(self._sources, number, key=lambda entry: entry[0]) - 1
+        return (self._sources[place][1] if place >= 0 else None), True
+
+    def _new_node(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(func, args, kwargs)
+        source, in_backward = self._provenance()
+        if source is not None:
+            node.meta["from_node"] = source.name
+            if "stack_trace" in source.meta:
+                node.meta["stack_trace"] = source.meta["stack_trace"]
+        if in_backward:
+            node.meta["in_backward"] = True
+        return node
+
+    # -- values and nodes --------------------------------------------------------------------
+
+    def placeholder(self, name: str, value: Any) -> fx.Node:
+        """Add an input, after the inputs so far, for `value` (fake tensor, SymInt or int)."""
+        if self._last_input is None:
+            node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self._last_input):
+                node = self.graph.placeholder(name)
+        self._last_input = node
+        self.bind(node, value)
+        return node
+
+    def bind(self, node: fx.Node, value: Any) -> None:
+        """Record that `node` yields `value`; elements of a sequence get `getitem` nodes."""
+        node.meta["val"] = value
+        if isinstance(value, torch.Tensor):
+            self._nodes[id(value)] = node
+            if self._fake_mode.shape_env is not None:
+                self.symbols.bind_sizes(value, node)
+        elif isinstance(value, SymValue):
+            self.symbols.bind(value, node)
+        elif isinstance(value, (tuple, list)):
+            for i, element in enumerate(value):
+                if isinstance(element, (torch.Tensor, SymValue, tuple, list)):
+                    item = self._new_node(operator.getitem, (node, i), {})
+                    self.bind(item, element)
+
+    def node_of(self, value: Any) -> Any:
+        """The graph's argument for `value`: nodes in place of tensors and symbolic numbers."""
+        if isinstance(value, torch.Tensor):
+            node = self._nodes.get(id(value))
+            return node if node is not None else self._constant(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.node_of, value))
+        if isinstance(value, SymValue):
+            return self.symbols.node_of(value)
+        return value
+
+    def _constant(self, value: torch.Tensor) -> fx.Node:
+        if isinstance(value, FakeTensor):
+            raise RuntimeError(f"a fake tensor from outside the trace reached it: {value}")
+        name = f"_tensor_constant{len(self.constants)}"
+        self.constants[name] = value
+        node = self.graph.get_attr(name)
+        # get_attr warns when the owning module is not known yet; the attribute is set at the end.
+        node.meta["val"] = self._fake_mode.from_tensor(value)
+        self._nodes[id(value)] = node
+        return node
+
+    # -- dispatch ----------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = self._handlers.get(func)
+        if handler is None:
+            handler = self._handlers[func] = self._choose_handler(func)
+        return handler(func, args, kwargs or {})
+
+    def _choose_handler(self, func: Any) -> Callable[..., Any]:
+        if func in self._decompositions:
+            return self._decompose
+        if func in _TRANSPARENT:
+            return self._pass_through
+        if not isinstance(func, OpOverload) or func.namespace == "prim":
+            return _call
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+            return self._decompose_composite
+        if func._schema.is_mutable and _base_name(func).endswith("_"):
+            return self._record_in_place
+        return self._record
+
+    def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with self:
+            out = self._decompositions[func](*args, **kwargs)
+        return self._record(func, args, kwargs) if out is NotImplemented else out
+
+    def _decompose_composite(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _pass_through(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        self._nodes[id(out)] = self.node_of(args[0])
+        self._alive.append((out, args[0]))
+        return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        leaves = out if isinstance(out, (tuple, list)) else (out,)
+        if any(isinstance(leaf, (torch.Tensor, SymValue, tuple, list)) for leaf in leaves):
+            node_args = tuple([self.node_of(arg) for arg in args])
+            node_kwargs = {name: self.node_of(arg) for name, arg in kwargs.items()}
+            self.bind(self._new_node(func, node_args, node_kwargs), out)
+        return out
+
+    def _record_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # Only a decomposition that fills its own fresh tensor gets here: functionalisation is
+        # above this mode. Record the pure twin, and let the tensor mean the new node.
+        pure = getattr(getattr(aten, _base_name(func)[:-1], None), func._overloadname, None)
+        if pure is None:
+            raise NotImplementedError(f"a decomposition uses {func}, which has no pure variant")
+        node_args = tuple([self.node_of(arg) for arg in args])
+        node_kwargs = {name: self.node_of(arg) for name, arg in kwargs.items()}
+        out = func(*args, **kwargs)
+        self.bind(self._new_node(pure, node_args, node_kwargs), out)
+        return out
+
+
+def _base_name(func: OpOverload) -> str:
+    return func._schema.name.split("::")[1]
+
+
+def _call(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+class _BatchNormMode(TorchFunctionMode):
+    """Route `batch_norm` to the op whose schema admits that it updates the running statistics.
+
+    `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        adapter = _BATCH_NORMS.get(func)
+        if adapter is not None:
+            result = adapter(*args, **(kwargs or {}))
+            if result is not None:
+                return result
+        return func(*args, **(kwargs or {}))
+
+
+def _functional_batch_norm(
+    x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    if training:
+        torch.nn.functional._verify_batch_size(x.size())
+    return _torch_batch_norm(x, weight, bias, mean, var, training, momentum, eps)
+
+
+def _torch_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
+    eps: float, cudnn_enabled: bool = True,
+) -> Any:  # fmt: skip
+    if not training or mean is None:
+        return None
+    return aten._native_batch_norm_legit.default(
+        x, weight, bias, mean, var, training, momentum, eps
+    )[0]
+
+
+_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.batch_norm: _functional_batch_norm,
+    torch.batch_norm: _torch_batch_norm,
+}
+
+
+class Tracer:
+    """One trace: wrap the inputs, run the program inside `active`, then call `finish`.
+
+    ::
+
+        tracer = Tracer(mode, decompositions)
+        with tracer.active():
+            x = tracer.input(fake_x)
+            y = tracer.value(program(x))        # a pure fake tensor, with its node recorded
+        graph_module = tracer.finish([y])
+
+    Args:
+        fake_mode: the mode of all fake inputs.
+        decompositions: op overload -> Python function.
+        functionalize: turn mutations into pure ops (else ops are recorded as they come).
+    """
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        decompositions: Decompositions | None = None,
+        functionalize: bool = True,
+    ) -> None:
+        self.recorder = Recorder(decompositions or {}, fake_mode)
+        self.functionalize = functionalize
+        self._fake_mode = fake_mode
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Everything torch runs inside is recorded; grad mode and autocast come out as they were."""
+        cache = torch.is_autocast_cache_enabled()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+            stack.callback(torch.set_autocast_cache_enabled, cache)
+            # A cast cached by weight would outlive the trace; CSE finds repeated casts anyway.
+            torch.set_autocast_cache_enabled(False)
+            stack.enter_context(self._fake_mode)
+            stack.enter_context(self.recorder)
+            stack.enter_context(_BatchNormMode())
+            if self.functionalize:
+                torch._enable_functionalization(reapply_views=True)
+                stack.callback(torch._disable_functionalization)
+            yield
+
+    def input(self, value: Any, name: str | None = None) -> Any:
+        """Add a placeholder for `value` and return what the program should see in its place."""
+        index = sum(node.op == "placeholder" for node in self.recorder.graph.nodes)
+        self.recorder.placeholder(name or f"arg{index}_1", value)
+        return self.wrap(value)
+
+    def wrap(self, value: Any) -> Any:
+        """The program's view of a traced or constant value; a leaf where `value` needs grad."""
+        if not isinstance(value, torch.Tensor) or not self.functionalize:
+            return value
+        if torch._is_functional_tensor(value):
+            return value
+        wrapped = torch._to_functional_tensor(value)
+        return wrapped.requires_grad_() if value.requires_grad else wrapped
+
+    def value(self, result: Any) -> Any:
+        """The pure fake tensor behind a program's result, mutations included; others unchanged."""
+        if isinstance(result, torch.Tensor) and torch._is_functional_tensor(result):
+            torch._sync(result)
+            return torch._from_functional_tensor(result)
+        return result
+
+    def interpret(self, gm: fx.GraphModule, args: Sequence[Any]) -> Any:
+        """Run `gm` node by node on program values, keeping the origin of each recorded op."""
+        env: dict[fx.Node, Any] = {}
+        inputs = iter(args)
+        for node in gm.graph.nodes:
+            self.recorder.enter_source(node)
+            if node.op == "placeholder":
+                env[node] = next(inputs)
+                continue
+            node_args, node_kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+            if node.op == "output":
+                self.recorder.enter_source(None)
+                return node_args[0]
+            env[node] = self._run(gm, node, node_args, node_kwargs)
+        raise ValueError("the graph module has no output node")
+
+    def _run(self, gm: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_function":
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.op == "call_method":
+            return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]
+        found = operator.attrgetter(str(node.target))(gm)
+        return self.wrap(found) if node.op == "get_attr" else found(*args, **kwargs)
+
+    def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
+        """Close the graph with `outputs` (pure fake tensors, symbolic numbers, constants, None)."""
+        graph = self.recorder.graph
+        graph.output(tuple(map(self.recorder.node_of, outputs)))
+        drop_dead_nodes(graph)
+        return fx.GraphModule(self.recorder.constants, graph)
+
+
+def drop_dead_nodes(graph: fx.Graph) -> None:
+    """Remove nodes that nothing uses and that have no effect; random ops stay, they move the RNG."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and not has_effect(node):
+            graph.erase_node(node)
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether an aten node does more than make its value: it writes, or draws random numbers."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def trace_aten(
+    fn: Callable[..., Any],
+    fake_args: Sequence[Any],
+    *,
+    decompositions: Decompositions | None = None,
+    functionalize: bool = True,
+    keep_input_mutations: bool = True,
+) -> fx.GraphModule:
+    """Trace `fn` on fake arguments into a graph of core aten overloads.
+
+    Args:
+        fn: a function or an fx.GraphModule of positional arguments.
+        fake_args: fake tensors of one mode, SymInts or plain values; placeholders in this order.
+        decompositions: op overload -> Python function; applied recursively.
+        functionalize: turn mutations into pure ops.
+        keep_input_mutations: write mutated inputs back by trailing `copy_` nodes; without it the
+            final values come as extra outputs in front of the program's own.
+
+    Returns:
+        A module whose nodes have ``meta["val"]`` and, where known, ``stack_trace`` and
+        ``from_node``; its output is the flat tuple of the program's results.
+    """
+    mode = next(arg.fake_mode for arg in fake_args if isinstance(arg, FakeTensor))
+    tracer = Tracer(mode, decompositions, functionalize)
+    with tracer.active():
+        inputs = [tracer.input(arg) for arg in fake_args]
+        if isinstance(fn, fx.GraphModule):
+            results = tracer.interpret(fn, inputs)
+        else:
+            results = fn(*inputs)
+        outputs = [tracer.value(leaf) for leaf in pytree.tree_leaves(results, lambda x: x is None)]
+        finals = [tracer.value(value) for value in inputs]
+    changed = [
+        (old, new) for old, new in zip(fake_args, finals, strict=True) if old is not new
+    ] if functionalize else []  # fmt: skip
+    if not keep_input_mutations:
+        return tracer.finish([new for _, new in changed] + outputs)
+    write_back(tracer.recorder, changed)
+    return tracer.finish(outputs)
+
+
+def write_back(recorder: Recorder, changed: Sequence[tuple[Any, Any]]) -> None:
+    """Record ``input.copy_(final value)`` for each (input, final value) pair."""
+    for old, new in changed:
+        destination = recorder.node_of(old)
+        node = recorder.graph.call_function(
+            aten.copy_.default, (destination, recorder.node_of(new))
+        )
+        node.meta["val"] = old
