@@ -20,8 +20,8 @@ FORBIDDEN = re.compile(
     r"torch\.(_dynamo|_inductor|_C\._dynamo\.(eval_frame|guards)"
     r"|_functorch\.(aot_autograd|_aot_autograd|partitioners|compilers|config))\b"
 )
-# distribution -> what it is imported as, where the two differ
-IMPORT_NAMES = {"scikit-learn": "sklearn"}
+# Installed with torch, which is what they are used for.
+WITH_TORCH = {"sympy"}
 
 
 def source_files() -> list[Path]:
@@ -51,7 +51,7 @@ def declared_imports(package: Path) -> set[str]:
     extras = project.get("optional-dependencies", {})
     wanted = [*project.get("dependencies", []), *(r for rows in extras.values() for r in rows)]
     names = [re.split(r"[^\w.-]", requirement)[0] for requirement in [project["name"], *wanted]]
-    return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
+    return {name.replace("-", "_") for name in names} | WITH_TORCH
 
 
 def check_file(path: Path, declared: set[str]) -> Iterator[str]:

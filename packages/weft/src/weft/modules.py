@@ -70,7 +70,8 @@ def wrap_module(
     slots = ("_weft_call", "_weft_original", "_weft_compile")
     names = {"__slots__": slots, "__module__": base.__module__, "__doc__": base.__doc__}
     twin_class = type(base.__name__, (_Compiled, base), names)
-    twin = twin_class.__new__(twin_class)
+    # Not twin_class.__new__: fx.GraphModule's makes one more class of its own.
+    twin = object.__new__(twin_class)
     object.__setattr__(twin, "__dict__", original.__dict__)
     object.__setattr__(twin, "_weft_call", compile_forward(original.forward))
     object.__setattr__(twin, "_weft_original", original)

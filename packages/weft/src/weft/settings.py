@@ -8,10 +8,10 @@ settings is first asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from weft_core.errors import InvalidOption
 from weft_core.settings import Settings
@@ -40,14 +40,11 @@ class UmbrellaSettings(Settings):
     compiled_autograd: bool = False
     progress: bool | None = None
 
-    # name -> what to do when a setting changes; filled by the module that owns the effect.
-    watchers: ClassVar[dict[str, Callable[[Any], None]]] = {}
-
     def __setattr__(self, name: str, value: object) -> None:
-        changed = getattr(self, name, None) != value
+        before = self.__dict__.get(name, False)
         super().__setattr__(name, value)
-        if changed and name in self.watchers:
-            self.watchers[name](value)
+        if name == "compiled_autograd" and value != before:
+            importlib.import_module("weft.compiled_autograd").switch(value)
 
 
 umbrella = UmbrellaSettings()
@@ -55,6 +52,8 @@ umbrella = UmbrellaSettings()
 
 class Config:
     """All settings by name; `patch(...)` changes some for a while."""
+
+    _loaded: dict[str, Settings]
 
     def __init__(self) -> None:
         object.__setattr__(self, "_loaded", {})
