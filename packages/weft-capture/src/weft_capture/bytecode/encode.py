@@ -85,7 +85,7 @@ def reencode(decoded: Decoded) -> CodeType:
         posonly=original.co_posonlyargcount,
         kwonly=decoded.kwonly,
     )
-    return assemble(program_of(decoded)[0], shape)
+    return assemble(program_of(decoded), shape)
 
 
 @cache

@@ -77,15 +77,18 @@ class FrameShape:
 
 
 def program_of(
-    decoded: Decoded, keep: list[bool] | None = None
-) -> tuple[list[Item], dict[int, Label]]:
+    decoded: Decoded,
+    keep: list[bool] | None = None,
+    places: dict[int, Label] | None = None,
+) -> list[Item]:
     """The instructions of `decoded` as a program, those with a false `keep` left out.
 
-    Returns the items and a label for every kept index that is a jump target or a handler.
-    Ranges that are kept must be closed: what a kept instruction can reach is kept too.
+    `places` gives labels for indices that other code goes to; labels for the jump targets and
+    handlers of the kept instructions are added to it. What is kept must be closed: what a kept
+    instruction can reach is kept too.
     """
     instrs = decoded.instrs
-    places: dict[int, Label] = {}
+    places = {} if places is None else places
     for index, instr in enumerate(instrs):
         if keep is not None and not keep[index]:
             continue
@@ -106,4 +109,4 @@ def program_of(
         jump = None if instr.target is None else places[instr.target]
         cover = None if instr.handler is None else covers[instr.handler]
         items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
-    return items, places
+    return items

@@ -1,0 +1,104 @@
+"""Which variables the rest of a frame still needs, by backward data flow over bit sets.
+
+A plain variable is live where some path reads it before writing it. A cell is live where some
+path touches it at all: writes through a cell may be seen by closures, so they never kill it.
+An instruction with an exception handler can also go to the handler.
+"""
+
+from __future__ import annotations
+
+from .instr import Decoded, Instr
+
+_READ = frozenset({"LOAD_FAST", "DELETE_FAST"})
+_CELL = frozenset(
+    {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF"}
+)
+_NO_FALL_THROUGH = frozenset({"JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
+
+
+def live_at(decoded: Decoded, index: int) -> frozenset[str]:
+    """Names of the variables and cells that execution from instruction `index` on may use.
+
+    Includes the first argument when a `super()` without arguments follows, which looks it up in
+    the frame. Results for the whole code are computed once and kept on `decoded`.
+    """
+    table = decoded.derived.get("live")
+    if table is None:
+        table = decoded.derived["live"] = _solve(decoded)
+    names, live = table
+    bits = live[index]
+    return frozenset(name for i, name in enumerate(names) if bits >> i & 1)
+
+
+def successors(decoded: Decoded, index: int) -> list[int]:
+    """Indices that can run after instruction `index`, its exception handler included."""
+    instr = decoded.instrs[index]
+    result = [] if instr.opname in _NO_FALL_THROUGH else [index + 1]
+    if instr.target is not None:
+        result.append(instr.target)
+    if instr.handler is not None:
+        result.append(instr.handler.target)
+    return result
+
+
+def reachable(decoded: Decoded, start: int) -> list[bool]:
+    """For every index, whether execution from `start` can come there."""
+    seen = [False] * len(decoded.instrs)
+    todo = [start]
+    while todo:
+        index = todo.pop()
+        if not seen[index]:
+            seen[index] = True
+            todo += successors(decoded, index)
+    # FOR_ITER's raw target lies before its label: END_FOR (and POP_TOP) must come along.
+    for index, instr in enumerate(decoded.instrs):
+        if seen[index] and instr.opname == "FOR_ITER" and instr.target is not None:
+            at = instr.target - 1
+            while at >= 0 and decoded.instrs[at].opname in ("END_FOR", "POP_TOP") and not seen[at]:
+                seen[at] = True
+                at -= 1
+    return seen
+
+
+def first_argument_of_super(decoded: Decoded) -> str | None:
+    """The variable that `super()` without arguments would look up, if the code can call it."""
+    return decoded.varnames[0] if "__class__" in decoded.freevars and decoded.varnames else None
+
+
+def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
+    names = list(dict.fromkeys(decoded.varnames + decoded.cellvars + decoded.freevars))
+    bit = {name: 1 << i for i, name in enumerate(names)}
+    first = first_argument_of_super(decoded)
+    effects = [_uses_and_kills(instr, bit, first) for instr in decoded.instrs]
+    live = [0] * (len(decoded.instrs) + 1)
+    follow = [successors(decoded, i) for i in range(len(decoded.instrs))]
+    changed = True
+    while changed:
+        changed = False
+        for index in range(len(decoded.instrs) - 1, -1, -1):
+            out = 0
+            for successor in follow[index]:
+                out |= live[successor]
+            uses, kills = effects[index]
+            # A handler sees the variables as they were before the instruction's own store.
+            handler = decoded.instrs[index].handler
+            out = uses | out & ~kills | (live[handler.target] if handler else 0)
+            if out != live[index]:
+                live[index] = out
+                changed = True
+    return names, live
+
+
+def _uses_and_kills(instr: Instr, bit: dict[str, int], first: str | None) -> tuple[int, int]:
+    opname, name = instr.opname, instr.argval
+    if opname in _READ:
+        return bit[name], 0
+    if opname == "STORE_FAST":
+        return 0, bit[name]
+    if opname == "LOAD_FAST_AND_CLEAR":
+        return bit[name], bit[name]
+    if opname in _CELL:
+        return bit[name], 0
+    if first is not None and opname == "LOAD_GLOBAL" and name == "super":
+        return bit[first], 0
+    return 0, 0

@@ -1,0 +1,157 @@
+"""The function that continues a frame after a graph break.
+
+Its code is the part of the original that can still run, in the original order, behind a prologue
+that pushes the stack values it got as arguments and jumps to the place of the break. Because it is
+the original code at the original stack depth, loops, with blocks and exception handlers go on as
+if nothing had happened: an iterator or an __exit__ method is a stack value like any other.
+
+Variables that were cells in the original are free variables here: the transformed frame owns the
+cells and puts them into the closure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import CodeType
+
+from .encode import assemble
+from .instr import CO_NESTED, CO_VARARGS, CO_VARKEYWORDS, Decoded
+from .liveness import first_argument_of_super, live_at, reachable
+from .program import FrameShape, Item, Label, Op, program_of
+
+_PROLOGUE = frozenset({"RESUME", "COPY_FREE_VARS", "RETURN_GENERATOR"})
+_SELF = "_weft_self"
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A resume function's code and how to call it.
+
+    `args` says what each positional argument is: an int is a place on the operand stack (0 is the
+    bottom), a string a variable by name (a cell variable: its contents). `stack[i]` is False where
+    a NULL lies; such places are not passed. `code.co_freevars` names the cells of the closure.
+    """
+
+    code: CodeType
+    args: tuple[int | str, ...]
+    stack: tuple[bool, ...]
+    index: int
+
+
+def stack_name(place: int) -> str:
+    """The name of the argument that carries operand stack place `place`."""
+    return f"_weft_stack{place}"
+
+
+def make_resume(
+    decoded: Decoded,
+    index: int,
+    stack: Sequence[bool] = (),
+    locals: Sequence[str] | None = None,
+) -> Resume:
+    """Code that runs `decoded` from instruction `index` on.
+
+    Args:
+        decoded: the original frame's code; not that of a generator (ValueError).
+        index: the instruction to go on at.
+        stack: the operand stack there, bottom first: True for a value, False for a NULL.
+        locals: plain variables that are bound there; those that are not live are left out.
+            By default all live ones. A live variable that is not listed starts unbound.
+
+    The same arguments give the same `Resume` as long as `decoded` lives, so that its code cache
+    is found again.
+    """
+    if decoded.is_generator:
+        raise ValueError(f"{decoded.qualname} is a generator or coroutine; it cannot be resumed")
+    live = live_at(decoded, index)
+    plain = live - decoded.cells
+    bound = plain if locals is None else plain.intersection(locals)
+    key = ("resume", index, tuple(stack), bound)
+    resume = decoded.derived.get(key)
+    if resume is None:
+        resume = decoded.derived[key] = _build(decoded, index, tuple(stack), bound)
+    return resume  # type: ignore[no-any-return]
+
+
+def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str]) -> Resume:
+    keep = [
+        wanted and instr.opname not in _PROLOGUE
+        for wanted, instr in zip(reachable(decoded, index), decoded.instrs, strict=True)
+    ]
+    entry = Label()
+    body = program_of(decoded, keep, {index: entry})
+    args: list[int | str] = [i for i, is_value in enumerate(stack) if is_value]
+    args += [name for name in decoded.varnames if name in bound]
+    freevars = _free_names(decoded, index)
+    _put_self_first(args, decoded, live_at(decoded, index), freevars)
+    arg_names = tuple(_arg_name(arg, freevars) for arg in args)
+    shape = FrameShape(
+        name=decoded.name,
+        qualname=f"{decoded.qualname}.<resume at {_line(decoded, index)}>",
+        filename=decoded.filename,
+        firstlineno=decoded.firstlineno,
+        flags=_flags(decoded, freevars),
+        varnames=arg_names
+        + tuple(n for n in decoded.varnames if n not in arg_names and n not in freevars),
+        cellvars=(),
+        freevars=freevars,
+        argcount=len(args),
+        posonly=len(args),
+        kwonly=0,
+    )
+    code = assemble(_prologue(stack, decoded, index, entry, freevars) + body, shape)
+    return Resume(code, tuple(args), stack, index)
+
+
+def _prologue(
+    stack: tuple[bool, ...], decoded: Decoded, index: int, entry: Label, freevars: tuple[str, ...]
+) -> list[Item]:
+    positions = decoded.instrs[index].positions
+    items: list[Item] = []
+    if freevars:
+        items.append(Op("COPY_FREE_VARS", len(freevars)))
+    items.append(Op("RESUME", positions=positions))
+    for place, is_value in enumerate(stack):
+        if is_value:
+            items.append(Op("LOAD_FAST", 0, stack_name(place), positions=positions))
+        else:
+            items.append(Op("PUSH_NULL", positions=positions))
+    items.append(Op("JUMP", jump=entry, positions=positions))
+    return items
+
+
+def _free_names(decoded: Decoded, index: int) -> tuple[str, ...]:
+    """The cells to take along; `__class__` too when a later super() will look it up."""
+    wanted = live_at(decoded, index) & decoded.cells
+    first = first_argument_of_super(decoded)
+    if first is not None and first in live_at(decoded, index):
+        wanted |= {"__class__"}
+    return tuple(n for n in decoded.cellvars + decoded.freevars if n in wanted)
+
+
+def _put_self_first(
+    args: list[int | str], decoded: Decoded, live: frozenset[str], freevars: tuple[str, ...]
+) -> None:
+    """A super() without arguments takes the frame's first slot: keep the first argument there."""
+    first = first_argument_of_super(decoded)
+    if first is None or first not in live or "__class__" not in freevars:
+        return
+    if first in args:
+        args.remove(first)
+    args.insert(0, first)
+
+
+def _arg_name(arg: int | str, freevars: tuple[str, ...]) -> str:
+    if isinstance(arg, int):
+        return stack_name(arg)
+    return _SELF if arg in freevars else arg
+
+
+def _line(decoded: Decoded, index: int) -> int:
+    return decoded.instrs[index].lineno or decoded.firstlineno
+
+
+def _flags(decoded: Decoded, freevars: tuple[str, ...]) -> int:
+    flags = decoded.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED)
+    return flags | CO_NESTED if freevars else flags

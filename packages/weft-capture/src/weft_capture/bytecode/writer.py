@@ -1,0 +1,422 @@
+"""`Writer`: emit the code of a transformed frame without knowing the CPython version.
+
+The methods are the vocabulary as verbs. It implements `weft_guards.sources.Builder`, so sources
+can rebuild their values with it. The new code takes the original frame's arguments as positionals
+in flat order, has the original's free variables, and makes cells for those of the original's cell
+variables that it hands to closures.
+"""
+
+from __future__ import annotations
+
+import builtins
+import opcode
+from types import CodeType
+from typing import Any
+
+from .encode import assemble
+from .instr import CO_NESTED, CO_VARARGS, CO_VARKEYWORDS, NULL_BELOW, Decoded, Instr, Positions
+from .liveness import reachable
+from .program import Cover, FrameShape, Item, Label, Op, program_of
+from .resume import Resume, stack_name
+
+_BINARY = {symbol: number for number, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
+_CELL_OPS = frozenset(
+    {"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"}
+)
+_FAST_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
+FUNCTION_ARG = "_weft_function"
+
+
+class Writer:
+    """Assembles the code that replaces a frame; see the package docstring for the methods."""
+
+    def __init__(self, decoded: Decoded, *, tail_call: Any = None) -> None:
+        """Start code for a frame of `decoded`.
+
+        `tail_call(func, *args)` makes what the frame hook takes as "return func(*args)"; with
+        None, `call_resume` emits a plain nested call.
+        """
+        self._decoded = decoded
+        self._tail_call = tail_call
+        self._items: list[Item] = []
+        self._depth = 0
+        self._calls: list[list[int]] = []  # [depth at begin_call, place of the NULL]
+        self._handlers: dict[int, Label] = {}
+        self._temps: list[str] = []
+        self._function_used = False
+        line = decoded.firstlineno
+        self._positions: Positions = (line, line, None, None)
+
+    # Variables and constants.
+
+    def load_local(self, name: str) -> None:
+        """Push a variable; a cell variable's contents."""
+        self._emit("LOAD_VAR", 1, argval=name)
+
+    def store_local(self, name: str) -> None:
+        """Pop into a variable; a cell variable's cell."""
+        self._emit("STORE_VAR", -1, argval=name)
+
+    def delete_local(self, name: str) -> None:
+        """Unbind a variable; raises at run time when it is unbound."""
+        self._emit("DELETE_VAR", 0, argval=name)
+
+    def temp(self) -> str:
+        """A fresh variable name."""
+        name = f"_weft_temp{len(self._temps)}"
+        self._temps.append(name)
+        return name
+
+    def load_global(self, name: str) -> None:
+        """Push a global or builtin."""
+        self._emit("LOAD_GLOBAL", 1, argval=name)
+
+    def store_global(self, name: str) -> None:
+        """Pop into a global."""
+        self._emit("STORE_GLOBAL", -1, argval=name)
+
+    def delete_global(self, name: str) -> None:
+        """Delete a global."""
+        self._emit("DELETE_GLOBAL", 0, argval=name)
+
+    def load_globals(self) -> None:
+        """Push the globals dict of the frame."""
+        self.begin_call()
+        self.load_const(builtins.globals)
+        self.call(0)
+
+    def load_function(self) -> None:
+        """Push the function whose frame this replaces (the hook passes it behind the arguments)."""
+        self._function_used = True
+        self._emit("LOAD_FAST", 1, argval=FUNCTION_ARG)
+
+    def load_cell(self, name: str) -> None:
+        """Push the contents of a cell or free variable."""
+        self._emit("LOAD_DEREF", 1, argval=name)
+
+    load_deref = load_cell
+
+    def store_deref(self, name: str) -> None:
+        """Pop into a cell or free variable."""
+        self._emit("STORE_DEREF", -1, argval=name)
+
+    def delete_deref(self, name: str) -> None:
+        """Empty a cell or free variable."""
+        self._emit("DELETE_DEREF", 0, argval=name)
+
+    def load_closure(self, name: str) -> None:
+        """Push the cell object itself."""
+        self._emit("LOAD_CLOSURE", 1, argval=name)
+
+    def load_const(self, value: object) -> None:
+        """Push any object; the code object keeps it alive."""
+        self._emit("LOAD_CONST", 1, argval=value)
+
+    # Attributes, items, operators.
+
+    def load_attr(self, name: str) -> None:
+        """Replace the top by its attribute."""
+        self._emit("LOAD_ATTR", 0, argval=name)
+
+    def store_attr(self, name: str) -> None:
+        """Pop object (top) and value: object.name = value."""
+        self._emit("STORE_ATTR", -2, argval=name)
+
+    def delete_attr(self, name: str) -> None:
+        """Pop object: del object.name."""
+        self._emit("DELETE_ATTR", -1, argval=name)
+
+    def binary_subscr(self) -> None:
+        """Replace container and key by the item."""
+        self._emit("BINARY_SUBSCR", -1)
+
+    def store_subscr(self) -> None:
+        """Pop key (top), container, value: container[key] = value."""
+        self._emit("STORE_SUBSCR", -3)
+
+    def delete_subscr(self) -> None:
+        """Pop key (top) and container: del container[key]."""
+        self._emit("DELETE_SUBSCR", -2)
+
+    def binary_op(self, symbol: str) -> None:
+        """Replace two values by `left symbol right`, symbol as in '+' or '+='."""
+        self._emit("BINARY_OP", -1, arg=_BINARY[symbol])
+
+    def compare_op(self, symbol: str) -> None:
+        """Replace two values by the comparison."""
+        self._emit("COMPARE_OP", -1, argval=symbol)
+
+    def is_op(self, inverted: bool = False) -> None:
+        """Replace two values by `is` or `is not`."""
+        self._emit("IS_OP", -1, arg=int(inverted))
+
+    # Calls.
+
+    def begin_call(self) -> None:
+        """Announce that the next value pushed is a callable."""
+        if NULL_BELOW:
+            self._items.append(Op("PUSH_NULL", positions=self._positions))
+        self._calls.append([self._depth, -1])
+
+    def call(self, count: int, kwnames: tuple[str, ...] = ()) -> None:
+        """Call what followed `begin_call` with `count` arguments, the last ones by keyword."""
+        self._place_null(count)
+        self._emit("CALL", -count, arg=count, argval=kwnames)
+
+    def call_ex(self, has_kwargs: bool = False) -> None:
+        """Call what followed `begin_call` with an args tuple and, maybe, a kwargs dict."""
+        self._place_null(1 + has_kwargs)
+        self._emit("CALL_FUNCTION_EX", -1 - has_kwargs, arg=int(has_kwargs))
+
+    def _place_null(self, count: int) -> None:
+        depth, place = self._calls.pop()
+        if self._depth != depth + 1 + count:
+            raise ValueError(f"call takes {count} arguments, {self._depth - depth - 1} were pushed")
+        if not NULL_BELOW:
+            self._items.insert(place, Op("PUSH_NULL", positions=self._positions))
+
+    def load_method(self, name: str) -> None:
+        """Replace the object by what `call_method` calls."""
+        self._emit("LOAD_METHOD", 0, argval=name)
+
+    def call_method(self, count: int, kwnames: tuple[str, ...] = ()) -> None:
+        """Call what `load_method` pushed with `count` arguments."""
+        self._emit("CALL", -count, arg=count, argval=kwnames)
+
+    def make_function(self, code: CodeType) -> None:
+        """Push a function of `code` with this frame's globals and its cells by name."""
+        for name in code.co_freevars:
+            self.load_closure(name)
+        if code.co_freevars:
+            self.build_tuple(len(code.co_freevars))
+        self.load_const(code)
+        closure = bool(code.co_freevars)
+        self._emit("MAKE_FUNCTION", -int(closure), arg=8 if closure else 0)
+
+    # Containers.
+
+    def build_tuple(self, count: int) -> None:
+        """Replace `count` values by a tuple."""
+        self._emit("BUILD_TUPLE", 1 - count, arg=count)
+
+    def build_list(self, count: int) -> None:
+        """Replace `count` values by a list."""
+        self._emit("BUILD_LIST", 1 - count, arg=count)
+
+    def build_set(self, count: int) -> None:
+        """Replace `count` values by a set."""
+        self._emit("BUILD_SET", 1 - count, arg=count)
+
+    def build_map(self, count: int) -> None:
+        """Replace `count` key, value pairs by a dict."""
+        self._emit("BUILD_MAP", 1 - 2 * count, arg=count)
+
+    def build_slice(self, count: int) -> None:
+        """Replace 2 or 3 values by a slice."""
+        self._emit("BUILD_SLICE", 1 - count, arg=count)
+
+    def build_string(self, count: int) -> None:
+        """Replace `count` strings by their concatenation."""
+        self._emit("BUILD_STRING", 1 - count, arg=count)
+
+    def list_append(self, place: int) -> None:
+        """Pop a value and append it to the list now at `place` from the top (1 is the top)."""
+        self._emit("LIST_APPEND", -1, arg=place)
+
+    def list_extend(self, place: int) -> None:
+        """Pop an iterable and extend the list now at `place` from the top by it."""
+        self._emit("LIST_EXTEND", -1, arg=place)
+
+    def dict_update(self, place: int) -> None:
+        """Pop a mapping and update the dict now at `place` from the top with it."""
+        self._emit("DICT_UPDATE", -1, arg=place)
+
+    def unpack_sequence(self, count: int) -> None:
+        """Replace a sequence by its items, the first on top."""
+        self._emit("UNPACK_SEQUENCE", count - 1, arg=count)
+
+    # The stack.
+
+    def pop(self) -> None:
+        """Drop the top."""
+        self._emit("POP_TOP", -1)
+
+    def dup(self) -> None:
+        """Push the top again."""
+        self.copy(1)
+
+    def copy(self, place: int) -> None:
+        """Push the value at `place` from the top (1 is the top)."""
+        self._emit("COPY", 1, arg=place)
+
+    def swap(self, place: int) -> None:
+        """Exchange the top with the value at `place` (2 is below the top)."""
+        self._emit("SWAP", 0, arg=place)
+
+    def rot(self, count: int) -> None:
+        """Move the top down so that it lies in place `count` from the top."""
+        for place in range(count, 1, -1):
+            self.swap(place)
+
+    def push_null(self) -> None:
+        """Push a NULL, to rebuild a stack that holds one; calls do not need it."""
+        self._emit("PUSH_NULL", 1)
+
+    # Control flow.
+
+    def label(self) -> Label:
+        """A new label, to be placed by `mark`."""
+        return Label()
+
+    def mark(self, label: Label) -> None:
+        """Place a label here."""
+        self._items.append(label)
+
+    def jump(self, label: Label) -> None:
+        """Go to a label."""
+        self._emit("JUMP", 0, jump=label)
+
+    def pop_jump_if_true(self, label: Label) -> None:
+        """Pop; go to the label when true."""
+        self._emit("POP_JUMP_IF_TRUE", -1, jump=label)
+
+    def pop_jump_if_false(self, label: Label) -> None:
+        """Pop; go to the label when false."""
+        self._emit("POP_JUMP_IF_FALSE", -1, jump=label)
+
+    def pop_jump_if_none(self, label: Label) -> None:
+        """Pop; go to the label when None."""
+        self._emit("POP_JUMP_IF_NONE", -1, jump=label)
+
+    def pop_jump_if_not_none(self, label: Label) -> None:
+        """Pop; go to the label unless None."""
+        self._emit("POP_JUMP_IF_NOT_NONE", -1, jump=label)
+
+    def return_(self) -> None:
+        """Return the top."""
+        self._emit("RETURN_VALUE", -1)
+
+    def raise_(self) -> None:
+        """Raise the exception on top."""
+        self._emit("RAISE_VARARGS", -1, arg=1)
+
+    def at(self, where: int | Instr) -> None:
+        """Set the source position of what follows: a line number or an instruction's place."""
+        self._positions = (where, where, None, None) if isinstance(where, int) else where.positions
+
+    # Pieces of the original.
+
+    def original(self, index: int, jump: Label | None = None) -> None:
+        """Copy one instruction of the original with its position and exception handler.
+
+        If it raises, the original's handlers run, and then the rest of the original as it was.
+        A jump instruction goes to `jump`. The stack below its operands and the variables must be
+        the original frame's. MAKE_CELL and jumps without `jump` raise ValueError.
+        """
+        instr = self._decoded.instrs[index]
+        if (instr.target is None) != (jump is None):
+            raise ValueError(f"{instr.opname} and jump label do not fit")
+        cover = None
+        if instr.handler is not None:
+            label = self._handlers.setdefault(instr.handler.target, Label())
+            cover = Cover(label, instr.handler.depth, instr.handler.lasti)
+        self._items.append(
+            Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover)
+        )
+
+    def call_resume(self, resume: Resume) -> None:
+        """Go on in a resume function and return what it returns.
+
+        The stack holds exactly the values and NULLs of `resume.stack`; its variables are set.
+        """
+        for place in range(len(resume.stack) - 1, -1, -1):
+            # A NULL, too, is popped by storing it, which unbinds the name.
+            self._emit("STORE_FAST", -1, argval=stack_name(place))
+        self.begin_call()
+        if self._tail_call is not None:
+            self.load_const(self._tail_call)
+        self.make_function(resume.code)
+        for arg in resume.args:
+            if isinstance(arg, int):
+                self._emit("LOAD_FAST", 1, argval=stack_name(arg))
+            else:
+                self.load_local(arg)
+        self.call(len(resume.args) + (self._tail_call is not None))
+        self.return_()
+
+    def finish(self) -> CodeType:
+        """Assemble the code object.
+
+        Its arguments are all positional-only: the original's in flat order and, if
+        `load_function` was used, the function. Raises AssemblyError for an inconsistent stack.
+        """
+        decoded = self._decoded
+        items = self._items + self._handler_code()
+        cells = _used_cells(items, decoded)
+        _resolve_variables(items, cells | set(decoded.freevars))
+        args = decoded.flat_args + ((FUNCTION_ARG,) if self._function_used else ())
+        cellvars = tuple(name for name in decoded.cellvars if name in cells)
+        varnames = _variable_names(items, args, cells | set(decoded.freevars))
+        flags = decoded.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED)
+        shape = FrameShape(
+            name=decoded.name,
+            qualname=decoded.qualname,
+            filename=decoded.filename,
+            firstlineno=decoded.firstlineno,
+            flags=flags | CO_NESTED if decoded.freevars else flags,
+            varnames=varnames,
+            cellvars=cellvars,
+            freevars=decoded.freevars,
+            argcount=len(args),
+            posonly=len(args),
+            kwonly=0,
+        )
+        return assemble(self._prologue(cellvars) + items, shape)
+
+    def _prologue(self, cellvars: tuple[str, ...]) -> list[Item]:
+        items: list[Item] = []
+        if self._decoded.freevars:
+            items.append(Op("COPY_FREE_VARS", len(self._decoded.freevars)))
+        items += [Op("MAKE_CELL", 0, name) for name in cellvars]
+        line = self._decoded.firstlineno
+        items.append(Op("RESUME", positions=(line, line, None, None)))
+        return items
+
+    def _handler_code(self) -> list[Item]:
+        """The original's code that the handlers of `original` instructions can reach."""
+        if not self._handlers:
+            return []
+        keep = [False] * len(self._decoded.instrs)
+        for target in self._handlers:
+            keep = [a or b for a, b in zip(keep, reachable(self._decoded, target), strict=True)]
+        return program_of(self._decoded, keep, self._handlers)
+
+    def _emit(
+        self, opname: str, effect: int, arg: int = 0, argval: Any = None, jump: Label | None = None
+    ) -> None:
+        self._items.append(Op(opname, arg, argval, jump, self._positions))
+        self._depth += effect
+        if self._calls and self._depth == self._calls[-1][0] + 1:
+            self._calls[-1][1] = len(self._items)
+
+
+def _used_cells(items: list[Item], decoded: Decoded) -> set[str]:
+    used = {op.argval for op in items if isinstance(op, Op) and op.opname in _CELL_OPS}
+    return used.intersection(decoded.cellvars)
+
+
+def _resolve_variables(items: list[Item], cells: set[str]) -> None:
+    """Turn the Writer's x_VAR into x_FAST or x_DEREF, now that the cells are known."""
+    for item in items:
+        if isinstance(item, Op) and item.opname.endswith("_VAR"):
+            kind = "DEREF" if item.argval in cells else "FAST"
+            item.opname = item.opname.replace("VAR", kind)
+            item.arg = 1  # may be unbound
+
+
+def _variable_names(items: list[Item], args: tuple[str, ...], cells: set[str]) -> tuple[str, ...]:
+    names = dict.fromkeys(args)
+    for item in items:
+        if isinstance(item, Op) and item.opname in _FAST_OPS and item.argval not in cells:
+            names.setdefault(item.argval)
+    return tuple(names)

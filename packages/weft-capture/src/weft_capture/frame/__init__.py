@@ -1,0 +1,55 @@
+"""The frame-evaluation hook: replacement code for chosen functions, per thread.
+
+    run(on_miss, func, *args, **kwargs)   call func with the hook on (off with on_miss None)
+    set_lookup(code, lookup)              lookup(func, *flat_args) -> code object or None
+    skip(code), forget(code)              never intercept / ask again
+    get_lookup(code), is_skipped(code), is_active()
+    tail_call(func, *args)                a replacement returns it to end with func(*args)
+
+flat_args are the frame's arguments in co_varnames order: positional, keyword-only, the *args
+tuple, the **kwargs dict. On a code object without state, or when its lookup returns None,
+on_miss(func, code, flat_args_tuple) gives the code to run or None to run the frame as it is; it
+should call set_lookup or skip, or it is asked again at the next call. A replacement takes the flat
+arguments as positionals (and, if it has one more parameter, the function itself) and has the
+function's free variables. Lookups, on_miss and what they call are not intercepted. Generators and
+coroutines never are.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ._hook import (
+    TailCall,
+    forget,
+    get_lookup,
+    is_active,
+    is_skipped,
+    run,
+    set_lookup,
+    set_return_code,
+    skip,
+    tail_call,
+)
+
+__all__ = [
+    "TailCall",
+    "forget",
+    "get_lookup",
+    "is_active",
+    "is_skipped",
+    "run",
+    "set_lookup",
+    "skip",
+    "tail_call",
+]
+
+
+def _return_only(value: object) -> object:
+    return value
+
+
+if sys.version_info >= (3, 12):
+    # 3.12 and later end a replaced frame by running `return value` in it (compat.h says why).
+    # Dropping the leading RESUME hides this from tracing and signal handling.
+    set_return_code(_return_only.__code__.replace(co_code=_return_only.__code__.co_code[2:]))

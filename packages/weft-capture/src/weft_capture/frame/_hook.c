@@ -1,0 +1,465 @@
+/* Frame-evaluation hook: run replacement code for chosen Python functions.
+ *
+ * While a thread is inside run(on_miss, ...), every Python frame that it starts comes through
+ * hook_eval(). A code object is unknown, skipped (runs as it is), or has a lookup; the state lies
+ * in the code object's extra slot. With a lookup, lookup(func, *flat_args) gives a code object to
+ * run instead of the frame, or None, upon which on_miss(func, code, flat_args) may give one.
+ * Lookups and on_miss run with the hook off in their thread.
+ *
+ * A replacement may return tail_call(func, *args): the hook then calls func in its place, so a
+ * loop that breaks its graph in every iteration does not nest frames.
+ */
+#include "compat.h"
+
+typedef enum { UNKNOWN = 0, SKIP, LOOKUP } StateKind;
+
+typedef struct {
+    StateKind kind;
+    PyObject *lookup; /* strong, LOOKUP only */
+} CodeState;
+
+typedef struct {
+    PyObject *on_miss;     /* borrowed from run()'s caller; NULL: the hook is off */
+    PyCodeObject *replacement; /* the next frame of this code is a replacement: run it as it is */
+    PyCodeObject *tail;    /* the next frame of this code hands its tail calls to its caller */
+} ThreadHook;
+
+static _Thread_local ThreadHook hook = {NULL, NULL, NULL};
+static Py_ssize_t extra_index = -1;
+static int active_threads = 0; /* guarded by the GIL */
+static _PyFrameEvalFunction previous_eval = NULL;
+
+/* ---- tail calls ---- */
+
+typedef struct {
+    PyObject_VAR_HEAD
+    PyObject *items[1]; /* func, then args */
+} TailCall;
+
+static void
+tail_call_dealloc(TailCall *self)
+{
+    PyObject_GC_UnTrack(self);
+    for (Py_ssize_t i = 0; i < Py_SIZE(self); i++) {
+        Py_XDECREF(self->items[i]);
+    }
+    PyObject_GC_Del(self);
+}
+
+static int
+tail_call_traverse(TailCall *self, visitproc visit, void *arg)
+{
+    for (Py_ssize_t i = 0; i < Py_SIZE(self); i++) {
+        Py_VISIT(self->items[i]);
+    }
+    return 0;
+}
+
+static PyTypeObject TailCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "weft_capture.frame._hook.TailCall",
+    .tp_basicsize = offsetof(TailCall, items),
+    .tp_itemsize = sizeof(PyObject *),
+    .tp_dealloc = (destructor)tail_call_dealloc,
+    .tp_traverse = (traverseproc)tail_call_traverse,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+};
+
+static PyObject *
+tail_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs < 1 || !PyFunction_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "tail_call(func, *args) needs a Python function");
+        return NULL;
+    }
+    TailCall *self = PyObject_GC_NewVar(TailCall, &TailCallType, nargs);
+    if (self == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < nargs; i++) {
+        self->items[i] = Py_NewRef(args[i]);
+    }
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+/* Run tail calls until a result that is none comes back. Steals `result`. */
+static PyObject *
+follow_tail_calls(PyObject *result)
+{
+    while (result != NULL && Py_TYPE(result) == &TailCallType) {
+        TailCall *call = (TailCall *)result;
+        PyObject *func = call->items[0];
+        hook.tail = (PyCodeObject *)((PyFunctionObject *)func)->func_code;
+        result = PyObject_Vectorcall(func, call->items + 1,
+                                     (Py_SIZE(call) - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        hook.tail = NULL;
+        Py_DECREF(call);
+    }
+    return result;
+}
+
+/* ---- per-code state ---- */
+
+static void
+free_state(void *extra)
+{
+    CodeState *state = extra;
+    if (state != NULL) {
+        Py_XDECREF(state->lookup);
+        PyMem_Free(state);
+    }
+}
+
+static inline CodeState *
+get_state(PyCodeObject *code)
+{
+    void *extra = NULL;
+    if (code_get_extra((PyObject *)code, extra_index, &extra) < 0) {
+        PyErr_Clear();
+    }
+    return extra;
+}
+
+static PyObject *
+set_state(PyObject *code, StateKind kind, PyObject *lookup)
+{
+    if (!PyCode_Check(code)) {
+        return PyErr_Format(PyExc_TypeError, "expected a code object, got %.100s",
+                            Py_TYPE(code)->tp_name);
+    }
+    CodeState *state = get_state((PyCodeObject *)code);
+    if (state == NULL) {
+        state = PyMem_Calloc(1, sizeof(CodeState));
+        if (state == NULL) {
+            return PyErr_NoMemory();
+        }
+        if (code_set_extra(code, extra_index, state) < 0) {
+            PyMem_Free(state);
+            return NULL;
+        }
+    }
+    state->kind = kind;
+    Py_XSETREF(state->lookup, Py_XNewRef(lookup));
+    Py_RETURN_NONE;
+}
+
+/* ---- evaluation ---- */
+
+static inline PyObject *
+eval_default(PyThreadState *tstate, Frame *frame, int throwing)
+{
+    return previous_eval != NULL ? previous_eval(tstate, frame, throwing)
+                                 : _PyEval_EvalFrameDefault(tstate, frame, throwing);
+}
+
+static inline Py_ssize_t
+flat_count(PyCodeObject *code)
+{
+    return code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS)
+           + !!(code->co_flags & CO_VARKEYWORDS);
+}
+
+static int
+check_replacement(PyObject *found, PyFunctionObject *func, Py_ssize_t count)
+{
+    if (!PyCode_Check(found)) {
+        PyErr_Format(PyExc_TypeError, "a lookup must return a code object or None, not %.100s",
+                     Py_TYPE(found)->tp_name);
+        return -1;
+    }
+    PyCodeObject *code = (PyCodeObject *)found;
+    Py_ssize_t cells = func->func_closure == NULL ? 0 : PyTuple_GET_SIZE(func->func_closure);
+    int fits = code->co_argcount == count || code->co_argcount == count + 1;
+    if (!fits || code->co_kwonlyargcount || (code->co_flags & (CO_VARARGS | CO_VARKEYWORDS))
+        || code->co_nfreevars != cells) {
+        PyErr_Format(PyExc_ValueError,
+                     "replacement code of %U takes %d arguments and %d cells; "
+                     "the frame has %zd and %zd",
+                     code->co_qualname, code->co_argcount, code->co_nfreevars, count, cells);
+        return -1;
+    }
+    return 0;
+}
+
+/* Call `found` with the frame's flat arguments. `args` has func in front and one free place at the
+ * end, for replacements that take the function as an extra argument. */
+static PyObject *
+run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssize_t count)
+{
+    if (check_replacement(found, func, count) < 0) {
+        return NULL;
+    }
+    PyFunctionObject *run = (PyFunctionObject *)PyFunction_New(found, func->func_globals);
+    if (run == NULL) {
+        return NULL;
+    }
+    if (func->func_closure != NULL) {
+        run->func_closure = Py_NewRef(func->func_closure);
+    }
+    if (run->func_builtins != func->func_builtins) {
+        Py_SETREF(run->func_builtins, Py_NewRef(func->func_builtins));
+    }
+    if (((PyCodeObject *)found)->co_argcount > count) {
+        args[1 + count++] = (PyObject *)func;
+    }
+    hook.replacement = (PyCodeObject *)found;
+    PyObject *result = PyObject_Vectorcall((PyObject *)run, args + 1,
+                                           count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    hook.replacement = NULL;
+    Py_DECREF(run);
+    return result;
+}
+
+/* What runs in place of the frame: a new reference to a code object or None, NULL on error. */
+static PyObject *
+find_replacement(PyObject *on_miss, PyObject *lookup, PyCodeObject *code, PyObject **args,
+                 Py_ssize_t count)
+{
+    hook.on_miss = NULL;
+    PyObject *found = NULL;
+    if (lookup != NULL) {
+        Py_INCREF(lookup);
+        found = PyObject_Vectorcall(lookup, args, 1 + count, NULL);
+        Py_DECREF(lookup);
+        if (found != Py_None) {
+            goto done; /* a hit or an error */
+        }
+        Py_DECREF(found);
+        found = NULL;
+    }
+    PyObject *flat = PyTuple_New(count);
+    if (flat != NULL) {
+        for (Py_ssize_t i = 0; i < count; i++) {
+            PyTuple_SET_ITEM(flat, i, Py_NewRef(args[1 + i]));
+        }
+        PyObject *call[3] = {args[0], (PyObject *)code, flat};
+        found = PyObject_Vectorcall(on_miss, call, 3, NULL);
+        Py_DECREF(flat);
+    }
+done:
+    hook.on_miss = on_miss;
+    return found;
+}
+
+#define SMALL 16
+
+/* Returns 1 when the frame is to run as it is; else *result is the frame's outcome. */
+static int
+intercept(Frame *frame, PyCodeObject *code, CodeState *state, int is_tail, PyObject **result)
+{
+    PyFunctionObject *func = frame_func(frame);
+    if (func == NULL) {
+        return 1;
+    }
+    Py_ssize_t count = flat_count(code);
+    PyObject *small[SMALL + 2];
+    PyObject **args = small;
+    if (count > SMALL) {
+        args = PyMem_Malloc((count + 2) * sizeof(PyObject *));
+        if (args == NULL) {
+            PyErr_NoMemory();
+            *result = NULL;
+            return 0;
+        }
+    }
+    /* The frame keeps func and the arguments alive: it is not started, nobody can change it. */
+    args[0] = (PyObject *)func;
+    memcpy(args + 1, frame_slots(frame), count * sizeof(PyObject *));
+    PyObject *lookup = state != NULL && state->kind == LOOKUP ? state->lookup : NULL;
+    PyObject *found = find_replacement(hook.on_miss, lookup, code, args, count);
+    int as_it_is = found == Py_None;
+    if (!as_it_is) {
+        *result = found == NULL ? NULL : run_replacement(found, func, args, count);
+        if (!is_tail) {
+            *result = follow_tail_calls(*result);
+        }
+    }
+    Py_XDECREF(found);
+    if (args != small) {
+        PyMem_Free(args);
+    }
+    return as_it_is;
+}
+
+#define NEVER (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
+#define FUNCTION_FLAGS (CO_OPTIMIZED | CO_NEWLOCALS)
+
+static PyObject *
+hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
+{
+    if (hook.on_miss == NULL || throwing) {
+        return eval_default(tstate, frame, throwing);
+    }
+    PyCodeObject *code = frame_code(frame);
+    if (hook.replacement == code) {
+        hook.replacement = NULL;
+        return eval_default(tstate, frame, throwing);
+    }
+    int is_tail = hook.tail == code;
+    hook.tail = NULL;
+    CodeState *state = get_state(code);
+    if ((state != NULL && state->kind == SKIP) || (code->co_flags & NEVER)
+        || (code->co_flags & FUNCTION_FLAGS) != FUNCTION_FLAGS) {
+        return eval_default(tstate, frame, throwing);
+    }
+    /* Frames come through C here, so C's own recursion limit does not see them: count. */
+    if (Py_EnterRecursiveCall(" in a captured frame")) {
+        return finish_frame(tstate, frame, NULL);
+    }
+    PyObject *result = NULL;
+    int as_it_is = intercept(frame, code, state, is_tail, &result);
+    Py_LeaveRecursiveCall();
+    return as_it_is ? eval_default(tstate, frame, 0) : finish_frame(tstate, frame, result);
+}
+
+/* ---- activation ---- */
+
+static void
+install(void)
+{
+    if (active_threads++ == 0) {
+        PyInterpreterState *interp = PyInterpreterState_Get();
+        _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interp);
+        if (now == hook_eval) {
+            return; /* another hook was put over ours and removed late */
+        }
+        previous_eval = now == _PyEval_EvalFrameDefault ? NULL : now;
+        _PyInterpreterState_SetEvalFrameFunc(interp, hook_eval);
+    }
+}
+
+static void
+uninstall(void)
+{
+    if (--active_threads == 0) {
+        PyInterpreterState *interp = PyInterpreterState_Get();
+        if (_PyInterpreterState_GetEvalFrameFunc(interp) == hook_eval) {
+            _PyInterpreterState_SetEvalFrameFunc(
+                interp, previous_eval != NULL ? previous_eval : _PyEval_EvalFrameDefault);
+        }
+    }
+}
+
+static PyObject *
+run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (nargs < 2) {
+        PyErr_SetString(PyExc_TypeError, "run(on_miss, func, *args, **kwargs)");
+        return NULL;
+    }
+    ThreadHook before = hook;
+    if (args[0] != Py_None && prepare_finish() < 0) {
+        return NULL;
+    }
+    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL};
+    int installs = hook.on_miss != NULL && before.on_miss == NULL;
+    if (installs) {
+        install();
+    }
+    PyObject *result = PyObject_Vectorcall(args[1], args + 2,
+                                           (nargs - 2) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+    if (installs) {
+        uninstall();
+    }
+    PyObject *mine = args[0] == Py_None ? NULL : args[0];
+    hook = before;
+    Py_XDECREF(mine);
+    return result;
+}
+
+/* ---- module ---- */
+
+static PyObject *
+set_lookup(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2 || !PyCallable_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "set_lookup(code, lookup) needs a code and a callable");
+        return NULL;
+    }
+    return set_state(args[0], LOOKUP, args[1]);
+}
+
+static PyObject *
+skip(PyObject *module, PyObject *code)
+{
+    return set_state(code, SKIP, NULL);
+}
+
+static PyObject *
+forget(PyObject *module, PyObject *code)
+{
+    return set_state(code, UNKNOWN, NULL);
+}
+
+static PyObject *
+get_lookup(PyObject *module, PyObject *code)
+{
+    CodeState *state = PyCode_Check(code) ? get_state((PyCodeObject *)code) : NULL;
+    return Py_NewRef(state != NULL && state->kind == LOOKUP ? state->lookup : Py_None);
+}
+
+static PyObject *
+is_skipped(PyObject *module, PyObject *code)
+{
+    CodeState *state = PyCode_Check(code) ? get_state((PyCodeObject *)code) : NULL;
+    return PyBool_FromLong(state != NULL && state->kind == SKIP);
+}
+
+static PyObject *
+is_active(PyObject *module, PyObject *unused)
+{
+    return PyBool_FromLong(hook.on_miss != NULL);
+}
+
+static PyObject *
+set_return_code(PyObject *module, PyObject *code)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    if (!PyCode_Check(code) || ((PyCodeObject *)code)->co_nlocalsplus != 1) {
+        PyErr_SetString(PyExc_TypeError, "the return code has exactly one variable");
+        return NULL;
+    }
+    Py_XSETREF(return_code, (PyCodeObject *)Py_NewRef(code));
+#endif
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
+     "run(on_miss, func, *args, **kwargs): call func with the hook on; with on_miss None, off."},
+    {"set_lookup", (PyCFunction)(void (*)(void))set_lookup, METH_FASTCALL,
+     "set_lookup(code, lookup): frames of code ask lookup(func, *flat_args)."},
+    {"skip", skip, METH_O, "skip(code): frames of code run as they are."},
+    {"forget", forget, METH_O, "forget(code): make code unknown again."},
+    {"get_lookup", get_lookup, METH_O, "get_lookup(code) -> its lookup or None."},
+    {"is_skipped", is_skipped, METH_O, "is_skipped(code) -> bool."},
+    {"is_active", is_active, METH_NOARGS, "is_active() -> whether the hook is on in this thread."},
+    {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
+     "tail_call(func, *args): what a replacement returns to end with func(*args)."},
+    {"set_return_code", set_return_code, METH_O, "Internal: the code that finishes a frame."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_hook", "Frame-evaluation hook; see weft_capture.frame.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit__hook(void)
+{
+    if (PyType_Ready(&TailCallType) < 0) {
+        return NULL;
+    }
+    extra_index = request_code_extra(free_state);
+    if (extra_index < 0) {
+        PyErr_SetString(PyExc_ImportError, "CPython has no free code-extra slot for the frame hook");
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddObjectRef(module, "TailCall", (PyObject *)&TailCallType) < 0) {
+        Py_CLEAR(module);
+    }
+    return module;
+}

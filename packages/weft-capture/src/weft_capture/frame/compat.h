@@ -1,0 +1,110 @@
+/* Everything in the frame hook that differs between CPython 3.11, 3.12 and 3.13.
+ *
+ * code_get_extra, ...             the code object's extra slots, under their names of the day
+ * frame_code(f), frame_func(f)   borrowed; func is NULL when the frame has no function object
+ * frame_slots(f)                 the variables; at entry the arguments come first, as plain values
+ * finish_frame(ts, f, result)    end a frame that was never run. 3.11: the caller clears it.
+ *                                From 3.12 on the evaluator must: clear the variables, then let the
+ *                                default evaluator run `return result` (or raise) in this frame.
+ */
+#ifndef WEFT_FRAME_COMPAT_H
+#define WEFT_FRAME_COMPAT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define Py_BUILD_CORE
+#undef _PyGC_FINALIZED /* the internal headers define it again */
+#include "internal/pycore_frame.h"
+#undef Py_BUILD_CORE
+
+typedef struct _PyInterpreterFrame Frame;
+
+#if PY_VERSION_HEX >= 0x030C0000
+#define code_get_extra PyUnstable_Code_GetExtra
+#define code_set_extra PyUnstable_Code_SetExtra
+#define request_code_extra PyUnstable_Eval_RequestCodeExtraIndex
+#else
+#define code_get_extra _PyCode_GetExtra
+#define code_set_extra _PyCode_SetExtra
+#define request_code_extra _PyEval_RequestCodeExtraIndex
+#endif
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define frame_code(f) ((PyCodeObject *)(f)->f_executable)
+#define frame_func_slot(f) ((f)->f_funcobj)
+#elif PY_VERSION_HEX >= 0x030C0000
+#define frame_code(f) ((f)->f_code)
+#define frame_func_slot(f) ((f)->f_funcobj)
+#else
+#define frame_code(f) ((f)->f_code)
+#define frame_func_slot(f) ((PyObject *)(f)->f_func)
+#endif
+
+static inline PyFunctionObject *
+frame_func(Frame *frame)
+{
+    PyObject *func = frame_func_slot(frame);
+    return func != NULL && PyFunction_Check(func) ? (PyFunctionObject *)func : NULL;
+}
+
+#define frame_slots(f) ((f)->localsplus)
+
+#if PY_VERSION_HEX < 0x030C0000
+
+static inline int prepare_finish(void) { return 0; }
+
+static inline PyObject *
+finish_frame(PyThreadState *tstate, Frame *frame, PyObject *result)
+{
+    return result;
+}
+
+#else
+
+/* Code of `return <slot 0>` without RESUME, so that neither tracing nor the pending-call check sees
+ * it. Made from a function's code in Python (frame/__init__.py), set by set_return_code(). */
+static PyCodeObject *return_code = NULL;
+
+static inline int
+prepare_finish(void)
+{
+    if (return_code == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the frame hook has no return code; "
+                        "import weft_capture.frame, not the extension module");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+finish_frame(PyThreadState *tstate, Frame *frame, PyObject *result)
+{
+    PyCodeObject *code = frame_code(frame);
+    /* Clearing can run destructors, hence any code, which must not lose the pending exception. */
+    PyObject *raised = result == NULL ? PyErr_GetRaisedException() : NULL;
+    for (int i = 0; i < code->co_nlocalsplus; i++) {
+        Py_CLEAR(frame->localsplus[i]);
+    }
+    frame->localsplus[0] = result;
+    Py_INCREF(return_code);
+#if PY_VERSION_HEX >= 0x030D0000
+    frame->f_executable = (PyObject *)return_code;
+    frame->instr_ptr = _PyCode_CODE(return_code);
+#else
+    frame->f_code = return_code;
+    frame->prev_instr = _PyCode_CODE(return_code) - 1;
+#endif
+    frame->stacktop = return_code->co_nlocalsplus;
+    Py_DECREF(code);
+    PyThreadState_EnterTracing(tstate);
+    if (raised != NULL) {
+        PyErr_SetRaisedException(raised);
+    }
+    PyObject *value = _PyEval_EvalFrameDefault(tstate, frame, raised != NULL);
+    PyThreadState_LeaveTracing(tstate);
+    return value;
+}
+
+#endif
+#endif
