@@ -125,6 +125,7 @@ class Source:
     """Base of all sources."""
 
     base: Any  # the source this one is read from; None for a root
+    _hash: int
 
     def render(self, base: str, names: Names) -> str:
         """Return an expression for the value, given one for the base's value ("" for a root)."""
@@ -144,17 +145,17 @@ class Source:
 
     def __hash__(self) -> int:
         try:
-            return self._hash  # type: ignore[has-type, no-any-return]
+            return self._hash
         except AttributeError:
             object.__setattr__(self, "_hash", hash((type(self).__name__, self.parts())))
-            return self._hash  # type: ignore[has-type, no-any-return]
+            return self._hash
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if type(self) is not type(other) or hash(self) != hash(other):
+        if not isinstance(other, Source) or type(self) is not type(other):
             return False
-        return self.parts() == other.parts()  # type: ignore[attr-defined, no-any-return]
+        return hash(self) == hash(other) and self.parts() == other.parts()
 
     def __str__(self) -> str:
         return self.expr()
@@ -163,7 +164,7 @@ class Source:
 class RootSource(Source):
     """Base of the sources that are read from no other."""
 
-    base: ClassVar[None] = None
+    base: ClassVar[None] = None  # type: ignore[misc]
 
 
 def _call(builder: Builder, function: Callable[..., Any], *arguments: Source) -> None:

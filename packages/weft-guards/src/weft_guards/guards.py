@@ -1,0 +1,334 @@
+"""What must hold of values for compiled code to be right. The table `KINDS` is all of it.
+
+A `Guard` is a source, a kind, a payload (what was seen) and the user's stack. A kind is one row:
+what it means, how to make its payload from a live value, the Python condition that tests it, and
+what to tell a user when it fails. Conditions only read; none runs the user's code, given that
+types are guarded before what is read from them (`check` orders guards so).
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from weft_guards.payloads import (
+    STATE_READERS,
+    DictKeys,
+    Held,
+    ShapeExpr,
+    TensorSpec,
+    TorchState,
+    autocast_state,
+)
+from weft_guards.sources import AttrSource, Source, is_literal
+
+UserStack = Sequence[traceback.FrameSummary]
+
+
+class Bind(Protocol):
+    """Gives an object a name in the namespace of a compiled check."""
+
+    def const(self, value: object) -> str:
+        """Return the name of an object."""
+
+
+Test = Callable[[Sequence[str], Any, Bind], str]
+
+
+# ---- conditions: (expressions of the guard's values, payload, bind) -> Python text
+
+
+def _test_type(x: Sequence[str], cls: Held, bind: Bind) -> str:
+    return f"type({x[0]}) is {_held(cls, bind)}"
+
+
+def _test_id(x: Sequence[str], held: Held, bind: Bind) -> str:
+    # A dead reference gives None, and the value may be None by now.
+    return f"{x[0]} is {_held(held, bind)}{'' if held.immortal else ' is not None'}"
+
+
+def _held(held: Held, bind: Bind) -> str:
+    """Name an object, or the call that gets it from its weak reference."""
+    return bind.const(held.get()) if held.immortal else f"{bind.const(held.get)}()"
+
+
+def _test_const(x: Sequence[str], value: Any, bind: Bind) -> str:
+    if value is None or isinstance(value, bool) or value is Ellipsis:
+        return f"{x[0]} is {value!r}"
+    if type(value) in (int, str, bytes):
+        return f"type({x[0]}) is {type(value).__name__} and {x[0]} == {value!r}"
+    if type(value) is float and value not in (0.0, math.inf, -math.inf) and value == value:
+        return f"type({x[0]}) is float and {x[0]} == {value!r}"
+    return f"{bind.const(same_constant)}({x[0]}, {bind.const(value)})"
+
+
+def same_constant(a: object, b: object) -> bool:
+    """Say whether two constants cannot be told apart: types, signs of zero and NaNs included."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float) and isinstance(b, float):
+        return a.hex() == b.hex()
+    if isinstance(a, complex) and isinstance(b, complex):
+        return same_constant((a.real, a.imag), (b.real, b.imag))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    if isinstance(a, frozenset) and isinstance(b, frozenset):
+        return {(type(e), repr(e)) for e in a} == {(type(e), repr(e)) for e in b}
+    return a == b
+
+
+def _test_keys(x: Sequence[str], payload: DictKeys, bind: Bind) -> str:
+    keys = payload.keys
+    if all(type(key) is str for key in keys):
+        return f"list({x[0]}) == {bind.const(list(keys))}"
+    return f"{bind.const(same_keys)}(list({x[0]}), {bind.const(keys)})"
+
+
+def same_keys(now: list[Any], keys: tuple[Any, ...]) -> bool:
+    """Say whether a dict's keys are the ones seen: literals by value and type, others by `is`."""
+    return len(now) == len(keys) and all(
+        a is b.get() if isinstance(b, Held) else same_constant(a, b) for a, b in zip(now, keys)
+    )
+
+
+def _test_tensor(x: Sequence[str], spec: TensorSpec, bind: Bind) -> str:
+    """Cheap and often failing properties first."""
+    t = x[0]
+    conditions = [
+        f"type({t}) is {_held(spec.cls, bind)}",
+        _match(f"{t}.shape", spec.sizes),
+        f"{t}.dtype is {bind.const(spec.dtype)}",
+        f"{t}.requires_grad is {spec.requires_grad}",
+    ]
+    if spec.strides:
+        conditions.append(_match(f"{t}.stride()", spec.strides))
+    conditions += [
+        f"{t}.device == {bind.const(spec.device)}",
+        f"{bind.const(torch._C._dispatch_keys)}({t}) == {bind.const(spec.dispatch_keys)}",
+    ]
+    return " and ".join(conditions)
+
+
+def _match(value: str, wanted: tuple[int | None, ...]) -> str:
+    """Compare a tuple of ints with one that may have None for "any"."""
+    if None not in wanted:
+        return f"{value} == {wanted!r}"
+    tests = [f"s[{i}] == {want}" for i, want in enumerate(wanted) if want is not None]
+    return " and ".join([f"len(s := {value}) == {len(wanted)}", *tests])
+
+
+def _test_state(x: Sequence[str], state: TorchState, bind: Bind) -> str:
+    pairs = zip(STATE_READERS, state.values)
+    conditions = [f"{bind.const(read)}() == {bind.const(value)}" for (_, read), value in pairs]
+    if state.autocast is not None:
+        conditions.append(f"{bind.const(autocast_state)}() == {bind.const(state.autocast)}")
+    return " and ".join(conditions)
+
+
+def _test_grad_mode(x: Sequence[str], enabled: bool, bind: Bind) -> str:
+    return f"{bind.const(torch.is_grad_enabled)}() is {enabled}"
+
+
+def _test_distinct(x: Sequence[str], others: tuple[Source, ...], bind: Bind) -> str:
+    if len(x) == 2:
+        return f"{x[0]} is not {x[1]}"
+    return f"len({{{', '.join(f'id({e})' for e in x)}}}) == {len(x)}"
+
+
+def _constant(value: Any) -> Any:
+    """Refuse what cannot be compared for sure; identity guards are for such values."""
+    plain = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+    if is_literal(value) or isinstance(value, plain):
+        return value
+    if isinstance(value, tuple | frozenset) and all(map(_is_constant, value)):
+        return value
+    if type(value) is range:
+        return value
+    raise TypeError(f"a {type(value).__name__} is no constant: guard its identity or its parts")
+
+
+def _is_constant(value: Any) -> bool:
+    try:
+        _constant(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _as(kind: type, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Prepare a payload with `make`, unless it is prepared already."""
+    return lambda value: value if isinstance(value, kind) else make(value)
+
+
+# ---- the table
+
+
+@dataclass(frozen=True)
+class KindSpec:
+    """One kind of guard."""
+
+    means: str  # with {x} for the source and {p} for the payload
+    prepare: Callable[[Any], Any]  # live value -> payload
+    test: Test
+    remedy: str  # what a user can do when it fails
+
+
+_STABLE = "keep it the same between calls, or make it a tensor"
+_MODE = "call under one setting, or expect one compilation per setting"
+KINDS: dict[str, KindSpec] = {
+    # kind                 meaning                     payload from       condition
+    "TYPE": KindSpec(
+        "type({x}) is {p}", _as(Held, Held), _test_type, "pass values of one type"
+    ),
+    "ID": KindSpec(
+        "{x} is {p}", _as(Held, Held), _test_id, "pass the same object at each call"
+    ),
+    "NONE": KindSpec(
+        "{x} is None", lambda _: None, lambda x, p, b: f"{x[0]} is None",
+        "always or never pass None",
+    ),
+    "NOT_NONE": KindSpec(
+        "{x} is not None", lambda _: None, lambda x, p, b: f"{x[0]} is not None",
+        "always or never pass None",
+    ),
+    "CONST": KindSpec("{x} == {p!r}", _constant, _test_const, _STABLE),
+    "TENSOR": KindSpec(
+        "{x} is a {p}", _as(TensorSpec, TensorSpec.of), _test_tensor,
+        "keep dtype, device and requires_grad; for sizes call mark_dynamic(tensor, dim) "
+        "or compile with dynamic=True",
+    ),
+    "LEN": KindSpec(
+        "len({x}) == {p}", int, lambda x, p, b: f"len({x[0]}) == {p}", "keep the length the same"
+    ),
+    "DICT_KEYS": KindSpec(
+        "list({x}) == {p}", _as(DictKeys, DictKeys.of), _test_keys, "keep the keys and their order"
+    ),
+    "ATTR_ABSENT": KindSpec(
+        "{p!r} not in {x}.__dict__", str, lambda x, p, b: f"{p!r} not in {x[0]}",
+        "set attributes before compiling",
+    ),
+    "KEY_ABSENT": KindSpec(
+        "{p!r} not in {x}", _constant, lambda x, p, b: f"{b.const(p)} not in {x[0]}",
+        "keep the keys the same",
+    ),
+    "ALIAS": KindSpec(
+        "{x} is {p}", lambda s: s, lambda x, p, b: f"{x[0]} is {x[1]}",
+        "always or never pass the same object twice",
+    ),
+    "NO_ALIAS": KindSpec(
+        "{x} differs from {p}", lambda s: s if isinstance(s, tuple) else (s,), _test_distinct,
+        "always or never pass the same object twice",
+    ),
+    "SHAPE": KindSpec(
+        "{p}", lambda s: s, lambda x, p, b: p.template.format(*x),
+        "sizes outside what was assumed are compiled again; WEFT_LOGS=dynamic shows why",
+    ),
+    "CELL_EMPTY": KindSpec(
+        "{x} is an empty cell", lambda _: None, lambda x, p, b: f"{b.const(is_empty)}({x[0]})",
+        "assign the variable before or after, not in between",
+    ),
+    "GRAD_MODE": KindSpec("grad mode is {p}", bool, _test_grad_mode, _MODE),
+    "GLOBAL_STATE": KindSpec(
+        "torch state: {p}", _as(TorchState, lambda _: TorchState.now()), _test_state, _MODE
+    ),
+}  # fmt: skip
+
+
+def is_empty(cell: Any) -> bool:
+    """Say whether a closure cell (the cell, not its contents) holds nothing."""
+    try:
+        cell.cell_contents  # noqa: B018 - reading it is the question
+    except ValueError:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One thing that must hold; equal guards are the same whatever code asked for them."""
+
+    source: Source
+    kind: str
+    payload: Any = None
+    user_stack: UserStack = field(default=(), compare=False, repr=False)
+
+    @staticmethod
+    def of(source: Source, kind: str, value: Any = None, user_stack: UserStack = ()) -> Guard:
+        """Make a guard from a live value.
+
+        Raises:
+            KeyError: for an unknown kind.
+            TypeError: when the kind cannot guard such a value without keeping it alive.
+        """
+        return Guard(source, kind, KINDS[kind].prepare(value), tuple(user_stack))
+
+    def sources(self) -> tuple[Source, ...]:
+        """Return the sources whose values the condition needs, in the order of its arguments."""
+        if self.kind == "SHAPE":
+            return tuple(self.payload.sources)
+        if self.kind == "ALIAS":
+            return (self.source, self.payload)
+        if self.kind == "NO_ALIAS":
+            return (self.source, *self.payload)
+        if self.kind == "ATTR_ABSENT":
+            return (AttrSource(self.source, "__dict__"),)
+        return (self.source,)
+
+    def held(self) -> list[Held]:
+        """Return the objects whose death makes this guard fail for ever."""
+        payload = self.payload
+        if isinstance(payload, TensorSpec):
+            payload = payload.cls
+        found = payload.held if isinstance(payload, DictKeys) else [payload]
+        return [one for one in found if isinstance(one, Held) and not one.immortal]
+
+    def __str__(self) -> str:
+        text = self.payload
+        if self.kind == "NO_ALIAS":
+            text = ", ".join(source.expr() for source in self.payload)
+        return KINDS[self.kind].means.format(x=self.source.expr(), p=text)
+
+    def user_line(self) -> str:
+        """Return `file:line` of the innermost user frame, or an empty text."""
+        if not self.user_stack:
+            return ""
+        frame = self.user_stack[-1]
+        return f"{frame.filename}:{frame.lineno}"
+
+
+class GuardSet:
+    """Guards in the order they were added, each once."""
+
+    def __init__(self) -> None:
+        self._guards: dict[Guard, None] = {}
+
+    def add(
+        self, source: Source, kind: str, value: Any = None, user_stack: UserStack = ()
+    ) -> Guard:
+        """Add a guard made from a live value (see `Guard.of`); returns it."""
+        guard = Guard.of(source, kind, value, user_stack)
+        return self.add_guard(guard)
+
+    def add_guard(self, guard: Guard) -> Guard:
+        """Add a guard; an equal one that is there already stays."""
+        self._guards.setdefault(guard)
+        return guard
+
+    def __iter__(self) -> Iterator[Guard]:
+        return iter(self._guards)
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+    def __contains__(self, guard: Guard) -> bool:
+        return guard in self._guards
+
+    def __str__(self) -> str:
+        return "\n".join(f"{guard.kind:<12} {guard}" for guard in self)
+
+
+__all__ = ["KINDS", "Guard", "GuardSet", "KindSpec", "ShapeExpr", "TensorSpec", "UserStack"]

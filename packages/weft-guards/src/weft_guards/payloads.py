@@ -1,0 +1,273 @@
+"""What a guard remembers of the value it saw: small immutable records that keep no user object.
+
+`Held` refers to an object weakly (so a guard cannot keep it alive), `TensorSpec` is what must hold
+of a tensor, `TorchState` of the process, `DictKeys` of a dict, `ShapeExpr` of several sizes.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+import torch
+from weft_guards.sources import Source, is_literal
+
+# Objects of these types live as long as the process, or hold nothing that a user would miss.
+_IMMORTAL_TYPES = (
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.device,
+    types.BuiltinFunctionType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes made at run time; static ones never die
+
+
+def _is_immortal(value: object) -> bool:
+    if is_literal(value) or isinstance(value, _IMMORTAL_TYPES):
+        return True
+    if isinstance(value, type):
+        root = value.__module__.partition(".")[0]
+        return not value.__flags__ & _HEAP_TYPE or root in ("torch", "builtins", "collections")
+    return False
+
+
+class Held:
+    """An object to be recognised by identity, held weakly unless it never dies anyway.
+
+    Raises:
+        TypeError: when the object can neither be held weakly nor safely kept alive, such as a list
+            or a bound method (guard its parts instead).
+    """
+
+    __slots__ = ("get", "immortal", "key", "text")
+
+    def __init__(self, value: object) -> None:
+        self.immortal = _is_immortal(value)
+        self.key = id(value)
+        self.text = name_of(value)
+        self.get: Callable[[], object | None]
+        if self.immortal:
+            self.get = lambda: value
+            return
+        if isinstance(value, types.MethodType):
+            raise TypeError("a bound method is made anew at each read: guard __self__ and __func__")
+        try:
+            self.get = weakref.ref(value)
+        except TypeError:
+            raise TypeError(
+                f"cannot guard the identity of a {type(value).__name__}: it takes no weak reference"
+            ) from None
+
+    def is_dead(self) -> bool:
+        """Say whether the object is gone, so that nothing can ever match again."""
+        return not self.immortal and self.get() is None
+
+    def __eq__(self, other: object) -> bool:
+        # A dead object's id may be another's now; such guards belong to entries about to be evicted
+        return isinstance(other, Held) and self.get() is other.get() and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def name_of(value: object) -> str:
+    """Name an object without running the user's code (no user `__repr__`)."""
+    if isinstance(value, Held):
+        return value.text
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}".removeprefix("builtins.")
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}"
+    if isinstance(value, Enum):
+        return f"{type(value).__qualname__}.{value._name_}"
+    if isinstance(value, types.CodeType):
+        return f"code of {value.co_qualname} at {value.co_filename}:{value.co_firstlineno}"
+    if _is_immortal(value) or type(value) in (range, torch.Size, frozenset):
+        return repr(value)
+    return f"<{type(value).__qualname__} object at {id(value):#x}>"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What must hold of a tensor; None in sizes or strides means that any value will do."""
+
+    cls: Held
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...]
+    requires_grad: bool
+    dispatch_keys: Any  # torch._C.DispatchKeySet: layout, conj, neg, inference, functorch, ...
+
+    @staticmethod
+    def of(tensor: torch.Tensor, like: torch.Tensor | None = None) -> TensorSpec:
+        """Take a real tensor's properties.
+
+        Args:
+            tensor: the real tensor.
+            like: its fake twin; where that has symbolic sizes or strides, any value will do.
+        """
+        shape = tensor if like is None else like
+        plain = tensor.layout is torch.strided
+        return TensorSpec(
+            Held(type(tensor)),
+            tensor.dtype,
+            tensor.device,
+            tuple(size if type(size) is int else None for size in shape.shape),
+            tuple(s if type(s) is int else None for s in shape.stride()) if plain else (),
+            tensor.requires_grad,
+            torch._C._dispatch_keys(tensor),
+        )
+
+    @staticmethod
+    def with_dynamic_dims(tensor: torch.Tensor, dims: Sequence[int]) -> TensorSpec:
+        """Take a real tensor's properties, with any size in `dims` and any stride."""
+        spec = TensorSpec.of(tensor)
+        if not dims:
+            return spec
+        sizes = tuple(None if dim in dims else size for dim, size in enumerate(spec.sizes))
+        free = (None,) * len(spec.strides)
+        return TensorSpec(
+            spec.cls,
+            spec.dtype,
+            spec.device,
+            sizes,
+            free,
+            spec.requires_grad,
+            spec.dispatch_keys,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        # DispatchKeySet compares by value but does not hash, so both are written out here.
+        if not isinstance(other, TensorSpec):
+            return False
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self))
+
+    def __hash__(self) -> int:
+        return hash((self.cls, self.dtype, self.sizes, self.strides, self.requires_grad))
+
+    def __str__(self) -> str:
+        sizes = ", ".join("*" if size is None else str(size) for size in self.sizes)
+        strides = ", ".join("*" if stride is None else str(stride) for stride in self.strides)
+        name = self.cls.text.rpartition(".")[2]
+        grad = ", requires_grad" if self.requires_grad else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{name} {dtype}[{sizes}] strides [{strides}] on {self.device}{grad}"
+
+    def differences(self, value: object) -> list[tuple[str, str, str]]:
+        """Return (what, old, new) of each property in which a value differs."""
+        if type(value) is not self.cls.get() or not isinstance(value, torch.Tensor):
+            return [("class", self.cls.text, name_of(type(value)))]
+        pairs = [
+            ("dtype", self.dtype, value.dtype),
+            ("device", self.device, value.device),
+            ("number of dimensions", len(self.sizes), value.dim()),
+            ("requires_grad", self.requires_grad, value.requires_grad),
+        ]
+        if len(self.sizes) == value.dim():
+            dims = range(value.dim())
+            pairs += [(f"size of dim {dim}", self.sizes[dim], value.size(dim)) for dim in dims]
+            if value.layout is torch.strided and self.strides:
+                now = value.stride()
+                pairs += [(f"stride of dim {dim}", self.strides[dim], now[dim]) for dim in dims]
+        pairs.append(("dispatch keys", self.dispatch_keys, torch._C._dispatch_keys(value)))
+        return [
+            (what, str(old), str(new)) for what, old, new in pairs if old is not None and old != new
+        ]
+
+
+@dataclass(frozen=True)
+class DictKeys:
+    """The keys of a dict in order; keys that are not literals are recognised by identity."""
+
+    keys: tuple[Any, ...]
+
+    @staticmethod
+    def of(keys: Sequence[Any]) -> DictKeys:
+        """Take the keys of a dict (or the dict)."""
+        return DictKeys(tuple(key if is_literal(key) else Held(key) for key in keys))
+
+    @property
+    def held(self) -> list[Held]:
+        """The keys recognised by identity."""
+        return [key for key in self.keys if isinstance(key, Held)]
+
+    def __str__(self) -> str:
+        return repr(list(self.keys))
+
+
+@dataclass(frozen=True)
+class ShapeExpr:
+    """A condition over sizes: Python text with {0}, {1}, ... for the sources, in order."""
+
+    template: str
+    sources: tuple[Source, ...]
+
+    def __str__(self) -> str:
+        return self.template.format(*(source.expr() for source in self.sources))
+
+
+# What a graph depends on beside grad mode: (name, a function without side effects).
+STATE_READERS: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("default dtype", torch.get_default_dtype),
+    ("any autocast", torch._C._is_any_autocast_enabled),
+    ("inference mode", torch.is_inference_mode_enabled),
+    ("deterministic algorithms", torch._C._get_deterministic_algorithms),
+    ("torch function enabled", torch._C._is_torch_function_enabled),
+    ("torch function modes", torch._C._len_torch_function_stack),
+    ("dispatch modes", torch._C._len_torch_dispatch_stack),
+    ("functorch level", torch._C._functorch.maybe_current_level),
+)
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """Return what autocast does on each device; only asked for where any autocast is on."""
+    return (
+        torch.is_autocast_cache_enabled(),
+        *(
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in _AUTOCAST_DEVICES
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TorchState:
+    """The settings of `STATE_READERS` at one moment, and autocast's where it is on."""
+
+    values: tuple[Any, ...]
+    autocast: tuple[Any, ...] | None
+
+    @staticmethod
+    def now() -> TorchState:
+        """Take the present state."""
+        values = tuple(read() for _, read in STATE_READERS)
+        on = values[1]
+        return TorchState(values, autocast_state() if on else None)
+
+    def __str__(self) -> str:
+        pairs = zip((name for name, _ in STATE_READERS), self.values)
+        return ", ".join(f"{name}={value}" for name, value in pairs)
+
+    def difference(self) -> tuple[str, str]:
+        """Return what differs from the present state, as old and new text."""
+        now = TorchState.now()
+        names = [name for name, _ in STATE_READERS]
+        pairs = [row for row in zip(names, self.values, now.values) if row[1] != row[2]]
+        if self.autocast != now.autocast:
+            pairs.append(("autocast", self.autocast, now.autocast))
+        old = ", ".join(f"{name} {value}" for name, value, _ in pairs)
+        return old, ", ".join(f"{name} {value}" for name, _, value in pairs)
