@@ -1,0 +1,17 @@
+"""Compiled autograd: a whole backward pass as one graph, hooks included.
+
+    from weft_compiled_autograd import enable
+
+    with enable(torch.compile):      # or weft.compile(...), or any gm -> callable
+        loss.backward()
+
+Read in this order: `engine.py` (the seam), `tape.py` (what the engine says), `lower.py` (the aten
+graph), `cache.py` (which graph runs).
+"""
+
+from weft_core.events import counters
+
+from weft_compiled_autograd.api import disable, enable, reset
+from weft_compiled_autograd.config import settings
+
+__all__ = ["counters", "disable", "enable", "reset", "settings"]

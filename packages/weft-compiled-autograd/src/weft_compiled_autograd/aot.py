@@ -1,0 +1,85 @@
+"""Inlines the backward of an ahead-of-time compiled forward, through attributes of its Function.
+
+The protocol: the autograd.Function class has `weft_aot_id` (int), `weft_backward_graph` (a flat
+fx.GraphModule), `weft_backward_inputs(ctx, *grads) -> list` of that graph's arguments and
+`weft_backward_outputs(ctx, outputs) -> tuple` of gradients. Nothing of the ahead-of-time package is
+imported. Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_` for the
+n-th further use in one backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Interpreter, Node
+
+from weft_compiled_autograd.hooks import ContextView
+
+if TYPE_CHECKING:
+    from weft_compiled_autograd.lower import Lowering
+
+
+class _Sizes(ContextView):
+    """A context whose `symints` are those that the trace knows by name."""
+
+    def __init__(self, real: Any, saved: Sequence[Any], symints: Sequence[Any]) -> None:
+        super().__init__(real, saved)
+        if symints:
+            object.__setattr__(self, "symints", list(symints))
+
+
+class _Inliner(Interpreter):
+    """Runs a backward graph on the trace's values and names what that leaves behind."""
+
+    def __init__(self, low: Lowering, module: torch.fx.GraphModule, prefix: str) -> None:
+        super().__init__(module)
+        self.low = low
+        self.prefix = prefix
+
+    def run_node(self, node: Node) -> Any:
+        nodes = self.low.trace.graph.nodes
+        before = next(reversed(nodes))
+        result = super().run_node(node)
+        if node.op == "placeholder" and isinstance(result, torch.Tensor):
+            self._name(self.low.trace.node_of(result), node)
+        last = next(reversed(nodes))
+        if last is not before and node.op == "call_function":
+            self._name(last, node)
+        return result
+
+    def _name(self, made: Node, node: Node) -> None:
+        if not made.name.startswith("aot"):
+            made._rename(self.prefix + node.name)
+
+
+def inline(
+    low: Lowering, context: Any, saved: Sequence[Any], symints: Sequence[Any], grads: Sequence[Any]
+) -> tuple[Any, ...] | None:
+    """Trace the backward graph that an autograd.Function exposes.
+
+    Returns:
+        The gradients of its inputs, or None when the function exposes no graph, or when the graph
+        takes something that the trace cannot name (it is then called as it is).
+    """
+    cls = getattr(context, "_forward_cls", None)
+    graph = getattr(cls, "weft_backward_graph", None)
+    if cls is None or graph is None:
+        return None
+    view = _Sizes(context, saved, symints)
+    args = list(cls.weft_backward_inputs(view, *grads))
+    if not all(_nameable(low, arg) for arg in args):
+        return None
+    uses = low.aot_uses.get(cls.weft_aot_id, 0)
+    low.aot_uses[cls.weft_aot_id] = uses + 1
+    prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
+    outputs = _Inliner(low, graph, prefix).run(*args)
+    return tuple(cls.weft_backward_outputs(view, outputs))
+
+
+def _nameable(low: Lowering, value: Any) -> bool:
+    """A fake tensor or symbol of the trace; plain numbers could change without a new capture."""
+    if isinstance(value, torch.Tensor):
+        return getattr(value, "fake_mode", None) is low.mode
+    return value is None or isinstance(value, torch.SymInt)

@@ -1,0 +1,172 @@
+"""What stands behind one entry of the engine's cache: a tape and the graphs compiled from it.
+
+The engine finds the entry by the autograd structure. The entry finds a graph by compiler, input
+layouts and the global state that changes what a backward traces to. When none fits, the tape is
+lowered once more, with the sizes that changed made symbolic.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from weft_core.events import counters, span
+
+from weft_compiled_autograd import guards, report
+from weft_compiled_autograd.config import settings
+from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.interpret import run_tape
+from weft_compiled_autograd.lower import Lowered, lower
+from weft_compiled_autograd.tape import Tape
+
+Compiler = Callable[[Any], Callable[..., Any]]
+
+
+def compiler_key(compiler: Compiler) -> Hashable:
+    """What makes two compilers the same: a function without closure or defaults is its code.
+
+    So `enable(lambda gm: gm)` in a loop finds the graphs of its earlier rounds.
+    """
+    plain = isinstance(compiler, types.FunctionType)
+    if plain and not compiler.__closure__ and not compiler.__defaults__:
+        return compiler.__code__
+    return id(compiler)
+
+
+def _global_state() -> Hashable:
+    """Process state that a trace depends on."""
+    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")) if cast else ()
+    enabled = (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")) if cast else ()
+    return (dtypes, enabled, torch.are_deterministic_algorithms_enabled())
+
+
+@dataclass(frozen=True)
+class CompiledBackward:
+    """One compiled graph of an entry."""
+
+    key: Hashable
+    compiler: Compiler  # kept alive: `key` may be its id
+    check: guards.Check
+    function: Callable[..., Any]
+    lowered: Lowered
+
+    def run(self, inputs: Any, *rest: Any) -> list[torch.Tensor | None]:
+        """Run the graph; assign the first gradients that it returns."""
+        variables = [inputs[index] for index in self.lowered.assigned]
+        results = self.function(inputs, *rest)
+        for variable, grad in zip(variables, results[self.lowered.results :], strict=True):
+            variable.grad = grad
+        return list(results[: self.lowered.results])
+
+
+_seen_shapes: dict[tuple[str, ...], guards.SeenShapes] = {}
+"""Shapes by tape signature: an entry that replaces another after a size changed knows which."""
+
+
+def forget() -> None:
+    """Forget which sizes changed."""
+    _seen_shapes.clear()
+
+
+@dataclass
+class Entry:
+    """One autograd structure. Called by `engine.py` with what the engine passes at run time."""
+
+    tape: Tape
+    graphs: list[CompiledBackward] = field(default_factory=list)
+    gave_up: bool = False
+
+    def prepare(
+        self, compiler: Compiler, inputs: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> None:
+        """Compile the first graph, while the autograd graph is still whole.
+
+        Raises:
+            NotCapturable: when only the eager engine can run this backward.
+            Exception: whatever the compiler raises.
+        """
+        contexts, self.tape.contexts = self.tape.contexts, {}
+        try:
+            self._compile(compiler, contexts, inputs, sizes)
+        except NotCapturable as problem:
+            if not problem.replayable:
+                raise
+            self._give_up(str(problem))
+
+    def _give_up(self, reason: str) -> None:
+        self.gave_up = True
+        counters["compiled_autograd"]["node_by_node"] += 1
+        report.tell_once(f"{reason} (runs node by node)")
+
+    def _compile(
+        self,
+        compiler: Compiler,
+        contexts: dict[int, Any],
+        inputs: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+    ) -> CompiledBackward:
+        seen = _seen_shapes.setdefault(self.tape.signature(), guards.SeenShapes())
+        dynamic = seen.update([tensor.shape for tensor in inputs])
+        with span("compiled_autograd", f"{len(self.tape.names)} autograd nodes"):
+            lowered = _lower(self.tape, contexts, inputs, sizes, dynamic)
+            check = guards.build_check(lowered, inputs, sizes)
+        counters["compiled_autograd"]["graphs"] += 1
+        report.show_graph(lowered.module)
+        function = compiler(lowered.module)
+        key = (compiler_key(compiler), _global_state())
+        made = CompiledBackward(key, compiler, check, function, lowered)
+        self.graphs.insert(0, made)
+        return made
+
+    def __call__(
+        self, compiler: Compiler, inputs: Any, sizes: Any, scalars: Any, hooks: Any, packed: Any
+    ) -> list[torch.Tensor | None]:
+        """Run this backward; return the gradients that the engine asked for."""
+        if not self.gave_up:
+            graph = self._find(compiler, inputs, sizes) or self._another(
+                compiler, inputs, sizes, hooks
+            )
+            if graph is not None:
+                return graph.run(inputs, sizes, scalars, hooks, packed)
+        return run_tape(self.tape, inputs, sizes, scalars, hooks, packed)
+
+    def _find(self, compiler: Compiler, inputs: Any, sizes: Any) -> CompiledBackward | None:
+        key = (compiler_key(compiler), _global_state())
+        shapes, strides = guards.layout(inputs)
+        for position, graph in enumerate(self.graphs):
+            if graph.key == key and graph.check(shapes, strides, sizes):
+                if position:
+                    self.graphs.insert(0, self.graphs.pop(position))
+                return graph
+        return None
+
+    def _another(
+        self, compiler: Compiler, inputs: Any, sizes: Any, hooks: Any
+    ) -> CompiledBackward | None:
+        """Compile a graph for a layout or compiler that none of this entry's graphs fits."""
+        if len(self.graphs) >= settings.graph_limit:
+            self._give_up(f"{settings.graph_limit} graphs were compiled for one structure")
+            return None
+        try:
+            return self._compile(compiler, dict(enumerate(hooks)), inputs, sizes)
+        except NotCapturable as problem:
+            self._give_up(str(problem))
+            return None
+
+
+def _lower(*arguments: Any) -> Lowered:
+    """Lower, and turn what torch's fake tensors cannot do into NotCapturable."""
+    try:
+        return lower(*arguments)
+    except NotCapturable:
+        raise
+    except Exception as problem:
+        lines: Sequence[str] = str(problem).strip().splitlines()
+        first = lines[0] if lines else type(problem).__name__
+        raise NotCapturable(f"tracing failed: {type(problem).__name__}: {first}") from problem
+
+

@@ -1,0 +1,286 @@
+"""The seam to torch's autograd engine: the only file that knows its Python interface.
+
+Two things are attached. `Variable._execution_engine`, through which every `backward()` and
+`autograd.grad()` of Python goes, becomes an `EngineGate`: it decides which backward is captured and
+runs the others on the eager engine. And for one captured backward at a time the engine's own
+extension point is set; the engine then looks its autograd graph up in its cache and either calls
+the methods of a `Capture`, or at once what an earlier capture returned.
+
+How the versions of torch differ:
+
+    2.13   accumulate_grad(variable, old gradient, new gradient, has_post_hooks)
+    2.11   accumulate_grad(variable, gradient, has_post_hooks); the old gradient is on the variable
+    both   begin_capture returns (id, inputs, sizes, scalars)
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from weft_core.events import counters
+
+from weft_compiled_autograd import report
+from weft_compiled_autograd.cache import Compiler, Entry
+from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.tape import EngineOp, Recorder
+
+_seam = torch._C._dynamo.compiled_autograd
+_OTHER_OWNER = "torch._dynamo.compiled_autograd"
+_BUSY = "within another compiled autograd call"
+
+
+class _OpTable(dict[str, EngineOp]):
+    """The engine's functions by name. It hands over each only once a process.
+
+    When torch's own compiled autograd ran first, the function is in that module's table.
+    """
+
+    def __missing__(self, name: str) -> EngineOp:
+        other = sys.modules.get(_OTHER_OWNER)
+        found = getattr(getattr(other, "ops", None), name, None)
+        if found is None:
+            raise NotCapturable(f"the engine gave no function for {name}")
+        self[name] = EngineOp(name, found, traceable=True)
+        return self[name]
+
+
+_ops = _OpTable()
+
+
+class Session:
+    """One backward that is being captured or run from the cache, in one thread."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self.compiler = compiler
+        self.capture: Capture | None = None
+        self.started = False
+        self.compiler_failed = False
+        self.callbacks: list[Callable[[], None]] = []
+
+    def close(self) -> None:
+        """Leave what a failed capture left open."""
+        if self.capture is not None:
+            self.capture.recorder.close()
+
+
+class _ThreadState(threading.local):
+    """Per thread: the compilers of nested `enable` blocks (None: disabled), the open session."""
+
+    def __init__(self) -> None:
+        self.compilers: list[Compiler | None] = []
+        self.session: Session | None = None
+
+
+thread = _ThreadState()
+_one_at_a_time = threading.Lock()
+
+
+class Capture:
+    """The object whose methods the engine calls; passes them on to a `Recorder`."""
+
+    def __init__(self, session: Session | None) -> None:
+        self.session = session or Session(lambda module: module)
+        self.recorder = Recorder(_ops)
+        self.inputs: list[torch.Tensor] = []
+        self.sizes: Sequence[int] = ()
+        self.session.capture = self
+        recorder = self.recorder
+        self.close = recorder.close
+        self.set_node_origin = recorder.set_node_origin
+        self.apply_functional = recorder.apply_functional
+        self.validate_outputs = recorder.validate_outputs
+        self.accumulate = recorder.accumulate
+        self.tensor_pre_hook = recorder.tensor_pre_hook
+        self.cpp_tensor_pre_hook = recorder.cpp_tensor_pre_hook
+        self.pre_hook = recorder.pre_hook
+        self.post_hook = recorder.post_hook
+        self.post_acc_grad_hook = recorder.post_acc_grad_hook
+        self.unpack_hook = recorder.unpack_hook
+        self.call_copy_slices_prologue = recorder.call_copy_slices_prologue
+        self.call_copy_slices_epilogue = recorder.call_copy_slices_epilogue
+
+    def begin_capture(
+        self,
+        inputs: list[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        origins: Sequence[Any],
+        accumulate_grad: bool = True,
+        check_nans: bool = False,
+    ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
+        """Start: the engine's cache missed."""
+        report.miss_log.name_sizes(origins[1] if len(origins) > 1 else ())
+        number = counters["compiled_autograd"]["captures"]
+        counters["compiled_autograd"]["captures"] += 1
+        self.inputs, self.sizes = list(inputs), list(sizes)
+        stand_ins, symbols = self.recorder.begin(inputs, sizes, scalars)
+        return f"weft{number}", stand_ins, symbols, []
+
+    def log_compile_reasons(self, reasons: list[str]) -> None:
+        """Take the engine's summary; the same lines have been logged one by one."""
+
+    def bind_function(
+        self, name: str, function: Callable[..., Any], custom: bool, traceable: bool
+    ) -> str:
+        """Keep a backward function under the name that later calls use."""
+        if custom:
+            name = f"CppNode{name}{len(_ops)}"
+        _ops[name] = EngineOp(name, function, traceable)
+        return name
+
+    def accumulate_grad(self, variable: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Record AccumulateGrad in either version's form."""
+        old, new, post_hooks = args if len(args) == 3 else (variable.grad, *args, False)[:3]
+        return self.recorder.accumulate_grad(variable, old, new, bool(post_hooks))
+
+    def proxy_call_backward(
+        self,
+        inputs: Sequence[Any],
+        output_metadatas: Sequence[Any],
+        saved_tensors: Sequence[Any],
+        backward_idx: int,
+        ctx: Any,
+        backward_state_idx: int | None,
+        opaque_indices: Sequence[int] = (),
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Record a Python autograd.Function."""
+        if backward_state_idx is not None or opaque_indices:
+            raise NotCapturable("a compiled forward that keeps Python objects for its backward")
+        if getattr(ctx._forward_cls, "boxed_grads_call", False):
+            raise NotCapturable("an autograd.Function with boxed_grads_call")
+        recorder = self.recorder
+        return recorder.call_backward(inputs, output_metadatas, saved_tensors, backward_idx, ctx)
+
+    def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Entry]:
+        """Finish: compile, and return what the engine calls now and on every later hit."""
+        entry = Entry(self.recorder.end(outputs))
+        try:
+            entry.prepare(self.session.compiler, self.inputs, self.sizes)
+        except NotCapturable:
+            raise
+        except Exception:
+            self.session.compiler_failed = True
+            raise
+        finally:
+            self.inputs = []
+        return _run_entry, entry
+
+
+def _run_entry(entry: Entry, *arguments: Any) -> list[torch.Tensor | None]:
+    """Run one backward, called by the engine; from here on no fallback is possible."""
+    session = thread.session
+    if session is None:
+        session = Session(lambda module: module)
+    session.started = True
+    _seam.set_autograd_compiler(None, False)
+    outputs = entry(session.compiler, *arguments)
+    while session.callbacks:
+        session.callbacks.pop(0)()
+    return outputs
+
+
+class EngineGate:
+    """Stands before the engine: `run_backward` for `backward()`, and what hooks ask of it."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        """Run `callback` at the end of the backward that runs now."""
+        if thread.session is not None and thread.session.started:
+            thread.session.callbacks.append(callback)
+        else:
+            self.engine.queue_callback(callback)
+
+    def run_backward(
+        self, tensors: Any, grads: Any, keep_graph: bool, create_graph: bool, *rest: Any, **kw: Any
+    ) -> Any:
+        """Run a backward, captured where that is enabled and possible."""
+        compiler = thread.compilers[-1] if thread.compilers else None
+        call = (tensors, grads, keep_graph, create_graph, *rest)
+        if compiler is None:
+            return self._eager(call, kw)
+        refusal = _refusal(create_graph)
+        if refusal is None and not _one_at_a_time.acquire(blocking=False):
+            refusal = "another thread is in a compiled backward"
+        if refusal is not None:
+            report.tell_once(refusal)
+            counters["compiled_autograd"]["eager"] += 1
+            return self._eager(call, kw)
+        try:
+            return self._captured(compiler, call, kw)
+        finally:
+            _one_at_a_time.release()
+
+    def _captured(self, compiler: Compiler, call: Any, kw: Any) -> Any:
+        session = Session(compiler)
+        thread.session = session
+        try:
+            _open_seam()
+            return self.engine.run_backward(*call, **kw)
+        except Exception as problem:
+            if session.started or session.compiler_failed:
+                raise
+            reason = str(problem).strip().split("\n", 1)[0]
+        finally:
+            thread.session = None
+            session.close()
+            _seam.set_autograd_compiler(None, False)
+        report.tell_once(reason)
+        counters["compiled_autograd"]["eager"] += 1
+        return self._eager(call, kw)
+
+    def _eager(self, call: Any, kw: Any) -> Any:
+        """Run on the eager engine; once more if another thread's capture was just starting."""
+        try:
+            return self.engine.run_backward(*call, **kw)
+        except RuntimeError as problem:
+            if _BUSY not in str(problem) or thread.session is not None:
+                raise
+        return self.engine.run_backward(*call, **kw)
+
+
+def _refusal(create_graph: bool) -> str | None:
+    """Why this backward is left to the eager engine, before anything is tried."""
+    if create_graph:
+        return "create_graph=True: gradients of gradients need the eager engine's graph"
+    if thread.session is not None:
+        return "a backward inside a compiled backward"
+    if torch.is_anomaly_enabled():
+        return "anomaly mode checks every node"
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return "a TorchDispatchMode is active"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform is active"
+    return None
+
+
+def _open_seam() -> None:
+    """Let the engine's next backward come to us."""
+    _seam.set_verbose_logger(report.miss_log if report.verbose_wanted() else None)
+    _seam.set_autograd_compiler(_new_capture, False)
+
+
+def _new_capture() -> Capture:
+    """Called by the engine on a cache miss; the seam is closed again for other threads."""
+    _seam.set_autograd_compiler(None, False)
+    return Capture(thread.session)
+
+
+def install() -> None:
+    """Put the gate before the engine; later calls change nothing."""
+    if not isinstance(Variable._execution_engine, EngineGate):
+        Variable._execution_engine = EngineGate(Variable._execution_engine)
+
+
+def clear_cache() -> None:
+    """Forget every captured backward."""
+    _seam.clear_cache()

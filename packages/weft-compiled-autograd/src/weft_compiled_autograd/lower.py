@@ -1,0 +1,277 @@
+"""From a tape to a graph that a compiler can take: run the tape once on fake tensors.
+
+Every engine op is a C++ function; run on fake tensors under a proxy mode it leaves behind the aten
+ops it is made of. The user's Python (hooks, autograd.Functions) is not run: it becomes a call in
+the graph, with a result assumed to look like what it replaces. The graph holds for the layouts it
+was traced with; `guards.py` turns them and the shape environment's assumptions into a check.
+
+Two forms come out. A backward without Python effects gives a pure graph: new gradients are outputs
+and are assigned by the caller. With effects, `set_grad` calls stand in the graph, in order, since
+a hook may look at `.grad`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
+
+from weft_compiled_autograd import accumulation, aot, hooks
+from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.ownership import copy_shared_gradients
+from weft_compiled_autograd.tape import ORIGIN, PLACEHOLDERS, EngineOp, Tape
+from weft_compiled_autograd.trace import Trace
+
+Maybe = torch.Tensor | None
+
+
+@dataclass
+class Lowered:
+    """A traced backward.
+
+    Args:
+        module: called with inputs, sizes, scalars, hooks, packed_data; returns the gradients that
+            the engine asked for, then the new gradients of `assigned`.
+        results: how many gradients the engine asked for.
+        assigned: indices into `inputs` of the variables whose first gradient is an output.
+        fakes: the fake inputs, and `symbols` the values of the dynamic sizes.
+        mode: the fake mode of all `meta["val"]`.
+    """
+
+    module: GraphModule
+    results: int
+    assigned: list[int]
+    fakes: list[torch.Tensor]
+    symbols: list[Any]
+    mode: Any
+
+
+class Lowering:
+    """Runs one tape on fake tensors. Use `lower`."""
+
+    def __init__(self, tape: Tape, contexts: dict[int, Any], shape_env: Any) -> None:
+        self.tape = tape
+        self.contexts = contexts
+        self.mode = fake_mode(shape_env)
+        self.trace = Trace(symbolic=shape_env is not None)
+        self.values: dict[Node, Any] = {}
+        self.assigned: dict[int, torch.Tensor] = {}
+        self.aot_uses: dict[int, int] = {}
+
+    def twin(self, like: Maybe, node: Node) -> Maybe:
+        """A new fake tensor that looks like `like`, with `node` standing for it; None for None."""
+        if like is None:
+            return None
+        return self.fresh((like.shape, like.stride()), like.dtype, like.device, node)
+
+    def fresh(self, layout: Any, dtype: Any, device: Any, node: Node) -> torch.Tensor:
+        """A new fake tensor that no op of the graph made: `node` does."""
+        with torch.utils._python_dispatch._disable_current_modes(), self.mode:
+            value = torch.empty_strided(*layout, dtype=dtype, device=device)
+        self.trace.bind(node, value)
+        return value
+
+    # -- running the tape --------------------------------------------------------------------------
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], sizes: Sequence[int], dynamic: Sequence[Any]
+    ) -> Lowered:
+        """Trace; `dynamic` lists for each input its symbolic dimensions."""
+        graph = self.trace.graph
+        places = {name: graph.placeholder(name) for name in PLACEHOLDERS}
+        env = self.mode.shape_env
+        fakes = [
+            to_fake(self.mode, tensor.detach(), dims, f"inputs[{index}]")
+            for index, (tensor, dims) in enumerate(zip(inputs, dynamic, strict=True))
+        ]
+        symbols: list[Any] = [
+            size if env is None else new_symint(env, size, f"sizes[{index}]")
+            for index, size in enumerate(sizes)
+        ]
+        for name, values in (("inputs", fakes), ("sizes", symbols)):
+            for index, value in enumerate(values):
+                if not isinstance(value, int):
+                    self.trace.bind(self.trace.item(places[name], index), value)
+        found: dict[str, Sequence[Any]] = {"inputs": fakes, "sizes": symbols}
+        outputs: Any = ()
+        with torch.no_grad(), self.mode, self.trace:
+            for node in self.tape.graph.nodes:
+                if node.op == "placeholder":
+                    self.values[node] = found.get(node.target, places[node.target])
+                elif node.op == "output":
+                    outputs = self.resolve(node.args[0])
+                else:
+                    self.values[node] = self._step(node)
+        return self._finish(fakes, symbols, list(outputs))
+
+    def resolve(self, value: Any) -> Any:
+        """Replace tape nodes by their values."""
+        if isinstance(value, Node):
+            return self.values[value]
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.resolve, value))
+        return value
+
+    def _step(self, node: Node) -> Any:
+        before = next(reversed(self.trace.graph.nodes))
+        handler = _HANDLERS.get(node.target, _inline)  # type: ignore[arg-type]
+        if isinstance(node.target, EngineOp):
+            handler = _engine_op
+        result = handler(self, node, *self.resolve(node.args))
+        self._mark_origin(before, node.meta[ORIGIN])
+        return result
+
+    def _mark_origin(self, before: Node, origin: str) -> None:
+        node = before.next
+        while node.op != "root":
+            node.meta.setdefault(ORIGIN, origin)
+            node = node.next
+
+    def _finish(self, fakes: list[Any], symbols: list[Any], outputs: list[Any]) -> Lowered:
+        nodes = self.trace.node_of([*outputs, *self.assigned.values()])
+        graph = self.trace.graph
+        graph.output(tuple(nodes))
+        copy_shared_gradients(graph, nodes[len(outputs) :], self.mode)
+        graph.eliminate_dead_code(_is_impure)
+        module = GraphModule(torch.nn.Module(), graph, "CompiledAutograd")
+        return Lowered(module, len(outputs), list(self.assigned), fakes, symbols, self.mode)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def first_gradient(self, node: Node, variable: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Give a new gradient the variable's layout and hand it over."""
+        strides = accumulation.wanted_strides(variable, new)
+        if strides is not None:
+            fitted = torch.empty_strided(
+                new.shape, strides, dtype=new.dtype, device=new.device
+            )
+            new = fitted.copy_(new)
+        if self.tape.effects:
+            self.trace.call(accumulation.set_grad, (variable, new))
+        else:
+            self.assigned[_input_index(node.args[0])] = new
+        return new
+
+
+def _input_index(node: Any) -> int:
+    """The index of the input that a tape node takes out of `inputs`."""
+    if node.target is not operator.getitem or node.args[0].target != "inputs":
+        raise NotCapturable("the gradient of a tensor that is no input of the backward")
+    return int(node.args[1])
+
+
+def _is_impure(node: Node) -> bool:
+    return node.is_impure() or node.op == "placeholder" or node.target in _EFFECTS
+
+
+# -- one handler per kind of tape call: (lowering, node, *values) -> value -------------------------
+
+
+def _inline(low: Lowering, node: Node, *args: Any) -> Any:
+    """Run Python code of this package, or an aten factory, under the trace."""
+    kwargs = {key: low.resolve(value) for key, value in node.kwargs.items()}
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _getitem(low: Lowering, node: Node, container: Any, index: int) -> Any:
+    return low.trace.item(container, index) if isinstance(container, Node) else container[index]
+
+
+def _engine_op(low: Lowering, node: Node, grads: list[Maybe], *args: Any) -> Any:
+    op = node.target
+    assert isinstance(op, EngineOp)
+    if not op.traceable:
+        raise NotCapturable(f"{op} is a C++ autograd function that is not marked traceable")
+    return op(grads, *args)
+
+
+def _accumulate_grad(
+    low: Lowering, node: Node, variable: torch.Tensor, old: Maybe, new: Maybe, post_hooks: bool
+) -> Maybe:
+    if new is None:
+        return old
+    if old is None:
+        return low.first_gradient(node, variable, new)
+    return old.add_(new)
+
+
+def _call_hook(low: Lowering, node: Node, hook: Node, *values: Any) -> Any:
+    hook_type = node.kwargs["hook_type"]
+    if hook_type == "unpack_hook":
+        raise NotCapturable("saved-tensor hooks: what they unpack is known only when they run")
+    result = low.trace.call(hooks.call_hook, (hook, *values), hook_type=hook_type)
+    if hook_type == "post_acc_grad_hook":
+        return None
+    if hook_type == "tensor_pre_hook":
+        return low.twin(values[0], result)
+    return tuple(low.twin(old, low.trace.item(result, i)) for i, old in enumerate(values[0]))
+
+
+def _call_cpp_hook(low: Lowering, node: Node, hook: int, grad: Maybe) -> Maybe:
+    return low.twin(grad, low.trace.call(hooks.call_cpp_hook, (hook, grad)))
+
+
+def _call_backward(
+    low: Lowering, node: Node, context: Node, saved: Any, metadata: Any, symints: Any, grads: Any
+) -> Any:
+    if any(grad is None for grad in grads):
+        raise NotCapturable("an undefined gradient reaches an autograd.Function", replayable=False)
+    real = low.contexts.get(node.meta["hook_index"])
+    inlined = aot.inline(low, real, saved, symints, grads)
+    if inlined is not None:
+        return inlined
+    args = (context, saved, metadata, symints, grads)
+    result = low.trace.call(hooks.call_backward_dense, args)
+    out: list[Maybe] = []
+    for position, meta in enumerate(metadata):
+        if meta is None:
+            out.append(None)
+            continue
+        _, device, dtype, size = meta
+        with torch.utils._python_dispatch._disable_current_modes(), low.mode:
+            strides = torch.empty(tuple(size), device="meta").stride()
+        item = low.trace.item(result, position)
+        out.append(low.fresh((tuple(size), strides), dtype, device, item))
+    return out
+
+
+_EFFECTS: frozenset[Any] = frozenset(
+    {hooks.call_hook, hooks.call_cpp_hook, hooks.call_backward_dense, accumulation.set_grad}
+)
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    operator.getitem: _getitem,
+    accumulation.accumulate_grad: _accumulate_grad,
+    hooks.call_hook: _call_hook,
+    hooks.call_cpp_hook: _call_cpp_hook,
+    hooks.call_backward: _call_backward,
+}
+
+
+def lower(
+    tape: Tape,
+    contexts: dict[int, Any],
+    inputs: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    dynamic: Sequence[Sequence[int]],
+) -> Lowered:
+    """Trace a tape for given inputs.
+
+    Args:
+        tape: what the engine recorded.
+        contexts: the autograd.Function contexts by hook index.
+        inputs: the real inputs; only their layout is read.
+        sizes: the values of the dynamic sizes.
+        dynamic: for each input the dimensions to keep symbolic.
+
+    Raises:
+        NotCapturable: when something on the tape has no graph form.
+    """
+    symbolic = bool(sizes) or any(dynamic)
+    env = make_shape_env() if symbolic else None
+    return Lowering(tape, contexts, env).run(inputs, sizes, dynamic)
