@@ -1,0 +1,27 @@
+"""Settings of weft_guards; `weft.config` chains them with those of the other packages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft_core.settings import Settings
+
+
+@dataclass
+class GuardsSettings(Settings):
+    """Settings of the code cache and the dynamic-shape policy.
+
+    Args:
+        recompile_limit: how many entries one code object may have before it runs eagerly.
+        automatic_dynamic_shapes: make a size or int symbolic when it changes between calls.
+        specialize_int: never make int arguments symbolic, only sizes.
+        tensor_check_extension: test tensors in C where the extension was built and validated.
+    """
+
+    recompile_limit: int = 8
+    automatic_dynamic_shapes: bool = True
+    specialize_int: bool = False
+    tensor_check_extension: bool = True
+
+
+settings = GuardsSettings()

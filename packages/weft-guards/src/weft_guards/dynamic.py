@@ -1,0 +1,155 @@
+"""Which sizes and ints become symbolic: the automatic policy, and the user's marks.
+
+The first compile takes every size as it is. A size that differs at a later compile of the same
+code object becomes symbolic, so that two compiles, not one per size, serve a program whose batch
+changes. `mark_dynamic` and friends decide beforehand. Sizes 0 and 1 stay constants: broadcasting
+and emptiness give them meanings of their own. Nothing here needs sympy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from weft_core.events import logger
+
+from weft_guards.config import settings
+from weft_guards.sources import Source
+
+_log = logger("guards", "dynamic")
+
+
+class Dim(Enum):
+    """How a size is taken at compile time."""
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+
+
+class Mark(Enum):
+    """What a user said of a dimension."""
+
+    DYNAMIC = "mark_dynamic"  # symbolic from the first compile
+    MAYBE = "maybe_mark_dynamic"  # the same, but specialising it is no error
+    STATIC = "mark_static"
+
+
+_ATTRIBUTE = "_weft_marks"
+# Programs written for torch.compile leave their marks in these attributes.
+_FOREIGN = (
+    ("_dynamo_dynamic_indices", Mark.DYNAMIC),
+    ("_dynamo_weak_dynamic_indices", Mark.MAYBE),
+    ("_dynamo_static_indices", Mark.STATIC),
+)
+
+
+def _mark(tensor: torch.Tensor, index: int | Iterable[int] | None, mark: Mark) -> None:
+    if index is None:
+        dims: Iterable[int] = range(tensor.dim())
+    else:
+        dims = (index,) if isinstance(index, int) else index
+    marks = dict(getattr(tensor, _ATTRIBUTE, {}))
+    for dim in dims:
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
+        marks[dim % tensor.dim()] = mark
+    setattr(tensor, _ATTRIBUTE, marks)
+
+
+def mark_dynamic(tensor: torch.Tensor, index: int | Iterable[int]) -> None:
+    """Make these dimensions symbolic from the first compile that sees this tensor.
+
+    Raises:
+        IndexError: for a dimension that the tensor does not have.
+    """
+    _mark(tensor, index, Mark.DYNAMIC)
+
+
+def maybe_mark_dynamic(tensor: torch.Tensor, index: int | Iterable[int]) -> None:
+    """As `mark_dynamic`, but code that needs a constant there may have it."""
+    _mark(tensor, index, Mark.MAYBE)
+
+
+def mark_static(tensor: torch.Tensor, index: int | Iterable[int] | None = None) -> None:
+    """Never make these dimensions (default: any) symbolic."""
+    _mark(tensor, index, Mark.STATIC)
+
+
+def marks_of(tensor: torch.Tensor) -> dict[int, Mark]:
+    """Return the marks of a tensor by dimension."""
+    marks: dict[int, Mark] = {}
+    own = tensor.__dict__
+    for attribute, mark in _FOREIGN:
+        marks.update(dict.fromkeys(own.get(attribute, ()), mark))
+    marks.update(own.get(_ATTRIBUTE, {}))
+    return marks
+
+
+@dataclass
+class DynamicPolicy:
+    """Remembers the sizes and ints one code object was compiled for.
+
+    Args:
+        dynamic: None for the automatic policy, True for symbolic from the start, False for never.
+    """
+
+    dynamic: bool | None = None
+    _sizes: dict[tuple[Source, int], list[int | None]] = field(default_factory=dict)
+    _ints: dict[Source, int | None] = field(default_factory=dict)
+
+    def dims(self, source: Source, tensor: torch.Tensor) -> tuple[Dim, ...]:
+        """Decide for each dimension of a tensor, and remember its sizes.
+
+        Parameters are static unless marked. A tensor of another rank is another case.
+        """
+        marks = marks_of(tensor)
+        seen = self._sizes.setdefault((source, tensor.dim()), list(tensor.shape))
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        dims = []
+        for dim, size in enumerate(tensor.shape):
+            if seen[dim] != size:
+                if seen[dim] is not None:
+                    _log.info("size %d of %s: %s, then %d", dim, source, seen[dim], size)
+                seen[dim] = None  # differed once: symbolic from now on
+            wish = self._decide(seen[dim] is None, marks.get(dim), parameter)
+            dims.append(wish if size not in (0, 1) else Dim.STATIC)
+        return tuple(dims)
+
+    def _decide(self, changed: bool, mark: Mark | None, parameter: bool) -> Dim:
+        if mark is not None:
+            return Dim.STATIC if mark is Mark.STATIC else Dim.DYNAMIC
+        if self.dynamic is False or parameter:
+            return Dim.STATIC
+        if self.dynamic or (changed and settings.automatic_dynamic_shapes):
+            return Dim.DYNAMIC
+        return Dim.STATIC
+
+    def dynamic_dims(self, source: Source, tensor: torch.Tensor) -> list[int]:
+        """Return the dimensions that `dims` decides to make symbolic."""
+        return [dim for dim, how in enumerate(self.dims(source, tensor)) if how is Dim.DYNAMIC]
+
+    def int_is_dynamic(self, source: Source, value: int) -> bool:
+        """Decide whether an int argument becomes symbolic, and remember its value."""
+        seen = self._ints.setdefault(source, value)
+        if seen != value:
+            if seen is not None:
+                _log.info("int %s: %s, then %d", source, seen, value)
+            self._ints[source] = None
+        if settings.specialize_int or value in (0, 1):
+            return False
+        return self._decide(self._ints[source] is None, None, parameter=False) is Dim.DYNAMIC
+
+
+def specialized_marks(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[int]:
+    """Return dimensions marked with `mark_dynamic` whose size became a constant all the same.
+
+    Args:
+        tensor: the real tensor.
+        sizes: its sizes after capture: ints where constant, SymInts where symbolic.
+    """
+    marks = marks_of(tensor)
+    return [dim for dim, size in enumerate(sizes)
+            if type(size) is int and marks.get(dim) is Mark.DYNAMIC]  # fmt: skip
