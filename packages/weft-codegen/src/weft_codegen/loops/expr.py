@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.index import Axis, IndexExpr, Value, atoms
+from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, atoms, computed, substitute
 from weft_codegen.loops.ops import OPS
 
 Number = bool | int | float
@@ -341,9 +341,18 @@ class Rewriter:
             return cast(self(node.arg), node.dtype)
         if isinstance(node, Load):
             mask = None if node.mask is None else self(node.mask)
-            return load(node.buffer, self._at(node.index), node.dtype, mask)
+            return load(node.buffer, self.index(node.index), node.dtype, mask)
         if isinstance(node, Index):
-            return index_value(self._at(node.index), node.dtype)
+            return index_value(self.index(node.index), node.dtype)
         if isinstance(node, Read):
-            return read(node.local, self._at(node.index))
+            return read(node.local, self.index(node.index))
         return node
+
+    def index(self, where: IndexExpr) -> IndexExpr:
+        """`where` rebuilt, the computed integers in it included."""
+        where = self._at(where)
+
+        def leaf(atom: Atom) -> IndexExpr | None:
+            return computed(self(atom.expr), atom.extent) if isinstance(atom, Value) else None
+
+        return substitute(where, leaf) if computed_parts(where) else where

@@ -64,9 +64,7 @@ def _arange(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
     dtype = call.fake.dtype
     integral = all(isinstance(v, int | IndexExpr) for v in (start, step))
     require(integral and dtype in SUPPORTED, "float range")
-    return call.lazy(
-        lambda place: cast(index_value(place[0] * step + start), compute_dtype(dtype))
-    )
+    return call.lazy(lambda place: cast(index_value(place[0] * step + start), compute_dtype(dtype)))
 
 
 def _triangular(comparison: str) -> Any:

@@ -15,33 +15,125 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 # Library calls, and operators lowered whole (pointwise.py, reductions.py).
-_KEEP = """
-addmm mm bmm baddbmm addmv mv dot convolution convolution_backward
-_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-embedding embedding_dense_backward
-gelu silu sigmoid relu clamp clamp_min clamp_max masked_fill rsub square
-native_dropout bernoulli rand_like randn_like
-max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-_adaptive_avg_pool2d _adaptive_avg_pool2d_backward
-upsample_nearest2d upsample_bilinear2d grid_sampler_2d
-index_add index_copy index_put scatter scatter_add scatter_reduce
-cumsum cumprod sort topk tril triu select_scatter slice_scatter
-lift_fresh unbind split split_with_sizes slice select unsqueeze squeeze t transpose
-var var_mean mean full zeros ones full_like zeros_like ones_like new_zeros new_ones new_full
-""".split()
+_KEEP = [
+    "addmm",
+    "mm",
+    "bmm",
+    "baddbmm",
+    "addmv",
+    "mv",
+    "dot",
+    "convolution",
+    "convolution_backward",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "embedding",
+    "embedding_dense_backward",
+    "gelu",
+    "silu",
+    "sigmoid",
+    "relu",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "masked_fill",
+    "rsub",
+    "square",
+    "native_dropout",
+    "bernoulli",
+    "rand_like",
+    "randn_like",
+    "max_pool2d_with_indices",
+    "max_pool2d_with_indices_backward",
+    "avg_pool2d",
+    "avg_pool2d_backward",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d_backward",
+    "upsample_nearest2d",
+    "upsample_bilinear2d",
+    "grid_sampler_2d",
+    "index_add",
+    "index_copy",
+    "index_put",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "cumsum",
+    "cumprod",
+    "sort",
+    "topk",
+    "tril",
+    "triu",
+    "select_scatter",
+    "slice_scatter",
+    "lift_fresh",
+    "unbind",
+    "split",
+    "split_with_sizes",
+    "slice",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "t",
+    "transpose",
+    "var",
+    "var_mean",
+    "mean",
+    "full",
+    "zeros",
+    "ones",
+    "full_like",
+    "zeros_like",
+    "ones_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+]
 
-_ALSO = (
-    "native_layer_norm native_layer_norm_backward _softmax _log_softmax _softmax_backward_data "
-    "_log_softmax_backward_data gelu_backward silu_backward sigmoid_backward tanh_backward "
-    "threshold_backward native_batch_norm _native_batch_norm_legit "
-    "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
-    "_batch_norm_with_update_functional native_batch_norm_backward native_group_norm "
-    "native_group_norm_backward "
-    "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward smooth_l1_loss "
-    "binary_cross_entropy binary_cross_entropy_with_logits addcmul addcdiv lerp hardtanh "
-    "hardswish hardsigmoid leaky_relu elu softplus mish _unsafe_index stack rot90 "
-    "embedding_renorm linalg_vector_norm logsumexp"
-).split()
+_ALSO = [
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "_softmax",
+    "_log_softmax",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+    "gelu_backward",
+    "silu_backward",
+    "sigmoid_backward",
+    "tanh_backward",
+    "threshold_backward",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "_batch_norm_with_update_functional",
+    "native_batch_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
+    "nll_loss_forward",
+    "nll_loss_backward",
+    "mse_loss",
+    "mse_loss_backward",
+    "smooth_l1_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "addcmul",
+    "addcdiv",
+    "lerp",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "leaky_relu",
+    "elu",
+    "softplus",
+    "mish",
+    "_unsafe_index",
+    "stack",
+    "rot90",
+    "embedding_renorm",
+    "linalg_vector_norm",
+    "logsumexp",
+]
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from weft_codegen.loops.expr import Expr, Load, Op, cast, walk
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, atoms, axis
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, Size, as_axis, atoms, axis
 from weft_codegen.loops.lower import install
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.shapes import NoLowering, to_index, to_shape
@@ -39,8 +39,24 @@ _RECOMPUTE_LIMIT = 5
 _CHAIN_LIMIT = 64
 
 _VIEW_OPS = frozenset(
-    "view _unsafe_view unsqueeze squeeze alias detach permute transpose t expand slice select "
-    "split split_with_sizes unbind diagonal".split()
+    [
+        "view",
+        "_unsafe_view",
+        "unsqueeze",
+        "squeeze",
+        "alias",
+        "detach",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "diagonal",
+    ]
 )
 
 
@@ -308,9 +324,7 @@ class _Lowering:
         self._buffers[buffer.name] = buffer
         where = [axis(loop.key, loop.extent) for loop in axes]
         position = flatten(where, shape)
-        self._items.append(
-            Compute(buffer.name, axes, reduced, op, values, position, call.origins)
-        )
+        self._items.append(Compute(buffer.name, axes, reduced, op, values, position, call.origins))
         tensor = self._in_memory(buffer)
         tensor.origins = call.origins
         return tensor

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from torch._prims_common import elementwise_dtypes, ELEMENTWISE_TYPE_PROMOTION_KIND  # isort: skip
 
 from weft_codegen.loops.expr import Const, Expr, apply, cast, constant, index_value, where
@@ -182,10 +183,30 @@ _FLOAT: dict[str, Function] = {
     "copysign": _one("copysign"),
     **{
         name: _one(name)
-        for name in (
-            "sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan "
-            "sinh cosh tanh asinh acosh atanh erf"
-        ).split()
+        for name in [
+            "sqrt",
+            "rsqrt",
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log1p",
+            "log2",
+            "log10",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "erf",
+        ]
     },
 }
 _FLOAT_ONLY = {name: _one(name) for name in ("floor", "ceil", "trunc", "round")}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value
+from weft_codegen.loops.expr import Expr, apply, cast, index_value
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis, product
 from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require

@@ -14,7 +14,7 @@ import torch
 
 from weft_codegen.loops.expr import Expr, cast, load
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr
-from weft_codegen.loops.program import Buffer
+from weft_codegen.loops.program import CPU, Buffer
 
 Indices = Sequence[IndexExpr]
 Element = Callable[[Indices], Expr]
@@ -45,7 +45,7 @@ class LazyTensor:
     buffer: Buffer | None = None
     uses: int = 1
     origins: tuple[str, ...] = ()
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     _seen: dict[tuple[IndexExpr, ...], Expr] = field(default_factory=dict)
 
     def at(self, where: Indices) -> Expr:
@@ -62,9 +62,7 @@ class LazyTensor:
             found = self._seen[key] = self.element(key)
         return found
 
-    def _load(
-        self, buffer: Buffer, strides: Indices, offset: IndexExpr, where: Indices
-    ) -> Expr:
+    def _load(self, buffer: Buffer, strides: Indices, offset: IndexExpr, where: Indices) -> Expr:
         position = offset
         for place, stride in zip(where, strides, strict=True):
             position = position + place * stride

@@ -249,7 +249,10 @@ def _repeat(call: Call, x: LazyTensor, repeats: Sequence[Any]) -> LazyTensor:
 
 
 def _scatter_into(
-    call: Call, x: LazyTensor, source: LazyTensor, inside: Callable[[Indices], Expr],
+    call: Call,
+    x: LazyTensor,
+    source: LazyTensor,
+    inside: Callable[[Indices], Expr],
     inner: Callable[[Indices], list[IndexExpr]],
 ) -> LazyTensor:
     """`x` with the elements where `inside` holds taken from `source` at `inner`."""
@@ -281,8 +284,13 @@ def _select_scatter(
 
 @lowers("aten.slice_scatter")
 def _slice_scatter(
-    call: Call, x: LazyTensor, source: LazyTensor, dim: int = 0, start: Any = None,
-    end: Any = None, step: Any = 1,
+    call: Call,
+    x: LazyTensor,
+    source: LazyTensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
 ) -> LazyTensor:
     dim = normalise_dim(dim, len(x.shape))
     begin = _clamped(start, x.shape[dim], ZERO)

@@ -1,1 +1,74 @@
-"""Loop nodes to kernels: what is fused, in which loop order (see fuse.py)."""
+"""Loop nodes to a program: fusion (fuse.py), then one kernel a group (assemble.py, kernels.py)."""
+
+from __future__ import annotations
+
+from weft_codegen.loops.nodes import Item, Lowered
+from weft_codegen.loops.program import Alias, Buffer, Extern, Program, Ref, Step
+from weft_codegen.loops.schedule.assemble import assemble
+from weft_codegen.loops.schedule.fuse import Fusion, live_items, reads
+from weft_codegen.loops.schedule.group import Group
+from weft_codegen.loops.schedule.kernels import KernelTable
+
+__all__ = ["schedule"]
+
+
+def schedule(lowered: Lowered, *, fuse: bool = True) -> Program:
+    """The program of a lowered graph; without `fuse` every node gets a kernel of its own."""
+    items = live_items(lowered)
+    units = Fusion(lowered, items).run(join_groups=fuse)
+    table = KernelTable()
+    mutated = frozenset(lowered.mutations)
+    outside = _Readers(items, lowered)
+    steps: list[Step] = []
+    stored: set[str] = set()
+    for unit in units:
+        if not isinstance(unit, Group):
+            steps.append(unit)
+            continue
+        needed = outside.needed(unit)
+        nest = assemble(unit, needed, mutated, lowered.buffers)
+        origins = tuple(dict.fromkeys(text for m in unit.members for text in m.node.origins))
+        launch = table.launch(nest, lowered.buffers, origins)
+        steps.append(launch)
+        stored.update(launch.buffers)
+    return Program(
+        lowered.sizes,
+        lowered.inputs,
+        lowered.constants,
+        _used_buffers(lowered, steps, stored),
+        table.kernels,
+        tuple(steps),
+        lowered.outputs,
+        lowered.mutations,
+    )
+
+
+class _Readers:
+    """Which items read each buffer, by their place in the graph."""
+
+    def __init__(self, items: list[Item], lowered: Lowered) -> None:
+        self._outputs = {output.name for output in lowered.outputs if isinstance(output, Ref)}
+        self._orders: dict[str, set[int]] = {}
+        for order, item in enumerate(items):
+            for name in reads(item):
+                self._orders.setdefault(name, set()).add(order)
+
+    def needed(self, group: Group) -> frozenset[str]:
+        """The results of `group` that are outputs or read outside it."""
+        inside = {member.order for member in group.members}
+        return frozenset(
+            name
+            for name in group.results
+            if name in self._outputs or self._orders.get(name, set()) - inside
+        )
+
+
+def _used_buffers(lowered: Lowered, steps: list[Step], stored: set[str]) -> dict[str, Buffer]:
+    """Buffers that the steps still name; fused-away ones are gone."""
+    names = {item.name for item in lowered.inputs} | set(lowered.constants) | stored
+    for step in steps:
+        if isinstance(step, Alias):
+            names.add(step.name)
+        elif isinstance(step, Extern):
+            names.update(name for name in step.results if name is not None)
+    return {name: buffer for name, buffer in lowered.buffers.items() if name in names}

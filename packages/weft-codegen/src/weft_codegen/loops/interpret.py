@@ -1,0 +1,283 @@
+"""The slow reference: runs a Program with torch operations, loop by loop.
+
+Tests compare it with eager (is the program right?) and generated code with it (is the emitter
+right?).  Outer loops run in Python; an innermost loop is evaluated for all its iterations at once,
+which is allowed because a body's loads may all be done first (see program.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
+from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, evaluate
+from weft_codegen.loops.ops import OPS, REDUCTIONS
+from weft_codegen.loops.program import (
+    Alias,
+    Buffer,
+    Extern,
+    Kernel,
+    Launch,
+    Loop,
+    Program,
+    Reduce,
+    Ref,
+    Set,
+    Stmt,
+    Store,
+)
+
+Sizes = dict[str, int]
+
+
+def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
+    """The outputs of `program` on `args` (tensors and ints, in the order of its inputs).
+
+    Inputs that the program mutates are written in place.
+    """
+    return _Run(program, args).run()
+
+
+class _Run:
+    """One execution: the memory of every buffer, as tensors."""
+
+    def __init__(self, program: Program, args: Sequence[Any]) -> None:
+        self._program = program
+        self._memory: dict[str, torch.Tensor] = dict(program.constants)
+        self._sizes: Sizes = {}
+        for item, arg in zip(program.inputs, args, strict=True):
+            if item.kind == "size":
+                self._sizes[item.name] = int(arg)
+            elif item.kind == "tensor":
+                self._memory[item.name] = arg.detach()
+                self._bind(program.buffers[item.name], arg)
+
+    def _bind(self, buffer: Buffer, arg: torch.Tensor) -> None:
+        """Take size symbols from a tensor input's shape."""
+        for extent, actual in zip(buffer.shape, arg.shape, strict=True):
+            text = str(extent)
+            if text in self._program.sizes:
+                self._sizes.setdefault(text, actual)
+
+    def run(self) -> list[Any]:
+        for step in self._program.steps:
+            if isinstance(step, Launch):
+                self._launch(step)
+            elif isinstance(step, Extern):
+                self._extern(step)
+            else:
+                self._alias(step)
+        return [self._output(output) for output in self._program.outputs]
+
+    def _output(self, output: Any) -> Any:
+        if isinstance(output, Ref):
+            return self._memory[output.name]
+        return None if output is None else self._int(output)
+
+    def _int(self, where: IndexExpr) -> int:
+        return int(evaluate(where, lambda atom: self._sizes[atom.key]))
+
+    def _allocate(self, name: str) -> torch.Tensor:
+        buffer = self._program.buffers[name]
+        return torch.empty_strided(
+            [self._int(n) for n in buffer.shape],
+            [self._int(n) for n in buffer.strides],
+            dtype=buffer.dtype,
+            device=buffer.device,
+        )
+
+    def _alias(self, step: Alias) -> None:
+        buffer, base = self._program.buffers[step.name], self._memory[step.base]
+        self._memory[step.name] = base.as_strided(
+            [self._int(n) for n in buffer.shape],
+            [self._int(n) for n in buffer.strides],
+            base.storage_offset() + self._int(step.offset),
+        )
+
+    def _extern(self, step: Extern) -> None:
+        args = [self._argument(arg) for arg in step.args]
+        kwargs = {name: self._argument(value) for name, value in step.kwargs}
+        with torch.no_grad():
+            results = step.op(*args, **kwargs)
+        if not isinstance(results, tuple | list):
+            results = (results,)
+        for name, result in zip(step.results, results, strict=True):
+            if name is not None:
+                self._memory[name] = result
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self._memory[value.name]
+        if isinstance(value, IndexExpr):
+            return self._int(value)
+        if isinstance(value, list | tuple):
+            return [self._argument(item) for item in value]
+        return value
+
+    def _launch(self, step: Launch) -> None:
+        kernel = self._program.kernels[step.kernel]
+        memory: dict[str, torch.Tensor] = {}
+        for param, name in zip(kernel.params, step.buffers, strict=True):
+            if name not in self._memory:
+                self._memory[name] = self._allocate(name)
+            memory[param.name] = _flat(self._memory[name])
+        sizes = {n: self._int(v) for n, v in zip(kernel.sizes, step.sizes, strict=True)}
+        KernelRun(kernel, memory, sizes).body(kernel.body)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor's memory from its first element on, as one dimension."""
+    if tensor.numel() == 0:
+        return tensor.reshape(-1)
+    length = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((length,), (1,), tensor.storage_offset())
+
+
+class KernelRun:
+    """One run of a kernel: `memory` maps parameters to flat tensors, which it writes."""
+
+    def __init__(self, kernel: Kernel, memory: dict[str, torch.Tensor], sizes: Sizes) -> None:
+        self._memory = memory
+        self._sizes = sizes
+        self._axes: dict[Axis, Any] = {}
+        self._locals: dict[str, torch.Tensor] = {
+            local.name: torch.zeros(self._index(local.extent), dtype=local.dtype)
+            for local in kernel.locals
+        }
+        self._scalars: dict[str, torch.Tensor] = {}
+
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        """Run statements in order."""
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                self._loop(stmt)
+            else:
+                self._simple(stmt, {}, vector=False)
+
+    def _loop(self, loop: Loop) -> None:
+        count = self._index(loop.axis.extent)
+        if loop.limit is not None:
+            count = min(count, self._index(loop.limit))
+        if any(isinstance(stmt, Loop) for stmt in loop.body):
+            for position in range(count):
+                self._axes[loop.axis] = position
+                self.body(loop.body)
+        elif count > 0:
+            self._axes[loop.axis] = torch.arange(count)
+            seen: dict[Expr, torch.Tensor] = {}
+            for stmt in loop.body:
+                self._simple(stmt, seen, vector=True)
+        self._axes.pop(loop.axis, None)
+        self._scalars.clear()
+
+    def _simple(self, stmt: Stmt, seen: dict[Expr, torch.Tensor], vector: bool) -> None:
+        if isinstance(stmt, Reduce):
+            self._reduce(stmt, seen)
+            return
+        assert isinstance(stmt, Set | Store)
+        value = self._value(stmt.value, seen)
+        where = self._index(stmt.index)
+        if isinstance(stmt, Store):
+            target = self._memory[stmt.buffer]
+            if stmt.mode == "add":
+                target.index_put_((torch.as_tensor(where),), value, accumulate=True)
+            else:
+                target[where] = value
+        elif value.dim() and not isinstance(where, torch.Tensor):
+            self._scalars[stmt.local.name] = value  # one value an iteration
+        else:
+            self._locals[stmt.local.name][where] = value
+
+    def _reduce(self, stmt: Reduce, seen: dict[Expr, torch.Tensor]) -> None:
+        values = [self._value(value, seen) for value in stmt.values]
+        where = self._index(stmt.index)
+        targets = [self._locals[target.name] for target in stmt.targets]
+        if len(targets) == 2:
+            self._arg_reduce(stmt.op, targets, where, values)
+            return
+        combine = OPS[REDUCTIONS[stmt.op].combine].reference
+        value = values[0]
+        if value.dim() == 0 and isinstance(where, torch.Tensor):
+            value = value.expand(len(where))
+        if value.dim() and not isinstance(where, torch.Tensor):
+            value = REDUCTIONS[stmt.op].reference(value).to(value.dtype)
+        targets[0][where] = combine(targets[0][where], value)
+
+    def _arg_reduce(
+        self, op: str, targets: Sequence[torch.Tensor], where: Any, values: list[torch.Tensor]
+    ) -> None:
+        """Keep the first extreme (value, position); nan counts as the extreme."""
+        best, at = targets
+        if isinstance(where, torch.Tensor):
+            pairs = [(int(k), values[0][k], values[1].expand(len(where))[k]) for k in where]
+        else:
+            many = values[0].reshape(-1)
+            positions = values[1].expand(many.shape) if values[1].dim() == 0 else values[1]
+            pick = REDUCTIONS[op].reference(many)
+            pairs = [(int(where), many[pick], positions[pick])]
+        for place, value, position in pairs:
+            if _better(op, value, best[place]):
+                best[place], at[place] = value, position
+
+    def _value(self, root: Expr, seen: dict[Expr, torch.Tensor]) -> torch.Tensor:
+        found = seen.get(root)
+        if found is None:
+            found = self._compute(root, seen)
+            if not isinstance(root, Read):
+                seen[root] = found
+        return found
+
+    def _compute(self, node: Expr, seen: dict[Expr, torch.Tensor]) -> torch.Tensor:
+        if isinstance(node, Const):
+            return torch.tensor(node.value, dtype=node.dtype)
+        if isinstance(node, Index):
+            return torch.as_tensor(self._index(node.index)).to(node.dtype)
+        if isinstance(node, Load):
+            return self._load(node, seen)
+        if isinstance(node, Read):
+            return self._read(node.local, node.index)
+        if isinstance(node, Cast):
+            return self._value(node.arg, seen).to(node.dtype)
+        assert isinstance(node, Op)
+        args = [self._value(arg, seen) for arg in node.args]
+        result = OPS[node.name].reference(*args)
+        assert result.dtype is node.dtype, f"{node.name}: {result.dtype} is not {node.dtype}"
+        return result
+
+    def _load(self, node: Load, seen: dict[Expr, torch.Tensor]) -> torch.Tensor:
+        where = torch.as_tensor(self._index(node.index))
+        memory = self._memory[node.buffer]
+        if node.mask is None:
+            return memory[where]
+        mask = self._value(node.mask, seen)
+        inside = torch.where(mask, where, torch.zeros_like(where))
+        if memory.numel() == 0:
+            return torch.zeros(inside.shape, dtype=node.dtype)
+        return torch.where(mask, memory[inside], torch.zeros((), dtype=node.dtype))
+
+    def _read(self, local: Local, where: IndexExpr) -> torch.Tensor:
+        if local.name in self._scalars:
+            return self._scalars[local.name]
+        return self._locals[local.name][self._index(where)].clone()
+
+    def _index(self, where: IndexExpr) -> Any:
+        return evaluate(where, self._leaf)
+
+    def _leaf(self, atom: Atom) -> Any:
+        if isinstance(atom, Axis):
+            return self._axes[atom]
+        if isinstance(atom, Value):
+            return self._value(atom.expr, {})
+        return self._sizes[atom.key]
+
+
+def _better(op: str, value: torch.Tensor, best: torch.Tensor) -> bool:
+    """Whether `value` replaces `best`; only a strictly better one does."""
+    if bool(torch.isnan(best.double())):
+        return False
+    if bool(torch.isnan(value.double())):
+        return True
+    return bool(value > best) if op == "argmax" else bool(value < best)

@@ -1,0 +1,306 @@
+"""From a group of loop nodes to a kernel: loops, locals, sweeps and stores.
+
+Three shapes of nest, one builder:
+
+    pointwise   for all axes:  stores
+    rows        for kept axes (parallel): { for reduced axes: sweep;  per-row work; ... }
+    columns     for other kept axes, blocks of the lane axis (parallel):
+                    { for reduced axes: for lane: sweep;  for lane: per-column work; ... }
+
+Rows are chosen when a reduced axis is the contiguous one, columns when a kept axis (the *lane*)
+is: its accumulators form a row of locals, so the innermost loop stays contiguous either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, cast, constant, read
+from weft_codegen.loops.index import (
+    ONE,
+    ZERO,
+    Axis,
+    IndexExpr,
+    as_axis,
+    axis,
+    product,
+)
+from weft_codegen.loops.lower.values import compute_dtype, flatten
+from weft_codegen.loops.ops import REDUCTIONS
+from weft_codegen.loops.program import Buffer, Loop, Reduce, Set, Stmt, Store
+from weft_codegen.loops.schedule.align import linear
+from weft_codegen.loops.schedule.group import Group, Member, rewritten
+from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
+from weft_codegen.loops.schedule.merge import merge_axes
+from weft_codegen.loops.schedule.passes import Plan, plan
+
+# Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
+_BLOCK = 64
+
+
+def lowest(dtype: torch.dtype) -> Expr:
+    """The least value of `dtype`."""
+    if dtype.is_floating_point:
+        return constant(float("-inf"), dtype)
+    return constant(False if dtype is torch.bool else torch.iinfo(dtype).min, dtype)
+
+
+def highest(dtype: torch.dtype) -> Expr:
+    """The greatest value of `dtype`."""
+    if dtype.is_floating_point:
+        return constant(float("inf"), dtype)
+    return constant(True if dtype is torch.bool else torch.iinfo(dtype).max, dtype)
+
+
+def identity(op: str, dtype: torch.dtype) -> Expr:
+    """What a reduction's state starts from."""
+    start = REDUCTIONS[op].identity
+    if isinstance(start, str):
+        return {"lowest": lowest, "highest": highest}[start](dtype)
+    return constant(start, dtype)
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A group's loops before names are made canonical."""
+
+    body: tuple[Stmt, ...]
+    locals: tuple[Local, ...]
+
+
+def assemble(
+    group: Group, needed: frozenset[str], mutated: frozenset[str], buffers: dict[str, Buffer]
+) -> Nest:
+    """The loop nest of a group; `needed` are the buffers read outside it."""
+    group = merge_axes(group)
+    return _Assembly(group, plan(group, needed, mutated), mutated, buffers).build()
+
+
+class _Assembly:
+    """Builds one nest: values by sweep, then statements, then the loops around them."""
+
+    def __init__(
+        self, group: Group, plan_: Plan, mutated: frozenset[str], buffers: dict[str, Buffer]
+    ) -> None:
+        self._plan = plan_
+        self._mutated = mutated
+        self._buffers = buffers
+        self._locals: dict[str, tuple[Local, ...]] = {}
+        self._temporaries: dict[str, Local] = {}
+        self._all_locals: list[Local] = []
+        self._memo: dict[tuple[str, int], Expr] = {}
+        self._group = group
+        self._block: tuple[Axis, ...] = ()
+        self._lane: Axis | None = None
+        self._limit: IndexExpr | None = None
+        lane = _lane(group)
+        if lane is not None:
+            self._split_lane(lane)
+
+    # ---- loops
+
+    def _split_lane(self, lane: Axis) -> None:
+        """Block the lane axis: lane = block * size + inner."""
+        extent = lane.extent
+        size = extent.value if extent.is_const and extent.value <= _BLOCK else _BLOCK
+        blocks = axis("block", (extent + size - 1) // size)
+        inner = axis("lane", size)
+        mapped = {loop: axis(loop.key, loop.extent) for loop in self._group.axes}
+        mapped[lane] = blocks * size + inner
+        members = tuple(rewritten(m, mapped) for m in self._group.members)
+        kept = tuple(loop for loop in self._group.kept if loop is not lane)
+        reduced = tuple(loop for loop in self._group.axes if loop in self._group.reduced)
+        self._block = () if blocks is ZERO else (as_axis(blocks),)
+        self._lane = as_axis(inner)
+        every = (*kept, *self._block, self._lane, *reduced)
+        self._group = Group(members, every, self._group.reduced)
+        if not (extent.is_const and extent.value % size == 0):
+            self._limit = extent - blocks * size
+
+    def build(self) -> Nest:
+        group = self._group
+        if not group.reduced:
+            return self._pointwise()
+        body: list[Stmt] = []
+        for sweep in range(self._plan.sweeps + 1):
+            body += self._across(self._between(sweep))
+            if sweep < self._plan.sweeps:
+                body += self._sweep(sweep)
+        outer = [loop for loop in group.kept if loop is not self._lane]
+        return Nest(_loops(outer, tuple(body), "parallel"), tuple(self._all_locals))
+
+    def _pointwise(self) -> Nest:
+        """Every axis kept, one sweep: outer loops parallel, the innermost one a vector loop."""
+        axes = self._group.axes
+        statements = self._statements(0)
+        if not axes:
+            return Nest(tuple(statements), tuple(self._all_locals))
+        outer, inner = axes[:-1], axes[-1]
+        if not outer:
+            return Nest((Loop(inner, tuple(statements), "parallel"),), tuple(self._all_locals))
+        before, statements = hoist(statements, frozenset((inner,)), self._new_local)
+        body = (*before, Loop(inner, tuple(statements)))
+        return Nest(_loops(outer, body, "parallel"), tuple(self._all_locals))
+
+    def _sweep(self, sweep: int) -> list[Stmt]:
+        statements = self._statements(sweep)
+        if not statements:
+            return []
+        reduced = [loop for loop in self._group.axes if loop in self._group.reduced]
+        if self._lane is None:
+            before, statements = hoist(statements, frozenset(reduced), self._new_local)
+            return [*before, *_loops(reduced, tuple(statements), "serial")]
+        return list(_loops(reduced, tuple(self._across(statements)), "serial"))
+
+    def _across(self, statements: list[Stmt]) -> list[Stmt]:
+        """Per-row statements as they are, per-column ones in a loop over the lane."""
+        if self._lane is None or not statements:
+            return statements
+        return [Loop(self._lane, tuple(statements), "serial", self._limit)]
+
+    # ---- statements
+
+    def _between(self, sweep: int) -> list[Stmt]:
+        """Work before a sweep: per-row values that became ready, and fresh accumulators."""
+        statements: list[Stmt] = []
+        for member in self._group.members:
+            node, name = member.node, member.node.result
+            if self._plan.ready.get(name) == sweep:
+                if node.op is None:
+                    local = self._new_local(node.values[0].dtype, self._row)
+                    self._locals[name] = (local,)
+                    statements.append(Set(local, self._at, self._value(member, sweep)))
+                if name in self._plan.stored:
+                    result = read(self._locals[name][-1], self._at)
+                    statements.append(self._store(member, result))
+        for member in self._group.members:
+            if member.node.op is not None and self._plan.sweep[member.node.result] == sweep:
+                statements += self._start(member)
+        return statements
+
+    def _start(self, member: Member) -> list[Stmt]:
+        """Accumulators of a reduction, set to its identity."""
+        op = member.node.op
+        assert op is not None
+        statements: list[Stmt] = []
+        made: list[Local] = []
+        for position, value in enumerate(member.node.values):
+            local = self._new_local(value.dtype, self._row)
+            made.append(local)
+            first = constant(0, value.dtype) if position else identity(op, value.dtype)
+            statements.append(Set(local, self._at, first))
+        self._locals[member.node.result] = tuple(made)
+        return statements
+
+    def _statements(self, sweep: int) -> list[Stmt]:
+        """What one iteration of a sweep does; stores to inputs last."""
+        statements: list[Stmt] = []
+        last: list[Stmt] = []
+        for member in self._group.members:
+            node, name = member.node, member.node.result
+            if self._plan.temporaries.get(name) == sweep:
+                statements.append(self._keep(member, sweep))
+            if self._plan.sweep.get(name) != sweep:
+                continue
+            if node.op is not None:
+                values = tuple(self._rewrite(value, sweep) for value in node.values)
+                statements.append(Reduce(node.op, self._locals[name], self._at, values))
+            elif name in self._mutated:
+                last.append(self._store(member, self._value(member, sweep)))
+            elif name in self._plan.stored:
+                statements.append(self._store(member, self._value(member, sweep)))
+        return statements + split_conflicts(last, self._new_local)
+
+    def _keep(self, member: Member, sweep: int) -> Stmt:
+        """Fill a row temporary."""
+        loops = [loop for loop in self._group.axes if loop in self._group.reduced]
+        loops += [] if self._lane is None else [self._lane]
+        value = self._value(member, sweep)
+        local = self._new_local(value.dtype, product(loop.extent for loop in loops))
+        self._temporaries[member.node.result] = local
+        return Set(local, _position(loops), value)
+
+    def _store(self, member: Member, value: Expr) -> Stmt:
+        buffer = self._buffers[member.node.result]
+        return Store(buffer.name, member.node.index, cast(value, buffer.dtype))
+
+    # ---- values
+
+    def _value(self, member: Member, sweep: int) -> Expr:
+        """A pointwise member's value as computed in `sweep`."""
+        key = (member.node.result, sweep)
+        if key not in self._memo:
+            self._memo[key] = self._rewrite(member.node.values[0], sweep, member.order)
+        return self._memo[key]
+
+    def _rewrite(self, value: Expr, sweep: int, order: int | None = None) -> Expr:
+        """`value` with loads of what the group makes replaced by the values themselves."""
+        makers = self._group.results
+
+        def leaf(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.buffer not in makers:
+                return None
+            maker = makers[node.buffer]
+            if node.buffer in self._mutated or (order is not None and maker.order >= order):
+                return None
+            return self._forward(maker, node, sweep)
+
+        return Rewriter(leaf)(value)
+
+    def _forward(self, maker: Member, node: Load, sweep: int) -> Expr | None:
+        name = maker.node.result
+        if name in self._plan.ready:
+            return cast(read(self._locals[name][-1], self._at), node.dtype)
+        made = self._plan.sweep[name]
+        if name in self._temporaries and self._plan.temporaries[name] < sweep:
+            loops = [loop for loop in self._group.axes if loop in self._group.reduced]
+            loops += [] if self._lane is None else [self._lane]
+            return read(self._temporaries[name], _position(loops))
+        if name in self._plan.stored and made < sweep:
+            return None
+        return self._value(maker, sweep)
+
+    # ---- locals
+
+    @property
+    def _row(self) -> IndexExpr:
+        return ONE if self._lane is None else self._lane.extent
+
+    @property
+    def _at(self) -> IndexExpr:
+        """Where a per-row (per-column) local is accessed."""
+        return ZERO if self._lane is None else axis(self._lane.key, self._lane.extent)
+
+    def _new_local(self, dtype: torch.dtype, extent: IndexExpr = ONE) -> Local:
+        local = Local(f"t{len(self._all_locals)}", compute_dtype(dtype), extent)
+        self._all_locals.append(local)
+        return local
+
+
+def _loops(axes: Sequence[Axis], body: tuple[Stmt, ...], kind: str) -> tuple[Stmt, ...]:
+    for loop in reversed(axes):
+        body = (Loop(loop, body, kind),)
+    return body
+
+
+def _position(loops: Sequence[Axis]) -> IndexExpr:
+    return flatten([axis(loop.key, loop.extent) for loop in loops], [x.extent for x in loops])
+
+
+def _lane(group: Group) -> Axis | None:
+    """The kept axis along which most full accesses are contiguous, unless a reduced one is."""
+    if not group.reduced or not group.kept:
+        return None
+    votes: dict[Axis, int] = {}
+    every = len(group.axes)
+    for member in group.members:
+        for wheres in member.accesses.values():
+            for where in wheres:
+                strides = linear(where, group.axes) or []
+                if len(strides) == every and strides[-1][0] is ONE:
+                    votes[strides[-1][1]] = votes.get(strides[-1][1], 0) + 1
+    best = max(votes, key=lambda loop: votes[loop], default=None)
+    return None if best is None or best in group.reduced else best

@@ -1,0 +1,197 @@
+"""Which loop nodes share a kernel: greedy joining along data flow, without making cycles.
+
+Starting from one group a node, each group in graph order tries to join the groups that make what
+it reads, the nearest first (vertical fusion), then those that read the same elements (horizontal
+fusion).  A join is refused when another step would have to run between the two.  The reasons go to
+the `fusion` log.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import torch
+from weft_core import events
+
+from weft_codegen.loops.nodes import Compute, Item, Lowered
+from weft_codegen.loops.program import Alias, Extern, Ref, refs
+from weft_codegen.loops.schedule.group import Group, join, single
+
+_log = events.logger("codegen", "fusion")
+
+Unit = Group | Extern | Alias
+
+
+def reads(item: Item) -> list[str]:
+    """The buffers an item reads."""
+    if isinstance(item, Compute):
+        return list(dict.fromkeys(load.buffer for load in item.loads))
+    if isinstance(item, Alias):
+        return [item.base]
+    return list(refs([item.args, [value for _, value in item.kwargs]]))
+
+
+def writes(item: Item) -> list[str]:
+    """The buffers an item makes or stores to."""
+    if isinstance(item, Compute):
+        return [item.result]
+    if isinstance(item, Alias):
+        return [item.name]
+    return [name for name in item.results if name is not None]
+
+
+def live_items(lowered: Lowered) -> list[Item]:
+    """The items whose results somebody needs, and those that advance the random stream."""
+    needed = {output.name for output in lowered.outputs if isinstance(output, Ref)}
+    needed.update(lowered.mutations)
+    kept: list[Item] = []
+    for item in reversed(lowered.items):
+        if needed.intersection(writes(item)) or _draws(item):
+            kept.append(item)
+            needed.update(reads(item))
+    return kept[::-1]
+
+
+def _draws(item: Item) -> bool:
+    return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
+
+
+class Fusion:
+    """The dependence graph of a lowered program while its nodes are being joined."""
+
+    def __init__(self, lowered: Lowered, items: list[Item]) -> None:
+        self._mutated = frozenset(lowered.mutations)
+        self._items = items
+        self._roots = _storage_roots(items)
+        self.units: dict[int, Unit] = {}
+        self._unit_of: dict[int, int] = {}
+        self._before: dict[int, set[int]] = {}
+        self._after: dict[int, set[int]] = {}
+        for order, item in enumerate(items):
+            self.units[order] = single(order, item) if isinstance(item, Compute) else item
+            self._unit_of[order] = order
+        self._link()
+
+    def _link(self) -> None:
+        """Edges between items: writer to reader, reader to later writer, draw to draw."""
+        writer: dict[str, int] = {}
+        readers: dict[str, list[int]] = {}
+        last_draw: int | None = None
+        for order, item in enumerate(self._items):
+            before: set[int] = set()
+            for name in reads(item):
+                root = self._roots.get(name, name)
+                before.update(w for w in (writer.get(name), writer.get(root)) if w is not None)
+                readers.setdefault(root, []).append(order)
+            for name in writes(item):
+                if name in self._mutated:
+                    before.update(readers.get(name, ()))
+                    before.update(w for w in (writer.get(name),) if w is not None)
+                writer[name] = order
+            if _draws(item):
+                if last_draw is not None:
+                    before.add(last_draw)
+                last_draw = order
+            before.discard(order)
+            self._before[order] = before
+            self._after.setdefault(order, set())
+            for earlier in before:
+                self._after[earlier].add(order)
+
+    def run(self, join_groups: bool = True) -> list[Unit]:
+        """Join what can be joined; the units in an order that respects every edge."""
+        if not join_groups:
+            return self._sorted()
+        touching: dict[str, list[int]] = {}
+        for order, item in enumerate(self._items):
+            if not isinstance(item, Compute):
+                continue
+            self._join_earlier(order, item, touching)
+            for name in (*reads(item), item.result):
+                touching.setdefault(name, []).append(order)
+        return self._sorted()
+
+    def _join_earlier(self, order: int, item: Compute, touching: dict[str, list[int]]) -> None:
+        """Try the makers of what `item` reads, nearest first, then its fellow readers."""
+        made = [o for name in reads(item) for o in touching.get(name, ()) if self._makes(o, name)]
+        shared = [o for name in reads(item) for o in touching.get(name, ())]
+        tried: set[int] = set()
+        for earlier in (*sorted(made, reverse=True), *sorted(shared, reverse=True)):
+            a, b = self._unit_of[earlier], self._unit_of[order]
+            if a == b or (a, b) in tried or a in tried:
+                continue
+            tried.add(a)
+            self._try(a, b)
+
+    def _makes(self, order: int, name: str) -> bool:
+        return name in writes(self._items[order])
+
+    def _try(self, a: int, b: int) -> None:
+        left, right = self.units[a], self.units[b]
+        assert isinstance(left, Group) and isinstance(right, Group)
+        if self._path_around(a, b) or self._path_around(b, a):
+            return
+        joined = join(left, right, self._mutated)
+        if joined is None:
+            if events.enabled("fusion"):
+                _log.info("not fused: %s | %s", _names(left), _names(right))
+            return
+        if events.enabled("fusion"):
+            _log.info("fused: %s | %s", _names(left), _names(right))
+        self._merge(a, b, joined)
+
+    def _path_around(self, a: int, b: int) -> bool:
+        """Whether some other unit must run after `a` and before `b`."""
+        stack = [unit for unit in self._after[a] if unit != b]
+        seen = set(stack)
+        while stack:
+            unit = stack.pop()
+            if b in self._after[unit]:
+                return True
+            fresh = self._after[unit] - seen
+            seen |= fresh
+            stack.extend(fresh)
+        return False
+
+    def _merge(self, a: int, b: int, joined: Group) -> None:
+        for order, unit in self._unit_of.items():
+            if unit == b:
+                self._unit_of[order] = a
+        self.units[a] = joined
+        del self.units[b]
+        for edges, opposite in ((self._before, self._after), (self._after, self._before)):
+            for other in edges.pop(b):
+                opposite[other].discard(b)
+                if other != a:
+                    opposite[other].add(a)
+                    edges[a].add(other)
+            edges[a].discard(a)
+
+    def _sorted(self) -> list[Unit]:
+        """Units in dependence order, otherwise by their earliest item."""
+        waiting = {unit: len(before) for unit, before in self._before.items()}
+        ready = [unit for unit, count in waiting.items() if count == 0]
+        heapq.heapify(ready)
+        result: list[Unit] = []
+        while ready:
+            unit = heapq.heappop(ready)
+            result.append(self.units[unit])
+            for after in self._after[unit]:
+                waiting[after] -= 1
+                if waiting[after] == 0:
+                    heapq.heappush(ready, after)
+        assert len(result) == len(self.units), "fusion made a cycle"
+        return result
+
+
+def _storage_roots(items: Iterable[Item]) -> dict[str, str]:
+    roots: dict[str, str] = {}
+    for item in items:
+        if isinstance(item, Alias):
+            roots[item.name] = roots.get(item.base, item.base)
+    return roots
+
+
+def _names(group: Group) -> str:
+    return ", ".join(member.node.result for member in group.members)

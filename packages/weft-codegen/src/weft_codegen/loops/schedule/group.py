@@ -1,0 +1,218 @@
+"""Groups: loop nodes that share one loop nest, and the rules for joining two of them.
+
+    Group = (members, axes, reduced)      members in graph order, all over the same axes
+
+A member is *full* (it covers all axes) or, in a group with reductions, *kept* (it covers the axes
+that are not reduced: what a reduction leaves, and pointwise work on it).  Every reduction of a
+group reduces the same axes.  Two groups join when an access to a buffer they share aligns their
+axes and every value that passes between them is read exactly where it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft_codegen.loops.expr import Rewriter
+from weft_codegen.loops.index import Axis, IndexExpr
+from weft_codegen.loops.nodes import Compute
+from weft_codegen.loops.schedule.align import Mapping, align, linear, pieces, replacing
+
+_MAX_MEMBERS = 48
+_MAX_BUFFERS = 40
+
+
+@dataclass(frozen=True)
+class Member:
+    """A loop node in a group, its place in the graph, and how it was rewritten."""
+
+    order: int
+    node: Compute
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """The axes the member runs over."""
+        return frozenset(self.node.axes) | frozenset(self.node.reduced)
+
+    @property
+    def accesses(self) -> dict[str, list[IndexExpr]]:
+        """Where the member touches each buffer; for its result, where it stores."""
+        cached = self.__dict__.get("_accesses")
+        if cached is None:
+            cached = {self.node.result: [self.node.index]}
+            for load in self.node.loads:
+                cached.setdefault(load.buffer, []).append(load.index)
+            self.__dict__["_accesses"] = cached
+        return cached  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Loop nodes over shared axes (outermost first); `reduced` is empty without reductions."""
+
+    members: tuple[Member, ...]
+    axes: tuple[Axis, ...]
+    reduced: frozenset[Axis] = frozenset()
+
+    @property
+    def kept(self) -> tuple[Axis, ...]:
+        """The axes that reductions leave."""
+        return tuple(loop for loop in self.axes if loop not in self.reduced)
+
+    @property
+    def results(self) -> dict[str, Member]:
+        """The buffers the group makes, and who makes each."""
+        return {member.node.result: member for member in self.members}
+
+
+def single(order: int, node: Compute) -> Group:
+    """The group of one node, its axes in the order of its largest access."""
+    axes = tuple(dict.fromkeys((*node.axes, *node.reduced)))
+    return Group((Member(order, node),), _ordered(node, axes), frozenset(node.reduced))
+
+
+def _ordered(node: Compute, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """`axes` by descending stride: of the store for pointwise, of the widest load otherwise."""
+    wheres = [node.index] if node.op is None else [load.index for load in node.loads]
+    best: list[tuple[IndexExpr, Axis]] = []
+    for where in wheres:
+        strides = linear(where, axes)
+        if strides is not None and len(strides) > len(best):
+            best = strides
+    seen = [loop for _, loop in best]
+    return tuple([loop for loop in axes if loop not in seen] + seen)
+
+
+def join(left: Group, right: Group, mutated: frozenset[str]) -> Group | None:
+    """One group that computes both, or None when their loops do not fit.
+
+    `right` is the later one and does not feed `left`.  `mutated` are the inputs that some node
+    stores to: they may only be read where they are stored.
+    """
+    if len(left.members) + len(right.members) > _MAX_MEMBERS:
+        return None
+    touched_left, touched_right = _accesses(left), _accesses(right)
+    if len(touched_left.keys() | touched_right.keys()) > _MAX_BUFFERS:
+        return None
+    for a, b in _candidates(left, right, touched_left, touched_right):
+        mapping = align(a, left.axes, b, right.axes)
+        if mapping is None:
+            continue
+        joined = _combine(left, right, mapping)
+        if joined is not None and _consistent(joined, mutated):
+            return joined
+    return None
+
+
+def _accesses(group: Group) -> dict[str, list[IndexExpr]]:
+    found: dict[str, list[IndexExpr]] = {}
+    for member in group.members:
+        for name, wheres in member.accesses.items():
+            found.setdefault(name, []).extend(wheres)
+    return found
+
+
+def _candidates(
+    left: Group,
+    right: Group,
+    touched_left: dict[str, list[IndexExpr]],
+    touched_right: dict[str, list[IndexExpr]],
+) -> list[tuple[IndexExpr, IndexExpr]]:
+    """Pairs of accesses to try, the ones that cover most axes first, at most four."""
+    pairs: list[tuple[int, IndexExpr, IndexExpr]] = []
+    seen: set[tuple[IndexExpr, IndexExpr]] = set()
+    made = left.results.keys()
+    for name in touched_left.keys() & touched_right.keys():
+        for a in touched_left[name]:
+            for b in touched_right[name]:
+                if (a, b) in seen:
+                    continue
+                seen.add((a, b))
+                strides_a, strides_b = linear(a, left.axes), linear(b, right.axes)
+                if strides_a is None or strides_b is None:
+                    continue
+                full = len(strides_a) == len(left.axes) and len(strides_b) == len(right.axes)
+                if full or name in made:
+                    score = len(strides_a) + len(strides_b) + (100 if full else 0)
+                    pairs.append((score, a, b))
+    pairs.sort(key=lambda pair: -pair[0])
+    return [(a, b) for _, a, b in pairs[:4]]
+
+
+def _combine(left: Group, right: Group, mapping: Mapping) -> Group | None:
+    """Both groups over the mapping's axes; None when their reductions do not agree."""
+    axes_left = pieces(mapping.left, left.axes)
+    axes_right = pieces(mapping.right, right.axes)
+    reduced_left = frozenset(pieces(mapping.left, left.reduced))
+    reduced_right = frozenset(pieces(mapping.right, right.reduced))
+    if reduced_left and reduced_right and reduced_left != reduced_right:
+        return None
+    reduced = reduced_left | reduced_right
+    # The deeper nest's order; a reduction's when there is one, since it knows its rows.
+    order = axes_left if len(axes_left) >= len(axes_right) else axes_right
+    if reduced_right and not reduced_left and set(axes_right) == set(order):
+        order = axes_right
+    if set(order) != set(axes_left) | set(axes_right):
+        return None
+    if not reduced and set(axes_left) != set(axes_right):
+        # Pointwise nests of different depth: the shallow one becomes per-row work.
+        inner = [loop for loop in order if loop not in axes_left or loop not in axes_right]
+        if order[-len(inner) :] != inner:
+            return None
+        reduced = frozenset(inner)
+    members = [rewritten(m, mapping.left) for m in left.members]
+    members += [rewritten(m, mapping.right) for m in right.members]
+    members.sort(key=lambda member: member.order)
+    return Group(tuple(members), tuple(order), reduced)
+
+
+def rewritten(member: Member, mapped: dict[Axis, IndexExpr]) -> Member:
+    """`member` over new axes: each old one is replaced by its expression in `mapped`."""
+    at = replacing(mapped)
+    rewrite = Rewriter(at=at)
+    node = member.node
+    return replace(
+        member,
+        node=replace(
+            node,
+            axes=tuple(pieces(mapped, node.axes)),
+            reduced=tuple(pieces(mapped, node.reduced)),
+            values=tuple(rewrite(value) for value in node.values),
+            index=at(node.index),
+        ),
+    )
+
+
+def _consistent(group: Group, mutated: frozenset[str]) -> bool:
+    """Whether every member fits the group's loops and reads values where they are made."""
+    every, kept = frozenset(group.axes), frozenset(group.kept)
+    made: dict[str, Member] = {}
+    for member in group.members:
+        node = member.node
+        if node.op is not None:
+            if frozenset(node.reduced) != group.reduced or frozenset(node.axes) != kept:
+                return False
+        elif member.axes != every and (member.axes != kept or not group.reduced):
+            return False
+        for load in node.loads:
+            maker = made.get(load.buffer)
+            if maker is not None and maker.node.index is not load.index:
+                return False
+            if maker is not None and member.axes == kept != every and maker.node.op is None:
+                # Per-row work reads reductions or other per-row work, not single elements.
+                if maker.axes != kept:
+                    return False
+        made[node.result] = member
+    return _mutations_agree(group, made, mutated)
+
+
+def _mutations_agree(group: Group, made: dict[str, Member], mutated: frozenset[str]) -> bool:
+    """A mutated input may only be loaded at the very element that is stored."""
+    for name in mutated & made.keys():
+        store = made[name]
+        for member in group.members:
+            for load in member.node.loads:
+                if load.buffer == name and (
+                    load.index is not store.node.index or member.axes != store.axes
+                ):
+                    return False
+    return True

@@ -1,0 +1,67 @@
+"""Moving work out of loops: values that do not change inside, and reads before writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from weft_codegen.loops.expr import Expr, Load, Local, Op, Rewriter, read, walk
+from weft_codegen.loops.index import ZERO, Axis
+from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
+
+# A value is worth a local outside the loop when it costs more than this many float adds.
+_WORTH = 3
+
+NewLocal = Callable[..., Local]
+
+
+def hoist(
+    statements: list[Stmt], varying: frozenset[Axis], new_local: NewLocal
+) -> tuple[list[Stmt], list[Stmt]]:
+    """Split off the values that do not depend on `varying`: (statements before, statements)."""
+    before: list[Stmt] = []
+    moved: dict[Expr, Expr] = {}
+
+    def leaf(node: Expr) -> Expr | None:
+        if node in moved:
+            return moved[node]
+        if isinstance(node, Op) and not node.axes & varying and _cost(node) > _WORTH:
+            local = new_local(node.dtype)
+            before.append(Set(local, ZERO, node))
+            moved[node] = read(local, ZERO)
+            return moved[node]
+        return None
+
+    rewrite = Rewriter(leaf)
+    after = [with_values(stmt, rewrite) for stmt in statements]
+    return before, after
+
+
+def _cost(root: Expr) -> int:
+    return sum(OPS[node.name].cost for node in walk(root) if isinstance(node, Op))
+
+
+def with_values(stmt: Stmt, rewrite: Callable[[Expr], Expr]) -> Stmt:
+    """A statement with its expressions rewritten."""
+    if isinstance(stmt, Reduce):
+        return replace(stmt, values=tuple(rewrite(value) for value in stmt.values))
+    if isinstance(stmt, Loop):
+        return stmt
+    return replace(stmt, value=rewrite(stmt.value))
+
+
+def split_conflicts(stores: list[Stmt], new_local: NewLocal) -> list[Stmt]:
+    """Stores of one body in an order, and with locals, such that no load follows its store."""
+    targets = {stmt.buffer for stmt in stores if isinstance(stmt, Store)}
+    first: list[Stmt] = []
+    then: list[Stmt] = []
+    for position, stmt in enumerate(stores):
+        assert isinstance(stmt, Store)
+        loads = {n.buffer for n in walk(*stmt_exprs(stmt)) if isinstance(n, Load)}
+        if position and loads & (targets - {stmt.buffer}):
+            local = new_local(stmt.value.dtype)
+            first.append(Set(local, ZERO, stmt.value))
+            stmt = replace(stmt, value=read(local, ZERO))
+        then.append(stmt)
+    return first + then

@@ -1,0 +1,117 @@
+"""Order of work inside one group: which sweep over the elements computes what.
+
+A reduction's result is complete only after a sweep, so a member that depends on it belongs to a
+later one.  Per-row work sits between sweeps.  A value made in one sweep and needed in another is
+reloaded when it is stored anyway, recomputed when that is cheap, and else kept in a row temporary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft_codegen.loops.expr import Expr, Load, Op, walk
+from weft_codegen.loops.index import product
+from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.schedule.group import Group, Member
+
+# Keep a value between sweeps when computing it again costs more than this (in float adds).
+_RECOMPUTE_COST = 8
+# Largest row temporary, in elements: it should stay in the first-level cache.
+_TEMPORARY_LIMIT = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When each member of a group runs.
+
+    sweep: the sweep of each full member.  ready: for per-row members, the first sweep that may
+    read the result.  stored: members whose buffer must be written.  temporaries: full members
+    whose value is kept in a row temporary, filled in the given sweep.
+    """
+
+    sweeps: int
+    sweep: dict[str, int]
+    ready: dict[str, int]
+    stored: frozenset[str]
+    temporaries: dict[str, int]
+
+
+def plan(group: Group, needed: frozenset[str], mutated: frozenset[str]) -> Plan:
+    """Assign members to sweeps.  `needed` are the buffers somebody outside the group reads."""
+    makers = group.results
+    every = frozenset(group.axes)
+    sweep: dict[str, int] = {}
+    ready: dict[str, int] = {}
+    for member in group.members:
+        name = member.node.result
+        start = 0
+        for source in _sources(member, makers):
+            start = max(start, ready.get(source, sweep.get(source, 0)))
+        if member.node.op is not None:
+            sweep[name], ready[name] = start, start + 1
+        elif member.axes == every:
+            sweep[name] = start
+        else:
+            ready[name] = start
+    sweeps = max(sweep.values(), default=-1) + 1
+    for name in mutated & makers.keys():
+        # The old value may be read until the last sweep.
+        if name in sweep:
+            sweep[name] = sweeps - 1
+    stored = frozenset(name for name in makers if name in needed or name in mutated)
+    draft = Plan(sweeps, sweep, ready, stored, {})
+    kept, spilled = _temporaries(group, draft)
+    return Plan(sweeps, sweep, ready, stored | spilled, kept)
+
+
+def _sources(member: Member, makers: dict[str, Member]) -> list[str]:
+    """The members of the group that `member` reads; not itself, nor an input stored later."""
+    loads = (load.buffer for load in member.node.loads)
+    return [n for n in dict.fromkeys(loads) if n in makers and makers[n].order < member.order]
+
+
+def _temporaries(group: Group, draft: Plan) -> tuple[dict[str, int], frozenset[str]]:
+    """Values to keep between sweeps: in row temporaries, or (too long for one) in their buffer."""
+    makers = group.results
+    used_in = _use_sweeps(group, draft)
+    length = product(loop.extent for loop in group.axes if loop in group.reduced)
+    small = length.is_const and length.value <= _TEMPORARY_LIMIT
+    temporaries: dict[str, int] = {}
+    spilled: set[str] = set()
+    for name, sweeps in used_in.items():
+        if name in draft.stored or len(sweeps) < 2:
+            continue
+        if cost(makers[name].node.values) <= _RECOMPUTE_COST:
+            continue
+        if small:
+            temporaries[name] = min(sweeps)
+        else:
+            spilled.add(name)
+    return temporaries, frozenset(spilled)
+
+
+def _use_sweeps(group: Group, draft: Plan) -> dict[str, set[int]]:
+    """The sweeps in which each unstored full pointwise member is evaluated."""
+    makers = group.results
+    used: dict[str, set[int]] = {}
+    for member in reversed(group.members):
+        name = member.node.result
+        if name not in draft.sweep:
+            continue
+        pinned = member.node.op is not None or name in draft.stored
+        sweeps = {draft.sweep[name]} if pinned else used.get(name, set())
+        for source in _sources(member, makers):
+            if makers[source].node.op is None and source in draft.sweep:
+                used.setdefault(source, set()).update(sweeps)
+    return used
+
+
+def cost(values: tuple[Expr, ...]) -> int:
+    """Rough cost of evaluating `values` once, in float adds."""
+    total = 0
+    for node in walk(*values):
+        if isinstance(node, Op):
+            total += OPS[node.name].cost
+        elif isinstance(node, Load):
+            total += 1
+    return total
