@@ -1,0 +1,5 @@
+"""Loop programs to machine code: emit C, plan memory, call libtorch, build, load, cache."""
+
+from weft_codegen.kernels.load import CompiledGraph, compile_program, emit_program
+
+__all__ = ["CompiledGraph", "compile_program", "emit_program"]

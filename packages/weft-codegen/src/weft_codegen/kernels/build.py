@@ -1,0 +1,227 @@
+"""Turns C source into a loaded-ready shared object, through two caches on disk.
+
+    kernels  --(by hash of one kernel)-->  objects/<digest>.o      several kernels an object
+    program  --(by hash of everything)-->  programs/<digest>.so
+
+A program that was built before starts no process.  Otherwise kernels that some object already
+holds are linked from there, the others are split into a few translation units that compile in
+parallel with the host unit, and one link ends it.  Kernel symbols carry the kernel's hash and are
+weak, so two objects that hold the same kernel link together.
+
+Every cached file ends in a digest of what precedes it (ELF loaders and linkers ignore trailing
+bytes): a damaged file is logged and built again.  Files appear by atomic rename, so any number of
+processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft_core.cachedir import atomic_write, cache_dir, read_checked, write_checked
+from weft_core.errors import BackendCompilerError
+from weft_core.events import span
+
+from weft_codegen.kernels.toolchain import Toolchain, find
+
+INCLUDE = Path(__file__).parent / "include"
+KERNEL_HEADER = "weft_kernel.h"
+HOST_HEADER = "weft_host.h"
+_SEAL = b"weft-seal1"
+_UNIT_BYTES = 6000
+_log = logging.getLogger("weft.codegen.build")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The C text of a program: the host unit, and each kernel's text by its symbol.
+
+    A symbol must change whenever its text does (see `kernel_symbol`).
+    """
+
+    host: str
+    kernels: Mapping[str, str]
+
+
+def kernel_symbol(text: str) -> str:
+    """The symbol under which the kernel `text` (with its name left open) is compiled."""
+    return f"weft_k{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def build(sources: Sources) -> Path:
+    """The shared object of a program, from the cache or newly compiled.
+
+    Raises:
+        CompilerNotFound: no C compiler.
+        BackendCompilerError: the compiler rejected the source; the message names the kept file.
+    """
+    tools = find()
+    key = _digest(tools.fingerprint, _headers(), sources.host, *sorted(sources.kernels))
+    target = cache_dir("programs") / f"{key}.so"
+    if intact(target):
+        return target
+    with span("codegen.cc"):
+        folder = Path(tempfile.mkdtemp(prefix="build-", dir=cache_dir("tmp")))
+        try:
+            objects = _kernel_objects(sources.kernels, sources.host, tools, folder)
+            linked = folder / "program.so"
+            _run([*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)])
+            atomic_write(target, seal(linked.read_bytes()))
+        finally:
+            _remove(folder)
+    return target
+
+
+def _kernel_objects(
+    kernels: Mapping[str, str], host: str, tools: Toolchain, folder: Path
+) -> list[Path]:
+    """Object files that together define the host function and every kernel."""
+    salt = _digest(tools.fingerprint, _headers())[:16]
+    known = {symbol: _known_object(symbol, salt) for symbol in kernels}
+    missing = {symbol: text for symbol, text in kernels.items() if known[symbol] is None}
+    units = split(missing, os.cpu_count() or 1)
+    jobs = [_Job(folder / "host.c", _unit(HOST_HEADER, [host]), tools.host_flags)]
+    for number, unit in enumerate(units):
+        text = _unit(KERNEL_HEADER, [missing[symbol] for symbol in unit])
+        jobs.append(_Job(folder / f"kernels{number}.c", text, tools.kernel_flags))
+    compile_all(jobs, tools)
+    for unit, job in zip(units, jobs[1:], strict=True):
+        payload = seal(job.object.read_bytes())
+        path = cache_dir("objects") / f"{hashlib.sha256(payload).hexdigest()[:32]}.o"
+        atomic_write(path, payload)
+        for symbol in unit:
+            write_checked(_index_path(symbol, salt), path.name.encode())
+            known[symbol] = path
+    found = {path for path in known.values() if path is not None}
+    return [jobs[0].object, *sorted(found)]
+
+
+def _index_path(symbol: str, salt: str) -> Path:
+    return cache_dir("kernels") / f"{symbol}-{salt}"
+
+
+def _known_object(symbol: str, salt: str) -> Path | None:
+    name = read_checked(_index_path(symbol, salt))
+    if name is None:
+        return None
+    path = cache_dir("objects") / name.decode()
+    return path if intact(path) else None
+
+
+def split(kernels: Mapping[str, str], most: int) -> list[list[str]]:
+    """Deal kernels into at most `most` units of similar size, none needlessly small."""
+    total = sum(map(len, kernels.values()))
+    count = max(1, min(most, total // _UNIT_BYTES)) if kernels else 0
+    units: list[list[str]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for symbol in sorted(kernels, key=lambda name: -len(kernels[name])):
+        smallest = sizes.index(min(sizes))
+        units[smallest].append(symbol)
+        sizes[smallest] += len(kernels[symbol])
+    return units
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One translation unit to compile to `object`."""
+
+    source: Path
+    text: str
+    flags: tuple[str, ...]
+
+    @property
+    def object(self) -> Path:
+        return self.source.with_suffix(".o")
+
+
+def _unit(header: str, texts: Sequence[str]) -> str:
+    return "\n\n".join([f'#include "{header}"', *texts, ""])
+
+
+def compile_all(jobs: Sequence[_Job], tools: Toolchain) -> None:
+    """Compile every job, all at once.
+
+    Raises:
+        BackendCompilerError: for the first that fails.
+    """
+    running = []
+    for job in jobs:
+        job.source.write_text(job.text)
+        command = [*tools.command, *job.flags, f"-I{INCLUDE}", "-c", str(job.source)]
+        command += ["-o", str(job.object)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        running.append((job, command, process))
+    results = [(job, command, *_finish(process)) for job, command, process in running]
+    for job, command, status, output in results:
+        if status != 0:
+            raise _compile_error(job.source, job.text, command, output)
+
+
+def _finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    output, _ = process.communicate()
+    return process.returncode, output.decode(errors="replace")
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != 0:
+        text = (done.stderr + done.stdout).decode(errors="replace")
+        raise BackendCompilerError("codegen.build", f"linking failed: {text[:2000]}")
+
+
+def _compile_error(
+    source: Path, text: str, command: Sequence[str], output: str
+) -> BackendCompilerError:
+    """An error that names a copy of the source which outlives the build folder."""
+    kept = cache_dir("failed") / f"{_digest(text)[:16]}-{source.name}"
+    atomic_write(kept, text.encode())
+    again = " ".join(command).replace(str(source), str(kept))
+    return BackendCompilerError(
+        "codegen.build",
+        f"the C compiler rejected {kept}:\n{output[:2000]}",
+        remedy=f"please report it with that file; to see it again run: {again}",
+    )
+
+
+def _headers() -> str:
+    return _digest(*((INCLUDE / name).read_text() for name in sorted(os.listdir(INCLUDE))))
+
+
+def _digest(*parts: str) -> str:
+    joined = hashlib.sha256()
+    for part in parts:
+        joined.update(part.encode())
+        joined.update(b"\0")
+    return joined.hexdigest()
+
+
+def seal(payload: bytes) -> bytes:
+    """`payload` with the digest that `intact` checks."""
+    return payload + _SEAL + hashlib.sha256(payload).digest()
+
+
+def intact(path: Path) -> bool:
+    """Whether `path` exists and its bytes are those that were sealed."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    end = len(data) - 32
+    start = end - len(_SEAL)
+    if start >= 0 and data[start:end] == _SEAL:
+        if hashlib.sha256(data[:start]).digest() == data[end:]:
+            return True
+    _log.warning("damaged cache file %s: it will be made again", path)
+    return False
+
+
+def _remove(folder: Path) -> None:
+    for entry in folder.iterdir():
+        entry.unlink(missing_ok=True)
+    folder.rmdir()

@@ -1,0 +1,400 @@
+"""Writes the host unit: the whole program as one C function, and its entry from Python.
+
+The way from Python into `weft_run` is the same for every program: see include/weft_entry.h.
+`own[k]` holds the tensors that the call made; whatever happens, they are dropped at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft_codegen.kernels.c_expr import index_c
+from weft_codegen.kernels.c_types import C_TYPES
+from weft_codegen.kernels.emit_c import KernelCode
+from weft_codegen.kernels.externs import (
+    DTYPE_CODES,
+    Writer,
+    python_step,
+    results_of,
+    shim_call,
+    writes_into,
+)
+from weft_codegen.kernels.plan import Place, Plan
+from weft_codegen.loops.index import ZERO, IndexExpr, Size
+from weft_codegen.loops.program import (
+    Alias,
+    Buffer,
+    Extern,
+    Launch,
+    Output,
+    Program,
+    Ref,
+    Step,
+)
+
+
+class HostWriter:
+    """Writes the host unit of one program."""
+
+    def __init__(self, program: Program, plan: Plan, codes: Mapping[str, KernelCode]) -> None:
+        self._program = program
+        self._plan = plan
+        self._codes = codes
+        self._lines: list[str] = []
+        self._tables: dict[str, str] = {}
+        self._own: dict[str, int] = {}
+        self._handles: dict[str, str] = {}
+        self._pointers: set[str] = set()
+        self._shims: dict[str, int] = {}
+        self._externs = any(isinstance(step, Extern) for step in program.steps)
+        self._launched = self._launched_buffers()
+        self._offsets = _view_offsets(program)
+        self._dying: dict[int, list[str]] = {}
+        for name, root in plan.root.items():
+            if plan.place[root] is Place.OWNED and root in plan.last:
+                self._dying.setdefault(plan.last[root], []).append(name)
+
+    def text(self) -> str:
+        """The whole unit, without the include."""
+        self._bind_sizes()
+        self._inputs()
+        self._take_scratch()
+        for position, step in enumerate(self._program.steps):
+            self._step(position, step)
+            self._release(position)
+        self._outputs()
+        return "\n".join([*self._opening(), *self._lines, *self._closing()])
+
+    def _launched_buffers(self) -> frozenset[str]:
+        """Buffers that some kernel touches, so that they need a C pointer; views' bases too."""
+        names: set[str] = set()
+        for step in reversed(self._program.steps):
+            if isinstance(step, Launch):
+                names.update(step.buffers)
+            elif isinstance(step, Alias) and step.name in names:
+                names.add(step.base)
+        return frozenset(names)
+
+    # ---- arguments ----
+
+    def _bind_sizes(self) -> None:
+        """Declare each size symbol, from an int argument or from the first tensor that shows it."""
+        bound: set[str] = set()
+        for position, item in enumerate(self._program.inputs):
+            if item.kind == "size" and item.name in self._program.sizes:
+                self._line(f"const int64_t {item.name} = sizes[{position}];")
+                bound.add(item.name)
+        for position, item in enumerate(self._program.inputs):
+            if item.kind != "tensor":
+                continue
+            for dim, extent in enumerate(self._program.buffers[item.name].shape):
+                name = _symbol(extent)
+                if name is not None and name not in bound:
+                    self._line(f"const int64_t {name} = weft_size(in[{position}], {dim});")
+                    bound.add(name)
+
+    def _inputs(self) -> None:
+        for position, item in enumerate(self._program.inputs):
+            if item.kind != "tensor":
+                continue
+            buffer = self._program.buffers[item.name]
+            self._handles[item.name] = f"in[{position}]"
+            what = f'"argument {position}"'
+            code = DTYPE_CODES[buffer.dtype]
+            copy = f"&{self._slot(item.name)}"
+            if item.name in self._program.mutations:
+                copy = "NULL"
+            layout = self._layout_arguments(buffer)
+            self._check(f"weft_expect(call, in[{position}], {what}, {code})")
+            self._check(f"weft_layout(call, &in[{position}], {copy}, {what}, {layout}, {code})")
+            self._pointer(item.name, f"weft_data(in[{position}])")
+        for position, name in enumerate(self._program.constants):
+            handle = f"constant[{position}]"
+            self._handles[name] = handle
+            self._line(
+                f"{handle} = weft_handle(program, PyTuple_GetItem(program->constants, {position}));"
+            )
+            self._pointer(name, f"weft_data({handle})")
+
+    def _take_scratch(self) -> None:
+        plan = self._plan
+        if not plan.uses_scratch:
+            return
+        end = str(plan.fixed)
+        for number, size in enumerate(plan.slot_sizes):
+            self._line(f"const int64_t slot{number} = {end};")
+            end = f"slot{number} + weft_align({index_c(size)})"
+        self._line(f"char *const scratch = weft_take(call, {end});")
+        self._check("!scratch")
+
+    # ---- steps ----
+
+    def _step(self, position: int, step: Step) -> None:
+        if isinstance(step, Launch):
+            self._launch(step)
+        elif isinstance(step, Extern):
+            self._extern(position, step)
+        else:
+            self._alias(step)
+
+    def _origins(self, origins: tuple[str, ...]) -> None:
+        for origin in origins:
+            self._line(f"/* {origin.replace('*/', '* /')} */")
+
+    def _launch(self, step: Launch) -> None:
+        self._origins(step.origins)
+        kernel = self._program.kernels[step.kernel]
+        for param, name in zip(kernel.params, step.buffers, strict=True):
+            if param.written:
+                self._make(name)
+        arguments = [_pointer_name(name) for name in step.buffers]
+        arguments += [index_c(size) for size in step.sizes]
+        self._line(f"{self._codes[step.kernel].symbol}({', '.join(arguments)});")
+
+    def _make(self, name: str) -> None:
+        """Give a buffer that the program makes its memory, the first time it is written."""
+        root = self._plan.root[name]
+        if root in self._pointers or root in self._handles:
+            return
+        buffer = self._program.buffers[root]
+        if self._plan.place[root] is Place.OWNED:
+            slot = self._slot(root)
+            self._handles[root] = slot
+            layout = self._layout_arguments(buffer)
+            self._check(f"weft_empty(&{slot}, {layout}, {DTYPE_CODES[buffer.dtype]})")
+            self._pointer(root, f"weft_data({slot})")
+        else:
+            self._pointer(root, self._scratch_address(root), always=True)
+
+    def _scratch_address(self, root: str) -> str:
+        slot = self._plan.slots.get(root)
+        return f"scratch + {self._plan.offset[root] if slot is None else f'slot{slot}'}"
+
+    def _alias(self, step: Alias) -> None:
+        base = self._plan.root[step.base]
+        self._make(base)
+        if step.name in self._launched:
+            base_type = _memory(self._program.buffers[step.base])
+            text = f"({base_type} *){_pointer_name(step.base)} + {index_c(step.offset)}"
+            self._pointer(step.name, text)
+        # The handle, if an operator or an output wants one, is made when it does.
+
+    def _handle(self, name: str) -> str:
+        """The handle of a buffer, made now if it has none."""
+        found = self._handles.get(name)
+        if found is not None:
+            return found
+        buffer = self._program.buffers[name]
+        root = self._plan.root[name]
+        slot = self._slot(name)
+        layout = self._layout_arguments(buffer)
+        if self._plan.place[root] is Place.SCRATCH:
+            offset = self._offsets[name] * buffer.dtype.itemsize
+            address = f"{self._scratch_address(root)} + {index_c(offset)}"
+            self._check(
+                f"torch.create_tensor_from_blob({address}, {layout}, 0, "
+                f"{DTYPE_CODES[buffer.dtype]}, 0, 0, &{slot})"
+            )
+        else:
+            self._make(root)
+            base = self._handles[root]
+            offset = f"weft_offset({base}) + {index_c(self._offsets[name])}"
+            self._check(f"torch._reinterpret_tensor({base}, {layout}, {offset}, &{slot})")
+        self._handles[name] = slot
+        return slot
+
+    def _extern(self, position: int, step: Extern) -> None:
+        self._origins(step.origins)
+        tensors, ints, _ = python_step(step)
+        handles = [self._handle(name) for name in tensors]
+        floating = all(self._program.buffers[name].dtype.is_floating_point for name in tensors)
+        call = shim_call(step, Writer(self._handle, index_c, floating))
+        arguments = [
+            f"call, {position}, {len(handles)}",
+            f"(weft_tensor[]){{{', '.join(handles) or 'NULL'}}}",
+            str(len(ints)),
+            f"(int64_t[]){{{', '.join(map(index_c, ints)) or '0'}}}",
+        ]
+        if writes_into(step):
+            result = step.results[0]
+            assert result is not None
+            self._make(result)
+            target = self._handle(result)
+            python = f"weft_python_into({', '.join([*arguments, target])})"
+            pieces = [target, *(call.arguments if call else ())]
+        else:
+            slots = [self._result_slot(name) for name in step.results]
+            array = f"(weft_tensor *[]){{{', '.join(slots) or 'NULL'}}}"
+            python = f"weft_python({', '.join([*arguments, str(len(slots)), array])})"
+            pieces = [*(call.arguments if call else ()), *self._shim_results(step, slots)]
+        if call is not None:
+            python = f"{self._shim(call.function)}, {', '.join(pieces)}) && {python}"
+        self._check(python)
+        if not writes_into(step):
+            self._results(step)
+
+    def _shim(self, function: str) -> str:
+        """The start of a call through the table of functions that only this program needs."""
+        number = self._shims.setdefault(function, len(self._shims))
+        return f"WEFT_CALL({number}, {function}"
+
+    def _result_slot(self, name: str | None) -> str:
+        return "NULL" if name is None else f"&{self._slot(name)}"
+
+    def _shim_results(self, step: Extern, slots: list[str]) -> list[str]:
+        count = results_of(step.op)
+        padded = [*slots, *["NULL"] * (count - len(slots))][:count]
+        return [f"&{self._slot('')}" if slot == "NULL" else slot for slot in padded]
+
+    def _results(self, step: Extern) -> None:
+        for name in step.results:
+            if name is None or name not in self._program.buffers:
+                continue
+            slot = self._slot(name)
+            buffer = self._program.buffers[name]
+            self._handles[name] = slot
+            layout = self._layout_arguments(buffer)
+            what = f'"the result of {step.op}"'
+            code = DTYPE_CODES[buffer.dtype]
+            self._check(f"weft_layout(call, &{slot}, &{slot}, {what}, {layout}, {code})")
+            self._pointer(name, f"weft_data({slot})")
+
+    def _release(self, position: int) -> None:
+        """Drop tensors that no later step needs."""
+        for name in self._dying.get(position, ()):
+            if name in self._handles:
+                self._line(f"weft_drop(&{self._handles[name]});")
+
+    # ---- outputs ----
+
+    def _outputs(self) -> None:
+        taken: set[str] = set()
+        for position, output in enumerate(self._program.outputs):
+            if output is None:
+                continue
+            if not isinstance(output, Ref):
+                self._line(f"sizes[{position}] = {index_c(output)};")
+                continue
+            self._make(output.name)
+            handle = self._handle(output.name)
+            if handle.startswith("own[") and handle not in taken:
+                taken.add(handle)
+                self._line(f"out[{position}] = {handle};")
+            else:
+                self._check(f"torch.new_tensor_handle({handle}, &out[{position}])")
+        for handle in sorted(taken):
+            self._line(f"{handle} = NULL;")
+
+    # ---- pieces ----
+
+    def _line(self, text: str) -> None:
+        self._lines.append("    " + text)
+
+    def _check(self, condition: str) -> None:
+        self._line(f"if ({condition}) goto done;")
+
+    def _slot(self, name: str) -> str:
+        """The place in `own` for the tensor of buffer `name` ("" for results nobody wants)."""
+        if name == "":
+            name = f" {len(self._own)}"
+        return f"own[{self._own.setdefault(name, len(self._own))}]"
+
+    def _pointer(self, name: str, text: str, *, always: bool = False) -> None:
+        if name in self._launched or always:
+            self._pointers.add(name)
+            kind = _memory(self._program.buffers[name])
+            self._line(f"{kind} *const {_pointer_name(name)} = (void *)({text});")
+
+    def _layout_arguments(self, buffer: Buffer) -> str:
+        sizes, strides = self._dims(buffer.shape), self._dims(buffer.strides)
+        return f"{len(buffer.shape)}, {sizes}, {strides}"
+
+    def _dims(self, dims: tuple[IndexExpr, ...]) -> str:
+        inside = ", ".join(map(index_c, dims)) or "0"
+        if not all(dim.is_const for dim in dims):
+            return f"(const int64_t[]){{{inside}}}"
+        name = "dims_" + "_".join(str(dim.value).replace("-", "m") for dim in dims)
+        self._tables[name] = f"static const int64_t {name}[] = {{{inside}}};"
+        return name
+
+    def _opening(self) -> list[str]:
+        names = sorted(self._shims, key=lambda name: self._shims[name])
+        symbols = "".join(f'{{"{name}"}}, ' for name in names)
+        used = {step.kernel for step in self._program.steps if isinstance(step, Launch)}
+        grad = ["    const _Bool grad = torch.grad_mode_is_enabled();"]
+        grad += ["    if (grad)", "        torch.grad_mode_set_enabled(0);"]
+        return [
+            *sorted({self._codes[name].prototype for name in used}),
+            "",
+            *self._tables.values(),
+            f"static weft_symbol symbols[] = {{{symbols}{{NULL}}}};",
+            "",
+            "static int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, "
+            "int64_t *sizes)",
+            "{",
+            "    int status = 1;",
+            "    weft_program *const program = call->program;",
+            f"    weft_tensor own[{max(1, len(self._own))}] = {{NULL}};",
+            f"    weft_tensor constant[{max(1, len(self._program.constants))}];",
+            *(grad if self._externs else []),
+        ]
+
+    def _closing(self) -> list[str]:
+        program = self._program
+        letters = {"tensor": "t", "size": "i"}
+        inputs = "".join(letters.get(item.kind, "-") for item in program.inputs)
+        outputs = "".join(_output_letter(output) for output in program.outputs)
+        return [
+            "    status = 0;",
+            "done:",
+            f"    for (int k = 0; k < {len(self._own)}; k++)",
+            "        weft_drop(&own[k]);",
+            *(["    weft_give(call);"] if self._plan.uses_scratch else []),
+            *(
+                ["    if (grad)", "        torch.grad_mode_set_enabled(1);"]
+                if self._externs
+                else []
+            ),
+            "    return status;",
+            "}",
+            "",
+            f"#define WEFT_INPUTS {len(inputs)}",
+            f'#define WEFT_INPUT_KINDS "{inputs}"',
+            f"#define WEFT_OUTPUTS {len(outputs)}",
+            f'#define WEFT_OUTPUT_KINDS "{outputs}"',
+            '#include "weft_entry.h"',
+        ]
+
+
+def _output_letter(output: Output) -> str:
+    if output is None:
+        return "-"
+    return "t" if isinstance(output, Ref) else "i"
+
+
+def _symbol(extent: IndexExpr) -> str | None:
+    """The size symbol that `extent` is, if it is nothing but one."""
+    if len(extent.terms) == 1:
+        monomial, scale = extent.terms[0]
+        if scale == 1 and len(monomial) == 1 and isinstance(monomial[0], Size):
+            return monomial[0].key
+    return None
+
+
+def _view_offsets(program: Program) -> dict[str, IndexExpr]:
+    """For every buffer, the elements from its root's first to its own first."""
+    offsets = dict.fromkeys(program.buffers, ZERO)
+    for step in program.steps:
+        if isinstance(step, Alias):
+            offsets[step.name] = offsets[step.base] + step.offset
+    return offsets
+
+
+def _memory(buffer: Buffer) -> str:
+    """The C type of a buffer's elements (bytes for dtypes that no kernel touches)."""
+    kind = C_TYPES.get(buffer.dtype)
+    return kind.memory if kind is not None else "char"
+
+
+def _pointer_name(name: str) -> str:
+    return f"p_{name}"

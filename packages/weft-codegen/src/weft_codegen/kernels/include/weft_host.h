@@ -1,0 +1,435 @@
+/* What the generated host function builds on: libtorch's C functions, memory, Python.
+ *
+ * Nothing is linked: libtorch's functions are looked up once when the program is loaded (in the
+ * library that Python has loaded already), and Python's come from the process.  Both are declared
+ * by hand, because their headers would take longer to parse than the program takes to compile.
+ *
+ * A weft_tensor is an at::Tensor*.  Functions return 0 for success.
+ */
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef __INT64_TYPE__ int64_t;
+typedef __UINT64_TYPE__ uint64_t;
+typedef __SIZE_TYPE__ size_t;
+
+#define NULL ((void *)0)
+#define RTLD_LAZY 1
+#define RTLD_NOLOAD 4
+
+void *dlopen(const char *path, int mode);
+void *dlsym(void *library, const char *name);
+void *malloc(size_t size);
+void *calloc(size_t count, size_t size);
+void *aligned_alloc(size_t alignment, size_t size);
+void free(void *block);
+int snprintf(char *text, size_t size, const char *format, ...);
+
+/* ---- Python's stable C interface ---- */
+
+typedef struct weft_object PyObject;
+typedef struct {
+    const char *name;
+    void *function;
+    int flags;
+    const char *doc;
+} PyMethodDef;
+
+#define METH_FASTCALL 0x0080
+
+extern PyObject *PyExc_RuntimeError, *PyExc_TypeError, *PyExc_ValueError;
+extern char _Py_NoneStruct;
+PyObject *PyCapsule_New(void *pointer, const char *name, void (*destructor)(PyObject *));
+void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
+PyObject *PyCFunction_NewEx(PyMethodDef *method, PyObject *self, PyObject *module);
+PyObject *PyErr_Occurred(void);
+PyObject *PyErr_Format(PyObject *kind, const char *format, ...);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *thread);
+PyObject *PyList_New(int64_t size);
+int PyList_SetItem(PyObject *list, int64_t position, PyObject *item);
+PyObject *PyLong_FromLongLong(long long value);
+long long PyLong_AsLongLong(PyObject *number);
+PyObject *PyObject_CallFunction(PyObject *function, const char *format, ...);
+PyObject *PyTuple_GetItem(PyObject *tuple, int64_t position);
+int64_t PyTuple_Size(PyObject *tuple);
+int PyType_IsSubtype(PyObject *kind, PyObject *base);
+void Py_IncRef(PyObject *object);
+void Py_DecRef(PyObject *object);
+
+/* ---- libtorch ---- */
+
+typedef void *weft_tensor;
+typedef const int64_t *weft_dims;
+
+#define WEFT_TORCH(X)                                                                            \
+    X(empty_strided, (int64_t, weft_dims, weft_dims, int32_t, int32_t, int32_t, weft_tensor *))  \
+    X(create_tensor_from_blob,                                                                   \
+      (void *, int64_t, weft_dims, weft_dims, int64_t, int32_t, int32_t, int32_t, weft_tensor *)) \
+    X(_reinterpret_tensor,                                                                       \
+      (weft_tensor, int64_t, weft_dims, weft_dims, int64_t, weft_tensor *))                      \
+    X(new_tensor_handle, (weft_tensor, weft_tensor *))                                           \
+    X(delete_tensor_object, (weft_tensor))                                                       \
+    X(copy_, (weft_tensor, weft_tensor, int32_t))                                                \
+    X(get_data_ptr, (weft_tensor, void **))                                                      \
+    X(get_storage_offset, (weft_tensor, int64_t *))                                              \
+    X(get_dim, (weft_tensor, int64_t *))                                                         \
+    X(get_sizes, (weft_tensor, int64_t **))                                                      \
+    X(get_strides, (weft_tensor, int64_t **))                                                    \
+    X(get_dtype, (weft_tensor, int32_t *))                                                       \
+    X(get_device_type, (weft_tensor, int32_t *))
+
+static struct {
+#define X(name, parameters) int32_t(*name) parameters;
+    WEFT_TORCH(X)
+#undef X
+    _Bool (*grad_mode_is_enabled)(void);
+    void (*grad_mode_set_enabled)(_Bool);
+    PyObject *(*wrap)(weft_tensor);
+} torch;
+
+/* The thread team that kernels use: see weft_kernel.h. */
+typedef struct {
+    void (*parallel)(void (*body)(void *), void *args, unsigned threads, unsigned flags);
+    int (*max_threads)(void);
+    int (*num_threads)(void);
+    int (*thread_num)(void);
+    int (*in_parallel)(void);
+} weft_team_t;
+
+weft_team_t weft_team __attribute__((visibility("hidden")));
+
+/* A function of libtorch that only this program needs. */
+typedef struct {
+    const char *name;
+    void *address;
+} weft_symbol;
+
+/* Call symbol number k, or fail where this libtorch lacks it: then the step runs in Python. */
+#define WEFT_CALL(k, function, ...)                                                              \
+    (!symbols[k].address ? -1 : ((int (*)())symbols[k].address)(__VA_ARGS__))
+
+/* Look up everything; the name of what is missing, or NULL.  `extras` may stay unresolved: the
+ * program then calls Python instead. */
+static const char *weft_link(const char *torch_cpu, const char *torch_python, weft_symbol *extras)
+{
+    void *cpu = dlopen(torch_cpu, RTLD_LAZY | RTLD_NOLOAD);
+    void *python = dlopen(torch_python, RTLD_LAZY | RTLD_NOLOAD);
+    if (!cpu || !python)
+        return "libtorch";
+#define X(name, parameters)                                                                      \
+    if (!(*(void **)&torch.name = dlsym(cpu, "aoti_torch_" #name)))                              \
+        return "aoti_torch_" #name;
+    WEFT_TORCH(X)
+#undef X
+    *(void **)&torch.grad_mode_is_enabled = dlsym(cpu, "aoti_torch_grad_mode_is_enabled");
+    *(void **)&torch.grad_mode_set_enabled = dlsym(cpu, "aoti_torch_grad_mode_set_enabled");
+    /* THPVariable_Wrap(const at::TensorBase &), and by value (the same call) before 2.12. */
+    *(void **)&torch.wrap = dlsym(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE");
+    if (!torch.wrap)
+        *(void **)&torch.wrap = dlsym(python, "_Z16THPVariable_WrapN2at10TensorBaseE");
+    if (!torch.wrap)
+        return "THPVariable_Wrap";
+    for (; extras->name; extras++)
+        extras->address = dlsym(cpu, extras->name);
+    /* dlsym also searches what libtorch links to: this is torch's own OpenMP runtime. */
+    *(void **)&weft_team.max_threads = dlsym(cpu, "omp_get_max_threads");
+    *(void **)&weft_team.num_threads = dlsym(cpu, "omp_get_num_threads");
+    *(void **)&weft_team.thread_num = dlsym(cpu, "omp_get_thread_num");
+    *(void **)&weft_team.in_parallel = dlsym(cpu, "omp_in_parallel");
+    if (weft_team.max_threads && weft_team.in_parallel)
+        *(void **)&weft_team.parallel = dlsym(cpu, "GOMP_parallel");
+    return NULL;
+}
+
+/* ---- one call ---- */
+
+/* What every program of the process shares: blocks of scratch memory, handed to one call each. */
+typedef struct {
+    int32_t busy;
+    int32_t unused;
+    char *block;
+    int64_t size;
+} weft_scratch;
+
+#define WEFT_SCRATCHES 8
+
+/* A loaded program: `python` runs a step in Python, `tensor_types` are the plain tensor classes,
+ * `handle_offset` is where a Python tensor keeps its at::Tensor. */
+typedef struct {
+    PyObject *python;
+    PyObject *tensor_types;
+    PyObject *constants;
+    weft_scratch *scratches;
+    int64_t handle_offset;
+} weft_program;
+
+typedef struct {
+    weft_program *program;
+    void *thread;
+    weft_scratch *scratch;
+    char *block;
+    char message[256];
+} weft_call;
+
+static weft_tensor weft_handle(weft_program *program, PyObject *tensor)
+{
+    return (char *)tensor + program->handle_offset;
+}
+
+static char *weft_take(weft_call *call, int64_t size)
+{
+    for (int k = 0; k < WEFT_SCRATCHES && !call->scratch; k++)
+        if (!__atomic_exchange_n(&call->program->scratches[k].busy, 1, __ATOMIC_ACQUIRE))
+            call->scratch = &call->program->scratches[k];
+    weft_scratch *scratch = call->scratch;
+    size = (size + 4095) & ~(int64_t)4095;
+    if (!scratch)
+        return call->block = aligned_alloc(64, size);
+    if (scratch->size < size) {
+        free(scratch->block);
+        scratch->block = aligned_alloc(64, size);
+        scratch->size = scratch->block ? size : 0;
+    }
+    return scratch->block;
+}
+
+static void weft_give(weft_call *call)
+{
+    if (call->scratch)
+        __atomic_store_n(&call->scratch->busy, 0, __ATOMIC_RELEASE);
+    else
+        free(call->block);
+}
+
+static void weft_drop(weft_tensor *slot)
+{
+    if (*slot)
+        torch.delete_tensor_object(*slot);
+    *slot = NULL;
+}
+
+static void *weft_data(weft_tensor tensor)
+{
+    void *data = NULL;
+    torch.get_data_ptr(tensor, &data);
+    return data;
+}
+
+static int64_t weft_offset(weft_tensor tensor)
+{
+    int64_t offset = 0;
+    torch.get_storage_offset(tensor, &offset);
+    return offset;
+}
+
+static int64_t weft_size(weft_tensor tensor, int64_t dim)
+{
+    int64_t *sizes, dims = 0;
+    torch.get_dim(tensor, &dims);
+    if (dim >= dims || torch.get_sizes(tensor, &sizes))
+        return -1;
+    return sizes[dim];
+}
+
+static int64_t weft_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t weft_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t weft_align(int64_t size) { return (size + 63) & ~(int64_t)63; }
+
+static int64_t weft_floordiv(int64_t a, int64_t b)
+{
+    int64_t q = a / b;
+    return q - (q * b > a);
+}
+
+static int64_t weft_mod(int64_t a, int64_t b) { return a - b * weft_floordiv(a, b); }
+
+static int weft_empty(weft_tensor *slot, int64_t dims, weft_dims sizes, weft_dims strides,
+                      int32_t dtype)
+{
+    return torch.empty_strided(dims, sizes, strides, dtype, 0, 0, slot);
+}
+
+/* Say whether `tensor` has these sizes (-1: no) and strides (1: yes, 0: only the sizes). */
+static int weft_compare(weft_tensor tensor, int64_t dims, weft_dims sizes, weft_dims strides)
+{
+    int64_t *actual, *steps, rank = -1;
+    torch.get_dim(tensor, &rank);
+    if (rank != dims || torch.get_sizes(tensor, &actual) || torch.get_strides(tensor, &steps))
+        return -1;
+    int same = 1, empty = 0;
+    for (int64_t d = 0; d < dims; d++) {
+        if (actual[d] != sizes[d])
+            return -1;
+        empty |= sizes[d] == 0;
+        same &= steps[d] == strides[d] || sizes[d] == 1;
+    }
+    return same | empty;
+}
+
+/* Replace `*tensor` by a copy in `*slot` unless it has these strides already (an error if there
+ * is no slot). */
+static int weft_layout(weft_call *call, weft_tensor *tensor, weft_tensor *slot, const char *what,
+                       int64_t dims, weft_dims sizes, weft_dims strides, int32_t dtype)
+{
+    int same = weft_compare(*tensor, dims, sizes, strides);
+    if (same == 1)
+        return 0;
+    if (same < 0) {
+        snprintf(call->message, sizeof call->message,
+                 "%s does not have the sizes it was compiled for", what);
+        return 1;
+    }
+    if (!slot) {
+        snprintf(call->message, sizeof call->message,
+                 "%s is updated in place and does not have the strides it was compiled for", what);
+        return 1;
+    }
+    weft_tensor copy = NULL;
+    if (weft_empty(&copy, dims, sizes, strides, dtype) || torch.copy_(copy, *tensor, 0)) {
+        weft_drop(&copy);
+        return 1;
+    }
+    weft_drop(slot);
+    *tensor = *slot = copy;
+    return 0;
+}
+
+static int weft_expect(weft_call *call, weft_tensor tensor, const char *what, int32_t dtype)
+{
+    int32_t actual = -1, device = -1;
+    torch.get_dtype(tensor, &actual);
+    torch.get_device_type(tensor, &device);
+    if (actual == dtype && device == 0)
+        return 0;
+    snprintf(call->message, sizeof call->message,
+             "%s is not a CPU tensor of the dtype it was compiled for", what);
+    return 1;
+}
+
+/* ---- a step in Python: for operators without a C function, and for their exceptions ---- */
+
+static int weft_results(weft_call *call, PyObject *returned, int count, weft_tensor **results)
+{
+    for (int k = 0; k < count; k++) {
+        PyObject *item = PyTuple_GetItem(returned, k);
+        if (!item)
+            return 1;
+        if (!results[k] || (char *)item == &_Py_NoneStruct)
+            continue;
+        weft_drop(results[k]);
+        if (torch.new_tensor_handle(weft_handle(call->program, item), results[k]))
+            return 1;
+    }
+    return 0;
+}
+
+/* Run step `step` with these tensors and ints; tensors it returns go to `results`. */
+static int weft_python(weft_call *call, int step, int tensors, weft_tensor *tensor, int ints,
+                       const int64_t *integer, int count, weft_tensor **results)
+{
+    PyEval_RestoreThread(call->thread);
+    PyObject *list = PyList_New(tensors), *numbers = PyList_New(ints);
+    for (int k = 0; k < tensors; k++)
+        PyList_SetItem(list, k, torch.wrap(tensor[k]));
+    for (int k = 0; k < ints; k++)
+        PyList_SetItem(numbers, k, PyLong_FromLongLong(integer[k]));
+    PyObject *python = call->program->python;
+    PyObject *returned = PyObject_CallFunction(python, "iOO", step, list, numbers);
+    int failed = !returned || weft_results(call, returned, count, results);
+    Py_DecRef(list);
+    Py_DecRef(numbers);
+    if (returned)
+        Py_DecRef(returned);
+    call->thread = PyEval_SaveThread();
+    return failed;
+}
+
+/* The same for an operator that writes its one result into `out`. */
+static int weft_python_into(weft_call *call, int step, int tensors, weft_tensor *tensor, int ints,
+                            const int64_t *integer, weft_tensor out)
+{
+    weft_tensor made = NULL, *results[] = {&made};
+    int failed = weft_python(call, step, tensors, tensor, ints, integer, 1, results);
+    failed = failed || torch.copy_(out, made, 0);
+    weft_drop(&made);
+    return failed;
+}
+
+/* ---- entry from Python ---- */
+
+static int weft_is_tensor(weft_program *program, PyObject *object)
+{
+    PyObject *kind = ((PyObject **)object)[1];
+    for (int64_t k = PyTuple_Size(program->tensor_types); k-- > 0;)
+        if (kind == PyTuple_GetItem(program->tensor_types, k))
+            return 1;
+    return 0;
+}
+
+static const char weft_capsule_name[] = "weft program";
+
+static void weft_free_program(PyObject *capsule)
+{
+    weft_program *program = PyCapsule_GetPointer(capsule, weft_capsule_name);
+    Py_DecRef(program->python);
+    Py_DecRef(program->tensor_types);
+    Py_DecRef(program->constants);
+    free(program);
+}
+
+static PyObject *weft_make_function(PyMethodDef *method, PyObject *python, PyObject *constants,
+                                    PyObject *tensor_types, void *scratches, int64_t offset)
+{
+    weft_program *program = calloc(1, sizeof *program);
+    *program = (weft_program){python, tensor_types, constants, scratches, offset};
+    Py_IncRef(python);
+    Py_IncRef(tensor_types);
+    Py_IncRef(constants);
+    PyObject *capsule = PyCapsule_New(program, weft_capsule_name, weft_free_program);
+    PyObject *function = capsule ? PyCFunction_NewEx(method, capsule, NULL) : NULL;
+    if (capsule)
+        Py_DecRef(capsule);
+    return function;
+}
+
+static int weft_argument(weft_program *program, PyObject *object, int position, weft_tensor *slot)
+{
+    if (!weft_is_tensor(program, object)) {
+        PyErr_Format(PyExc_TypeError, "compiled graph: argument %d is not a plain tensor",
+                     position);
+        return 1;
+    }
+    *slot = weft_handle(program, object);
+    return 0;
+}
+
+/* A list of `count` outputs: tensors are stolen from `out`, sizes come from `integers`. */
+static PyObject *weft_outputs(int count, weft_tensor *out, const int64_t *integers,
+                              const char *kinds)
+{
+    PyObject *list = PyList_New(count);
+    for (int k = 0; list && k < count; k++) {
+        PyObject *item = (PyObject *)&_Py_NoneStruct;
+        if (kinds[k] == 't')
+            item = torch.wrap(out[k]);
+        else if (kinds[k] == 'i')
+            item = PyLong_FromLongLong(integers[k]);
+        else
+            Py_IncRef(item);
+        PyList_SetItem(list, k, item);
+        weft_drop(&out[k]);
+    }
+    return list;
+}
+
+static PyObject *weft_failure(weft_call *call)
+{
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_RuntimeError, "compiled graph: %s",
+                     call->message[0] ? call->message : "a libtorch call failed");
+    return NULL;
+}

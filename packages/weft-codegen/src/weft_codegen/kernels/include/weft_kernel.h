@@ -1,0 +1,259 @@
+/* What generated kernels build on: types, scalar operations, the thread team.
+ *
+ * No system header is included: parsing them would cost more than compiling a kernel.
+ * Scalar operations are branch-free where that lets a `#pragma omp simd` loop vectorise.
+ * Elementary functions are libm's; with WEFT_MVEC the compiler may call glibc's vector versions
+ * (libmvec, within 4 ulp, specials as libm).  exp is inline because softmax lives on it.
+ */
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef __INT64_TYPE__ int64_t;
+typedef __UINT64_TYPE__ uint64_t;
+typedef __SIZE_TYPE__ size_t;
+
+void *malloc(size_t size);
+void free(void *block);
+
+/* ---- the thread team: torch's own OpenMP runtime, found when the program is loaded ---- */
+
+typedef struct {
+    void (*parallel)(void (*body)(void *), void *args, unsigned threads, unsigned flags);
+    int (*max_threads)(void);
+    int (*num_threads)(void);
+    int (*thread_num)(void);
+    int (*in_parallel)(void);
+} weft_team_t;
+
+extern weft_team_t weft_team __attribute__((visibility("hidden")));
+
+/* How many threads should share `chunks` iterations that cost `work` float additions in all. */
+static inline int weft_threads(int64_t chunks, int64_t work)
+{
+    if (work < 131072 || chunks < 2 || !weft_team.parallel || weft_team.in_parallel())
+        return 1;
+    int64_t most = weft_team.max_threads();
+    int64_t useful = work / 65536;
+    most = most < chunks ? most : chunks;
+    return (int)(most < useful ? most : useful);
+}
+
+/* This thread's part [*lo, *hi) of `chunks` iterations. */
+static inline void weft_share(int64_t chunks, int64_t *lo, int64_t *hi)
+{
+    int64_t threads = weft_team.num_threads(), me = weft_team.thread_num();
+    *lo = chunks * me / threads;
+    *hi = chunks * (me + 1) / threads;
+}
+
+/* ---- integers ---- */
+
+static inline int64_t weft_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline int64_t weft_floordiv(int64_t a, int64_t b)
+{
+    int64_t q = a / b;
+    return q - (q * b > a);
+}
+
+static inline int64_t weft_mod(int64_t a, int64_t b)
+{
+    int64_t r = a % b;
+    return r < 0 ? r + b : r;
+}
+
+#define WEFT_INTEGER(T, t)                                                                       \
+    static inline T maximum_##t(T a, T b) { return a > b ? a : b; }                              \
+    static inline T minimum_##t(T a, T b) { return a < b ? a : b; }                              \
+    static inline T not_##t(T a) { return (T)~a; }                                               \
+    static inline T truncdiv_##t(T a, T b)                                                       \
+    {                                                                                            \
+        return b == 0 ? 0 : b == (T)-1 && (T)-1 < 0 ? (T)(0 - a) : (T)(a / b);                   \
+    }                                                                                            \
+    static inline T fmod_##t(T a, T b) { return (T)(a - (T)(truncdiv_##t(a, b) * b)); }          \
+    static inline T remainder_##t(T a, T b)                                                      \
+    {                                                                                            \
+        T r = fmod_##t(a, b);                                                                    \
+        return (T)(r != 0 && (r < 0) != (b < 0) ? r + b : r);                                    \
+    }                                                                                            \
+    static inline T floordiv_##t(T a, T b)                                                       \
+    {                                                                                            \
+        T q = truncdiv_##t(a, b), r = (T)(a - (T)(q * b));                                       \
+        return (T)(r != 0 && (r < 0) != (b < 0) ? q - 1 : q);                                    \
+    }                                                                                            \
+    static inline _Bool isnan_##t(T a) { return 0; }                                             \
+    static inline _Bool isinf_##t(T a) { return 0; }                                             \
+    static inline _Bool signbit_##t(T a) { return a < 0; }                                       \
+    static inline T floor_##t(T a) { return a; }                                                 \
+    static inline T ceil_##t(T a) { return a; }                                                  \
+    static inline T trunc_##t(T a) { return a; }                                                 \
+    static inline T round_##t(T a) { return a; }                                                 \
+    static inline T abs_##t(T a) { return (T)(a < 0 ? 0 - a : a); }
+
+WEFT_INTEGER(int8_t, i8)
+WEFT_INTEGER(int16_t, i16)
+WEFT_INTEGER(int32_t, i32)
+WEFT_INTEGER(int64_t, i64)
+WEFT_INTEGER(uint8_t, u8)
+WEFT_INTEGER(uint16_t, u16)
+WEFT_INTEGER(uint32_t, u32)
+WEFT_INTEGER(uint64_t, u64)
+
+static inline _Bool not_b8(_Bool a) { return !a; }
+static inline _Bool maximum_b8(_Bool a, _Bool b) { return a | b; }
+static inline _Bool minimum_b8(_Bool a, _Bool b) { return a & b; }
+static inline _Bool abs_b8(_Bool a) { return a; }
+
+/* ---- floats: what is the same for both widths ---- */
+
+#define WEFT_FLOAT(T, t, f)                                                                      \
+    static inline T maximum_##t(T a, T b) { return (a > b) | (a != a) ? a : b; }                 \
+    static inline T minimum_##t(T a, T b) { return (a < b) | (a != a) ? a : b; }                 \
+    static inline T abs_##t(T a) { return __builtin_fabs##f(a); }                                \
+    static inline T copysign_##t(T a, T b) { return __builtin_copysign##f(a, b); }               \
+    static inline T floor_##t(T a) { return __builtin_floor##f(a); }                             \
+    static inline T ceil_##t(T a) { return __builtin_ceil##f(a); }                               \
+    static inline T trunc_##t(T a) { return __builtin_trunc##f(a); }                             \
+    static inline T round_##t(T a) { return __builtin_rint##f(a); }                              \
+    static inline T sqrt_##t(T a) { return __builtin_sqrt##f(a); }                               \
+    static inline T rsqrt_##t(T a) { return 1 / __builtin_sqrt##f(a); }                          \
+    static inline _Bool isnan_##t(T a) { return a != a; }                                        \
+    static inline _Bool isinf_##t(T a) { return __builtin_fabs##f(a) == __builtin_inf##f(); }    \
+    static inline T truncdiv_##t(T a, T b) { return __builtin_trunc##f(a / b); }                 \
+    T fmod##f(T a, T b);                                                                         \
+    static inline T fmod_##t(T a, T b) { return fmod##f(a, b); }                                 \
+    static inline T remainder_##t(T a, T b)                                                      \
+    {                                                                                            \
+        T r = fmod##f(a, b);                                                                     \
+        return r != 0 && (r < 0) != (b < 0) ? r + b : r;                                         \
+    }                                                                                            \
+    static inline T floordiv_##t(T a, T b)                                                       \
+    {                                                                                            \
+        if (b == 0)                                                                              \
+            return a / b;                                                                        \
+        T r = fmod##f(a, b), q = (a - r) / b;                                                    \
+        if (r != 0 && (r < 0) != (b < 0))                                                        \
+            q -= 1;                                                                              \
+        if (q == 0)                                                                              \
+            return __builtin_copysign##f(0, a / b);                                              \
+        T whole = __builtin_floor##f(q);                                                         \
+        return q - whole > (T)0.5 ? whole + 1 : whole;                                           \
+    }
+
+WEFT_FLOAT(float, f32, f)
+WEFT_FLOAT(double, f64, )
+
+static inline int32_t weft_bits_f32(float a)
+{
+    int32_t bits;
+    __builtin_memcpy(&bits, &a, 4);
+    return bits;
+}
+
+static inline float weft_from_bits_f32(int32_t bits)
+{
+    float a;
+    __builtin_memcpy(&a, &bits, 4);
+    return a;
+}
+
+static inline int64_t weft_bits_f64(double a)
+{
+    int64_t bits;
+    __builtin_memcpy(&bits, &a, 8);
+    return bits;
+}
+
+static inline _Bool signbit_f32(float a) { return weft_bits_f32(a) < 0; }
+static inline _Bool signbit_f64(double a) { return weft_bits_f64(a) < 0; }
+
+/* ---- elementary functions ---- */
+
+#ifdef WEFT_MVEC
+#define WEFT_VECTOR __attribute__((simd("notinbranch"), const))
+#else
+#define WEFT_VECTOR __attribute__((const))
+#endif
+
+#define WEFT_LIBM(name)                                                                          \
+    WEFT_VECTOR float name##f(float a);                                                          \
+    WEFT_VECTOR double name(double a);                                                           \
+    static inline double name##_f64(double a) { return name(a); }
+#define WEFT_LIBM_F32(name)                                                                      \
+    static inline float name##_f32(float a) { return name##f(a); }
+
+WEFT_LIBM(exp) WEFT_LIBM(exp2) WEFT_LIBM(expm1)
+WEFT_LIBM(log) WEFT_LIBM(log1p) WEFT_LIBM(log2) WEFT_LIBM(log10)
+WEFT_LIBM(sin) WEFT_LIBM(cos) WEFT_LIBM(tan) WEFT_LIBM(asin) WEFT_LIBM(acos) WEFT_LIBM(atan)
+WEFT_LIBM(sinh) WEFT_LIBM(cosh) WEFT_LIBM(tanh) WEFT_LIBM(asinh) WEFT_LIBM(acosh)
+WEFT_LIBM(atanh) WEFT_LIBM(erf) WEFT_LIBM(erfc)
+WEFT_LIBM_F32(exp2) WEFT_LIBM_F32(expm1)
+WEFT_LIBM_F32(log) WEFT_LIBM_F32(log1p) WEFT_LIBM_F32(log2) WEFT_LIBM_F32(log10)
+WEFT_LIBM_F32(sin) WEFT_LIBM_F32(cos) WEFT_LIBM_F32(tan) WEFT_LIBM_F32(asin) WEFT_LIBM_F32(acos)
+WEFT_LIBM_F32(atan) WEFT_LIBM_F32(sinh) WEFT_LIBM_F32(cosh) WEFT_LIBM_F32(tanh)
+WEFT_LIBM_F32(asinh) WEFT_LIBM_F32(acosh) WEFT_LIBM_F32(atanh) WEFT_LIBM_F32(erf)
+WEFT_LIBM_F32(erfc)
+
+#define WEFT_LIBM2(name)                                                                         \
+    WEFT_VECTOR float name##f(float a, float b);                                                 \
+    WEFT_VECTOR double name(double a, double b);                                                 \
+    static inline float name##_f32(float a, float b) { return name##f(a, b); }                   \
+    static inline double name##_f64(double a, double b) { return name(a, b); }
+
+WEFT_LIBM2(pow) WEFT_LIBM2(atan2) WEFT_LIBM2(hypot)
+
+#ifdef __FMA__
+#define WEFT_FMA(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define WEFT_FMA(a, b, c) ((a) * (b) + (c))
+#endif
+
+/* exp(a) = 2^n exp(r), r = a - n ln 2 in [-0.35, 0.35]; a degree 6 polynomial for exp(r), and the
+ * power in two steps so that subnormal results round once.  Within 1 ulp. */
+static inline float exp_f32(float a)
+{
+    float x = a < 89.0f ? a : 89.0f;
+    x = x > -104.0f ? x : -104.0f;
+    float n = __builtin_rintf(x * 1.44269504088896341f);
+    float r = WEFT_FMA(n, -0.693359375f, x);
+    r = WEFT_FMA(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = WEFT_FMA(p, r, 1.3981999507e-3f);
+    p = WEFT_FMA(p, r, 8.3334519073e-3f);
+    p = WEFT_FMA(p, r, 4.1665795894e-2f);
+    p = WEFT_FMA(p, r, 1.6666665459e-1f);
+    p = WEFT_FMA(p, r, 5.0000001201e-1f);
+    p = WEFT_FMA(p, r * r, r) + 1.0f;
+    int32_t k = (int32_t)n, half = k >> 1;
+    p = p * weft_from_bits_f32((half + 127) << 23) * weft_from_bits_f32((k - half + 127) << 23);
+    return a != a ? a : p;
+}
+
+/* ---- 16-bit floats live in memory as their bits; arithmetic is float's ---- */
+
+static inline float bf16_to_f32(uint16_t bits) { return weft_from_bits_f32((int32_t)bits << 16); }
+
+static inline uint16_t f32_to_bf16(float a)
+{
+    uint32_t bits = (uint32_t)weft_bits_f32(a);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (uint16_t)(a != a ? 0x7fc0 : rounded);
+}
+
+static inline float f16_to_f32(uint16_t bits)
+{
+    _Float16 half;
+    __builtin_memcpy(&half, &bits, 2);
+    return (float)half;
+}
+
+static inline uint16_t f32_to_f16(float a)
+{
+    _Float16 half = (_Float16)a;
+    uint16_t bits;
+    __builtin_memcpy(&bits, &half, 2);
+    return bits;
+}

@@ -1,0 +1,186 @@
+"""From a loop program to a Python callable: emit, build, load.
+
+A program is one C function that Python calls directly (`METH_FASTCALL`, no wrapper): the tensors'
+C handles are read out of the Python objects, the interpreter lock is released while the steps run,
+and the outputs come back as new tensors.  Measured entry with 10 tensor arguments: see
+docs/architecture/codegen.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import _ctypes
+import torch
+from weft_core.errors import BackendCompilerError
+from weft_core.events import enabled, logger, span
+
+from weft_codegen.kernels.build import Sources, build
+from weft_codegen.kernels.emit_c import KernelCode, emit_kernel
+from weft_codegen.kernels.externs import python_step, writes_into
+from weft_codegen.kernels.host import HostWriter
+from weft_codegen.kernels.plan import make_plan
+from weft_codegen.loops.program import Extern, Launch, Program
+
+_output_code = logger("codegen", "output_code")
+_SCRATCHES = 8
+
+
+class _Scratch(ctypes.Structure):
+    """weft_scratch of weft_host.h: one block of memory for one call at a time."""
+
+    _fields_ = (
+        ("busy", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("block", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+    )
+
+
+# Shared by every program of the process, so that peak memory is that of one graph, not of all.
+_scratches = (_Scratch * _SCRATCHES)()
+
+
+class CompiledGraph:
+    """A compiled program: call it with the program's inputs, get the list of its outputs.
+
+    It may be called from any thread and after a fork.  Inputs with other strides than the program
+    was compiled for are copied; other sizes, dtypes or devices raise RuntimeError.  Exceptions of
+    operators are eager's own.
+    """
+
+    __slots__ = ("__weakref__", "_library", "_mutated", "_run", "path", "source")
+
+    def __init__(self, program: Program, source: str, path: Path) -> None:
+        self.source = source
+        self.path = path
+        library = _open(path)
+        self._run = _new_function(library, program)
+        names = [item.name for item in program.inputs]
+        self._mutated = tuple(names.index(name) for name in program.mutations)
+        self._library = library._handle
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Run the program; tensors, ints and Nones in the order of its outputs."""
+        outputs = self._run(*args)
+        if self._mutated:
+            torch.autograd.graph.increment_version([args[k] for k in self._mutated])
+        return outputs
+
+    def __del__(self) -> None:
+        # First the function, whose code is in the library; a call in progress holds `self`.
+        if hasattr(self, "_run") and not sys.is_finalizing():
+            del self._run
+            _ctypes.dlclose(self._library)
+
+
+def compile_program(program: Program) -> CompiledGraph:
+    """Compile `program` for this machine's CPU.
+
+    Raises:
+        CompilerNotFound: no C compiler.
+        BackendCompilerError: the generated source did not compile.
+    """
+    with span("codegen.emit"):
+        sources, text = emit_program(program)
+    if enabled("output_code"):
+        _output_code.info("%s", text)
+    path = build(sources)
+    with span("codegen.load"):
+        return CompiledGraph(program, text, path)
+
+
+def emit_program(program: Program) -> tuple[Sources, str]:
+    """The C of a program: as units to compile, and as one readable text."""
+    codes = {name: emit_kernel(kernel) for name, kernel in program.kernels.items()}
+    externs = [k for k, step in enumerate(program.steps) if isinstance(step, Extern)]
+    allocates = frozenset(k for k in externs if not _writes_into(program.steps[k]))
+    plan = make_plan(program, allocates)
+    host = HostWriter(program, plan, codes).text()
+    kernels = {code.symbol: code.text for code in codes.values()}
+    return Sources(host, kernels), _readable(program, codes, host)
+
+
+def _writes_into(step: Any) -> bool:
+    return isinstance(step, Extern) and writes_into(step)
+
+
+def _readable(program: Program, codes: dict[str, KernelCode], host: str) -> str:
+    """Every kernel below the operations it was first made for, then the host function."""
+    origins: dict[str, tuple[str, ...]] = {}
+    for step in program.steps:
+        if isinstance(step, Launch):
+            origins.setdefault(step.kernel, step.origins)
+    parts = []
+    for name, code in codes.items():
+        notes = "".join(f"/* {origin} */\n" for origin in origins.get(name, ()))
+        parts.append(notes + code.text)
+    return "\n\n".join([*parts, host])
+
+
+# ---- loading ----
+
+
+def _open(path: Path) -> ctypes.PyDLL:
+    """Load a shared object and look up what it needs of libtorch."""
+    library = ctypes.PyDLL(str(path))
+    library.weft_load.restype = ctypes.c_char_p
+    folder = Path(torch.__file__).parent / "lib"
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    names = [str(folder / f"lib{name}.{suffix}").encode() for name in ("torch_cpu", "torch_python")]
+    missing = library.weft_load(*names)
+    if missing is not None:
+        raise BackendCompilerError(
+            "codegen.load", f"torch {torch.__version__} has no {missing.decode()}"
+        )
+    return library
+
+
+def _new_function(library: ctypes.PyDLL, program: Program) -> Callable[..., list[Any]]:
+    new = library.weft_new
+    new.restype = ctypes.py_object
+    objects = [ctypes.py_object] * 3
+    new.argtypes = (*objects, ctypes.c_void_p, ctypes.c_int64)
+    constants = tuple(program.constants.values())
+    types = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    address = ctypes.addressof(_scratches)
+    function = new(_python_steps(program), constants, types, address, handle_offset())
+    return function  # type: ignore[no-any-return]
+
+
+def _python_steps(program: Program) -> Callable[[int, list[Any], list[int]], tuple[Any, ...]]:
+    """What the program calls for a step that has no C function, or whose C function failed."""
+    steps = {
+        position: python_step(step)[2]
+        for position, step in enumerate(program.steps)
+        if isinstance(step, Extern)
+    }
+
+    def run(position: int, tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
+        return steps[position](tensors, ints)
+
+    return run
+
+
+@functools.cache
+def handle_offset() -> int:
+    """Where a Python tensor keeps its at::Tensor, in bytes from the start of the object.
+
+    An at::Tensor is a pointer to the TensorImpl that `_cdata` gives, so it is found by value.
+
+    Raises:
+        BackendCompilerError: when it is not where any known torch keeps it.
+    """
+    probe = torch.empty(0)
+    for offset in range(16, 64, 8):
+        word = ctypes.c_uint64.from_address(id(probe) + offset).value
+        if word == probe._cdata:
+            return offset
+    raise BackendCompilerError(
+        "codegen.load", f"unknown tensor layout in torch {torch.__version__}"
+    )

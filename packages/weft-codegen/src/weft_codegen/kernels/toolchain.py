@@ -1,0 +1,120 @@
+"""Which C compiler to run and with which flags; found without starting a process.
+
+Flags are chosen so that a loop marked `#pragma omp simd` is vectorised for this machine and yet
+every operation rounds as eager's does: no -ffast-math, NaN, infinities and -0.0 keep their
+meaning, and a*b + c is not contracted (`-ffp-contract=off`) unless the source asks for it.
+Measured with gcc 12 on AVX-512: -O3 costs the same time as -O2 -ftree-vectorize and never runs
+slower; without -fno-trapping-math conditional code is not vectorised at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft_core.errors import CompilerNotFound
+
+CANDIDATES = ("cc", "gcc", "clang")
+_COMMON = (
+    "-std=gnu11",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-w",
+)
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A C compiler for this machine.
+
+    `kernel_flags` are for loops, `host_flags` for the code that calls them; `fingerprint` changes
+    whenever the same source could compile to something else.
+    """
+
+    command: tuple[str, ...]
+    kernel_flags: tuple[str, ...]
+    host_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    fingerprint: str
+
+
+def find() -> Toolchain:
+    """The compiler to use: $CC, else the first of cc, gcc and clang on PATH.
+
+    Raises:
+        CompilerNotFound: when there is none.
+    """
+    return _find(os.environ.get("CC", ""), os.environ.get("PATH", ""))
+
+
+@functools.cache
+def _find(wanted: str, search: str) -> Toolchain:
+    choices = [shlex.split(wanted)] if wanted.strip() else []
+    choices += [[name] for name in CANDIDATES]
+    for command in choices:
+        program = shutil.which(command[0], path=search)
+        if program is not None:
+            return _toolchain((program, *command[1:]))
+    raise CompilerNotFound([command[0] for command in choices])
+
+
+def _toolchain(command: tuple[str, ...]) -> Toolchain:
+    isa = isa_flags()
+    kernel_flags = ("-O3", *_COMMON, *_target_flags(isa), *_vector_math())
+    host_flags = ("-O1", *_COMMON)
+    link_flags = ("-shared", "-fPIC", "-lm")
+    program = Path(command[0]).resolve()
+    stat = program.stat()
+    parts = (
+        *command, str(program), str(stat.st_size), str(stat.st_mtime_ns), platform.machine(),
+        *sorted(isa), *kernel_flags, *host_flags, *link_flags,
+    )  # fmt: skip
+    fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return Toolchain(command, kernel_flags, host_flags, link_flags, fingerprint)
+
+
+@functools.cache
+def isa_flags() -> frozenset[str]:
+    """The instruction set extensions of this CPU as the kernel lists them; empty if unknown."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _target_flags(isa: frozenset[str]) -> tuple[str, ...]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ("-mcpu=native",)
+    # gcc keeps to 256 bits unless told; memory-bound loops gain from whole cache lines.
+    wide = ("-mprefer-vector-width=512",) if "avx512f" in isa else ()
+    return ("-march=native", *wide)
+
+
+def _vector_math() -> tuple[str, ...]:
+    """The define that lets kernels call glibc's vector functions, where they all exist."""
+    if platform.machine() != "x86_64":
+        return ()
+    try:
+        library = ctypes.CDLL("libmvec.so.1")
+    except OSError:
+        return ()
+    # The last functions to arrive (glibc 2.35).
+    return ("-DWEFT_MVEC",) if hasattr(library, "_ZGVdN8v_erfcf") else ()
