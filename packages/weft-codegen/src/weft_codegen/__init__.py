@@ -1,1 +1,9 @@
-"""weft_codegen: compiles an aten graph to one fused program (see compile.py)."""
+"""weft_codegen: compiles an aten graph to one fused native function.
+
+compile_graph(gm, inputs) is the door; compile.py names the steps behind it.  backend.py is the same
+as a torch.compile backend.  loops/program.py defines the IR between graph and code.
+"""
+
+from weft_codegen.compile import compile_graph, decompositions, make_program
+
+__all__ = ["compile_graph", "decompositions", "make_program"]

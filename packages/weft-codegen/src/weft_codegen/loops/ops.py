@@ -94,7 +94,7 @@ _ROWS = (
     _infix("add", "+", _same, torch.add),
     _infix("sub", "-", _same, torch.sub),
     _infix("mul", "*", _same, torch.mul),
-    _infix("div", "/", _float, torch.div),
+    OpRow("div", 2, _float, torch.div, "({0} / {1})", "({0} / {1})", 4),
     OpRow("neg", 1, _same, torch.neg, "(-{0})", "(-{0})"),
     _call("abs", torch.abs, "tl.abs({0})", rule=_same),
     # nan if either operand is nan

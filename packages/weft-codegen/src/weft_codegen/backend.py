@@ -1,0 +1,64 @@
+"""The backend that other front ends call: `torch.compile(model, backend="weft")`.
+
+Installed as an entry point of the group `torch_dynamo_backends`, so no import of weft is needed.
+Graphs that train need an autograd stage: any distribution may offer one under the entry-point
+group `weft_autograd` (weft-aot does).  Without one they run eagerly, with one warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft_codegen.compile import compile_graph, decompositions
+
+
+def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Compile a captured torch-level graph.
+
+    Args:
+        gm: graph with lifted parameters, as torch.compile's backend protocol defines it.
+        example_inputs: one tensor or int a placeholder.
+        kwargs: `options`, a dict of codegen options; `mode` is accepted and ignored.
+
+    Returns:
+        A callable of the flat inputs that returns the sequence of outputs.
+    """
+    options = kwargs.get("options")
+    if not _trains(example_inputs):
+        return compile_graph(gm, example_inputs, options=options)
+    autograd = _autograd_stage()
+    if autograd is None:
+        _warn_no_autograd()
+        return gm.forward
+
+    def compile_aten(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return compile_graph(graph, inputs, options=options)
+
+    return autograd(gm, example_inputs, fw_compiler=compile_aten, decompositions=decompositions())
+
+
+def _trains(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+    )
+
+
+def _autograd_stage() -> Callable[..., Any] | None:
+    found = next(iter(entry_points(group="weft_autograd")), None)
+    return None if found is None else found.load()  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _warn_no_autograd() -> None:
+    warnings.warn(
+        "weft_codegen compiles inference graphs; install weft-aot to compile training too. "
+        "This graph runs eagerly.",
+        stacklevel=4,
+    )

@@ -1,0 +1,164 @@
+"""The pipeline of this package: aten graph -> loop nodes -> program -> machine code.
+
+    1. trace      a torch-level graph is first traced to aten operators (inference only)
+    2. lower      loops/lower: operators to loop nodes, the rest to extern calls
+    3. schedule   loops/schedule: loop nodes to kernels
+    4. verify     loops/verify.py, when settings.verify_ir is set
+    5. build      kernels/: C source, compiler, loaded callable
+
+Each step takes a value and returns the next one; nothing here knows how a step works.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from weft_core import events
+from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
+from weft_core.fake import detect_mode, fake_mode, to_fake
+from weft_core.tracing import trace_aten
+
+from weft_codegen.config import Options, settings
+from weft_codegen.kernels import compile_program
+from weft_codegen.loops.interpret import run_program
+from weft_codegen.loops.lower.decompose import decompositions
+from weft_codegen.loops.lower.graph import NoLowering, lower_graph
+from weft_codegen.loops.printer import program_text
+from weft_codegen.loops.program import Extern, Launch, Program
+from weft_codegen.loops.schedule import schedule
+from weft_codegen.loops.verify import verify_program
+
+__all__ = ["compile_graph", "decompositions", "make_program"]
+
+Compiled = Callable[..., Any]
+
+_schedule_log = events.logger("codegen", "schedule")
+_hints = events.logger("codegen", "perf_hints")
+
+
+def compile_graph(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+) -> Compiled:
+    """Compile a graph to one native function.
+
+    Args:
+        gm: an aten graph whose nodes carry `meta["val"]`, functional apart from trailing
+            `aten.copy_(placeholder, value)` nodes; or a torch-level graph of the backend protocol,
+            which is traced first and compiled for inference.
+        inputs: real or fake tensors and ints, one a placeholder.
+        options: codegen options by name (see config.Options).
+
+    Returns:
+        A callable of the flat inputs that returns the list of outputs.
+
+    Raises:
+        InvalidOption: an unknown option.
+        BackendCompilerError: a stage of the compilation failed.
+    """
+    chosen = Options.parse(options)
+    with events.span("codegen"):
+        try:
+            program = make_program(gm, inputs, chosen)
+            return _build(program)
+        except NoLowering as reason:
+            _hints.info("graph runs without generated code: %s", reason)
+        except CompilerNotFound as missing:
+            _warn_once(str(missing))
+        except WeftError:
+            raise
+        except Exception as error:
+            raise BackendCompilerError(
+                "codegen", f"{type(error).__name__}: {error}", op=_first_op(gm)
+            ) from error
+    return _eager(gm)
+
+
+def make_program(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: Options | None = None
+) -> Program:
+    """The scheduled loop program of a graph (steps 1 to 4).
+
+    Raises:
+        NoLowering: the graph cannot be a program (sizes only known while running, for example).
+    """
+    options = options or Options()
+    if not _is_aten(gm):
+        with events.span("codegen.trace"):
+            gm = _trace(gm, inputs)
+    with events.span("codegen.lower"):
+        lowered = lower_graph(gm)
+    with events.span("codegen.schedule"):
+        program = schedule(lowered, fuse=options.epilogue_fusion)
+    if settings.verify_ir:
+        verify_program(program)
+    _count(program)
+    if events.enabled("schedule"):
+        _schedule_log.info("%s", program_text(program))
+    return program
+
+
+def _build(program: Program) -> Compiled:
+    if settings.interpret:
+        return lambda *args: run_program(program, args)
+    if not any(isinstance(step, Launch | Extern) for step in program.steps):
+        return lambda *args: run_program(program, args)
+    return compile_program(program)
+
+
+def _count(program: Program) -> None:
+    counters = events.counters["codegen"]
+    counters["graphs"] += 1
+    counters["kernels"] += len(program.kernels)
+    counters["launches"] += sum(isinstance(step, Launch) for step in program.steps)
+    for step in program.steps:
+        if isinstance(step, Extern):
+            counters["externs"] += 1
+            events.counters["extern"][str(step.op)] += 1
+
+
+def _is_aten(gm: fx.GraphModule) -> bool:
+    calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
+    has_values = all("val" in n.meta for n in gm.graph.nodes if n.op == "placeholder")
+    return has_values and not any(
+        node.op == "call_method"
+        or not isinstance(node.target, torch._ops.OpOverload)
+        and getattr(node.target, "__module__", "") not in ("_operator", "builtins", "math", "torch")
+        for node in calls
+    )
+
+
+def _trace(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """An aten graph of a torch-level one, for inference."""
+    holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    known = [node.meta.get("example_value") for node in holders]
+    mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
+    fakes: list[Any] = []
+    for value, given in zip(known, inputs, strict=True):
+        value = given if value is None else value
+        fakes.append(to_fake(mode, value) if isinstance(value, torch.Tensor) else value)
+    with torch.no_grad():
+        return trace_aten(gm, fakes, decompositions=decompositions())
+
+
+def _eager(gm: fx.GraphModule) -> Compiled:
+    @torch.no_grad()
+    def run(*args: Any) -> Any:
+        return gm(*args)
+
+    return run
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(f"{text}\nGraphs run eagerly until then.", stacklevel=4)
+    logging.getLogger("weft.codegen").debug("eager fallback: %s", text)
+
+
+def _first_op(gm: fx.GraphModule) -> str | None:
+    return next((str(n.target) for n in gm.graph.nodes if n.op == "call_function"), None)

@@ -1,0 +1,171 @@
+"""The rules of program.py as checks; tests run this after every stage.
+
+`verify_program` raises InvalidProgram with the first rule that does not hold and where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft_codegen.loops.expr import Cast, Const, Expr, Load, Local, Op, Read, walk
+from weft_codegen.loops.index import Axis, IndexExpr, Size, atoms
+from weft_codegen.loops.ops import OPS, REDUCTIONS
+from weft_codegen.loops.printer import expr_text
+from weft_codegen.loops.program import (
+    Alias,
+    Extern,
+    Kernel,
+    Launch,
+    Loop,
+    Program,
+    Reduce,
+    Ref,
+    Set,
+    Stmt,
+    Store,
+    step_reads,
+    step_writes,
+    stmt_exprs,
+)
+
+
+class InvalidProgram(AssertionError):
+    """A loop program breaks a rule of loops/program.py."""
+
+
+def _check(condition: bool, rule: str, place: str) -> None:
+    if not condition:
+        raise InvalidProgram(f"{place}: {rule}")
+
+
+def verify_program(program: Program) -> None:
+    """Check every kernel, and that each step uses buffers that exist by then."""
+    for kernel in program.kernels.values():
+        verify_kernel(kernel)
+    known = {item.name for item in program.inputs} | set(program.constants)
+    for position, step in enumerate(program.steps):
+        place = f"step {position}"
+        writes = step_writes(step, program.kernels)
+        for name in step_reads(step, program.kernels):
+            _check(name in known, f"reads {name} before it is made", place)
+        known.update(writes)
+        if isinstance(step, Launch):
+            _verify_launch(step, program, place)
+        for name in writes:
+            _check(name in program.buffers, f"writes unknown buffer {name}", place)
+        if isinstance(step, Alias):
+            same = program.buffers[step.name].dtype is program.buffers[step.base].dtype
+            _check(same, "a view keeps its dtype", place)
+        if isinstance(step, Extern):
+            _check(not step.op._schema.is_mutable or bool(step.mutates), "hidden mutation", place)
+    for output in program.outputs:
+        if isinstance(output, Ref):
+            _check(output.name in known, f"output {output.name} is never made", "outputs")
+
+
+def _verify_launch(step: Launch, program: Program, place: str) -> None:
+    kernel = program.kernels[step.kernel]
+    _check(len(step.buffers) == len(kernel.params), "one buffer a parameter", place)
+    _check(len(set(step.buffers)) == len(step.buffers), "buffers of a launch differ", place)
+    _check(len(step.sizes) == len(kernel.sizes), "one size a size parameter", place)
+    for name, param in zip(step.buffers, kernel.params, strict=True):
+        buffer = program.buffers.get(name)
+        _check(buffer is not None, f"unknown buffer {name}", place)
+        if buffer is not None:
+            _check(buffer.dtype is param.dtype, f"{name} is not {param.dtype}", place)
+
+
+@dataclass
+class _Scope:
+    """What is visible at a statement."""
+
+    kernel: Kernel
+    axes: frozenset[Axis] = frozenset()
+    set_locals: set[Local] = field(default_factory=set)
+    serial: bool = False
+
+
+def verify_kernel(kernel: Kernel) -> None:
+    """Check one kernel's loops, locals, parameters and types."""
+    _verify_body(kernel.body, _Scope(kernel))
+
+
+def _verify_body(body: tuple[Stmt, ...], scope: _Scope) -> None:
+    stored: dict[str, Store] = {}
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            _verify_loop(stmt, scope)
+            continue
+        for value in stmt_exprs(stmt):
+            _verify_expr(value, scope, stored)
+        _verify_index(stmt.index, scope)
+        if isinstance(stmt, Store):
+            params = {param.name: param for param in scope.kernel.params}
+            place = scope.kernel.name
+            _check(stmt.buffer in params, f"store to unknown {stmt.buffer}", place)
+            _check(params[stmt.buffer].written, f"{stmt.buffer} is not marked written", place)
+            same = params[stmt.buffer].dtype is stmt.value.dtype
+            _check(same, f"store of {stmt.value.dtype} to {stmt.buffer}", place)
+            stored[stmt.buffer] = stmt
+        else:
+            _verify_local(stmt, scope)
+
+
+def _verify_loop(loop: Loop, scope: _Scope) -> None:
+    place = scope.kernel.name
+    _check(loop.axis not in scope.axes, f"axis {loop.axis.key} is bound twice", place)
+    if loop.kind == "parallel":
+        _check(not scope.serial, f"parallel loop {loop.axis.key} inside a serial one", place)
+    inner = _Scope(
+        scope.kernel,
+        scope.axes | {loop.axis},
+        scope.set_locals,
+        scope.serial or loop.kind != "parallel",
+    )
+    if loop.limit is not None:
+        _verify_index(loop.limit, scope)
+    _verify_body(loop.body, inner)
+
+
+def _verify_local(stmt: Set | Reduce, scope: _Scope) -> None:
+    place = scope.kernel.name
+    targets = (stmt.local,) if isinstance(stmt, Set) else stmt.targets
+    values = stmt_exprs(stmt)
+    _check(len(targets) == len(values), "one value a local", place)
+    for local, value in zip(targets, values, strict=True):
+        _check(local in scope.kernel.locals, f"undeclared local {local.name}", place)
+        _check(local.dtype is value.dtype, f"{local.name} takes {local.dtype}", place)
+        if isinstance(stmt, Set):
+            scope.set_locals.add(local)
+        else:
+            _check(local in scope.set_locals, f"{local.name} reduced before set", place)
+    if isinstance(stmt, Reduce):
+        _check(REDUCTIONS[stmt.op].states == len(targets), f"states of {stmt.op}", place)
+
+
+def _verify_expr(root: Expr, scope: _Scope, stored: dict[str, Store]) -> None:
+    place = scope.kernel.name
+    params = {param.name: param.dtype for param in scope.kernel.params}
+    for node in walk(root):
+        for where in node.indices:
+            _verify_index(where, scope)
+        if isinstance(node, Op):
+            dtype = OPS[node.name].dtype(*(arg.dtype for arg in node.args))
+            _check(dtype is node.dtype, f"dtype of {expr_text(node)}", place)
+        elif isinstance(node, Load):
+            _check(params.get(node.buffer) is node.dtype, f"dtype of {expr_text(node)}", place)
+            store = stored.get(node.buffer)
+            _check(store is None, f"{node.buffer} is loaded after a store in one body", place)
+        elif isinstance(node, Read):
+            _check(node.local in scope.set_locals, f"{node.local.name} read before set", place)
+        else:
+            _check(isinstance(node, Const | Cast) or bool(node.indices), "unknown node", place)
+
+
+def _verify_index(where: IndexExpr, scope: _Scope) -> None:
+    for atom in atoms(where):
+        if isinstance(atom, Axis):
+            _check(atom in scope.axes, f"axis {atom.key} is not bound", scope.kernel.name)
+        elif isinstance(atom, Size):
+            known = atom.key in scope.kernel.sizes
+            _check(known, f"size {atom.key} is no parameter", scope.kernel.name)
