@@ -9,7 +9,10 @@ Nothing here imports torch.
     decoded.instrs[i]                        # Instr
     live_at(decoded, i) -> frozenset[str]    # locals and cells needed from instruction i on
     resume = make_resume(decoded, i, stack=(True, False, ...), locals=("x", "y"))
-    w = Writer(decoded); ...; code = w.finish()
+    w = Writer(decoded)
+    w.load_local("x")
+    w.return_()
+    code = w.finish()
 
 The vocabulary (`Instr.opname`, with the meaning of `argval`; `arg` only where named)
 ------------------------------------------------------------------------------------
@@ -55,44 +58,56 @@ if `lasti`, then the exception, and execution goes on at `target`.
 
 Writing a transformed frame
 ---------------------------
-`Writer(decoded)` starts code that takes decoded's frame arguments as positionals in flat order
-(positional, keyword-only, *args tuple, **kwargs dict) and has decoded's freevars.
+`Writer(decoded, tail_call=...)` starts code that takes decoded's frame arguments as positionals in
+flat order (positional, keyword-only, *args tuple, **kwargs dict) and has decoded's freevars. Its
+methods are the opcodes as verbs (see writer.py); it is a `weft_guards.sources.Builder`. Of note:
 
-    load_local(name) store_local(name) delete_local(name)   a cell variable goes through its cell
-    temp() -> name                                 a fresh local
-    load_global(name) store_global(name)
-    load_cell(name)                                the cell object (for a closure tuple)
-    load_deref(name) store_deref(name)             its contents
-    load_const(obj)                                any object, kept by the code object
-    load_attr(name) store_attr(name) delete_attr(name)
-    binary_subscr() store_subscr() delete_subscr() binary_op('+')
-    push_null(); call(n, kwnames=())               push_null BEFORE pushing the callable, always
-    call_ex(has_kwargs)                            the same
-    load_method(name); call_method(n, kwnames=())
-    build_tuple(n) build_list(n) build_map(n) build_set(n) build_slice(n)
-    list_extend(i) list_append(i) dict_update(i) unpack_sequence(n)
-    pop() dup() rot(n) (top goes to n-th place) swap(i) copy(i)
-    make_function(code)                            closure cells taken from code.co_freevars by name
-    label() -> Label; mark(label); jump(label); pop_jump_if_true(label), _false, _none, _not_none
-    return_() raise_()
-    at(lineno or Instr)                            source position of what follows
-    original(decoded, index, jump=None)            copy one instruction with its exception handler:
-                              if it raises, the original handlers run (and end the frame). A jump
-                              instruction goes to `jump` when taken. The stack below it must be
-                              what it was in the original frame
-    call_resume(resume)                            the stack holds resume's stack values (NULLs
-                              where it says so) and its locals are set: call it and return
+    begin_call(); <push callable>; <push arguments>; call(n, kwnames)      NULLs are its business
+    load_local(name), store_local(name)   a cell variable goes through its cell
+    load_cell(name), store_deref(name)    contents of a cell;  load_closure(name)  the cell itself
+    load_function()                       the function being replaced (the hook passes it)
+    load_const(obj)                       any object, kept alive by the code object
+    original(index, jump=None)            copy one instruction with its exception handler: if it
+                                          raises, the original handlers run and end the frame
+    call_resume(resume)                   the stack is resume's stack, its variables are set:
+                                          go on there and return. With `tail_call` (the hook's) the
+                                          frame ends first, so loops do not nest
     finish() -> CodeType
+
+A break in the middle of a frame, at instruction i:
+    <rebuild variables and stack>; w.original(i); w.call_resume(make_resume(decoded, i + 1, ...))
+and for a branch on data: w.original(i, label); w.call_resume(fall_through); w.mark(label);
+w.call_resume(taken).
 
 Resume functions
 ----------------
-`make_resume(decoded, index, stack, locals)` -> `Resume(code, stack, locals)`: code whose arguments
-are the non-NULL stack values, bottom first, then `locals`; its freevars are the cell and free
-variables that the rest of the frame uses. `stack[i]` is False where a NULL lies. Handlers and
+`make_resume(decoded, index, stack, locals)` -> `Resume(code, args, stack, index)`: code whose
+arguments are the stack values and live variables listed in `args`; its freevars are the cell and
+free variables that the rest of the frame uses. `stack[i]` is False where a NULL lies. Handlers and
 lines are kept, so breaks inside for, with and try need nothing more.
 """
 
 from .decode import decode
+from .encode import AssemblyError
 from .instr import NULL_BELOW, Decoded, Handler, Instr, call_pair
+from .liveness import live_at
+from .program import Label
+from .resume import Resume, make_resume, stack_name
+from .writer import FUNCTION_ARG, Writer
 
-__all__ = ["NULL_BELOW", "Decoded", "Handler", "Instr", "call_pair", "decode"]
+__all__ = [
+    "FUNCTION_ARG",
+    "NULL_BELOW",
+    "AssemblyError",
+    "Decoded",
+    "Handler",
+    "Instr",
+    "Label",
+    "Resume",
+    "Writer",
+    "call_pair",
+    "decode",
+    "live_at",
+    "make_resume",
+    "stack_name",
+]

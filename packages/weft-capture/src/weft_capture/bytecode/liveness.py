@@ -61,7 +61,7 @@ def reachable(decoded: Decoded, start: int) -> list[bool]:
 
 
 def first_argument_of_super(decoded: Decoded) -> str | None:
-    """The variable that `super()` without arguments would look up, if the code can call it."""
+    """The variable that `super()` without arguments would look up, if it can work here."""
     return decoded.varnames[0] if "__class__" in decoded.freevars and decoded.varnames else None
 
 
@@ -99,6 +99,16 @@ def _uses_and_kills(instr: Instr, bit: dict[str, int], first: str | None) -> tup
         return bit[name], bit[name]
     if opname in _CELL:
         return bit[name], 0
-    if first is not None and opname == "LOAD_GLOBAL" and name == "super":
-        return bit[first], 0
+    if first is not None and _may_be_super(instr):
+        return bit[first] | bit["__class__"], 0
     return 0, 0
+
+
+def _may_be_super(instr: Instr) -> bool:
+    """Whether this may load or call `super` without arguments, in code that has __class__."""
+    opname = instr.opname
+    return (
+        (opname == "LOAD_GLOBAL" and instr.argval == "super")
+        or (opname == "CALL" and instr.arg == 0)
+        or opname == "LOAD_SUPER_ATTR"
+    )

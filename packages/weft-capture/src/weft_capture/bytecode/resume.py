@@ -122,11 +122,7 @@ def _prologue(
 
 
 def _free_names(decoded: Decoded, index: int) -> tuple[str, ...]:
-    """The cells to take along; `__class__` too when a later super() will look it up."""
     wanted = live_at(decoded, index) & decoded.cells
-    first = first_argument_of_super(decoded)
-    if first is not None and first in live_at(decoded, index):
-        wanted |= {"__class__"}
     return tuple(n for n in decoded.cellvars + decoded.freevars if n in wanted)
 
 

@@ -303,13 +303,8 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
         || (code->co_flags & FUNCTION_FLAGS) != FUNCTION_FLAGS) {
         return eval_default(tstate, frame, throwing);
     }
-    /* Frames come through C here, so C's own recursion limit does not see them: count. */
-    if (Py_EnterRecursiveCall(" in a captured frame")) {
-        return finish_frame(tstate, frame, NULL);
-    }
     PyObject *result = NULL;
     int as_it_is = intercept(frame, code, state, is_tail, &result);
-    Py_LeaveRecursiveCall();
     return as_it_is ? eval_default(tstate, frame, 0) : finish_frame(tstate, frame, result);
 }
 

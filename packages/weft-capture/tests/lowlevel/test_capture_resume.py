@@ -1,0 +1,34 @@
+"""Resume functions: cutting at every instruction gives what the uncut function gives."""
+
+import corpus
+import pytest
+from machine import as_function, cut_code, flat, outcome, states
+from weft_capture.bytecode import decode, live_at, make_resume
+
+
+@pytest.mark.parametrize(("function", "args"), corpus.CASES, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_every_cut(function, args):
+    decoded = decode(function.__code__)
+    expected = outcome(function, args)
+    first = next(i for i, instr in enumerate(decoded.instrs) if instr.opname == "RESUME") + 1
+    cuts = 0
+    for index, state in enumerate(states(decoded)):
+        if state is None or index < first:
+            continue
+        if live_at(decoded, index) & (state.may - state.must):
+            continue  # whether such a variable is passed depends on the path that was taken
+        code = cut_code(decoded, index, state.stack, state.must)
+
+        def run(log, *rest, code=code):
+            return as_function(code, function)(*flat(function, (log, *rest)))
+
+        assert outcome(run, args) == expected, (index, decoded.instrs[index])
+        cuts += 1
+    assert cuts > 3
+
+
+def test_same_place_gives_the_same_code():
+    decoded = decode(corpus.loops.__code__)
+    index = next(i for i, x in enumerate(decoded.instrs) if x.opname == "FOR_ITER")
+    live = live_at(decoded, index)
+    assert make_resume(decoded, index, (True,), live) is make_resume(decoded, index, [True], live)
