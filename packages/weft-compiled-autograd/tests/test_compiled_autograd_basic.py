@@ -272,6 +272,7 @@ def test_15_layouts_that_change_under_one_key():
         torch.testing.assert_close(w.grad, x)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_16_torch_compile_as_the_compiler():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     x = torch.randn(6, 4)

@@ -49,7 +49,8 @@ def _symbolic_check(lowered: Lowered) -> Check:
     terms: list[str] = []
 
     def print_value(value: Any) -> str:
-        expression = value.node.expr if isinstance(value, torch.SymInt) else value
+        # `_expr` is what the input was given; `expr` would apply what the trace learnt since.
+        expression = value.node._expr if isinstance(value, torch.SymInt) else value
         return str(printer.doprint(expression))
 
     def match(place: str, value: Any) -> None:

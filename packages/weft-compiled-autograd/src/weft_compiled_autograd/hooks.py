@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from weft_compiled_autograd.accumulation import contiguous_strides, dense_strides
+
 Maybe = torch.Tensor | None
 
 
@@ -29,10 +31,12 @@ def call_hook(hook: Any, *values: Any, hook_type: str) -> Any:
     result = hook(*values)
     if hook_type == "unpack_hook":
         return result
-    if result is None:
-        return values[0]
     if hook_type == "post_acc_grad_hook":
-        raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+        if result is not None:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+        return None
+    if result is None:
+        result = values[0]
     if hook_type == "tensor_pre_hook":
         return _fitted(hook, result, values[0])
     items = result if isinstance(result, tuple) else (result,)
@@ -49,20 +53,30 @@ def _name(hook: Any) -> str:
 
 
 def _fitted(hook: Any, new: Any, old: Maybe) -> Maybe:
-    """Check a hook's result as the engine does, and give it the strides of what it replaces."""
-    if new is old:
-        return old
+    """Check a hook's result as the engine does, and give it the strides that the graph expects."""
+    if old is None:
+        if new is not None:
+            raise RuntimeError("can't replace a None gradient with a non-None value")
+        return None
+    if new is not old:
+        _check(hook, new, old)
+    return restride(new, result_strides(old))
+
+
+def _check(hook: Any, new: Any, old: torch.Tensor) -> None:
     if new is None:
         raise RuntimeError(f"hook '{_name(hook)}' has replaced a gradient with None")
     if not isinstance(new, torch.Tensor):
         raise TypeError("expected Variable, but hook returned '" + type(new).__name__ + "'")
-    if old is None:
-        raise RuntimeError("can't replace a None gradient with a non-None value")
     if new.shape != old.shape:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
     if new.dtype != old.dtype or new.device != old.device:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value")
-    return restride(new, old.stride())
+
+
+def result_strides(old: torch.Tensor) -> tuple[int, ...]:
+    """The strides of what replaces `old`: its own where they can be had, else row-major."""
+    return dense_strides(old) or contiguous_strides(old)
 
 
 def restride(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
@@ -77,8 +91,8 @@ def call_cpp_hook(hook: int, grad: Maybe) -> Maybe:
     """Call a hook that lives in C++, by its number in the backward that runs now."""
     if grad is None:
         return None
-    call = torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks
-    return call(hook, grad)  # type: ignore[no-any-return]
+    result = torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks(hook, grad)
+    return restride(result, result_strides(grad))
 
 
 class ContextView:

@@ -64,10 +64,10 @@ class Lowering:
         self.aot_uses: dict[int, int] = {}
 
     def twin(self, like: Maybe, node: Node) -> Maybe:
-        """A new fake tensor that looks like `like`, with `node` standing for it; None for None."""
+        """A new fake tensor as a hook on `like` returns it, with `node` standing for it."""
         if like is None:
             return None
-        return self.fresh((like.shape, like.stride()), like.dtype, like.device, node)
+        return self.fresh((like.shape, hooks.result_strides(like)), like.dtype, like.device, node)
 
     def fresh(self, layout: Any, dtype: Any, device: Any, node: Node) -> torch.Tensor:
         """A new fake tensor that no op of the graph made: `node` does."""
@@ -85,8 +85,9 @@ class Lowering:
         graph = self.trace.graph
         places = {name: graph.placeholder(name) for name in PLACEHOLDERS}
         env = self.mode.shape_env
+        # requires_grad is kept: some backward functions decide by it what to compute.
         fakes = [
-            to_fake(self.mode, tensor.detach(), dims, f"inputs[{index}]")
+            to_fake(self.mode, tensor, dims, f"inputs[{index}]")
             for index, (tensor, dims) in enumerate(zip(inputs, dynamic, strict=True))
         ]
         symbols: list[Any] = [

@@ -1,0 +1,270 @@
+"""autograd.Functions, checkpointing, what falls back, threads, scopes, errors."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import weft_compiled_autograd as ca
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    ca.reset()
+    yield
+    ca.reset()
+
+
+def identity(gm):
+    return gm
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, k):
+        ctx.save_for_backward(x, y)
+        ctx.k = k
+        return x * y * k, x + y
+
+    @staticmethod
+    def backward(ctx, g, h):
+        x, y = ctx.saved_tensors
+        return g * y * ctx.k + h, g * x * ctx.k + h, None
+
+
+def compare(program, compiler=identity, runs=3):
+    torch.manual_seed(1)
+    want = program()
+    for _ in range(runs):
+        torch.manual_seed(1)
+        with ca.enable(compiler):
+            got = program()
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_01_custom_function_is_called_with_its_own_context():
+    def program():
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        out = []
+        for k in (2.0, 5.0):
+            a, b = Scale.apply(x * 1, y, k)
+            out += torch.autograd.grad((a * b).sum(), (x, y))
+        return out
+
+    compare(program)
+    assert ca.counters["compiled_autograd"]["captures"] == 1
+
+
+def test_02_unused_output_of_a_function():
+    def program():
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        a, _ = Scale.apply(x, y, 2.0)
+        a.sum().backward()
+        return [x.grad, y.grad]
+
+    compare(program)
+
+
+def test_03_function_that_returns_an_expanded_or_transposed_gradient():
+    class Odd(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sum(), x.t() * 2
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return g.expand(4, 3) + (h * 2).t()
+
+    def program():
+        x = torch.randn(4, 3, requires_grad=True)
+        s, t = Odd.apply(x * 3)
+        (s * t.sum() + s).backward()
+        return [x.grad]
+
+    compare(program)
+
+
+def test_04_wrong_number_of_gradients():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, g
+
+    x = torch.randn(3, requires_grad=True)
+    with ca.enable(identity), pytest.raises(RuntimeError, match="incorrect number of gradients"):
+        Bad.apply(x).sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_05_checkpoint(reentrant):
+    def program():
+        m = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+        x = torch.randn(5, 3, requires_grad=True)
+        y = checkpoint(m, x, use_reentrant=reentrant)
+        y.square().sum().backward()
+        return [x.grad, *[p.grad for p in m.parameters()]]
+
+    compare(program)
+
+
+def test_06_sparse_gradients():
+    def program():
+        m = nn.Embedding(7, 3, sparse=True)
+        ids = torch.tensor([1, 4, 1])
+        for _ in range(2):
+            m(ids).square().sum().backward()
+        return [m.weight.grad.to_dense()]
+
+    compare(program)
+
+
+def test_07_anomaly_mode():
+    x = torch.tensor([0.0], requires_grad=True)
+    with ca.enable(identity), pytest.warns(UserWarning), torch.autograd.detect_anomaly():
+        with pytest.raises(RuntimeError, match="nan"):
+            (x.sqrt() * 0).sum().backward()
+
+
+def test_08_threads():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    inputs = [torch.randn(5, 4) for _ in range(4)]
+    want = [torch.autograd.grad(model(x).sum(), list(model.parameters())) for x in inputs]
+    failures = []
+
+    def work(index):
+        try:
+            for _ in range(30):
+                loss = model(inputs[index]).sum()
+                if index % 2:
+                    with ca.enable(identity):
+                        got = torch.autograd.grad(loss, list(model.parameters()))
+                else:
+                    got = torch.autograd.grad(loss, list(model.parameters()))
+                for a, b in zip(got, want[index]):
+                    torch.testing.assert_close(a, b)
+        except BaseException as problem:
+            failures.append(problem)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not failures
+
+
+def test_09_enable_nests_and_disable_wins():
+    used = []
+
+    def note(name):
+        def compiler(gm):
+            used.append(name)
+            return gm
+        return compiler
+
+    outer, inner = note("outer"), note("inner")
+    x = torch.randn(3, requires_grad=True)
+    with ca.enable(outer):
+        (x * 2).sum().backward()
+        with ca.enable(inner):
+            x.grad = None
+            (x * 2).sum().backward()
+            with ca.disable():
+                (x * 7).sum().backward()
+        x.grad = None
+        (x * 2).sum().backward()
+    x.grad = None
+    (x * 9).sum().backward()
+    assert used == ["outer", "inner"]
+    assert ca.counters["compiled_autograd"]["captures"] == 1
+    assert torch.equal(x.grad, torch.full((3,), 9.0))
+
+
+def test_10_compiler_that_raises():
+    x = torch.randn(3, requires_grad=True)
+
+    def broken(gm):
+        raise LookupError("no compiler today")
+
+    loss = (x * 2).sum()
+    with ca.enable(broken), pytest.raises(LookupError, match="today"):
+        loss.backward()
+    with ca.enable(identity):
+        loss.backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_11_compiler_must_be_callable():
+    with pytest.raises(TypeError, match="graph module"):
+        ca.enable(3).__enter__()
+
+
+def test_12_torch_dynamo_is_not_imported():
+    code = """
+import sys, torch
+import weft_compiled_autograd as ca
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+for n in (3, 5, 3):
+    with ca.enable(lambda gm: gm):
+        model(torch.randn(n, 4)).sum().backward()
+assert ca.counters["compiled_autograd"]["captures"] >= 2, ca.counters
+assert ca.counters["compiled_autograd"]["eager"] == 0
+bad = [m for m in sys.modules if m.startswith(("torch._dynamo", "torch._inductor"))]
+assert not bad, bad
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_13_dispatch_mode_and_functional_transforms():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Count.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(3, requires_grad=True)
+    with ca.enable(identity):
+        loss = (x * 2).sum()
+        with Count():
+            loss.backward()
+        got = torch.func.grad(lambda v: (v**2).sum())(x.detach())
+    assert Count.calls > 0
+    torch.testing.assert_close(got, 2 * x.detach())
+
+
+def test_14_complex_and_unusual_ops():
+    def program():
+        x = torch.randn(4, 4, dtype=torch.cfloat, requires_grad=True)
+        w = torch.randn(4, 4, requires_grad=True)
+        y = torch.fft.fft(x).abs().sum() + torch.linalg.solve(w + 5 * torch.eye(4), w).sum()
+        y = y + w.cumprod(0).sum() + w.sort(1).values[:, 0].sum() + w.std(0).sum() + w.max(1)[0].prod()
+        y = y + torch.where(w > 0, w, w * w).index_select(0, torch.tensor([0, 2, 2])).sum()
+        y = y + nn.functional.pad(w, (1, 1)).unfold(1, 3, 1).norm() + w[w > 0].sum() + w.roll(1).diagonal().sum()
+        y.backward()
+        return [x.grad, w.grad]
+
+    compare(program)
+    assert ca.counters["compiled_autograd"]["captures"] == 1
+
+
+def test_15_rnn_and_shared_intermediate():
+    def program():
+        cell = nn.LSTMCell(3, 4)
+        h = c = torch.zeros(2, 4)
+        x = torch.randn(6, 2, 3)
+        for step in x:
+            h, c = cell(step, (h, c))
+        (h * c).sum().backward()
+        return [p.grad for p in cell.parameters()]
+
+    compare(program)
