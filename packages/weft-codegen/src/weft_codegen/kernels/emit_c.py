@@ -20,7 +20,7 @@ from weft_codegen.kernels.build import kernel_symbol
 from weft_codegen.kernels.c_expr import ExprWriter, index_c, is_scalar
 from weft_codegen.kernels.c_types import C_TYPES, convert, wrap
 from weft_codegen.kernels.simd import SimdLoop, analyse, collides
-from weft_codegen.loops.expr import Expr, Local, Read, walk
+from weft_codegen.loops.expr import Expr, Local, Op, Read, walk
 from weft_codegen.loops.index import Axis, IndexExpr, const, product
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import (
@@ -74,13 +74,12 @@ def work_of(body: Sequence[Stmt]) -> IndexExpr:
         if isinstance(stmt, Loop):
             total = total + stmt.axis.extent * work_of(stmt.body)
         else:
-            nodes = [node for node in walk(*stmt_exprs(stmt))]
-            total = total + 1 + sum(getattr(OPS.get(_op(node)), "cost", 1) for node in nodes)
+            total = total + 1 + sum(map(_cost, walk(*stmt_exprs(stmt))))
     return total
 
 
-def _op(node: Expr) -> str:
-    return getattr(node, "name", "")
+def _cost(node: Expr) -> int:
+    return OPS[node.name].cost if isinstance(node, Op) else 1
 
 
 @dataclass(frozen=True)
@@ -355,8 +354,8 @@ class _KernelWriter:
         self, loop: Loop, simd: SimdLoop, registers: dict[Reduce, str], start: str, end: str
     ) -> None:
         clauses = ""
-        for stmt, name in registers.items():
-            clauses += self._begin_reduction(stmt, name, loop)
+        for reduction, name in registers.items():
+            clauses += self._begin_reduction(reduction, name, loop)
         self._line(f"#pragma omp simd{clauses}")
         self._open(_for(loop.axis, start, end))
         for local in simd.private:
@@ -369,8 +368,8 @@ class _KernelWriter:
                 self._statement(stmt)
         self._exprs.leave(saved)
         self._close()
-        for stmt, name in registers.items():
-            self._end_reduction(stmt, name, loop)
+        for reduction, name in registers.items():
+            self._end_reduction(reduction, name, loop)
 
     def _begin_reduction(self, stmt: Reduce, name: str, loop: Loop) -> str:
         """Declare the accumulator of a reduction; its clause of the pragma."""

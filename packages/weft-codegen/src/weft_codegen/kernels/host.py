@@ -198,8 +198,8 @@ class HostWriter:
         else:
             self._make(root)
             base = self._handles[root]
-            offset = f"weft_offset({base}) + {index_c(self._offsets[name])}"
-            self._check(f"torch._reinterpret_tensor({base}, {layout}, {offset}, &{slot})")
+            start = f"weft_offset({base}) + {index_c(self._offsets[name])}"
+            self._check(f"torch._reinterpret_tensor({base}, {layout}, {start}, &{slot})")
         self._handles[name] = slot
         return slot
 

@@ -8,6 +8,7 @@ docs/architecture/codegen.md.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import functools
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import _ctypes
 import torch
 from weft_core.errors import BackendCompilerError
 from weft_core.events import enabled, logger, span

@@ -107,11 +107,11 @@ def _places(
         assert isinstance(step, Extern)
         if returns_views(step):
             # A view must not outlive what it looks at, so that cannot be scratch memory.
-            for name in step_reads(step, program.kernels):
-                place.setdefault(root[name], Place.OWNED)
-        for name in step.results:
-            if name is not None and name in root:
-                place.setdefault(root[name], Place.OWNED)
+            for read in step_reads(step, program.kernels):
+                place.setdefault(root[read], Place.OWNED)
+        for result in step.results:
+            if result is not None and result in root:
+                place.setdefault(root[result], Place.OWNED)
     for name in root.values():
         place.setdefault(name, Place.SCRATCH)
     return place
