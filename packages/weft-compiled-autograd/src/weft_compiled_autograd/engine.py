@@ -27,6 +27,7 @@ from weft_core.events import counters
 from weft_compiled_autograd import report
 from weft_compiled_autograd.cache import Compiler, Entry
 from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.order import eager_order
 from weft_compiled_autograd.tape import EngineOp, Recorder
 
 _seam = torch._C._dynamo.compiled_autograd
@@ -55,8 +56,12 @@ _ops = _OpTable()
 class Session:
     """One backward that is being captured or run from the cache, in one thread."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(
+        self, compiler: Compiler, roots: Sequence[Any] = (), inputs: Sequence[Any] = ()
+    ) -> None:
         self.compiler = compiler
+        self.roots = roots
+        self.inputs = inputs
         self.capture: Capture | None = None
         self.started = False
         self.compiler_failed = False
@@ -158,7 +163,8 @@ class Capture:
 
     def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Entry]:
         """Finish: compile, and return what the engine calls now and on every later hit."""
-        entry = Entry(self.recorder.end(outputs))
+        tape = self.recorder.end(outputs)
+        entry = Entry(eager_order(tape, self.session.roots, self.session.inputs))
         try:
             entry.prepare(self.session.compiler, self.inputs, self.sizes)
         except NotCapturable:
@@ -221,7 +227,8 @@ class EngineGate:
             _one_at_a_time.release()
 
     def _captured(self, compiler: Compiler, call: Any, kw: Any) -> Any:
-        session = Session(compiler)
+        inputs = call[4] if len(call) > 4 else kw.get("inputs", ())
+        session = Session(compiler, call[0], inputs)
         thread.session = session
         try:
             _open_seam()

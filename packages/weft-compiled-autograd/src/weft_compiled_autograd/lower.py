@@ -124,11 +124,11 @@ class Lowering:
         if isinstance(node.target, EngineOp):
             handler = _engine_op
         result = handler(self, node, *self.resolve(node.args))
-        self._mark_origin(before, node.meta[ORIGIN])
+        self._mark_origin(before, node.meta.get(ORIGIN))
         return result
 
-    def _mark_origin(self, before: Node, origin: str) -> None:
-        node = before.next
+    def _mark_origin(self, before: Node, origin: str | None) -> None:
+        node = before.next if origin is not None else self.trace.graph._root
         while node.op != "root":
             node.meta.setdefault(ORIGIN, origin)
             node = node.next

@@ -37,6 +37,10 @@ ORIGIN = "autograd_node"
 """Key in `node.meta`: the autograd node that a tape or graph node came from."""
 
 
+BLOCK = "node_call"
+"""Key in the `meta` of a tape's nodes: the position of the autograd node, as the engine counts."""
+
+
 class EngineOp:
     """A backward function of the engine: `op(grads, *args) -> list of gradients or None`."""
 
@@ -109,6 +113,7 @@ class Recorder:
         self._nodes: dict[int, Node] = {}
         self._keep: list[object] = []
         self._origin = ""
+        self._block: int | None = None
         self._placeholders: dict[str, Node] = {}
         self._mode: _RecordFactories | None = None
 
@@ -156,8 +161,13 @@ class Recorder:
     def emit(self, target: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> Node:
         """Append one call; stand-ins and symbols among `args` become references."""
         node = self.tape.graph.call_function(target, self._ref(args), kwargs)
-        node.meta[ORIGIN] = self._origin
+        self._mark(node)
         return node
+
+    def _mark(self, node: Node) -> None:
+        if self._block is not None:
+            node.meta[BLOCK] = self._block
+            node.meta[ORIGIN] = self._origin
 
     def emit_tensor(self, target: Callable[..., Any], args: Any, kwargs: Any) -> torch.Tensor:
         """Append one call that returns one tensor; return its stand-in."""
@@ -169,7 +179,7 @@ class Recorder:
 
     def _getitem(self, node: Node, index: int) -> Node:
         item = self.tape.graph.call_function(operator.getitem, (node, index))
-        item.meta[ORIGIN] = self._origin
+        self._mark(item)
         return item
 
     def _item(self, placeholder: str, index: int) -> Node:
@@ -222,6 +232,7 @@ class Recorder:
         """Name the autograd node that the following calls belong to."""
         aot_id = getattr(getattr(pyobj, "_forward_cls", None), "weft_aot_id", "")
         self._origin = f"{name}{aot_id} (NodeCall {index})"
+        self._block = index
         self.tape.names.append(name)
 
     def apply_functional(self, name: str, grads: Any, args: Any, metadata: Sequence[Any]) -> Any:
