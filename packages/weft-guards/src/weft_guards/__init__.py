@@ -1,11 +1,12 @@
 """What compiled code depends on: sources, guards, compiled checks, the code cache, dynamic shapes.
 
 Read in this order: `sources` (where a value came from), `guards` (what must hold of it), `check`
-(one function that tests it all, and why it fails), `cache`, `dynamic` and `shapes`.
+(one function that tests it all),
+`explain` (why it fails), `cache`, `dynamic` and `shapes`.
 """
 
 from weft_guards.cache import CodeCache, Entry
-from weft_guards.check import Check, Miss, arg_names_of, compile_check, explain_miss
+from weft_guards.check import Check, arg_names_of, compile_check
 from weft_guards.dynamic import (
     Dim,
     DynamicPolicy,
@@ -13,6 +14,7 @@ from weft_guards.dynamic import (
     mark_static,
     maybe_mark_dynamic,
 )
+from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import KINDS, Guard, GuardSet
 from weft_guards.payloads import DictKeys, Held, ShapeExpr, TensorSpec, TorchState
 from weft_guards.sources import Source

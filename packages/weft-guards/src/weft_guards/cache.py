@@ -17,9 +17,10 @@ from typing import Any
 from weft_core.errors import RecompileLimit
 from weft_core.events import counters, enabled, logger
 
-from weft_guards.check import Check, Miss, explain_miss
+from weft_guards.check import Check
 from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
+from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import Guard
 
 _guards_log = logger("guards", "guards")

@@ -1,28 +1,29 @@
-"""Guards to one Python function that tests them all, and to the reason when one fails.
+"""Guards to one Python function that tests them all.
 
 The generated function first tests the state of torch, then walks the tree of sources: a source is
 fetched once into a local, its own guards run (types first), and only then what is read from it.
 So a value is read only after the type that makes reading it harmless was confirmed. Conditions on
 several values (aliasing, shapes) come last. Whatever a read raises, such as a missing attribute,
 is a miss. With `positions=True` the function returns the position of the guard that failed
-instead of False; that variant is built only when somebody asks why.
+instead of False; `explain` builds that variant when somebody asks why.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
+import torch
+
 from weft_guards.guards import KINDS, Guard
-from weft_guards.payloads import TensorSpec, name_of
-from weft_guards.sources import Source, TorchStateSource, render_whole
+from weft_guards.sources import Source, TorchStateSource
 
 Check = Callable[..., bool]
 _ORDER = ("GRAD_MODE", "GLOBAL_STATE", "NONE", "NOT_NONE", "TYPE", "ID", "TENSOR")
-_HIT = -1
+HIT = -1  # what a check with positions returns when all guards hold
 
 
 def arg_names_of(code: CodeType) -> tuple[str, ...]:
@@ -31,13 +32,14 @@ def arg_names_of(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags]
 
 
-class _CheckNames:
+class CheckNames:
     """Names of roots and constants inside a generated check."""
 
     def __init__(self, arg_names: Sequence[str], free_names: Sequence[str]) -> None:
         self.arguments = {name: f"a{index}" for index, name in enumerate(arg_names)}
         self.cells = {name: index for index, name in enumerate(free_names)}
-        self.namespace: dict[str, Any] = {"MODULES": sys.modules}
+        # math and torch are what the printer of shape conditions may name.
+        self.namespace: dict[str, Any] = {"MODULES": sys.modules, "math": math, "torch": torch}
         self._by_id: dict[int, str] = {}
         self.uses_globals = False
 
@@ -65,7 +67,7 @@ class _CheckNames:
 class _Writer:
     """Writes the body of a check, one line a fetch or a guard."""
 
-    def __init__(self, guards: Sequence[Guard], names: _CheckNames, positions: bool) -> None:
+    def __init__(self, guards: Sequence[Guard], names: CheckNames, positions: bool) -> None:
         self.guards = guards
         self.names = names
         self.positions = positions
@@ -104,7 +106,7 @@ class _Writer:
         body = [f"        {line}" for line in self.lines]
         if self.names.uses_globals:
             body.insert(0, "        G = func.__globals__")
-        failed, passed = ("at", str(_HIT)) if self.positions else ("False", "True")
+        failed, passed = ("at", str(HIT)) if self.positions else ("False", "True")
         tail = ["    except Exception:", f"        return {failed}", f"    return {passed}", ""]
         return "\n".join([*head, "    try:", *(body or ["        pass"]), *tail])
 
@@ -166,7 +168,7 @@ def compile_check(
         KeyError: when a source names an argument or cell that is not there.
     """
     listed = list(guards)
-    names = _CheckNames(arg_names, free_names)
+    names = CheckNames(arg_names, free_names)
     writer = _Writer(listed, names, positions)
     for position in _in_order(listed):
         writer.test(position)
@@ -175,107 +177,3 @@ def compile_check(
     check: Any = names.namespace.pop("check")
     check.source_text = text
     return check  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Why a check failed: one property of one value, in texts."""
-
-    guard: Guard
-    what: str
-    old: str
-    new: str
-    user_line: str
-    remedy: str
-
-    def __str__(self) -> str:
-        where = f"\n    used at {self.user_line}" if self.user_line else ""
-        return (
-            f"{self.what}: {self.old} -> {self.new}\n    failed guard: {self.guard}{where}\n"
-            f"    what to do: {self.remedy}"
-        )
-
-
-def explain_miss(
-    guards: Iterable[Guard], func: FunctionType, flat_locals: Sequence[Any]
-) -> list[Miss]:
-    """Return why guards do not hold for a call: the differences that the first failing guard sees.
-
-    Args:
-        guards: those of one cache entry.
-        func: the function called.
-        flat_locals: its arguments in the order of `arg_names_of(func.__code__)`.
-
-    Returns an empty list when all guards hold.
-    """
-    listed = list(guards)
-    code = func.__code__
-    arg_names, free_names = arg_names_of(code), code.co_freevars
-    find = compile_check(listed, arg_names, free_names, positions=True)
-    position = int(find(func, *flat_locals))
-    if position == _HIT:
-        return []
-    guard = listed[position]
-    values = [_read(source, func, flat_locals) for source in guard.sources()]
-    return _differences(guard, values)
-
-
-class _Absent:
-    """Stands for a value that could not be read."""
-
-    def __init__(self, error: Exception) -> None:
-        self.text = f"cannot be read ({type(error).__name__}: {error})"
-
-
-def _read(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> object:
-    """Read a source's value now."""
-    code = func.__code__
-    names = _CheckNames(arg_names_of(code), code.co_freevars)
-    text = render_whole(source, names)
-    values = dict(zip(names.arguments.values(), flat_locals))
-    scope = {**names.namespace, **values, "func": func, "G": func.__globals__}
-    try:
-        value: object = eval(text, scope)
-    except Exception as error:
-        return _Absent(error)
-    return value
-
-
-def _differences(guard: Guard, values: Sequence[object]) -> list[Miss]:
-    """Describe a failed guard by old and new value."""
-    remedy, line = KINDS[guard.kind].remedy, guard.user_line()
-    absent = [value for value in values if isinstance(value, _Absent)]
-    name = guard.source.expr()
-    if absent:
-        return [Miss(guard, name, "readable", absent[0].text, line, remedy)]
-    if isinstance(guard.payload, TensorSpec):
-        found = guard.payload.differences(values[0])
-        return [Miss(guard, f"{what} of {name}", old, new, line, remedy)
-                for what, old, new in found]  # fmt: skip
-    old, new = _old_new(guard, values)
-    return [Miss(guard, name, old, new, line, remedy)]
-
-
-def _old_new(guard: Guard, values: Sequence[object]) -> tuple[str, str]:
-    """Print what a guard saw when it was made, and what it sees now."""
-    value: Any = values[0]
-    rows: dict[str, Callable[[], tuple[object, object]]] = {
-        "TYPE": lambda: (guard.payload, name_of(type(value))),
-        "LEN": lambda: (f"length {guard.payload}", f"length {len(value)}"),
-        "DICT_KEYS": lambda: (f"keys {guard.payload}", f"keys {[name_of(key) for key in value]}"),
-        "NOT_NONE": lambda: ("not None", "None"),
-        "NONE": lambda: ("None", name_of(value)),
-        "ATTR_ABSENT": lambda: (f"no attribute {guard.payload!r}", "an attribute of that name"),
-        "KEY_ABSENT": lambda: (f"no key {guard.payload!r}", "a key of that name"),
-        "SHAPE": lambda: (str(guard.payload), f"values {', '.join(map(str, values))}"),
-        "ALIAS": lambda: ("the same object", "different objects"),
-        "NO_ALIAS": lambda: ("different objects", "the same object"),
-        "CELL_EMPTY": lambda: ("empty", "filled"),
-        "GRAD_MODE": lambda: (f"grad mode {guard.payload}", f"grad mode {not guard.payload}"),
-        "GLOBAL_STATE": lambda: guard.payload.difference(),
-    }
-    old, new = rows.get(guard.kind, lambda: (name_of(guard.payload), name_of(value)))()
-    return str(old), str(new)
-
-
-__all__ = ["Check", "Miss", "arg_names_of", "compile_check", "explain_miss"]

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+
 from weft_guards.sources import Source, is_literal
 
 # Objects of these types live as long as the process, or hold nothing that a user would miss.
@@ -22,7 +23,6 @@ _IMMORTAL_TYPES = (
     torch.layout,
     torch.memory_format,
     torch.device,
-    types.BuiltinFunctionType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
     types.ClassMethodDescriptorType,
@@ -34,6 +34,8 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes made at run time; static one
 def _is_immortal(value: object) -> bool:
     if is_literal(value) or isinstance(value, _IMMORTAL_TYPES):
         return True
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
     if isinstance(value, type):
         root = value.__module__.partition(".")[0]
         return not value.__flags__ & _HEAP_TYPE or root in ("torch", "builtins", "collections")
@@ -58,7 +60,7 @@ class Held:
         if self.immortal:
             self.get = lambda: value
             return
-        if isinstance(value, types.MethodType):
+        if isinstance(value, types.MethodType | types.BuiltinFunctionType):
             raise TypeError("a bound method is made anew at each read: guard __self__ and __func__")
         try:
             self.get = weakref.ref(value)

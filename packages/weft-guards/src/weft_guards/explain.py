@@ -1,0 +1,139 @@
+"""Why a call did not fit: the failed guard, what it saw when it was made, and what it sees now.
+
+Texts come from a table by kind of guard. They are made without the user's `__repr__`, and nothing
+here raises on odd values, since a recompile message must never stop a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from weft_guards.check import HIT, CheckNames, arg_names_of, compile_check
+from weft_guards.guards import KINDS, Guard
+from weft_guards.payloads import TensorSpec, name_of
+from weft_guards.sources import Source, render_whole
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why a check failed: one property of one value, in texts."""
+
+    guard: Guard
+    what: str
+    old: str
+    new: str
+    user_line: str
+    remedy: str
+
+    def __str__(self) -> str:
+        where = f"\n    used at {self.user_line}" if self.user_line else ""
+        return (
+            f"{self.what}: {self.old} -> {self.new}\n    failed guard: {self.guard}{where}\n"
+            f"    what to do: {self.remedy}"
+        )
+
+
+def explain_miss(
+    guards: Iterable[Guard], func: FunctionType, flat_locals: Sequence[Any]
+) -> list[Miss]:
+    """Return why guards do not hold for a call: the differences that the first failing guard sees.
+
+    Args:
+        guards: those of one cache entry.
+        func: the function called.
+        flat_locals: its arguments in the order of `arg_names_of(func.__code__)`.
+
+    Returns an empty list when all guards hold.
+    """
+    listed = list(guards)
+    code = func.__code__
+    find = compile_check(listed, arg_names_of(code), code.co_freevars, positions=True)
+    position = int(find(func, *flat_locals))
+    if position == HIT:
+        return []
+    guard = listed[position]
+    values = [_read(source, func, flat_locals) for source in guard.sources()]
+    return _differences(guard, values)
+
+
+@dataclass(frozen=True)
+class _Absent:
+    """Stands for a value that could not be read."""
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"cannot be read ({type(self.error).__name__}: {self.error})"
+
+
+def _read(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> object:
+    """Read a source's value now."""
+    code = func.__code__
+    names = CheckNames(arg_names_of(code), code.co_freevars)
+    text = render_whole(source, names)
+    values = dict(zip(names.arguments.values(), flat_locals))
+    scope = {**names.namespace, **values, "func": func, "G": func.__globals__}
+    try:
+        value: object = eval(text, scope)
+    except Exception as error:
+        return _Absent(error)
+    return value
+
+
+def _differences(guard: Guard, values: Sequence[object]) -> list[Miss]:
+    """Describe a failed guard by old and new value."""
+    name, line, remedy = guard.source.expr(), guard.user_line(), KINDS[guard.kind].remedy
+    for value in values:
+        if isinstance(value, _Absent):
+            return [Miss(guard, name, "readable", str(value), line, remedy)]
+    if isinstance(guard.payload, TensorSpec):
+        found = guard.payload.differences(values[0])
+        return [Miss(guard, f"{what} of {name}", old, new, line, remedy)
+                for what, old, new in found]  # fmt: skip
+    old, new = _TEXTS.get(guard.kind, _plain)(guard.payload, values)
+    return [Miss(guard, name, old, new, line, remedy)]
+
+
+# ---- old and new text by kind: (payload, values) -> (old, new)
+
+Texts = Callable[[Any, Sequence[Any]], tuple[str, str]]
+
+
+def _plain(payload: Any, values: Sequence[Any]) -> tuple[str, str]:
+    return name_of(payload), name_of(values[0])
+
+
+def _sized(payload: Any, values: Sequence[Any]) -> tuple[str, str]:
+    return f"length {payload}", _try(lambda: f"length {len(values[0])}", values[0])
+
+
+def _keys(payload: Any, values: Sequence[Any]) -> tuple[str, str]:
+    keys = _try(lambda: f"keys [{', '.join(map(name_of, values[0]))}]", values[0])
+    return f"keys {payload}", keys
+
+
+def _try(describe: Callable[[], str], value: object) -> str:
+    """Describe a value, or only name it where it is not of the kind expected."""
+    try:
+        return describe()
+    except Exception:
+        return name_of(value)
+
+
+_TEXTS: dict[str, Texts] = {
+    "TYPE": lambda p, v: (name_of(p), name_of(type(v[0]))),
+    "NOT_NONE": lambda p, v: ("not None", "None"),
+    "LEN": _sized,
+    "DICT_KEYS": _keys,
+    "ATTR_ABSENT": lambda p, v: (f"no attribute {p!r}", "an attribute of that name"),
+    "KEY_ABSENT": lambda p, v: (f"no key {p!r}", "a key of that name"),
+    "SHAPE": lambda p, v: (str(p), f"values {', '.join(map(name_of, v))}"),
+    "ALIAS": lambda p, v: ("the same object", "different objects"),
+    "NO_ALIAS": lambda p, v: ("different objects", "the same object twice"),
+    "CELL_EMPTY": lambda p, v: ("empty", "filled"),
+    "GRAD_MODE": lambda p, v: (f"grad mode {p}", f"grad mode {not p}"),
+    "GLOBAL_STATE": lambda p, v: p.difference(),
+}

@@ -1,0 +1,192 @@
+"""What was assumed of symbolic sizes, as guards over the inputs.
+
+A `ShapeEnv` (torch's, over sympy) collects three kinds of knowledge while a graph is captured:
+which inputs share a symbol or are a function of others, the range of each symbol, and the
+conditions that branches asked for. `shape_guards` turns each into a SHAPE guard, whose Python text
+has a placeholder for every input property it reads. Only called when something is symbolic, so
+sympy is imported inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_core.errors import Unsupported
+from weft_core.events import logger
+
+from weft_guards.guards import Guard
+from weft_guards.payloads import ShapeExpr
+from weft_guards.sources import Source, TensorProperty
+
+if TYPE_CHECKING:
+    import sympy
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_log = logger("guards", "dynamic")
+
+Binding = tuple[Source, Any]  # an input property, and the SymInt that stands for it
+
+
+@cache
+def _printer_class() -> Any:
+    """Return a printer of sympy expressions as Python, with sources' placeholders for symbols."""
+    from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415 - imports sympy
+
+    class TemplatePrinter(PythonPrinter):
+        """Prints symbols as {0}, {1}, ... and remembers the source of each."""
+
+        def __init__(self, origin: dict[sympy.Symbol, Source]) -> None:
+            super().__init__()
+            self.origin = origin
+            self.sources: list[Source] = []
+
+        def place(self, source: Source) -> str:
+            """Return the placeholder of a source."""
+            if source not in self.sources:
+                self.sources.append(source)
+            return f"{{{self.sources.index(source)}}}"
+
+        def _print_Symbol(self, symbol: sympy.Symbol) -> str:
+            return self.place(self.origin[symbol])
+
+    return TemplatePrinter
+
+
+def symbolic_bindings(inputs: Iterable[tuple[Source, Any]]) -> Iterator[Binding]:
+    """Yield every input property that has a SymInt for value.
+
+    Args:
+        inputs: sources with fake tensors or SymInts (anything else is passed over).
+    """
+    for source, value in inputs:
+        if isinstance(value, torch.SymInt):
+            yield source, value
+        elif isinstance(value, torch.Tensor):
+            plain = value.layout is torch.strided
+            rows: list[tuple[Any, int, Any]] = [
+                ("size", dim, size) for dim, size in enumerate(value.shape)
+            ]
+            strides = value.stride() if plain else ()
+            rows += [("stride", dim, step) for dim, step in enumerate(strides)]
+            rows += [("storage_offset", 0, value.storage_offset())] if plain else []
+            for prop, dim, amount in rows:
+                if isinstance(amount, torch.SymInt):
+                    yield TensorProperty(source, prop, dim), amount
+
+
+def shape_guards(
+    shape_env: ShapeEnv, inputs: Iterable[tuple[Source, Any]], user_stack: Any = ()
+) -> list[Guard]:
+    """Return the guards under which a graph with symbolic sizes is right.
+
+    Args:
+        shape_env: where the graph's symbols live.
+        inputs: every graph input's source with its fake tensor or SymInt.
+        user_stack: a user frame to name in messages.
+
+    Raises:
+        Unsupported: when a condition is about a symbol that no input determines.
+    """
+    bindings = list(symbolic_bindings(inputs))
+    origin = _origins(bindings)
+    maker = _Maker(origin, tuple(user_stack))
+    for source, amount in bindings:
+        maker.equal(source, amount.node.expr)
+    used = {symbol for _, amount in bindings for symbol in amount.node.expr.free_symbols}
+    for symbol in sorted(used, key=str):
+        maker.range(symbol, shape_env.var_to_range.get(symbol))
+    for condition in shape_env.guards:
+        expr = shape_env.simplify(condition.expr)
+        if not _implied(expr, shape_env):
+            maker.condition(expr)
+    for guard in maker.guards:
+        _log.info("assumed: %s", guard)
+    return maker.guards
+
+
+def _origins(bindings: list[Binding]) -> dict[sympy.Symbol, Source]:
+    """Return the first input property that is exactly each symbol.
+
+    Symbols that were replaced since (two sizes found equal, a size found constant) keep the
+    property they began as, for conditions that still mention them.
+    """
+    origin: dict[sympy.Symbol, Source] = {}
+    for of in (attrgetter("node.expr"), attrgetter("node._expr")):
+        for source, amount in bindings:
+            expr = of(amount)
+            if expr.is_Symbol:
+                origin.setdefault(expr, source)
+    return origin
+
+
+def _implied(expr: Any, shape_env: ShapeEnv) -> bool:
+    """Say whether the ranges of its symbols, which are guarded, already decide a condition."""
+    import sympy  # noqa: PLC0415 - loaded already where something is symbolic
+    from torch.utils._sympy.value_ranges import bound_sympy  # noqa: PLC0415 - imports sympy
+
+    if expr is sympy.true:
+        return True
+    ranges = {symbol: shape_env.var_to_range[symbol] for symbol in expr.free_symbols
+              if symbol in shape_env.var_to_range}  # fmt: skip
+    bound: Any = bound_sympy(expr, ranges)
+    return bool(bound.is_singleton() and bound.lower is sympy.true)
+
+
+class _Maker:
+    """Makes SHAPE guards from sympy expressions."""
+
+    def __init__(self, origin: dict[sympy.Symbol, Source], user_stack: Any) -> None:
+        self.origin = origin
+        self.user_stack = user_stack
+        self.guards: list[Guard] = []
+
+    def _printer(self, expr: Any) -> Any:
+        unknown = [symbol for symbol in expr.free_symbols if symbol not in self.origin]
+        if unknown:
+            raise Unsupported(
+                "shape-guard",
+                f"the condition {expr} is about {', '.join(map(str, unknown))}, "
+                "which no input's size determines",
+                "mark the dimension static with mark_static",
+                self.user_stack,
+            )
+        return _printer_class()(self.origin)
+
+    def _add(self, printer: Any, text: str) -> None:
+        sources = tuple(printer.sources)
+        guard = Guard(sources[0], "SHAPE", ShapeExpr(text, sources), self.user_stack)
+        if guard not in self.guards:
+            self.guards.append(guard)
+
+    def equal(self, source: Source, expr: Any) -> None:
+        """Guard that a property is the given function of other properties."""
+        if expr.is_Symbol and self.origin.get(expr) == source:
+            return
+        printer = self._printer(expr)
+        left = printer.place(source)
+        self._add(printer, f"{left} == {printer.doprint(expr)}")
+
+    def range(self, symbol: sympy.Symbol, bounds: Any) -> None:
+        """Guard the range of a symbol, as far as it says more than that sizes are not negative."""
+        if bounds is None or symbol not in self.origin:
+            return
+        printer = self._printer(symbol)
+        name = printer.doprint(symbol)
+        low = f"{int(bounds.lower)} <= " if bounds.lower.is_Integer else ""
+        high = f" <= {int(bounds.upper)}" if bounds.upper.is_Integer else ""
+        if isinstance(self.origin[symbol], TensorProperty) and low == "0 <= ":
+            low = ""
+        if low or high:
+            self._add(printer, f"{low}{name}{high}")
+
+    def condition(self, expr: Any) -> None:
+        """Guard a condition."""
+        printer = self._printer(expr)
+        text = printer.doprint(expr)
+        if not printer.sources:  # a constant that is not true: nothing can ever match
+            raise Unsupported("shape-guard", f"the condition {expr} never holds")
+        self._add(printer, text)
