@@ -1,7 +1,7 @@
 """Program -> code object: lower, measure the stack, fix jump widths, write the tables.
 
-A small assembler of our own: the `bytecode` library on PyPI does the same job in about ten times
-the time (see docs/architecture/capture-bytecode.md), and this runs once per captured frame.
+A small assembler of our own: the `bytecode` library on PyPI takes three to four times as long to
+decode and to assemble (measured on the standard library), and both run for every captured frame.
 """
 
 from __future__ import annotations
