@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from triton_kernels import CASES, softmax
+from triton_programs import GRAPHS
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
 
 pytest.importorskip("triton")
@@ -44,10 +45,27 @@ for name, case in CASES.items():
         print(name, "ok")
 """
 
+_GRAPHS = """
+import sys; sys.path.insert(0, {here!r})
+import torch
+from triton_programs import GRAPHS, program
+from weft_codegen.kernels.triton.emit import emit
+from weft_codegen.kernels.triton.launch import run_program, to_cubin
+for name in GRAPHS:
+    prog, inputs, eager = program(name)
+    assert prog.kernels, name
+    if {interpret}:
+        torch.testing.assert_close(run_program(prog, inputs)[0], eager(*inputs), msg=name)
+    else:
+        for kernel in prog.kernels.values():
+            assert all(stages["cubin"] for stages in to_cubin(emit(kernel)).values()), name
+    print(name, "ok")
+"""
+
 
 def _run(program: str, interpret: bool) -> str:
     environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
-    command = [sys.executable, "-c", program.format(here=str(HERE))]
+    command = [sys.executable, "-c", program.format(here=str(HERE), interpret=interpret)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
@@ -61,6 +79,11 @@ def test_interpreted_kernels_equal_eager() -> None:
 def test_kernels_compile_to_cubin_without_a_gpu() -> None:
     printed = _run(_CUBIN, interpret=False)
     assert set(printed.split()[::2]) == set(CASES)
+
+
+@pytest.mark.parametrize("interpret", [True, False])
+def test_scheduled_graphs(interpret: bool) -> None:
+    assert _run(_GRAPHS, interpret).split()[::2] == list(GRAPHS)
 
 
 def test_a_row_too_long_for_a_block_is_refused() -> None:

@@ -10,7 +10,7 @@ A Triton program is one point of the grid and computes on blocks of lanes. How a
   stay loops.
 * A row (a local with one element per lane) lives in registers, so its loop must fit one block.
 
-Each top-level statement of a kernel becomes a Triton function of its own, launched in order.
+Each top-level parallel loop of a kernel becomes a Triton function, launched in order.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from weft_core.errors import WeftError
+
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import (
     Atom,
@@ -39,7 +41,6 @@ from weft_codegen.loops.index import (
 )
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import Kernel, Loop, Reduce, Set, Stmt, Store, statements
-from weft_core.errors import WeftError
 
 POINTWISE_BLOCK = 1024
 LARGEST_BLOCK = 16384  # lanes of one program: beyond it a row no longer fits the registers
@@ -102,13 +103,33 @@ def emit(kernel: Kernel) -> TritonKernel:
         NoTritonForm: when a row does not fit a block, or is not indexed by its lane.
     """
     sources, phases = [HEADER], []
-    for number, statement in enumerate(kernel.body):
+    groups = _phases(kernel.body)
+    for number, statements_of in enumerate(groups):
         # A prefix of its own, so that no kernel hides a function of the prelude.
-        name = f"weft_{kernel.name}" + (f"_{number}" if len(kernel.body) > 1 else "")
+        name = f"weft_{kernel.name}" + (f"_{number}" if len(groups) > 1 else "")
         writer = _Function(kernel, name)
-        phases.append(writer.write(statement))
+        phases.append(writer.write(statements_of))
         sources.append(writer.text())
     return TritonKernel(kernel, "\n\n".join(sources), tuple(phases))
+
+
+def _phases(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
+    """Split at parallel loops, which need a grid of their own; what shares locals stays together.
+
+    A local lives in one iteration of a parallel loop, so none reaches from one phase to another.
+    """
+    if not any(isinstance(s, Loop) and s.kind == "parallel" for s in body):
+        return [body]
+    groups: list[tuple[Stmt, ...]] = []
+    serial: list[Stmt] = []
+    for s in body:
+        if isinstance(s, Loop) and s.kind == "parallel":
+            groups += [tuple(serial)] if serial else []
+            groups.append((s,))
+            serial = []
+        else:
+            serial.append(s)
+    return [*groups, tuple(serial)] if serial else groups
 
 
 @dataclass
@@ -147,10 +168,11 @@ class _Function:
 
     # The nest.
 
-    def write(self, statement: Stmt) -> Phase:
-        grid, body = _peel((statement,), parallel_only=True)
-        flat_axes, flat_body = _peel((statement,), parallel_only=False)
-        if _is_flat(flat_body):
+    def write(self, nest: tuple[Stmt, ...]) -> Phase:
+        """Write the body of the function for `nest`."""
+        grid, body = _peel(nest, parallel_only=True)
+        flat_axes, flat_body = _peel(nest, parallel_only=False)
+        if flat_axes and _is_flat(flat_body):
             points = product(axis.extent for axis in flat_axes)
             return self._write_flat(flat_axes, flat_body, points)
         self._unravel(grid, "tl.program_id(0)")

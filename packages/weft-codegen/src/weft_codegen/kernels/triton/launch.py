@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
-from weft_codegen.loops.index import IndexExpr, Size, evaluate
-from weft_codegen.loops.program import Alias, Buffer, Extern, Kernel, Launch, Program, Ref
-
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language.extra import libdevice as _gpu_libdevice
+
+from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
+from weft_codegen.loops.index import IndexExpr, Size, evaluate
+from weft_codegen.loops.program import Alias, Buffer, Extern, Kernel, Launch, Program, Ref
 
 SM90 = GPUTarget("cuda", 90, 32)
 
