@@ -25,7 +25,7 @@ PURE: set[object] = set()
 GRAPH: set[object] = set()
 """Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
 
-_FAMILIES = ("builtins", "sequences", "dicts", "tensors", "torch_rules", "stdlib")
+_FAMILIES = ("builtins", "sequences", "dicts", "tensors", "torch_rules", "stdlib", "contexts")
 
 _DESCRIPTORS = (
     types.MethodDescriptorType,
@@ -79,10 +79,10 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     if handler is not None:
         return apply(tx, handler, args, kwargs)
     if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
-        return args[0].call_method(tx, obj.__name__, args[1:], kwargs)
+        return args[0].call_base_method(tx, _owner(obj), obj.__name__, args[1:], kwargs)
     if is_leaf(obj):
         return tx.graph.emit("call_function", obj, args, kwargs)
-    if _is_pure(obj):
+    if is_pure(obj):
         return fold(tx, obj, args, kwargs)
     raise Break("unknown-call", _name(obj))
 
@@ -104,7 +104,7 @@ def _owner(obj: Any) -> type:
     return owner
 
 
-def _is_pure(obj: Any) -> bool:
+def is_pure(obj: Any) -> bool:
     try:
         if obj in PURE:
             return True

@@ -143,6 +143,12 @@ class Value:
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
         return bound.call(tx, args, kwargs)
 
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        """Call `kind.name(self, ...)`: the method of one builtin class, overridden or not."""
+        return self.call_method(tx, name, args, kwargs)
+
     @classmethod
     def find_method(cls, name: str) -> Handler | None:
         """Return the handler of a method, also one inherited from a base kind."""

@@ -78,7 +78,7 @@ class SizeValue(TupleValue):
         return torch.Size([item.as_constant() for item in self.items])
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.push_null()
+        out.writer.begin_call()
         out.writer.load_const(torch.Size)
         super().reconstruct(out)
         out.writer.call(1)
@@ -122,7 +122,7 @@ class NamedTupleValue(TupleValue):
         return self.build([item.example() for item in self.items])
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.push_null()
+        out.writer.begin_call()
         if hasattr(self.cls, "_fields"):
             out.writer.load_const(tuple.__new__)
             out.writer.load_const(self.cls)
@@ -242,7 +242,7 @@ class SetValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.cls is not set:
-            out.writer.push_null()
+            out.writer.begin_call()
             out.writer.load_const(self.cls)
         out.load_all(self.entries.values())
         out.writer.build_set(len(self.entries))

@@ -94,7 +94,7 @@ class DictValue(MutableValue):
         writer = out.writer
         cyclic = out.is_cyclic(self)
         if cyclic or self.cls is not dict:
-            writer.push_null()
+            writer.begin_call()
             writer.load_const(self.cls)
             if self.cls is defaultdict:
                 out.load(self.default_factory)

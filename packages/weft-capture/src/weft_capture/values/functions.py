@@ -60,7 +60,7 @@ class CellValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
-        writer.push_null()
+        writer.begin_call()
         writer.load_const(types.CellType)
         writer.call(0)
         out.remember(self)
@@ -175,7 +175,7 @@ class FunctionValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
-        writer.push_null()
+        writer.begin_call()
         writer.load_const(rebuild_function)
         writer.load_const(self.code)
         writer.load_const(self.globals)
@@ -246,7 +246,7 @@ class BoundMethod(Value):
         return special[name] if name in special else self.function.getattr(tx, name)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.push_null()
+        out.writer.begin_call()
         out.writer.load_const(types.MethodType)
         out.load(self.function)
         out.load(self.owner)
@@ -363,7 +363,7 @@ class PartialValue(Value):
         return super().getattr(tx, name)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.push_null()
+        out.writer.begin_call()
         out.writer.load_const(functools.partial)
         out.load(self.function)
         out.load_all(self.args)
@@ -388,7 +388,7 @@ class SuperValue(Value):
         return tx.super_attribute(self, name)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.push_null()
+        out.writer.begin_call()
         out.writer.load_const(super)
         out.writer.load_const(self.cls)
         out.load(self.owner)

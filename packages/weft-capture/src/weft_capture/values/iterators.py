@@ -77,7 +77,7 @@ class SequenceIterator(IteratorValue):
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
-        writer.push_null()
+        writer.begin_call()
         writer.load_const(iter)
         over = self.over
         if isinstance(over, RangeValue):
@@ -142,7 +142,7 @@ class CombinedIterator(IteratorValue):
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
-        writer.push_null()
+        writer.begin_call()
         writer.load_const(self.factory)
         out.load_all(self.prefix)
         out.load_all(self.inner)

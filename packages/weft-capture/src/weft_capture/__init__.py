@@ -1,0 +1,39 @@
+"""Frame capture: from the bytecode of a running function to fx graphs, guards and new bytecode.
+
+`capture` optimises a function with any torch.compile-style backend, `explain` tells what capture
+makes of it. `convert` is the pipeline; values, opcodes and rules are what it computes with.
+"""
+
+from weft_capture.api import Capture, Explanation, capture, explain, reset
+from weft_capture.breaks import REASONS, Break, BreakRecord
+from weft_capture.config import settings
+from weft_capture.markers import (
+    allow_in_graph,
+    assume_constant_result,
+    disable,
+    disallow_in_graph,
+    graph_break,
+    is_compiling,
+    substitute_in_graph,
+)
+from weft_capture.stance import set_stance
+
+__all__ = [
+    "REASONS",
+    "Break",
+    "BreakRecord",
+    "Capture",
+    "Explanation",
+    "allow_in_graph",
+    "assume_constant_result",
+    "capture",
+    "disable",
+    "disallow_in_graph",
+    "explain",
+    "graph_break",
+    "is_compiling",
+    "reset",
+    "set_stance",
+    "settings",
+    "substitute_in_graph",
+]

@@ -1,0 +1,376 @@
+"""Attribute lookup as the interpreter does it, on values.
+
+`object_attribute` follows `object.__getattribute__`: data descriptors of the class, the instance
+dict, other class attributes, `__getattr__`. What is found in a class is turned into a value by
+`bind`, through a table keyed by the type of the descriptor.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_guards.sources import (
+    AttrSource,
+    ConstSource,
+    DictSource,
+    InstanceAttrSource,
+    ItemSource,
+    Source,
+    TypeSource,
+)
+
+from weft_capture.breaks import Break, Raised
+from weft_capture.values.base import Kwargs, MethodOf, Value
+from weft_capture.values.constant import constant
+from weft_capture.values.functions import BoundMethod, ClassValue, SuperValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+    from weft_capture.values.objects import ModuleValue, UserObject
+
+Found = tuple[type, Any]
+_MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
+_MODULE_GETATTR = torch.nn.Module.__getattr__
+_MODULE_SETATTR = torch.nn.Module.__setattr__
+
+
+@functools.lru_cache(maxsize=None)
+def is_trusted(module: str | None) -> bool:
+    """Say whether a module's globals and classes are taken to be constant: torch and the stdlib."""
+    if not module:
+        return False
+    root = module.partition(".")[0]
+    return root == "torch" or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def lookup(cls: type, name: str) -> Found | None:
+    """Find a name in a class and its bases without running descriptors."""
+    for kind in cls.__mro__:
+        if name in kind.__dict__:
+            return kind, kind.__dict__[name]
+    return None
+
+
+def is_python_code(attribute: object) -> bool:
+    """Say whether a class attribute is a Python function (and not one of builtins or C)."""
+    if isinstance(attribute, classmethod | staticmethod):
+        attribute = attribute.__func__
+    return isinstance(attribute, types.FunctionType)
+
+
+def _is_data_descriptor(attribute: object) -> bool:
+    kind = type(attribute)
+    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+
+
+def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) -> Source:
+    """Return where a class attribute is read from; constant for classes nobody changes."""
+    if is_trusted(definer.__module__):
+        return ConstSource(definer.__dict__[name])
+    base = TypeSource(owner.source) if owner.source is not None else ConstSource(cls)
+    return AttrSource(base, name)
+
+
+# ---- binding what a class holds
+
+
+def _bind_function(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    return BoundMethod(tx.const_object(found[1]), owner)
+
+
+def _bind_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    if found[1].fget is None:
+        tx.raise_(AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter")
+    return tx.const_object(found[1].fget).call(tx, [owner], {})
+
+
+def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    value = tx.const_object(found[1].func).call(tx, [owner], {})
+    owner.setattr(tx, name, value)
+    return value
+
+
+def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    return BoundMethod(tx.const_object(found[1].__func__), tx.const_object(cls))
+
+
+def _bind_staticmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    return tx.const_object(found[1].__func__)
+
+
+def _bind_builtin(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    return MethodOf(owner, name)
+
+
+def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    if name == "__dict__":
+        return tx.instance_dict(owner)
+    if name == "__class__":
+        return tx.const_object(cls)
+    obj = getattr(owner, "obj", None)
+    overlay = getattr(owner, "attrs", {})
+    if name in overlay:
+        value: Value = overlay[name]
+        return value
+    if obj is None or not isinstance(found[1], types.MemberDescriptorType):
+        base = getattr(owner, "base", None)
+        if base is not None:
+            read: Value = base.getattr(tx, name)
+            return read
+        raise Break("unsupported-value", f"attribute {name} of {owner.describe()}")
+    try:
+        real = found[1].__get__(obj)
+    except AttributeError as error:
+        tx.raise_(AttributeError, *error.args)
+    return tx.wrap(real, AttrSource(owner.source, name) if owner.source else ConstSource(real))
+
+
+_BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
+    types.FunctionType: _bind_function,
+    property: _bind_property,
+    functools.cached_property: _bind_cached_property,
+    classmethod: _bind_classmethod,
+    staticmethod: _bind_staticmethod,
+    types.MethodDescriptorType: _bind_builtin,
+    types.WrapperDescriptorType: _bind_builtin,
+    types.ClassMethodDescriptorType: _bind_builtin,
+    types.BuiltinFunctionType: _bind_builtin,
+    types.MemberDescriptorType: _bind_slot,
+    types.GetSetDescriptorType: _bind_slot,
+}
+
+
+def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    """Turn a class attribute into what reading it from an instance gives."""
+    definer, attribute = found
+    binder = _BINDERS.get(type(attribute))
+    if binder is not None:
+        return binder(tx, found, name, owner, cls)
+    getter = lookup(type(attribute), "__get__")
+    if getter is not None and not isinstance(attribute, type):
+        if not is_python_code(getter[1]):
+            raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+        descriptor = tx.const_object(attribute)
+        method = BoundMethod(tx.const_object(getter[1]), descriptor)
+        return method.call(tx, [owner, tx.const_object(cls)], {})
+    return tx.wrap(attribute, class_source(tx, owner, cls, definer, name))
+
+
+# ---- instances
+
+
+def object_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
+    """Read an attribute of an instance."""
+    cls = self.cls
+    custom = lookup(cls, "__getattribute__")
+    if custom is not None and is_python_code(custom[1]):
+        return tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
+    return plain_attribute(tx, self, name)
+
+
+def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
+    """Do what `object.__getattribute__` and then `__getattr__` do."""
+    cls = self.cls
+    found = lookup(cls, name)
+    if found is not None and _is_data_descriptor(found[1]):
+        return bind(tx, found, name, self, cls)
+    own = self.own_attribute(tx, name)
+    if own is not None:
+        return own
+    if found is not None:
+        if self.find_method(name) is not None:
+            return MethodOf(self, name)
+        return bind(tx, found, name, self, cls)
+    fallback = lookup(cls, "__getattr__")
+    if fallback is not None and fallback[1] is not _MODULE_GETATTR:
+        return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+    tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
+
+
+def set_object_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
+    """Write an attribute of an instance."""
+    custom = lookup(self.cls, "__setattr__")
+    if custom is not None and is_python_code(custom[1]) and custom[1] is not _MODULE_SETATTR:
+        tx.const_object(custom[1]).call(tx, [self, constant(name), value], {})
+        return
+    plain_set_attribute(tx, self, name, value)
+
+
+def plain_set_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
+    """Do what `object.__setattr__` does."""
+    found = lookup(self.cls, name)
+    if found is not None and _is_data_descriptor(found[1]):
+        attribute = found[1]
+        if isinstance(attribute, property):
+            if attribute.fset is None:
+                tx.raise_(AttributeError, f"property '{name}' of '{self.cls.__name__}' object has no setter")
+            tx.const_object(attribute.fset).call(tx, [self, value], {})
+            return
+        if not isinstance(attribute, types.MemberDescriptorType):
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+    self.store(tx, name, value)
+
+
+def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | None:
+    """Read the dict of an instance from outside, guarding absence."""
+    instance_dict = getattr(self.obj, "__dict__", None)
+    if instance_dict is None:
+        return None
+    if name in instance_dict:
+        real = instance_dict[name]
+        source = ConstSource(real) if self.source is None else InstanceAttrSource(self.source, name)
+        return tx.wrap(real, source)
+    if self.source is not None:
+        tx.guard(self.source, "ATTR_ABSENT", name)
+    return None
+
+
+def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
+    """Read a parameter, buffer or submodule."""
+    for group in _MEMBER_DICTS:
+        members = self.obj.__dict__.get(group)
+        if members is not None and name in members:
+            assert self.source is not None
+            source = ItemSource(InstanceAttrSource(self.source, group), name)
+            return tx.wrap(members[name], source)
+    return None
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(
+    getattr(torch.nn.modules.module, name)
+    for name in (
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+)
+
+
+def call_module(tx: Tracer, self: ModuleValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a module: straight to `forward` when it has no hooks, which is guarded."""
+    cls = self.cls
+    entry = lookup(cls, "__call__")
+    if entry is None or entry[1] is not torch.nn.Module.__call__:
+        return self.special(tx, "__call__").call(tx, args, kwargs)
+    module_dict = self.obj.__dict__
+    if any(_GLOBAL_HOOKS) or any(module_dict.get(name) for name in _HOOKS):
+        return tx.const_object(torch.nn.Module._call_impl).call(tx, [self, *args], kwargs)
+    if module_dict.get("_compiled_call_impl") is not None:
+        raise Break("disabled", f"{cls.__name__} is compiled on its own")
+    if self.source is not None:
+        for name in _HOOKS:
+            tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)
+    return self.getattr(tx, "forward").call(tx, args, kwargs)
+
+
+# ---- classes, functions, modules, super
+
+
+def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
+    """Read an attribute of a class."""
+    cls = self.obj
+    special: dict[str, Callable[[], Value]] = {
+        "__name__": lambda: constant(cls.__name__),
+        "__qualname__": lambda: constant(cls.__qualname__),
+        "__module__": lambda: constant(cls.__module__),
+        "__mro__": lambda: tx.tuple_of([tx.const_object(kind) for kind in cls.__mro__]),
+        "__bases__": lambda: tx.tuple_of([tx.const_object(kind) for kind in cls.__bases__]),
+        "__class__": lambda: tx.const_object(type(cls)),
+        "__dict__": lambda: tx.wrap(dict(cls.__dict__), ConstSource(dict(cls.__dict__))),
+    }
+    if name in special:
+        return special[name]()
+    found = lookup(cls, name)
+    if found is None or isinstance(lookup(type(cls), name), property):
+        return _metaclass_attribute(tx, self, name)
+    definer, attribute = found
+    if isinstance(attribute, staticmethod):
+        return tx.const_object(attribute.__func__)
+    if isinstance(attribute, classmethod):
+        return BoundMethod(tx.const_object(attribute.__func__), self)
+    if isinstance(attribute, types.FunctionType | property | functools.cached_property):
+        return tx.const_object(attribute)
+    try:
+        real = getattr(cls, name)
+    except AttributeError as error:
+        tx.raise_(AttributeError, *error.args)
+    if is_trusted(definer.__module__) or callable(real):
+        return tx.const_object(real)
+    return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
+
+
+def _metaclass_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
+    found = lookup(type(self.obj), name)
+    if found is None:
+        if hasattr(self.obj, name):
+            return tx.const_object(getattr(self.obj, name))
+        tx.raise_(
+            AttributeError, f"type object '{self.obj.__name__}' has no attribute '{name}'"
+        )
+    if is_python_code(found[1]):
+        return BoundMethod(tx.const_object(found[1]), self)
+    return tx.const_object(getattr(self.obj, name))
+
+
+def super_attribute(tx: Tracer, self: SuperValue, name: str) -> Value:
+    """Read an attribute through `super()`."""
+    owner = self.owner
+    if isinstance(owner, ClassValue):
+        cls = owner.obj
+    else:
+        cls = owner.python_type()
+    mro = cls.__mro__
+    for kind in mro[mro.index(self.cls) + 1 :]:
+        if name not in kind.__dict__:
+            continue
+        attribute = kind.__dict__[name]
+        if isinstance(owner, ClassValue) and isinstance(attribute, types.FunctionType):
+            return tx.const_object(attribute)
+        if isinstance(attribute, types.WrapperDescriptorType | types.MethodDescriptorType) or (
+            isinstance(attribute, types.BuiltinFunctionType)
+        ):
+            return tx.base_method(owner, kind, name)
+        if isinstance(attribute, staticmethod):
+            return tx.const_object(attribute.__func__)
+        return bind(tx, (kind, attribute), name, owner, cls)
+    if isinstance(owner, Value) and (fallback := _super_getattr(tx, self, mro, name)) is not None:
+        return fallback
+    tx.raise_(AttributeError, f"'super' object has no attribute '{name}'")
+
+
+def _super_getattr(tx: Tracer, self: SuperValue, mro: Any, name: str) -> Value | None:
+    """nn.Module keeps members outside its dict, so super().x may mean one of those."""
+    from weft_capture.values.objects import ModuleValue  # noqa: PLC0415 - import cycle
+
+    return module_member(tx, self.owner, name) if isinstance(self.owner, ModuleValue) else None
+
+
+def try_getattr(tx: Tracer, value: Value, name: str) -> Value | None:
+    """Read an attribute; None when the program would get an AttributeError."""
+    try:
+        return value.getattr(tx, name)
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), AttributeError):
+            return None
+        raise
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return a function's signature, None where it has none."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def dict_source(source: Source) -> Source:
+    """Return the source of an instance's `__dict__`."""
+    return DictSource(source)

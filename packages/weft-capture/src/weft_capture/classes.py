@@ -1,0 +1,317 @@
+"""Making instances during capture, builtin base-class methods, and what must not be inlined."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import inspect
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_guards.sources import DictSource
+
+from weft_capture import attributes
+from weft_capture.breaks import Break
+from weft_capture.rules import table
+from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.constant import NONE, TRUE, constant, fold
+from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.functions import BoundMethod, ClassValue
+from weft_capture.values.objects import DELETED, UserObject
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+_BUILTIN_BASES: tuple[tuple[type, Callable[[type], Value]], ...] = (
+    (collections.OrderedDict, lambda cls: DictValue(cls=collections.OrderedDict)),
+    (collections.defaultdict, lambda cls: DictValue(cls=collections.defaultdict)),
+    (dict, lambda cls: DictValue()),
+    (list, lambda cls: ListValue([])),
+    (set, lambda cls: SetValue([])),
+)
+
+
+def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a class that has no rule.
+
+    Raises:
+        Break: when its instances cannot be made symbolically.
+    """
+    kind = cls.obj
+    meta_call = attributes.lookup(type(kind), "__call__")
+    if meta_call is not None and attributes.is_python_code(meta_call[1]):
+        if issubclass(kind, enum.Enum):
+            return fold(tx, kind, args, kwargs)
+        return BoundMethod(tx.const_object(meta_call[1]), cls).call(tx, args, kwargs)
+    return construct(tx, cls, args, kwargs)
+
+
+def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Do what `type.__call__` does: `__new__`, then `__init__`."""
+    kind = cls.obj
+    if issubclass(kind, BaseException):
+        instance: Value = ExceptionValue(kind, list(args))
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _named_tuple(tx, kind, args, kwargs)
+    elif table.is_pure(kind):
+        return fold(tx, kind, args, kwargs)
+    else:
+        instance = _new(tx, cls, args, kwargs)
+        if not issubclass(instance.python_type(), kind):
+            return instance
+    init = attributes.lookup(kind, "__init__")
+    if init is None or init[1] is object.__init__:
+        return instance
+    if attributes.is_python_code(init[1]):
+        tx.const_object(init[1]).call(tx, [instance, *args], kwargs)
+    elif isinstance(instance, UserObject):
+        BaseMethod(instance, init[0], "__init__").call(tx, args, kwargs)
+    return instance
+
+
+def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
+    kind = cls.obj
+    if issubclass(kind, torch.nn.Module | torch.Tensor | torch.autograd.Function):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    new = attributes.lookup(kind, "__new__")
+    if new is not None and isinstance(new[1], staticmethod):
+        return tx.const_object(new[1].__func__).call(tx, [cls, *args], kwargs)
+    return new_object(tx, kind, args)
+
+
+def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
+    """Do what the builtin `__new__` of a class does."""
+    for base, make in _BUILTIN_BASES:
+        if issubclass(kind, base):
+            return UserObject(kind, base=make(kind))
+    if issubclass(kind, tuple):
+        return UserObject(kind, base=TupleValue(args[0].unpack(tx) if args else []))
+    if kind.__new__ is not object.__new__ and not _plain_new(kind):
+        raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")
+    return UserObject(kind)
+
+
+def _plain_new(kind: type) -> bool:
+    new = attributes.lookup(kind, "__new__")
+    return new is None or new[0] is object or new[0].__module__ == "typing"
+
+
+def _named_tuple(tx: Tracer, kind: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    fields = kind._fields
+    if len(args) > len(fields):
+        tx.raise_(TypeError, f"{kind.__name__}() takes {len(fields)} arguments")
+    given = dict(zip(fields, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in fields or name in given:
+            tx.raise_(TypeError, f"{kind.__name__}() got an unexpected argument '{name}'")
+        given[name] = value
+    for name, default in kind._field_defaults.items():
+        if name not in given:
+            given[name] = tx.const_object(default)
+    missing = [name for name in fields if name not in given]
+    if missing:
+        tx.raise_(TypeError, f"{kind.__name__}() missing arguments: {', '.join(missing)}")
+    return NamedTupleValue(kind, [given[name] for name in fields])
+
+
+class BaseMethod(Value):
+    """A method of a builtin class bound to an instance of a subclass: `super().__init__`."""
+
+    __slots__ = ("kind", "name", "owner")
+
+    def __init__(self, owner: Value, kind: type, name: str) -> None:
+        super().__init__(None)
+        self.owner = owner
+        self.kind = kind
+        self.name = name
+
+    def python_type(self) -> type:
+        return types.BuiltinMethodType
+
+    def describe(self) -> str:
+        return f"{self.kind.__name__}.{self.name}"
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        owner = self.owner
+        if isinstance(owner, ExceptionValue):
+            return owner.call_method(tx, self.name, args, kwargs)
+        row = _OBJECT_METHODS.get(self.name)
+        if isinstance(owner, UserObject):
+            if owner.base is not None and self.kind is not object:
+                if self.name == "__init__":
+                    return _fill_base(tx, owner, args, kwargs)
+                if self.name == "__getitem__" and isinstance(owner.base, DictValue):
+                    found = owner.base.get(tx, args[0])
+                    return owner.base.getitem(tx, args[0]) if found is None else found
+                return owner.base_method(tx, self.name, args, kwargs)
+            if row is not None:
+                return row(tx, owner, *args, **kwargs)
+        if isinstance(owner, ClassValue) and self.name == "__new__":
+            return new_object(tx, args[0].as_constant(), args[1:])
+        if row is not None:
+            return row(tx, owner, *args, **kwargs)
+        raise Break("unsupported-method", self.describe())
+
+
+def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
+    name = {ListValue: "extend"}.get(type(owner.base), "update")  # type: ignore[arg-type]
+    if isinstance(owner.base, TupleValue) or not (args or kwargs):
+        return NONE
+    return owner.base_method(tx, name, args, kwargs)
+
+
+def _object_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
+    if isinstance(owner, UserObject):
+        attributes.plain_set_attribute(tx, owner, name.as_constant(), value)
+    else:
+        owner.setattr(tx, name.as_constant(), value)
+    return NONE
+
+
+def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
+    if not isinstance(owner, UserObject):
+        return owner.getattr(tx, name.as_constant())
+    return attributes.plain_attribute(tx, owner, name.as_constant())
+
+
+def _object_delattr(tx: Tracer, owner: Value, name: Value) -> Value:
+    owner.delattr(tx, name.as_constant())
+    return NONE
+
+
+def _object_eq(tx: Tracer, owner: Value, other: Value) -> Value:
+    return TRUE if owner is other else constant(NotImplemented)
+
+
+def _nothing(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+    return NONE
+
+
+_OBJECT_METHODS: dict[str, Callable[..., Value]] = {
+    "__setattr__": _object_setattr,
+    "__getattribute__": _object_getattribute,
+    "__delattr__": _object_delattr,
+    "__eq__": _object_eq,
+    "__init__": _nothing,
+    "__init_subclass__": _nothing,
+}
+
+table.rule(object.__setattr__)(_object_setattr)
+table.rule(object.__getattribute__)(_object_getattribute)
+table.rule(object.__delattr__)(_object_delattr)
+
+
+@table.rule(object.__init__)
+def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+    return NONE
+
+
+@table.rule(object.__new__)
+def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
+    return new_object(tx, cls.as_constant(), [])
+
+
+@table.rule(tuple.__new__)
+def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
+    kind = cls.as_constant()
+    if kind is tuple:
+        return TupleValue(items.unpack(tx))
+    if hasattr(kind, "_fields"):
+        return NamedTupleValue(kind, items.unpack(tx))
+    return new_object(tx, kind, [items])
+
+
+# ---- an instance's __dict__
+
+
+class InstanceDict(DictValue):
+    """A view of an instance's `__dict__`; only plain writes go through."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: UserObject) -> None:
+        super().__init__()
+        self.owner = owner
+
+
+def instance_dict(tx: Tracer, owner: Value) -> Value:
+    """Return the `__dict__` of an instance."""
+    if not isinstance(owner, UserObject):
+        raise Break("unsupported-value", f"__dict__ of {owner.describe()}")
+    view = InstanceDict(owner)
+    if owner.obj is not None:
+        real = owner.obj.__dict__
+        if owner.source is not None:
+            tx.guard_keys(DictSource(owner.source), real)
+        for name in real:
+            value = owner.own_attribute(tx, name)
+            if value is not None:
+                view.put(constant(name), value)
+    for name, value in owner.attrs.items():
+        if value is not DELETED:
+            view.put(constant(name), value)
+    return view
+
+
+@method(InstanceDict, "__setitem__")
+def _set_item(tx: Tracer, self: InstanceDict, key: Value, value: Value) -> Value:
+    self.owner.store(tx, key.as_constant(), value)
+    self.put(key, value)
+    return NONE
+
+
+@method(InstanceDict, "update")
+def _update(tx: Tracer, self: InstanceDict, items: Value = NONE, **kwargs: Value) -> Value:
+    if isinstance(items, DictValue):
+        for key, value in items.pairs(tx):
+            _set_item(tx, self, key, value)
+    elif items is not NONE:
+        raise Break("unsupported-method", "__dict__.update of pairs")
+    for name, value in kwargs.items():
+        _set_item(tx, self, constant(name), value)
+    return NONE
+
+
+@method(InstanceDict, "pop", "popitem", "clear", "setdefault", "__delitem__")
+def _other_writes(tx: Tracer, self: InstanceDict, *args: Value) -> Value:
+    raise Break("unsupported-method", "removing from an instance's __dict__")
+
+
+# ---- what must not be inlined
+
+_NEVER = ("weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging", "warnings")
+
+
+def check_inlinable(function: types.FunctionType) -> None:
+    """Refuse to inline what the user disabled, and what makes no sense inside a graph.
+
+    Raises:
+        Break: with code disabled or unknown-call.
+    """
+    namespace = function.__dict__
+    if namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
+        raise Break("disabled", function.__qualname__)
+    module = function.__module__ or ""
+    if module.startswith(_NEVER) and not namespace.get("_weft_inline"):
+        raise Break("unknown-call", f"{module}.{function.__qualname__}")
+
+
+def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
+    """Say whether frames of a function are never captured on their own: library internals."""
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return True
+    if not module:
+        return code.co_filename.startswith("<frozen")
+    if module.startswith("weft_") or module == "weft" or module.startswith("weft."):
+        return True
+    if module.startswith("torch."):
+        return not module.startswith(("torch.nn.modules.", "torchvision"))
+    if code.co_name in ("_call_impl", "_wrapped_call_impl"):
+        return True
+    return module != "__main__" and attributes.is_trusted(module)
+
+

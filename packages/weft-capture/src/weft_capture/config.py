@@ -1,0 +1,26 @@
+"""Settings of weft_capture; `weft.config` chains them with those of the other packages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft_core.settings import Settings
+
+
+@dataclass
+class CaptureSettings(Settings):
+    """Settings of symbolic execution.
+
+    Args:
+        inline_depth: how deeply calls are inlined before a call becomes a graph break.
+        instruction_limit: how many instructions of one frame are executed in one capture.
+        raise_internal_errors: let an error in capture itself through instead of running the
+            frame eagerly with one warning; for tests.
+    """
+
+    inline_depth: int = 200
+    instruction_limit: int = 1_000_000
+    raise_internal_errors: bool = False
+
+
+settings = CaptureSettings()

@@ -1,0 +1,207 @@
+"""One frame from bytecode to compiled code. Read this first; each step has its own file.
+
+    1. tracer     state of the capture: graph, guards, undo journal, side effects
+    2. arguments  become lazily read values with sources                 values.wrap
+    3. execute    the bytecode symbolically, up to the end or a break    frames, opcodes, rules
+    4. assemble   the graph and the code that replaces the frame         output.assemble
+    5. compile    the graph, by the backend
+    6. guards     become one check                                       weft_guards.check
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from weft_core.events import counters, enabled, logger, span
+from weft_guards import DynamicPolicy, Guard
+from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
+
+from weft_capture import config
+from weft_capture.breaks import Break, BreakRecord
+from weft_capture.bytecode import decode
+from weft_capture.frames import OuterFrame
+from weft_capture.graph import GraphInput
+from weft_capture.output.assemble import Assembled, assemble
+from weft_capture.rules import table
+from weft_capture.tracer import NeedsSymbols, Tracer
+from weft_capture.values.dicts import LazyValue
+from weft_capture.values.functions import CellValue, FunctionValue
+
+Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+_breaks_log = logger("capture", "graph_breaks")
+_graph_log = logger("capture", "graph")
+_code_log = logger("capture", "graph_code")
+
+
+@dataclass
+class Converted:
+    """What a capture made of a frame.
+
+    Args:
+        code: the code that replaces the frame; None when the frame should run as it is.
+        guards: under which the code is right.
+        graph: the captured graph; None when there is nothing in it.
+        stopped: why capture stopped before the end, if it did.
+        inputs: the graph's inputs.
+    """
+
+    code: types.CodeType | None
+    guards: list[Guard] = field(default_factory=list)
+    graph: GraphModule | None = None
+    stopped: BreakRecord | None = None
+    inputs: list[GraphInput] = field(default_factory=list)
+
+
+def convert(
+    function: types.FunctionType,
+    flat_args: tuple[Any, ...],
+    backend: Backend,
+    policy: DynamicPolicy | None = None,
+    *,
+    fullgraph: bool = False,
+    tail_call: Any = None,
+) -> Converted:
+    """Capture one call of a function and compile what was captured.
+
+    Args:
+        function: the function called.
+        flat_args: its arguments in the frame hook's order.
+        backend: (graph module, example inputs) -> callable.
+        policy: decides which sizes become symbolic; None for none.
+        fullgraph: raise at a break instead of compiling up to it.
+        tail_call: see `output.assemble`.
+
+    Raises:
+        BreakUnderFullgraph: at a break, with `fullgraph`.
+    """
+    table.load()
+    try:
+        return _convert(function, flat_args, backend, policy, fullgraph, tail_call, False)
+    except NeedsSymbols:
+        return _convert(function, flat_args, backend, policy, fullgraph, tail_call, True)
+
+
+class BreakUnderFullgraph(Exception):
+    """A break met with fullgraph=True; carries the record."""
+
+    def __init__(self, record: BreakRecord) -> None:
+        super().__init__(record)
+        self.record = record
+
+
+def _convert(
+    function: types.FunctionType,
+    flat_args: tuple[Any, ...],
+    backend: Backend,
+    policy: DynamicPolicy | None,
+    fullgraph: bool,
+    tail_call: Any,
+    symbolic: bool,
+) -> Converted:
+    with span("capture", function.__qualname__), _modes_restored():
+        tx = Tracer(function, symbolic, policy)
+        with _contexts_closed(tx), tx.graph.mode:
+            frame = outer_frame(tx, flat_args)
+            stopped = frame.step_until_break(config.settings.instruction_limit)
+            tx.end_step()
+            record = report_break(stopped) if stopped is not None else None
+            if record is not None and fullgraph:
+                raise BreakUnderFullgraph(record)
+
+    def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
+        _log_graph(graph)
+        counters["stats"]["unique_graphs"] += 1
+        counters["stats"]["ops"] += tx.graph.op_count
+        with _modes_restored():
+            return backend(graph, [entry.example for entry in inputs])
+
+    with _modes_restored():
+        try:
+            assembled: Assembled = assemble(tx, frame, stopped, compile_graph, tail_call)
+        except Break as error:
+            error.user_stack = error.user_stack or tx.user_stack()
+            record = report_break(error)
+            if fullgraph:
+                raise BreakUnderFullgraph(record) from None
+            return Converted(None, stopped=record)
+    guards = tx.all_guards()
+    return Converted(assembled.code, guards, assembled.graph, record, assembled.inputs)
+
+
+def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
+    """Return the symbolic frame of the captured function at its start."""
+    function = tx.function
+    code = function.__code__
+    decoded = decode(code)
+    tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
+    tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
+    local_values = {
+        name: LazyValue(obj, LocalSource(name))
+        for name, obj in zip(decoded.flat_args, flat_args, strict=True)
+    }
+    cells = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        value = CellValue(None, ClosureSource(name))
+        try:
+            value.contents = LazyValue(cell.cell_contents, ClosureSource(name))
+        except ValueError:
+            pass
+        cells[name] = value
+        tx.known[id(cell)] = (value, ClosureSource(name))
+        tx.keep_alive.append(cell)
+    value = FunctionValue(
+        code,
+        function.__globals__,
+        name=function.__qualname__,
+        defaults=[],
+        kwdefaults={},
+        cells=tuple(cells.values()),
+        obj=function,
+    )
+    return OuterFrame(tx, value, dict(local_values), cells)
+
+
+def report_break(stopped: Break) -> BreakRecord:
+    """Log and count a break."""
+    record = BreakRecord(stopped.code, stopped.detail, stopped.user_stack)
+    counters["graph_break"][record.code] += 1
+    if enabled("graph_breaks"):
+        _breaks_log.info("%s", record)
+    return record
+
+
+def _log_graph(graph: GraphModule) -> None:
+    if enabled("graph"):
+        lines = (f"  {n.op:<14} {n.name:<20} {n.target} {n.args}" for n in graph.graph.nodes)
+        _graph_log.info("captured graph\n%s", "\n".join(lines))
+    if enabled("graph_code"):
+        _code_log.info("%s", graph.code)
+
+
+@contextmanager
+def _modes_restored() -> Iterator[None]:
+    """Put the grad mode back, which capture really sets."""
+    grad = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        if torch.is_grad_enabled() is not grad:
+            torch._C._set_grad_enabled(grad)
+
+
+@contextmanager
+def _contexts_closed(tx: Tracer) -> Iterator[None]:
+    """Leave the autocast blocks that the captured program entered and did not leave."""
+    try:
+        yield
+    finally:
+        while tx.open_contexts:
+            tx.open_contexts.pop().__exit__(None, None, None)
+
+

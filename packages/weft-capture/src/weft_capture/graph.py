@@ -1,0 +1,250 @@
+"""The fx graph under construction: inputs, nodes, and the fake tensors that run beside them.
+
+`emit` is the one place where an operation enters the graph: the operation runs on fake tensors
+first (which checks it and tells the result's shape), then becomes a node. Whatever a speculative
+step added is taken out again when the step is rolled back.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from weft_core import fake
+from weft_guards.sources import Source, TensorProperty
+
+from weft_capture.breaks import Break
+from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.constant import NONE
+from weft_capture.values.containers import ListValue, NamedTupleValue, SizeValue, TupleValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.tensor import SymValue, TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+_DATA_DEPENDENT = {
+    "DataDependentOutputException": "data-dependent-value",
+    "GuardOnDataDependentSymNode": "data-dependent-value",
+    "DynamicOutputShapeException": "dynamic-output-shape",
+}
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NO_RESULT_OK = ("_foreach_", "_assert", "_check")
+
+
+@dataclass(eq=False)
+class GraphInput:
+    """A placeholder: where the caller loads it from, and the object seen while capturing."""
+
+    node: Node
+    source: Source
+    example: object
+    node_example: object
+
+
+class GraphBuilder:
+    """Builds the graph of one traced frame."""
+
+    def __init__(self, tx: Tracer, symbolic: bool) -> None:
+        self.tx = tx
+        self.graph = Graph()
+        self.shape_env = fake.make_shape_env() if symbolic else None
+        self.mode = fake.fake_mode(self.shape_env)
+        self.inputs: list[GraphInput] = []
+        self.symbols: dict[object, Node] = {}
+        self._by_fake: dict[int, TensorValue] = {}
+        self._last_input: Node | None = None
+        self.op_count = 0
+        self._input_sources: dict[Node, Source] = {}
+
+    # ---- inputs
+
+    def tensor_input(
+        self, tensor: torch.Tensor, source: Source, dynamic_dims: tuple[int, ...]
+    ) -> TensorValue:
+        """Return the value of a tensor from outside, a new placeholder of the graph."""
+        name = source.expr()
+        twin = fake.to_fake(self.mode, tensor, dynamic_dims, name)
+        for dim in dynamic_dims:
+            size = twin.shape[dim]
+            if isinstance(size, torch.SymInt) and size.node.expr not in self.symbols:
+                self.symbols[size.node.expr] = self._placeholder(
+                    TensorProperty(source, "size", dim), size, tensor.shape[dim]
+                )
+        node = self._placeholder(source, twin, tensor)
+        value = TensorValue(node, twin, source, type(tensor))
+        self._by_fake[id(twin)] = value
+        return value
+
+    def symint_input(self, number: int, source: Source) -> Value | None:
+        """Return the value of an int that varies from call to call; None when it must be static."""
+        assert self.shape_env is not None
+        symbol = fake.new_symint(self.shape_env, number, source.expr(), duck=False)
+        if not isinstance(symbol, torch.SymInt):
+            return None
+        node = self._placeholder(source, symbol, number)
+        self.symbols[symbol.node.expr] = node
+        return SymValue(node, symbol, source)
+
+    def _placeholder(self, source: Source, example: object, real: object) -> Node:
+        """Add a placeholder behind those that are there, before all operations."""
+        name = "".join(c if c.isalnum() else "_" for c in source.expr()).strip("_")
+        graph = self.graph
+        anchor = self._last_input
+        if anchor is None:
+            with graph.inserting_after(graph._root):
+                node = graph.placeholder(name)
+        else:
+            with graph.inserting_after(anchor):
+                node = graph.placeholder(name)
+        node.meta["example_value"] = example
+        node.meta["source_name"] = source.expr()
+        self._last_input = node
+        self._input_sources[node] = source
+        self.inputs.append(GraphInput(node, source, real, example))
+        return node
+
+    # ---- operations
+
+    def emit(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
+        """Add an operation and return its result.
+
+        Args:
+            op: `call_function` or `call_method`.
+            target: the function, or the method's name.
+            args: for a method, the object first.
+
+        Raises:
+            Break: when the operation cannot run on fake tensors, or its result is not for a graph.
+        """
+        node_args = tuple(arg.graph_arg() for arg in args)
+        node_kwargs = {name: value.graph_arg() for name, value in kwargs.items()}
+        result = self._run(op, target, args, kwargs)
+        if _is_plain(result) and result is not None:
+            return self.tx.literal(result)
+        if result is None and not _may_return_none(target):
+            return NONE
+        node = self.node(op, target, node_args, node_kwargs, result)
+        return self.result(node, result)
+
+    def node(self, op: str, target: Any, args: Any, kwargs: Any, example: object) -> Node:
+        """Add a node without running it."""
+        node = self.graph.create_node(op, target, args, kwargs)
+        node.meta["example_value"] = example
+        node.meta["stack_trace"] = self.tx.stack_text()
+        self.op_count += 1
+        self.tx.journal.on_rollback(lambda: self._erase(node))
+        return node
+
+    def _erase(self, node: Node) -> None:
+        self._by_fake.pop(id(node.meta.get("example_value")), None)
+        self.op_count -= 1
+        self.graph.erase_node(node)
+
+    def _run(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Any:
+        fake_args = [arg.example() for arg in args]
+        fake_kwargs = {name: value.example() for name, value in kwargs.items()}
+        try:
+            if op == "call_method":
+                result = getattr(fake_args[0], target)(*fake_args[1:], **fake_kwargs)
+            else:
+                result = target(*fake_args, **fake_kwargs)
+        except Break:
+            raise
+        except Exception as error:
+            code = _DATA_DEPENDENT.get(type(error).__name__, "op-failed")
+            name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+            raise Break(code, f"{name}: {str(error)[:300]}") from error
+        if self.shape_env is not None and self.shape_env.pending_fresh_unbacked_symbols:
+            self.shape_env.pending_fresh_unbacked_symbols.clear()
+            raise Break("dynamic-output-shape", str(target))
+        return result
+
+    def result(self, node: Node, result: Any) -> Value:
+        """Turn what a node returned on fakes into values; parts become getitem nodes."""
+        if isinstance(result, torch.Tensor):
+            known = self._by_fake.get(id(result))
+            if known is not None:
+                return known
+            value = TensorValue(node, result)
+            self._by_fake[id(result)] = value
+            return value
+        if isinstance(result, _SYMBOLIC):
+            return self.symbolic(node, result)
+        if isinstance(result, tuple | list):
+            return self._sequence(node, result)
+        if isinstance(result, dict):
+            return DictValue(
+                [(self.tx.literal(k), self._part(node, k, v)) for k, v in result.items()]
+            )
+        if _is_plain(result):
+            return self.tx.literal(result)
+        raise Break("unsupported-value", f"{node.target} returns {type(result).__name__}")
+
+    def symbolic(self, node: Node, result: Any) -> Value:
+        """Wrap a symbolic number; one that turned out static is a constant."""
+        number = result.node.maybe_as_int() if isinstance(result, torch.SymInt) else None
+        if number is not None:
+            return self.tx.literal(number)
+        return SymValue(node, result)
+
+    def _sequence(self, node: Node, result: Any) -> Value:
+        items = [self._part(node, index, item) for index, item in enumerate(result)]
+        cls = type(result)
+        if cls is list:
+            return ListValue(items)
+        if cls is torch.Size:
+            return SizeValue(items)
+        return TupleValue(items) if cls is tuple else NamedTupleValue(cls, items)
+
+    def _part(self, node: Node, key: Any, item: Any) -> Value:
+        if _is_plain(item):
+            return self.tx.literal(item)
+        part = self.node("call_function", operator.getitem, (node, key), {}, item)
+        return self.result(part, item)
+
+    def size(self, tensor: TensorValue, dim: int) -> Value:
+        """Return one size of a tensor, a constant or a symbolic int."""
+        size = tensor.fake.shape[dim]
+        if not isinstance(size, torch.SymInt):
+            return self.tx.literal(size)
+        number = size.node.maybe_as_int()
+        if number is not None:
+            return self.tx.literal(number)
+        node = self.symbols.get(size.node.expr)
+        if node is None:
+            node = self.node(
+                "call_function", torch.ops.aten.sym_size.int, (tensor.node, dim), {}, size
+            )
+        source = self._input_sources.get(node)
+        return SymValue(node, size, source)
+
+    # ---- the finished graph
+
+    def finish(self, outputs: list[Node]) -> tuple[GraphModule, list[GraphInput]]:
+        """Close the graph; inputs that nothing uses are dropped."""
+        self.graph.output(tuple(outputs))
+        used = [entry for entry in self.inputs if entry.node.users]
+        for entry in self.inputs:
+            if not entry.node.users:
+                self.graph.erase_node(entry.node)
+        module = GraphModule(torch.nn.Module(), self.graph)
+        return module, used
+
+
+def _may_return_none(target: Any) -> bool:
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.endswith("_") or any(part in name for part in _NO_RESULT_OK)
+
+
+def _is_plain(result: Any) -> bool:
+    """Say whether a result holds neither tensors nor symbolic numbers nor unknown objects."""
+    if isinstance(result, tuple | list):
+        return all(_is_plain(item) for item in result)
+    return result is None or isinstance(
+        result, int | float | bool | complex | str | torch.dtype | torch.device | torch.layout
+        | torch.memory_format
+    )  # fmt: skip

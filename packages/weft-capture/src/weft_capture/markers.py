@@ -1,0 +1,105 @@
+"""Marks that user programs put on functions, and the questions they ask, to steer capture."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from weft_capture import frame
+from weft_capture.breaks import Break
+from weft_capture.rules.table import GRAPH, rule
+from weft_capture.values.base import Value
+from weft_capture.values.constant import TRUE
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def graph_break() -> None:
+    """End the graph here; nothing outside of capture."""
+
+
+def is_compiling() -> bool:
+    """Return True inside captured code, False elsewhere."""
+    return False
+
+
+@rule(graph_break)
+def _graph_break(tx: Tracer) -> Value:
+    raise Break("graph-break")
+
+
+@rule(is_compiling)
+def _is_compiling(tx: Tracer) -> Value:
+    return TRUE
+
+
+def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:
+    """Run a function, and what it calls, as it is.
+
+    Args:
+        function: the function; without it a decorator is returned.
+        recursive: False captures the functions it calls.
+    """
+    if function is None:
+        return functools.partial(disable, recursive=recursive)
+    target = function
+
+    @functools.wraps(target)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        if recursive:
+            return frame.run(None, target, *args, **kwargs)
+        return target(*args, **kwargs)
+
+    disabled._weft_disable = True  # type: ignore[attr-defined]
+    frame.skip(disabled.__code__)
+    if not recursive and hasattr(target, "__code__"):
+        frame.skip(target.__code__)
+    return disabled
+
+
+def allow_in_graph(function: F) -> F:
+    """Put calls of a function into graphs as they are, without looking inside."""
+    GRAPH.add(function)
+    return function
+
+
+def disallow_in_graph(function: F) -> F:
+    """Make calls of a function graph breaks."""
+
+    @rule(function)
+    def refuse(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        raise Break("unknown-call", f"{function.__name__} is not allowed in graphs")
+
+    return function
+
+
+def assume_constant_result(function: F) -> F:
+    """Run a function while capturing and take its result for a constant."""
+
+    @rule(function)
+    def now(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        real = function(
+            *(arg.as_constant() for arg in args), **{k: v.as_constant() for k, v in kwargs.items()}
+        )
+        return tx.literal(real)
+
+    return function
+
+
+def substitute_in_graph(original: Callable[..., Any]) -> Callable[[F], F]:
+    """Trace a Python function wherever the captured program calls `original`."""
+
+    def register(replacement: F) -> F:
+        @rule(original)
+        def substitute(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+            return tx.const_object(replacement).call(tx, list(args), kwargs)
+
+        return replacement
+
+    return register
+
+

@@ -1,0 +1,153 @@
+"""Building and unpacking containers, strings and slices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft_capture.breaks import Break
+from weft_capture.opcodes.table import opcode
+from weft_capture.values.base import Value
+from weft_capture.values.constant import constant
+from weft_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
+from weft_capture.values.dicts import DictValue
+
+if TYPE_CHECKING:
+    from weft_capture.bytecode import Instr
+    from weft_capture.frames import Frame
+
+
+@opcode("BUILD_TUPLE")
+def _build_tuple(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(TupleValue(frame.pop_many(instr.arg)))
+
+
+@opcode("BUILD_LIST")
+def _build_list(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(ListValue(frame.pop_many(instr.arg)))
+
+
+@opcode("BUILD_SET")
+def _build_set(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(SetValue(frame.pop_many(instr.arg)))
+
+
+@opcode("BUILD_MAP")
+def _build_map(frame: Frame, instr: Instr) -> None:
+    flat = frame.pop_many(2 * instr.arg)
+    frame.stack.append(DictValue(list(zip(flat[::2], flat[1::2], strict=True))))
+
+
+@opcode("BUILD_CONST_KEY_MAP")
+def _build_const_key_map(frame: Frame, instr: Instr) -> None:
+    keys = frame.stack.pop().as_constant()
+    values = frame.pop_many(len(keys))
+    frame.stack.append(DictValue([(constant(k), v) for k, v in zip(keys, values, strict=True)]))
+
+
+@opcode("BUILD_STRING")
+def _build_string(frame: Frame, instr: Instr) -> None:
+    parts = frame.pop_many(instr.arg)
+    frame.stack.append(constant("".join(part.as_constant() for part in parts)))
+
+
+@opcode("FORMAT_VALUE")
+def _format_value(frame: Frame, instr: Instr) -> None:
+    spec = frame.stack.pop() if instr.arg & 4 else constant("")
+    _convert(frame, instr.arg & 3)
+    frame.stack.append(frame.tx.builtin(format, frame.stack.pop(), spec))
+
+
+@opcode("CONVERT_VALUE")
+def _convert_value(frame: Frame, instr: Instr) -> None:
+    _convert(frame, instr.arg)
+
+
+@opcode("FORMAT_SIMPLE")
+def _format_simple(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(frame.tx.builtin(format, frame.stack.pop(), constant("")))
+
+
+@opcode("FORMAT_WITH_SPEC")
+def _format_with_spec(frame: Frame, instr: Instr) -> None:
+    spec = frame.stack.pop()
+    frame.stack.append(frame.tx.builtin(format, frame.stack.pop(), spec))
+
+
+def _convert(frame: Frame, which: int) -> None:
+    function = {1: str, 2: repr, 3: ascii}.get(which)
+    if function is not None:
+        frame.stack.append(frame.tx.builtin(function, frame.stack.pop()))
+
+
+@opcode("BUILD_SLICE")
+def _build_slice(frame: Frame, instr: Instr) -> None:
+    parts = frame.pop_many(instr.arg)
+    if len(parts) == 2:
+        parts.append(constant(None))
+    frame.stack.append(SliceValue(*parts))
+
+
+@opcode("LIST_TO_TUPLE")
+def _list_to_tuple(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(TupleValue(frame.stack.pop().unpack(frame.tx)))
+
+
+@opcode("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
+def _extend(frame: Frame, instr: Instr) -> None:
+    source = frame.stack.pop()
+    name = "extend" if instr.opname == "LIST_EXTEND" else "update"
+    if instr.opname == "DICT_MERGE":
+        _check_duplicates(frame, frame.stack[-instr.arg], source)
+    frame.stack[-instr.arg].call_method(frame.tx, name, [source], {})
+
+
+def _check_duplicates(frame: Frame, target: Value, source: Value) -> None:
+    if not isinstance(target, DictValue) or not isinstance(source, DictValue):
+        return
+    for key in source.keys():
+        if key.hash_key() in target.entries:
+            text = f"got multiple values for keyword argument {key.as_constant()!r}"
+            frame.tx.raise_(TypeError, text)
+
+
+@opcode("LIST_APPEND", "SET_ADD")
+def _append(frame: Frame, instr: Instr) -> None:
+    item = frame.stack.pop()
+    name = "append" if instr.opname == "LIST_APPEND" else "add"
+    frame.stack[-instr.arg].call_method(frame.tx, name, [item], {})
+
+
+@opcode("MAP_ADD")
+def _map_add(frame: Frame, instr: Instr) -> None:
+    value = frame.stack.pop()
+    key = frame.stack.pop()
+    frame.stack[-instr.arg].setitem(frame.tx, key, value)
+
+
+@opcode("UNPACK_SEQUENCE")
+def _unpack_sequence(frame: Frame, instr: Instr) -> None:
+    items = frame.stack.pop().unpack(frame.tx)
+    count = instr.arg
+    if len(items) < count:
+        text = f"not enough values to unpack (expected {count}, got {len(items)})"
+        frame.tx.raise_(ValueError, text)
+    if len(items) > count:
+        frame.tx.raise_(ValueError, f"too many values to unpack (expected {count})")
+    frame.stack.extend(reversed(items))
+
+
+@opcode("UNPACK_EX")
+def _unpack_ex(frame: Frame, instr: Instr) -> None:
+    before, after = instr.arg & 0xFF, instr.arg >> 8
+    items = frame.stack.pop().unpack(frame.tx)
+    if len(items) < before + after:
+        text = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+        frame.tx.raise_(ValueError, text)
+    end = len(items) - after
+    parts: list[Value] = [*items[:before], ListValue(items[before:end]), *items[end:]]
+    frame.stack.extend(reversed(parts))
+
+
+@opcode("IMPORT_STAR")
+def _import_star(frame: Frame, instr: Instr) -> None:
+    raise Break("unsupported-opcode", "import *")

@@ -1,0 +1,77 @@
+"""Calls, and making functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft_capture.opcodes.table import opcode
+from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.constant import NULL
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import CellValue, FunctionValue
+
+if TYPE_CHECKING:
+    from weft_capture.bytecode import Instr
+    from weft_capture.frames import Frame
+
+
+def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:
+    """Pop the two slots below the arguments; see CALL in `weft_capture.bytecode`."""
+    second = frame.stack.pop()
+    first = frame.stack.pop()
+    if first is NULL:
+        return second, args
+    if second is NULL:
+        return first, args
+    return first, [second, *args]
+
+
+@opcode("CALL")
+def _call(frame: Frame, instr: Instr) -> None:
+    names = instr.argval
+    given = frame.pop_many(instr.arg)
+    kwargs: Kwargs = {}
+    if names:
+        positional = len(given) - len(names)
+        kwargs = dict(zip(names, given[positional:], strict=True))
+        given = given[:positional]
+    callee, args = _callee(frame, given)
+    frame.stack.append(frame.tx.call_value(callee, args, kwargs))
+
+
+@opcode("CALL_FUNCTION_EX")
+def _call_function_ex(frame: Frame, instr: Instr) -> None:
+    tx = frame.tx
+    kwargs: Kwargs = {}
+    if instr.arg & 1:
+        kwargs = tx.keyword_arguments(frame.stack.pop())
+    given = frame.stack.pop().unpack(tx)
+    callee, args = _callee(frame, given)
+    frame.stack.append(tx.call_value(callee, args, kwargs))
+
+
+@opcode("MAKE_FUNCTION")
+def _make_function(frame: Frame, instr: Instr) -> None:
+    tx, stack = frame.tx, frame.stack
+    code = stack.pop().as_constant()
+    cells: tuple[CellValue, ...] = ()
+    if instr.arg & 8:
+        cells = tuple(cell for cell in stack.pop().unpack(tx) if isinstance(cell, CellValue))
+    if instr.arg & 4:
+        stack.pop()
+    kwdefaults: Kwargs = {}
+    if instr.arg & 2:
+        value = stack.pop()
+        assert isinstance(value, DictValue)
+        kwdefaults = {key.as_constant(): item for key, item in value.pairs(tx)}
+    defaults = stack.pop().unpack(tx) if instr.arg & 1 else []
+    stack.append(
+        FunctionValue(
+            code,
+            frame.function.globals,
+            name=code.co_qualname,
+            defaults=defaults,
+            kwdefaults=kwdefaults,
+            cells=cells,
+        )
+    )

@@ -1,0 +1,105 @@
+"""Jumps, loops, returns and yields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft_capture.breaks import Break
+from weft_capture.opcodes.table import opcode
+from weft_capture.values.constant import NONE, Constant
+
+if TYPE_CHECKING:
+    from weft_capture.bytecode import Instr
+    from weft_capture.frames import Frame
+
+
+def _target(instr: Instr) -> int:
+    assert instr.target is not None
+    return instr.target
+
+
+@opcode("JUMP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+def _jump(frame: Frame, instr: Instr) -> None:
+    frame.ip = _target(instr)
+
+
+@opcode("POP_JUMP_IF_TRUE")
+def _pop_jump_if_true(frame: Frame, instr: Instr) -> None:
+    if frame.stack.pop().truth(frame.tx):
+        frame.ip = _target(instr)
+
+
+@opcode("POP_JUMP_IF_FALSE")
+def _pop_jump_if_false(frame: Frame, instr: Instr) -> None:
+    if not frame.stack.pop().truth(frame.tx):
+        frame.ip = _target(instr)
+
+
+@opcode("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
+def _pop_jump_if_none(frame: Frame, instr: Instr) -> None:
+    value = frame.stack.pop()
+    is_none = isinstance(value, Constant) and value.value is None
+    if is_none is (instr.opname == "POP_JUMP_IF_NONE"):
+        frame.ip = _target(instr)
+
+
+@opcode("GET_ITER")
+def _get_iter(frame: Frame, instr: Instr) -> None:
+    frame.stack[-1] = frame.stack[-1].iterate(frame.tx)
+
+
+@opcode("GET_YIELD_FROM_ITER")
+def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
+    frame.stack[-1] = frame.stack[-1].iterate(frame.tx)
+
+
+@opcode("FOR_ITER")
+def _for_iter(frame: Frame, instr: Instr) -> None:
+    item = frame.stack[-1].next(frame.tx)
+    if item is None:
+        frame.stack.pop()
+        frame.ip = _target(instr)
+    else:
+        frame.stack.append(item)
+
+
+@opcode("RETURN_VALUE")
+def _return_value(frame: Frame, instr: Instr) -> None:
+    frame.finish(frame.stack.pop())
+
+
+@opcode("RETURN_GENERATOR")
+def _return_generator(frame: Frame, instr: Instr) -> None:
+    # The generator object stands for the frame from here on; the POP_TOP behind this instruction
+    # pops what the first resumption sends.
+    frame.stack.append(NONE)
+
+
+@opcode("YIELD_VALUE")
+def _yield_value(frame: Frame, instr: Instr) -> None:
+    frame.suspend(frame.stack.pop())
+
+
+@opcode("SEND")
+def _send(frame: Frame, instr: Instr) -> None:
+    """`yield from` and `await`: step the inner iterator; at its end go on with its result."""
+    sent = frame.stack.pop()
+    inner = frame.stack[-1]
+    if not (isinstance(sent, Constant) and sent.value is None):
+        raise Break("generator", "sending a value through yield from")
+    item = inner.next(frame.tx)
+    if item is not None:
+        frame.stack.append(item)
+        return
+    frame.stack[-1:] = frame.send_result(inner)
+    frame.ip = _target(instr)
+
+
+@opcode("END_SEND")
+def _end_send(frame: Frame, instr: Instr) -> None:
+    frame.stack.pop(-2)
+
+
+@opcode("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP")
+def _asynchronous(frame: Frame, instr: Instr) -> None:
+    raise Break("unsupported-opcode", "async code")

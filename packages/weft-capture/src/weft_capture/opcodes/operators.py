@@ -1,0 +1,114 @@
+"""Unary, binary and comparison operators, subscripts, identity and membership."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft_capture.opcodes.table import opcode
+from weft_capture.rules.operators import binary, compare, contains, unary
+from weft_capture.values.constant import FALSE, TRUE, constant
+
+if TYPE_CHECKING:
+    from weft_capture.bytecode import Instr
+    from weft_capture.frames import Frame
+
+_UNARY = {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT": "~"}
+
+
+@opcode("BINARY_OP")
+def _binary_op(frame: Frame, instr: Instr) -> None:
+    right = frame.stack.pop()
+    left = frame.stack.pop()
+    frame.stack.append(binary(frame.tx, instr.argval, left, right))
+
+
+@opcode("COMPARE_OP")
+def _compare_op(frame: Frame, instr: Instr) -> None:
+    right = frame.stack.pop()
+    left = frame.stack.pop()
+    frame.stack.append(compare(frame.tx, instr.argval, left, right))
+
+
+@opcode(*_UNARY)
+def _unary(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(unary(frame.tx, _UNARY[instr.opname], frame.stack.pop()))
+
+
+@opcode("UNARY_NOT")
+def _unary_not(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(constant(not frame.stack.pop().truth(frame.tx)))
+
+
+@opcode("IS_OP")
+def _is_op(frame: Frame, instr: Instr) -> None:
+    right = frame.stack.pop()
+    left = frame.stack.pop()
+    same = left is right or left.same_object(right) or right.same_object(left)
+    frame.stack.append(TRUE if same is not instr.argval else FALSE)
+
+
+@opcode("CONTAINS_OP")
+def _contains_op(frame: Frame, instr: Instr) -> None:
+    container = frame.stack.pop()
+    item = frame.stack.pop()
+    found = contains(frame.tx, container, item)
+    frame.stack.append(constant(not found.truth(frame.tx)) if instr.argval else found)
+
+
+@opcode("BINARY_SUBSCR")
+def _binary_subscr(frame: Frame, instr: Instr) -> None:
+    key = frame.stack.pop()
+    frame.stack[-1] = frame.stack[-1].getitem(frame.tx, key)
+
+
+@opcode("STORE_SUBSCR")
+def _store_subscr(frame: Frame, instr: Instr) -> None:
+    key = frame.stack.pop()
+    container = frame.stack.pop()
+    container.setitem(frame.tx, key, frame.stack.pop())
+
+
+@opcode("DELETE_SUBSCR")
+def _delete_subscr(frame: Frame, instr: Instr) -> None:
+    key = frame.stack.pop()
+    frame.stack.pop().delitem(frame.tx, key)
+
+
+@opcode("MATCH_MAPPING", "MATCH_SEQUENCE")
+def _match_kind(frame: Frame, instr: Instr) -> None:
+    kind = frame.stack[-1].python_type()
+    wanted: tuple[type, ...] = (dict,) if instr.opname == "MATCH_MAPPING" else (list, tuple, range)
+    frame.stack.append(constant(issubclass(kind, wanted)))
+
+
+@opcode("MATCH_KEYS")
+def _match_keys(frame: Frame, instr: Instr) -> None:
+    tx, keys, subject = frame.tx, frame.stack[-1], frame.stack[-2]
+    found = []
+    for key in keys.unpack(tx):
+        if not contains(tx, subject, key).truth(tx):
+            frame.stack.append(constant(None))
+            return
+        found.append(subject.getitem(tx, key))
+    frame.stack.append(tx.tuple_of(found))
+
+
+@opcode("MATCH_CLASS")
+def _match_class(frame: Frame, instr: Instr) -> None:
+    tx = frame.tx
+    names = frame.stack.pop().as_constant()
+    cls = frame.stack.pop()
+    subject = frame.stack.pop()
+    if not tx.builtin(isinstance, subject, cls).truth(tx):
+        frame.stack.append(constant(None))
+        return
+    real = cls.as_constant()
+    positional = instr.arg
+    if positional and real in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str,
+                               tuple):  # fmt: skip
+        parts = [subject]
+    else:
+        fields = list(getattr(real, "__match_args__", ())[:positional])
+        parts = [subject.getattr(tx, name) for name in fields]
+    parts += [subject.getattr(tx, name) for name in names]
+    frame.stack.append(tx.tuple_of(parts))

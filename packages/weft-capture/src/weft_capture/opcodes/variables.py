@@ -1,0 +1,214 @@
+"""Loads and stores of locals, globals, cells and attributes; stack shuffling; imports."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from typing import TYPE_CHECKING
+
+from weft_capture.breaks import Break
+from weft_capture.opcodes.table import opcode
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NULL, constant
+from weft_capture.values.functions import BoundMethod, CellValue, SuperValue
+
+if TYPE_CHECKING:
+    from weft_capture.bytecode import Instr
+    from weft_capture.frames import Frame
+
+
+@opcode("NOP", "RESUME", "COPY_FREE_VARS", "PRECALL", "MAKE_CELL_DONE", "END_FOR")
+def _nothing(frame: Frame, instr: Instr) -> None:
+    pass
+
+
+@opcode("MAKE_CELL")
+def _make_cell(frame: Frame, instr: Instr) -> None:
+    name = instr.argval
+    frame.cells[name] = CellValue(frame.locals.pop(name, None))
+
+
+@opcode("LOAD_CONST")
+def _load_const(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(frame.tx.literal_const(instr.argval))
+
+
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
+def _load_fast(frame: Frame, instr: Instr) -> None:
+    name = instr.argval
+    value = frame.locals.get(name)
+    if value is None:
+        frame.tx.raise_(
+            UnboundLocalError,
+            f"cannot access local variable '{name}' where it is not associated with a value",
+        )
+    frame.stack.append(frame.tx.force(value))
+
+
+@opcode("LOAD_FAST_AND_CLEAR")
+def _load_fast_and_clear(frame: Frame, instr: Instr) -> None:
+    name = instr.argval
+    if name in frame.cells:
+        frame.stack.append(frame.cells.pop(name))
+        return
+    frame.stack.append(frame.locals.pop(name, NULL))
+
+
+@opcode("STORE_FAST")
+def _store_fast(frame: Frame, instr: Instr) -> None:
+    value = frame.stack.pop()
+    if isinstance(value, CellValue) and instr.argval in frame.decoded.cells:
+        frame.cells[instr.argval] = value
+    elif value is NULL:
+        frame.locals.pop(instr.argval, None)
+    else:
+        frame.locals[instr.argval] = value
+
+
+@opcode("DELETE_FAST")
+def _delete_fast(frame: Frame, instr: Instr) -> None:
+    if frame.locals.pop(instr.argval, None) is None:
+        frame.tx.raise_(UnboundLocalError, f"cannot access local variable '{instr.argval}'")
+
+
+@opcode("LOAD_CLOSURE")
+def _load_closure(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(frame.cells[instr.argval])
+
+
+@opcode("LOAD_DEREF", "LOAD_CLASSDEREF")
+def _load_deref(frame: Frame, instr: Instr) -> None:
+    cell = frame.cells[instr.argval]
+    if cell.contents is None:
+        frame.tx.raise_(NameError, f"cannot access free variable '{instr.argval}'")
+    frame.stack.append(frame.tx.force(cell.contents))
+
+
+@opcode("STORE_DEREF")
+def _store_deref(frame: Frame, instr: Instr) -> None:
+    frame.cells[instr.argval].store(frame.tx, frame.stack.pop())
+
+
+@opcode("DELETE_DEREF")
+def _delete_deref(frame: Frame, instr: Instr) -> None:
+    frame.cells[instr.argval].store(frame.tx, None)
+
+
+@opcode("LOAD_GLOBAL", "LOAD_NAME")
+def _load_global(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(frame.tx.load_global(frame.function, instr.argval))
+
+
+@opcode("STORE_GLOBAL")
+def _store_global(frame: Frame, instr: Instr) -> None:
+    frame.tx.store_global(frame.function, instr.argval, frame.stack.pop())
+
+
+@opcode("LOAD_ATTR")
+def _load_attr(frame: Frame, instr: Instr) -> None:
+    stack = frame.stack
+    stack[-1] = stack[-1].getattr(frame.tx, instr.argval)
+
+
+@opcode("STORE_ATTR")
+def _store_attr(frame: Frame, instr: Instr) -> None:
+    owner = frame.stack.pop()
+    owner.setattr(frame.tx, instr.argval, frame.stack.pop())
+
+
+@opcode("DELETE_ATTR")
+def _delete_attr(frame: Frame, instr: Instr) -> None:
+    frame.stack.pop().delattr(frame.tx, instr.argval)
+
+
+def push_method(frame: Frame, attribute: Value) -> None:
+    """Push the two slots a CALL expects for an attribute that was read."""
+    if isinstance(attribute, BoundMethod):
+        frame.stack.extend((attribute.function, attribute.owner))
+    else:
+        frame.stack.extend(frame.tx.call_pair(attribute))
+
+
+@opcode("LOAD_METHOD")
+def _load_method(frame: Frame, instr: Instr) -> None:
+    push_method(frame, frame.stack.pop().getattr(frame.tx, instr.argval))
+
+
+@opcode("LOAD_SUPER_ATTR")
+def _load_super_attr(frame: Frame, instr: Instr) -> None:
+    name, is_method = instr.argval
+    owner = frame.stack.pop()
+    cls = frame.stack.pop()
+    frame.stack.pop()
+    attribute = SuperValue(cls.as_constant(), owner).getattr(frame.tx, name)
+    if is_method:
+        push_method(frame, attribute)
+    else:
+        frame.stack.append(attribute)
+
+
+@opcode("PUSH_NULL")
+def _push_null(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(NULL)
+
+
+@opcode("POP_TOP")
+def _pop_top(frame: Frame, instr: Instr) -> None:
+    frame.stack.pop()
+
+
+@opcode("COPY")
+def _copy(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(frame.stack[-instr.arg])
+
+
+@opcode("SWAP")
+def _swap(frame: Frame, instr: Instr) -> None:
+    stack = frame.stack
+    stack[-1], stack[-instr.arg] = stack[-instr.arg], stack[-1]
+
+
+@opcode("IMPORT_NAME")
+def _import_name(frame: Frame, instr: Instr) -> None:
+    from_list = frame.stack.pop().as_constant()
+    level = frame.stack.pop().as_constant()
+    global_dict = frame.function.globals
+    try:
+        module = builtins.__import__(instr.argval, global_dict, None, from_list, level)
+    except ImportError as error:
+        frame.tx.raise_(type(error), *error.args)
+    frame.stack.append(frame.tx.const_object(module))
+
+
+@opcode("IMPORT_FROM")
+def _import_from(frame: Frame, instr: Instr) -> None:
+    module = frame.stack[-1].as_constant()
+    name = instr.argval
+    if not hasattr(module, name):
+        try:
+            importlib.import_module(f"{module.__name__}.{name}")
+        except ImportError:
+            frame.tx.raise_(ImportError, f"cannot import name {name!r} from {module.__name__!r}")
+    frame.stack.append(frame.stack[-1].getattr(frame.tx, name))
+
+
+@opcode("LOAD_BUILD_CLASS")
+def _load_build_class(frame: Frame, instr: Instr) -> None:
+    raise Break("unsupported-opcode", "a class statement")
+
+
+@opcode("LOAD_ASSERTION_ERROR")
+def _load_assertion_error(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(frame.tx.const_object(AssertionError))
+
+
+@opcode("GET_LEN")
+def _get_len(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(frame.tx.builtin(len, frame.stack[-1]))
+
+
+@opcode("SETUP_ANNOTATIONS")
+def _setup_annotations(frame: Frame, instr: Instr) -> None:
+    frame.locals.setdefault("__annotations__", constant(None))
+
+

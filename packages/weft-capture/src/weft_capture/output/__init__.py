@@ -1,0 +1,1 @@
+"""From a finished capture to the code object that replaces the frame."""

@@ -1,0 +1,311 @@
+"""The code object that replaces a captured frame.
+
+    run the graph -> load everything that is still needed -> write side effects back ->
+    return, or do the breaking instruction for real and go on in a resume function
+
+Everything is loaded before anything is written, so that no write changes what a source reads.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from weft_capture.breaks import Break
+from weft_capture.bytecode import NULL_BELOW, Instr, Writer, live_at, make_resume
+from weft_capture.graph import GraphInput
+from weft_capture.output.reconstruct import GRAPH_RESULT, Output
+from weft_capture.values.base import MethodOf, Value
+from weft_capture.values.constant import NULL
+from weft_capture.values.contexts import AutocastContext, GradModeContext
+
+if TYPE_CHECKING:
+    from weft_capture.frames import OuterFrame
+    from weft_capture.tracer import Tracer
+
+_NO_FALLTHROUGH = frozenset(("RAISE_VARARGS", "RERAISE", "RETURN_VALUE"))
+_EFFECTS: dict[str, int] = {
+    # Vocabulary that is not an opcode of every version.
+    "LIST_TO_TUPLE": 0,
+    "UNARY_POSITIVE": 0,
+    "FORMAT_SIMPLE": 0,
+    "FORMAT_WITH_SPEC": -1,
+    "CONVERT_VALUE": 0,
+    "BINARY_SUBSCR": -1,
+    "STORE_SUBSCR": -3,
+    "BEFORE_WITH": 1,
+    "WITH_EXCEPT_START": 1,
+    "LOAD_GLOBAL": 1,
+    "LOAD_ATTR": 0,
+    "LOAD_FAST": 1,
+    "LOAD_DEREF": 1,
+    "GET_ITER": 0,
+    "COMPARE_OP": -1,
+    "BINARY_OP": -1,
+    "IMPORT_STAR": -1,
+}
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A finished capture: the new code, and the graph it calls (None for an empty graph)."""
+
+    code: types.CodeType
+    graph: GraphModule | None
+    inputs: list[GraphInput]
+
+
+def stack_effect(instr: Instr) -> int:
+    """Return by how much an instruction changes the depth of the stack when it does not jump."""
+    if instr.opname == "CALL":
+        return -instr.arg - 1
+    if instr.opname == "CALL_FUNCTION_EX":
+        return -2 - (instr.arg & 1)
+    if instr.opname == "LOAD_SUPER_ATTR":
+        return -2
+    known = _EFFECTS.get(instr.opname)
+    if known is not None:
+        return known
+    opcode = dis.opmap[instr.opname]
+    arg = instr.arg if opcode >= dis.HAVE_ARGUMENT else None
+    return dis.stack_effect(opcode, arg, jump=False)
+
+
+def assemble(
+    tx: Tracer,
+    frame: OuterFrame,
+    stopped: Break | None,
+    compile_graph: Callable[[GraphModule, list[GraphInput]], Any],
+    tail_call: Any = None,
+) -> Assembled:
+    """Write the code for a capture that returned (`stopped` None) or broke at `frame.ip`.
+
+    Args:
+        compile_graph: (module, inputs) -> callable on the inputs' values.
+        tail_call: what the frame hook offers to end a frame by calling another function.
+
+    Raises:
+        Break: when something that is needed cannot be rebuilt.
+    """
+    end_mode = _close_contexts(tx, frame)
+    draft = _Assembly(tx, frame, stopped, tail_call, end_mode)
+    draft.body({})
+    outputs = draft.out.graph_outputs
+    graph, inputs, compiled = None, [], None
+    if tx.graph.op_count or outputs:
+        graph, inputs = tx.graph.finish(list(outputs))
+        compiled = compile_graph(graph, inputs)
+    final = _Assembly(tx, frame, stopped, tail_call, end_mode)
+    if compiled is not None:
+        final.call_graph(compiled, inputs)
+    final.body(dict(outputs))
+    return Assembled(final.writer.finish(), graph, inputs)
+
+
+def _close_contexts(tx: Tracer, frame: OuterFrame) -> bool:
+    """Let the graph end in the modes it began in; returns the grad mode to set after it.
+
+    Blocks that are still open are entered again by the values on the stack.
+    """
+    tx.journal.begin()
+    end_mode = torch.is_grad_enabled()
+    open_autocasts = []
+    for value in reversed(frame.stack):
+        if not isinstance(value, MethodOf) or value.name != "__exit__":
+            continue
+        owner = value.owner
+        if isinstance(owner, GradModeContext) and owner.previous is not None:
+            end_mode = owner.previous
+        elif isinstance(owner, AutocastContext) and owner.real is not None:
+            open_autocasts.append(owner)
+    for context in open_autocasts:
+        leave = torch.amp.autocast_mode._exit_autocast
+        tx.graph.node("call_function", leave, (context.token,), {}, None)
+    if torch.is_grad_enabled() is not tx.entry_grad_mode and tx.graph.op_count:
+        tx.set_grad_mode(tx.entry_grad_mode)
+    return end_mode
+
+
+class _Assembly:
+    """One pass over the code; the first pass finds out which outputs the graph needs."""
+
+    def __init__(
+        self,
+        tx: Tracer,
+        frame: OuterFrame,
+        stopped: Break | None,
+        tail_call: Any,
+        end_mode: bool,
+    ) -> None:
+        self.tx = tx
+        self.frame = frame
+        self.stopped = stopped
+        self.end_mode = end_mode
+        self.writer = Writer(frame.decoded, tail_call=tail_call)
+        self.out = Output(self.writer, {cell: name for name, cell in frame.cells.items()})
+
+    def call_graph(self, compiled: Any, inputs: list[GraphInput]) -> None:
+        """Run the graph and keep its results."""
+        writer = self.writer
+        writer.begin_call()
+        writer.load_const(compiled)
+        for entry in inputs:
+            entry.source.emit(self.out.builder)
+        writer.call(len(inputs))
+        writer.store_local(GRAPH_RESULT)
+
+    def body(self, outputs: dict[Node, int]) -> None:
+        """Write what follows the graph."""
+        self.out.graph_outputs.update(outputs)
+        if self.end_mode is not self.tx.entry_grad_mode:
+            self.writer.begin_call()
+            self.writer.load_const(torch._C._set_grad_enabled)
+            self.writer.load_const(self.end_mode)
+            self.writer.call(1)
+            self.writer.pop()
+        effects = self.tx.effects.prepare(self.out) if self.tx.effects else None
+        if self.stopped is None:
+            self._return(effects)
+        else:
+            self._break(effects)
+
+    def _return(self, effects: Callable[[], None] | None) -> None:
+        value = self.frame.result
+        assert value is not None
+        writer = self.writer
+        self.out.load(value)
+        cells = self._load_cells()
+        result = self.out.store_temp() if effects or cells else None
+        if effects:
+            effects()
+        self._store_cells(cells)
+        if result is not None:
+            writer.load_local(result)
+        writer.return_()
+
+    def _load_cells(self) -> dict[str, str]:
+        """Load the contents of the frame's own cells into temporaries, where any is handed out."""
+        temps: dict[str, str] = {}
+        for name, cell in self.frame.cells.items():
+            if name in self.frame.decoded.cellvars and cell.contents is not None:
+                self.out.load(cell.contents)
+                temps[name] = self.out.store_temp()
+        if self.stopped is None and temps:
+            # Below the temporaries lies the value to return: nothing to do for it here.
+            return temps
+        return temps
+
+    def _store_cells(self, temps: dict[str, str]) -> None:
+        for name, temp in temps.items():
+            self.writer.load_local(temp)
+            self.writer.store_local(name)
+
+    def _break(self, effects: Callable[[], None] | None) -> None:
+        frame, out, writer = self.frame, self.out, self.writer
+        index = frame.ip
+        instr = frame.decoded.instrs[index]
+        writer.at(instr)
+        live = self._live(index, instr)
+        locals_ = {name: value for name, value in frame.locals.items() if name in live}
+        temps: dict[str, str] = {}
+        for name, value in locals_.items():
+            out.load(value)
+            temps[name] = out.store_temp()
+        stack = [self._stack_temp(value) for value in frame.stack]
+        temps.update(self._load_cells())
+        if effects:
+            effects()
+        for name, temp in temps.items():
+            writer.load_local(temp)
+            writer.store_local(name)
+        for name in frame.decoded.flat_args:
+            if name in live and name not in temps and name not in frame.cells:
+                writer.delete_local(name)
+        for temp_or_null in stack:
+            if temp_or_null is None:
+                writer.push_null()
+            else:
+                writer.load_local(temp_or_null)
+        self._run_for_real(index, instr, tuple(locals_))
+
+    def _stack_temp(self, value: Value) -> str | None:
+        if value is NULL:
+            return None
+        self.out.load(value)
+        return self.out.store_temp()
+
+    def _live(self, index: int, instr: Instr) -> frozenset[str]:
+        return live_at(self.frame.decoded, index)
+
+    def _run_for_real(self, index: int, instr: Instr, names: tuple[str, ...]) -> None:
+        """Write the breaking instruction itself and the way on."""
+        frame, writer = self.frame, self.writer
+        below = [value is not NULL for value in frame.stack]
+        if instr.opname == "LOAD_METHOD":
+            writer.load_attr(instr.argval)
+            pair = [False, True] if NULL_BELOW else [True, False]
+            writer.push_null()
+            if NULL_BELOW:
+                writer.swap(2)
+            self._resume(index + 1, below[:-1] + pair, names)
+            return
+        if instr.target is not None:
+            self._branch(index, instr, below, names)
+            return
+        writer.original(index)
+        if instr.opname in _NO_FALLTHROUGH:
+            if instr.opname == "RETURN_VALUE":
+                raise Break("unsupported-value", "the value to return cannot be rebuilt")
+            return
+        after = _after(instr, below)
+        self._resume(index + 1, after, names, instr)
+
+    def _branch(
+        self, index: int, instr: Instr, below: list[bool], names: tuple[str, ...]
+    ) -> None:
+        assert instr.target is not None
+        writer = self.writer
+        taken = writer.label()
+        writer.original(index, taken)
+        loop = instr.opname == "FOR_ITER"
+        self._resume(index + 1, [*below, True] if loop else below[:-1], names)
+        writer.mark(taken)
+        self._resume(instr.target, below[:-1], names)
+
+    def _resume(
+        self, index: int, stack: list[bool], names: tuple[str, ...], done: Instr | None = None
+    ) -> None:
+        if done is not None and done.opname == "STORE_FAST":
+            names = (*names, done.argval)
+        if done is not None and done.opname == "DELETE_FAST":
+            names = tuple(name for name in names if name != done.argval)
+        resume = make_resume(self.frame.decoded, index, stack, names)
+        RESUME_CODES[resume.code] = self.frame.function.globals.get("__name__")
+        self.writer.call_resume(resume)
+
+
+RESUME_CODES: dict[types.CodeType, Any] = {}
+"""Resume functions that were made; their frames are captured whatever module they are from."""
+
+
+def _after(instr: Instr, below: list[bool]) -> list[bool]:
+    """Return the stack after an instruction that ran for real: its results are no NULLs."""
+    change = stack_effect(instr)
+    popped = _pops(instr)
+    kept = below[: len(below) - popped]
+    return kept + [True] * (popped + change)
+
+
+def _pops(instr: Instr) -> int:
+    """Return how many values an instruction takes off the stack, at least."""
+    if instr.opname == "CALL":
+        return instr.arg + 2
+    if instr.opname == "CALL_FUNCTION_EX":
+        return 3 + (instr.arg & 1)
+    return max(0, -stack_effect(instr))

@@ -1,0 +1,168 @@
+"""`Output`: writes bytecode that loads values where the captured frame ends.
+
+A value with a source is loaded from where it came; a tensor computed by the graph is taken from
+the graph's outputs; everything else is rebuilt by its own `reconstruct`, once, and remembered in a
+temporary so that identity is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from weft_capture.output.builder import SourceBuilder
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NULL, Constant
+from weft_capture.values.containers import ListValue, SetValue, TupleValue
+from weft_capture.values.dicts import DictValue, LazyValue
+from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
+from weft_capture.values.objects import DELETED, UserObject
+from weft_capture.values.tensor import SymValue, TensorValue
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from weft_capture.bytecode import Writer
+
+GRAPH_RESULT = "_weft_graph_result"
+
+
+class Output:
+    """Loads values into the code being written.
+
+    Args:
+        writer: the code.
+        cells: the frame's own cell variables by value; their cells are made by the new code.
+    """
+
+    def __init__(self, writer: Writer, cells: dict[CellValue, str]) -> None:
+        self.writer = writer
+        self.builder = SourceBuilder(writer)
+        self.cells = cells
+        self.graph_outputs: dict[Node, int] = {}
+        self._temps: dict[Value, str] = {}
+
+    def load(self, value: Value) -> None:
+        """Push a value."""
+        if isinstance(value, LazyValue) and value.forced is not None:
+            value = value.forced
+        temp = self._temps.get(value)
+        if temp is not None:
+            self.writer.load_local(temp)
+            return
+        if isinstance(value, Constant) or value is NULL:
+            value.reconstruct(self)
+            return
+        if isinstance(value, CellValue) and value in self.cells:
+            self.writer.load_closure(self.cells[value])
+            return
+        if value.source is not None:
+            value.source.emit(self.builder)
+            return
+        value.reconstruct(self)
+        if value not in self._temps and not isinstance(value, TensorValue | SymValue):
+            self.remember(value)
+
+    def load_all(self, values: Iterable[Value]) -> None:
+        """Push several values in order."""
+        for value in values:
+            self.load(value)
+
+    def load_graph_output(self, value: TensorValue | SymValue) -> None:
+        """Push a result of the graph."""
+        node = value.node
+        index = self.graph_outputs.setdefault(node, len(self.graph_outputs))
+        self.writer.load_local(GRAPH_RESULT)
+        self.writer.load_const(index)
+        self.writer.binary_subscr()
+
+    def remember(self, value: Value) -> None:
+        """Keep what is on top of the stack as the object of `value`; it stays on the stack."""
+        temp = self.writer.temp()
+        self._temps[value] = temp
+        self.writer.dup()
+        self.writer.store_local(temp)
+
+    def pin(self, value: Value) -> None:
+        """Load an object into a temporary now, before writes change the way to it."""
+        if value in self._temps or (isinstance(value, CellValue) and value in self.cells):
+            return
+        self.load(value)
+        if value not in self._temps:
+            self.remember(value)
+        self.writer.pop()
+
+    def store_temp(self) -> str:
+        """Pop into a new temporary."""
+        temp = self.writer.temp()
+        self.writer.store_local(temp)
+        return temp
+
+    def call_on(self, value: Value, name: str, *temps: str) -> None:
+        """Call a method of a value with temporaries as arguments, and drop the result."""
+        self.load(value)
+        self.writer.load_method(name)
+        for temp in temps:
+            self.writer.load_local(temp)
+        self.writer.call_method(len(temps))
+        self.writer.pop()
+
+    def replay_attributes(self, owner: Value, attributes: dict[str, Value]) -> Callable[[], None]:
+        """Prepare setting (or deleting) attributes of an existing object."""
+        temps: dict[str, str | None] = {}
+        for name, value in attributes.items():
+            if value is DELETED:
+                temps[name] = None
+                continue
+            self.load(value)
+            temps[name] = self.store_temp()
+
+        def write() -> None:
+            for name, temp in temps.items():
+                if temp is None:
+                    self.load(owner)
+                    self.writer.delete_attr(name)
+                    continue
+                self.writer.load_local(temp)
+                self.load(owner)
+                self.writer.store_attr(name)
+
+        return write
+
+    def is_cyclic(self, value: Value) -> bool:
+        """Say whether a container (indirectly) contains itself."""
+        seen: set[int] = set()
+        pending = list(_children(value))
+        while pending:
+            one = pending.pop()
+            if one is value:
+                return True
+            if id(one) not in seen and one.source is None:
+                seen.add(id(one))
+                pending.extend(_children(one))
+        return False
+
+
+def _children(value: Value) -> Iterator[Value]:
+    if isinstance(value, ListValue | TupleValue):
+        yield from value.items
+    elif isinstance(value, DictValue):
+        for pair in value.entries.values():
+            yield from pair
+    elif isinstance(value, SetValue):
+        yield from value.entries.values()
+    elif isinstance(value, UserObject):
+        yield from value.attrs.values()
+        if value.base is not None:
+            yield value.base
+    elif isinstance(value, CellValue):
+        if value.contents is not None:
+            yield value.contents
+    elif isinstance(value, FunctionValue):
+        yield from value.cells
+        yield from value.attributes.values()
+    elif isinstance(value, BoundMethod):
+        yield value.function
+        yield value.owner
+
+

@@ -1,0 +1,83 @@
+"""torch's modes: grad mode and autocast, as context managers and as functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_capture.breaks import Break
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.contexts import AutocastContext, GradModeContext, NullContext
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+
+@rule(torch.no_grad)
+def _no_grad(tx: Tracer, *args: Value) -> Value:
+    if args:
+        raise Break("unknown-call", "torch.no_grad as a decorator inside the frame")
+    return GradModeContext(torch.no_grad, (), mode=False)
+
+
+@rule(torch.enable_grad)
+def _enable_grad(tx: Tracer, *args: Value) -> Value:
+    if args:
+        raise Break("unknown-call", "torch.enable_grad as a decorator inside the frame")
+    return GradModeContext(torch.enable_grad, (), mode=True)
+
+
+@rule(torch.set_grad_enabled)
+def _set_grad_enabled(tx: Tracer, mode: Value) -> Value:
+    enabled = mode.as_constant()
+    before = torch.is_grad_enabled()
+    tx.set_grad_mode(enabled)
+    return GradModeContext(torch.set_grad_enabled, (enabled,), enabled, before)
+
+
+@rule(torch._C._set_grad_enabled)
+def _set(tx: Tracer, mode: Value) -> Value:
+    tx.set_grad_mode(mode.as_constant())
+    return NONE
+
+
+@rule(torch.inference_mode)
+def _inference_mode(tx: Tracer, *args: Value) -> Value:
+    raise Break("unknown-call", "torch.inference_mode")
+
+
+@rule(torch.autocast, torch.amp.autocast)
+def _autocast(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    real_args = tuple(arg.as_constant() for arg in args)
+    real_kwargs = {name: value.as_constant() for name, value in kwargs.items()}
+    return AutocastContext(torch.autocast, real_args, real_kwargs)
+
+
+@rule(torch.profiler.record_function)
+def _record_function(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    return NullContext(torch.profiler.record_function)
+
+
+def _asked_now(function: Any) -> None:
+    """Answer from the real state: capture keeps it equal to the program's, and guards it."""
+
+    @rule(function)
+    def answer(tx: Tracer, *args: Value) -> Value:
+        return constant(function(*(arg.as_constant() for arg in args)))
+
+
+for _function in (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.is_autocast_enabled,
+    torch.get_autocast_dtype,
+    torch.is_autocast_cache_enabled,
+    torch.is_autocast_cpu_enabled,
+    torch._C._is_any_autocast_enabled,
+    torch.get_autocast_gpu_dtype,
+    torch.get_autocast_cpu_dtype,
+    torch.are_deterministic_algorithms_enabled,
+):
+    _asked_now(_function)

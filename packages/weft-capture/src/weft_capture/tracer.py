@@ -1,0 +1,511 @@
+"""The tracer: what one capture knows and does. Values and rules get it as `tx`.
+
+It owns the graph, the guards, the undo journal, the record of mutated objects and the stack of
+symbolic frames, and offers the operations that values share: calling, wrapping, guarding, raising.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import traceback
+import types
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from weft_guards import DynamicPolicy, Guard, GuardSet
+from weft_guards.sources import (
+    AttrSource,
+    ConstSource,
+    DictSource,
+    GlobalSource,
+    GlobalsSource,
+    ItemSource,
+    LocalSource,
+    ModuleSource,
+    Source,
+)
+
+from weft_capture import attributes, classes, config
+from weft_capture.binding import bind_arguments
+from weft_capture.breaks import Break, Raised
+from weft_capture.bytecode import call_pair, decode
+from weft_capture.effects import Effects
+from weft_capture.frames import Frame, GeneratorValue
+from weft_capture.graph import GraphBuilder
+from weft_capture.journal import Journal
+from weft_capture.rules import table
+from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.constant import NONE, NULL, Constant, constant
+from weft_capture.values.containers import (
+    ListValue,
+    NamedTupleValue,
+    RangeValue,
+    SetValue,
+    SizeValue,
+    SliceValue,
+    TupleValue,
+)
+from weft_capture.values.dicts import DictValue, LazyValue
+from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.functions import (
+    BoundMethod,
+    BuiltinValue,
+    ClassValue,
+    FunctionValue,
+    ModuleObject,
+    SuperValue,
+)
+from weft_capture.values.iterators import SequenceIterator
+from weft_capture.values.tensor import TensorValue
+from weft_capture.values.wrap import function_cells, wrap
+
+
+class NeedsSymbols(Exception):
+    """A size or int must be symbolic, but the capture began without symbols: begin again."""
+
+
+class Tracer:
+    """One capture of one frame.
+
+    Args:
+        function: the function whose frame is captured.
+        symbolic: whether sizes and ints may become symbolic in this capture.
+        policy: decides which ones do; None for none.
+    """
+
+    def __init__(
+        self, function: types.FunctionType, symbolic: bool = False, policy: DynamicPolicy | None = None
+    ) -> None:
+        self.function = function
+        self.symbolic = symbolic
+        self.policy = policy
+        self.journal = Journal()
+        self.guards = GuardSet()
+        self.graph = GraphBuilder(self, symbolic)
+        self.effects = Effects(self)
+        self.frame: Frame | None = None
+        self.depth = 0
+        self.known: dict[int, tuple[Value, Source]] = {}
+        self.keep_alive: list[object] = []
+        self.open_contexts: list[Any] = []
+        self.entry_grad_mode = torch.is_grad_enabled()
+        self._stack_text: dict[tuple[str, int], str] = {}
+        self.none = NONE
+
+    # ---- objects to values
+
+    def wrap(self, obj: Any, source: Source) -> Value:
+        """Return the value of an object that `source` loads, adding guards."""
+        return wrap(self, obj, source)
+
+    def const_object(self, obj: Any) -> Value:
+        """Return the value of an object that never changes, held by capture itself."""
+        return wrap(self, obj, ConstSource(obj))
+
+    def force(self, value: Value) -> Value:
+        """Return a value that may have been left unread."""
+        if not isinstance(value, LazyValue):
+            return value
+        if value.forced is None:
+            assert value.source is not None
+            value.forced = wrap(self, value.obj, value.source)
+        return value.forced
+
+    def literal_const(self, obj: Any) -> Value:
+        """Return the value of a constant of the code object."""
+        if isinstance(obj, tuple):
+            return TupleValue([self.literal_const(item) for item in obj])
+        if isinstance(obj, frozenset):
+            return SetValue([constant(item) for item in obj], None, frozenset)
+        return constant(obj)
+
+    def literal(self, obj: Any) -> Value:
+        """Turn fresh Python data (not owned by the program) into values."""
+        kind = type(obj)
+        if kind in (tuple, list, torch.Size):
+            items = [self.literal(item) for item in obj]
+            return {tuple: TupleValue, list: ListValue, torch.Size: SizeValue}[kind](items)
+        if kind is dict:
+            return DictValue([(self.literal(k), self.literal(v)) for k, v in obj.items()])
+        if kind in (set, frozenset):
+            return SetValue([self.literal(item) for item in obj], None, kind)
+        if kind is range:
+            return RangeValue(obj)
+        if kind is slice:
+            return SliceValue(*(self.literal(p) for p in (obj.start, obj.stop, obj.step)))
+        if isinstance(obj, tuple) and hasattr(kind, "_fields"):
+            return NamedTupleValue(kind, [self.literal(item) for item in obj])
+        return self.const_object(obj)
+
+    def tuple_of(self, items: Sequence[Value]) -> TupleValue:
+        """Return a tuple of values."""
+        return TupleValue(items)
+
+    def iterator_over(self, over: Any) -> Value:
+        """Return an iterator over a list, tuple or range value, or a plain list of values."""
+        return SequenceIterator(over)
+
+    def bound_method(self, function: Value, owner: Value) -> Value:
+        """Bind a function to an object."""
+        return BoundMethod(function, owner)
+
+    def call_pair(self, callee: Value) -> tuple[Value, Value]:
+        """Return the two stack slots of a callable without self."""
+        pair: tuple[Value, Value] = call_pair(callee, NULL)
+        return pair
+
+    # ---- guards
+
+    def guard(self, source: Source, kind: str, value: Any) -> None:
+        """Add a guard; none is needed on what capture itself holds."""
+        if not isinstance(source, ConstSource):
+            frame = self.frame
+            self.guards.add(source, kind, value, (frame.summary(),) if frame else ())
+
+    def guard_constant(self, source: Source, obj: Any) -> None:
+        """Guard the value of a constant; enum members and the like by identity."""
+        if isinstance(source, ConstSource):
+            return
+        try:
+            self.guard(source, "CONST", obj)
+        except TypeError:
+            self.guard_identity(source, obj)
+
+    def guard_identity(self, source: Source, obj: Any) -> bool:
+        """Guard that a source keeps giving this object; False when that cannot be guarded."""
+        try:
+            self.guard(source, "ID", obj)
+        except TypeError:
+            return False
+        return True
+
+    def guard_keys(self, source: Source, obj: dict[Any, Any]) -> None:
+        """Guard the keys of a dict.
+
+        Raises:
+            Break: when a key cannot be recognised again.
+        """
+        try:
+            self.guard(source, "DICT_KEYS", obj)
+        except TypeError as error:
+            raise Break("unsupported-value", f"a dict key: {error}") from None
+
+    def guard_set(self, source: Source, obj: Any) -> None:
+        """Guard the elements of a set."""
+        if isinstance(source, ConstSource):
+            return
+        from weft_guards.sources import CallSource  # noqa: PLC0415 - one rare line
+
+        self.guard_constant(CallSource(frozenset, (source,)), frozenset(obj))
+
+    def guard_alias(self, first: Source, second: Source, obj: Any) -> None:
+        """Guard that two sources give the same object, where that can differ."""
+        shared = obj is None or isinstance(obj, types.FunctionType | types.ModuleType | type)
+        if shared or isinstance(first, ConstSource):
+            self.guard_identity(second, obj)
+        else:
+            self.guard(second, "ALIAS", first)
+
+    # ---- dynamic shapes
+
+    def dynamic_dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
+        """Return which dimensions of an input become symbolic."""
+        if self.policy is None or isinstance(source, ConstSource):
+            return ()
+        dims = tuple(self.policy.dynamic_dims(source, tensor))
+        if dims and not self.symbolic:
+            raise NeedsSymbols
+        return dims
+
+    def dynamic_int(self, number: int, source: Source) -> Value | None:
+        """Return a symbolic int for an input that varies; None to keep it constant.
+
+        Only arguments and their items can vary: attributes are configuration.
+        """
+        root = source
+        while isinstance(root, ItemSource) and not isinstance(root.base, DictSource):
+            root = root.base
+        if self.policy is None or not isinstance(root, LocalSource):
+            return None
+        if not self.policy.int_is_dynamic(source, number):
+            return None
+        if not self.symbolic:
+            raise NeedsSymbols
+        value = self.graph.symint_input(number, source)
+        if value is not None:
+            self.guard(source, "TYPE", int)
+        return value
+
+    def end_step(self) -> None:
+        """Finish the last step of the outer frame: what follows cannot be taken back."""
+        self.journal.begin()
+
+    def all_guards(self) -> list[Guard]:
+        """Return every guard of the capture, those on symbolic sizes included."""
+        guards = list(self.guards)
+        if self.graph.shape_env is not None:
+            from weft_guards.shapes import shape_guards  # noqa: PLC0415 - imports sympy
+
+            pairs = [(e.source, e.node_example) for e in self.graph.inputs]
+            guards += shape_guards(self.graph.shape_env, pairs)
+        return guards
+
+    # ---- calls
+
+    def call(self, callee: Value, *args: Value, **kwargs: Value) -> Value:
+        """Call a value."""
+        return self.call_value(callee, list(args), kwargs)
+
+    def call_value(self, callee: Value, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call a value with arguments in a list and a dict."""
+        return callee.call(self, args, kwargs)
+
+    def apply(self, handler: Handler, self_value: Value, args: list[Value], kwargs: Kwargs) -> Value:
+        """Run a method-table handler; wrong arguments are the program's TypeError."""
+        return table.apply(self, handler, [self_value, *args], kwargs)
+
+    def builtin(self, function: Any, *args: Value) -> Value:
+        """Call a builtin or operator through the rule table."""
+        return self.call_builtin(function, list(args), {})
+
+    def call_builtin(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call a real callable through the rule table, then through the rules for torch.
+
+        Raises:
+            Break: when nothing covers the call.
+        """
+        return table.call_rule(self, function, args, kwargs)
+
+    def call_function(self, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+        """Inline a call of a Python function."""
+        decoded = decode(function.code)
+        if self.depth >= config.settings.inline_depth:
+            raise Break("recursion", function.code.co_qualname)
+        if function.obj is not None:
+            classes.check_inlinable(function.obj)
+        local_values = bind_arguments(self, function, args, kwargs)
+        cells = dict(zip(function.code.co_freevars, function.cells, strict=True))
+        frame = Frame(self, function, local_values, cells)
+        if decoded.is_generator:
+            if function.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+                raise Break("unsupported-opcode", "async code")
+            return GeneratorValue(frame, function, args, kwargs)
+        return frame.run()
+
+    def enter_frame(self, frame: Frame) -> None:
+        """Make a frame the current one."""
+        self.frame = frame
+        self.depth += 1
+
+    def leave_frame(self, frame: Frame) -> None:
+        """Go back to the frame that called."""
+        self.frame = frame.parent
+        self.depth -= 1
+
+    def call_class(self, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call a class: a rule, or make an instance."""
+        if table.find(cls.obj) is not None:
+            return table.call_rule(self, cls.obj, args, kwargs)
+        return classes.instantiate(self, cls, args, kwargs)
+
+    def type_of(self, value: Value) -> Value:
+        """Return the class of a value."""
+        return self.const_object(value.python_type())
+
+    def keyword_arguments(self, mapping: Value) -> Kwargs:
+        """Return a mapping as keyword arguments."""
+        if not isinstance(mapping, DictValue):
+            fresh = DictValue()
+            fresh.call_method(self, "update", [mapping], {})
+            mapping = fresh
+        return {key.as_constant(): value for key, value in mapping.pairs(self)}
+
+    def next_by_call(self, step: Value) -> Value | None:
+        """Call a Python `__next__`; None when it raises StopIteration."""
+        try:
+            return step.call(self, [], {})
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), StopIteration):
+                return None
+            raise
+
+    def raise_(self, cls: type[BaseException], *args: object) -> NoReturn:
+        """Raise an exception in the user's program."""
+        raise Raised(ExceptionValue(cls, [constant(arg) for arg in args]))
+
+    def raise_real(self, error: BaseException) -> NoReturn:
+        """Raise in the user's program what a folded function raised."""
+        self.raise_(type(error), *error.args)
+
+    # ---- state of the program
+
+    def mutate(self, value: MutableValue) -> None:
+        """Announce a change of a value, before it is made."""
+        self.journal.touch(value)
+        if value.source is not None:
+            self.effects.note(value)
+
+    def set_grad_mode(self, mode: bool) -> None:
+        """Set the grad mode, here and in the graph."""
+        before = torch.is_grad_enabled()
+        if before is mode:
+            return
+        torch._C._set_grad_enabled(mode)
+        self.journal.on_rollback(lambda: torch._C._set_grad_enabled(before))
+        self.graph.node("call_function", torch._C._set_grad_enabled, (mode,), {}, None)
+
+    def load_global(self, function: FunctionValue, name: str) -> Value:
+        """Read a global of a function, or a builtin."""
+        written = self.effects.global_value(function.globals, name)
+        if written is not None:
+            return written
+        global_dict = function.globals
+        if name in global_dict:
+            obj = global_dict[name]
+            return wrap(self, obj, self.global_source(function, name, obj))
+        self._guard_global_absent(function, name)
+        builtins_dict = global_dict.get("__builtins__", {})
+        if isinstance(builtins_dict, types.ModuleType):
+            builtins_dict = builtins_dict.__dict__
+        if name not in builtins_dict:
+            self.raise_(NameError, f"name '{name}' is not defined")
+        return self.const_object(builtins_dict[name])
+
+    def global_source(self, function: FunctionValue, name: str, obj: Any) -> Source:
+        """Return where a global is loaded from; constant for modules nobody changes."""
+        global_dict = function.globals
+        if global_dict is self.function.__globals__:
+            return GlobalSource(name)
+        module_name = global_dict.get("__name__")
+        if attributes.is_trusted(module_name) and not isinstance(obj, torch.Tensor):
+            return ConstSource(obj)
+        return ItemSource(self.globals_source(global_dict), name)
+
+    def globals_source(self, global_dict: dict[str, Any]) -> Source:
+        """Return the source of a globals dict."""
+        if global_dict is self.function.__globals__:
+            return GlobalsSource()
+        import sys  # noqa: PLC0415 - the module table, read once a module
+
+        name = global_dict.get("__name__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if module is not None and module.__dict__ is global_dict:
+            return AttrSource(ModuleSource(module.__name__), "__dict__")
+        return ConstSource(global_dict)
+
+    def _guard_global_absent(self, function: FunctionValue, name: str) -> None:
+        if not attributes.is_trusted(function.globals.get("__name__")):
+            self.guard(self.globals_source(function.globals), "KEY_ABSENT", name)
+
+    def store_global(self, function: FunctionValue, name: str, value: Value) -> None:
+        """Write a global of a function."""
+        self.effects.store_global(function.globals, name, value)
+
+    # ---- attributes (see `attributes`)
+
+    def class_attribute(self, owner: Value, cls: type, name: str) -> Value:
+        """Read what an instance without its own dict inherits from its class."""
+        if owner.find_method(name) is not None:
+            return MethodOf(owner, name)
+        found = attributes.lookup(cls, name)
+        if found is None:
+            self.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
+        return attributes.bind(self, found, name, owner, cls)
+
+    def static_attribute(self, cls: ClassValue, name: str) -> Value:
+        """Read an attribute of a class."""
+        return attributes.static_attribute(self, cls, name)
+
+    def super_attribute(self, value: SuperValue, name: str) -> Value:
+        """Read an attribute through super()."""
+        return attributes.super_attribute(self, value, name)
+
+    def base_method(self, owner: Value, kind: type, name: str) -> Value:
+        """Return a builtin base class's method bound to an instance."""
+        return classes.BaseMethod(owner, kind, name)
+
+    def instance_dict(self, owner: Value) -> Value:
+        """Return the `__dict__` of an instance."""
+        return classes.instance_dict(self, owner)
+
+    def module_attribute(self, module: ModuleObject, name: str) -> Value:
+        """Read an attribute of a Python module."""
+        real = module.obj
+        if name not in real.__dict__:
+            try:
+                return self.const_object(getattr(real, name))
+            except AttributeError as error:
+                self.raise_(AttributeError, *error.args)
+        written = self.effects.global_value(real.__dict__, name)
+        if written is not None:
+            return written
+        obj = real.__dict__[name]
+        if attributes.is_trusted(real.__name__) and not isinstance(obj, torch.Tensor):
+            return self.const_object(obj)
+        return wrap(self, obj, ItemSource(self.globals_source(real.__dict__), name))
+
+    def function_attribute(self, function: FunctionValue, name: str) -> Value:
+        """Read an attribute of a function from outside."""
+        assert function.obj is not None
+        source = function.source or ConstSource(function.obj)
+        special = ("__closure__", "__globals__", "__builtins__", "__get__")
+        if name in special or not hasattr(function.obj, name):
+            if name == "__get__":
+                return MethodOf(function, name)
+            if name == "__closure__":
+                cells = function_cells(self, function.obj, source)
+                return TupleValue(list(cells)) if cells else NONE
+            self.raise_(AttributeError, f"'function' object has no attribute '{name}'")
+        real = getattr(function.obj, name)
+        if isinstance(source, ConstSource) or name in ("__name__", "__qualname__", "__module__"):
+            return self.literal(real)
+        return wrap(self, real, AttrSource(source, name))
+
+    def tensor_dict_attribute(self, tensor: TensorValue, name: str) -> Value | None:
+        """Read a Python attribute that the user put on an input tensor."""
+        entry = next((e for e in self.graph.inputs if e.node is tensor.node), None)
+        if entry is None or tensor.source is None:
+            return None
+        instance_dict = getattr(entry.example, "__dict__", {})
+        if name not in instance_dict:
+            return None
+        return wrap(self, instance_dict[name], attributes.InstanceAttrSource(tensor.source, name))
+
+    def decorate_with(self, context: Value, function: Value) -> Value:
+        """Apply a context manager as a decorator."""
+        raise Break("unknown-call", "a context manager used as a decorator inside the frame")
+
+    # ---- where the program stands
+
+    def user_stack(self) -> tuple[traceback.FrameSummary, ...]:
+        """Return the user's frames, outermost first."""
+        stack = []
+        frame = self.frame
+        while frame is not None:
+            stack.append(frame.summary())
+            frame = frame.parent
+        return tuple(reversed(stack))
+
+    def stack_text(self) -> str:
+        """Return the user's frames as a traceback prints them."""
+        lines = []
+        frame = self.frame
+        while frame is not None:
+            lines.append(self._line_text(frame))
+            frame = frame.parent
+        return "".join(reversed(lines))
+
+    def _line_text(self, frame: Frame) -> str:
+        decoded = frame.decoded
+        line = frame.instr.lineno or decoded.firstlineno
+        key = (decoded.filename, line)
+        text = self._stack_text.get(key)
+        if text is None:
+            source = linecache.getline(decoded.filename, line).strip()
+            text = f'  File "{decoded.filename}", line {line}, in {decoded.name}\n    {source}\n'
+            self._stack_text[key] = text
+        return text
+
+

@@ -1,0 +1,226 @@
+"""torch's context managers that set a mode: no_grad and its like, autocast.
+
+While capturing, the mode is really set, so that fake tensors behave as in eager execution, and
+the change is a node of the graph. When a break lies inside the block, generated code makes the
+context manager and enters it; the resume function finds its `__exit__` on the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft_capture.values.base import MutableValue, Value, method
+from weft_capture.values.constant import FALSE, NONE
+
+if TYPE_CHECKING:
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+class GradModeContext(MutableValue):
+    """no_grad, enable_grad, set_grad_enabled, inference-free ways to set the grad mode.
+
+    Args:
+        cls: the real class, and `args` what it is made with.
+        mode: the mode inside the block.
+        previous: the mode to go back to; None until entered.
+    """
+
+    __slots__ = ("args", "cls", "mode", "previous")
+
+    def __init__(
+        self,
+        cls: type,
+        args: tuple[object, ...],
+        mode: bool,
+        previous: bool | None = None,
+        source: Source | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.cls = cls
+        self.args = args
+        self.mode = mode
+        self.previous = previous
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = self.previous
+
+        def restore() -> None:
+            self.previous = saved
+
+        return restore
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def enter(self, tx: Tracer) -> None:
+        """Enter the block."""
+        tx.journal.touch(self)
+        self.previous = torch.is_grad_enabled()
+        tx.set_grad_mode(self.mode)
+
+    def exit(self, tx: Tracer) -> None:
+        """Leave the block."""
+        assert self.previous is not None
+        tx.set_grad_mode(self.previous)
+
+    def reconstruct(self, out: Output) -> None:
+        _rebuild(self, out, self.previous is not None)
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        # The decorator form: the real class decorates the real function.
+        return tx.decorate_with(self, args[0])
+
+
+class AutocastContext(MutableValue):
+    """torch.autocast; `token` is the graph node of the entered block."""
+
+    __slots__ = ("args", "cls", "kwargs", "real", "token")
+
+    def __init__(
+        self, cls: type, args: tuple[object, ...], kwargs: dict[str, object],
+        source: Source | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(source)
+        self.cls = cls
+        self.args = args
+        self.kwargs = kwargs
+        self.real: Any = None
+        self.token: Any = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = self.real, self.token
+
+        def restore() -> None:
+            self.real, self.token = saved
+
+        return restore
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def enter(self, tx: Tracer) -> None:
+        """Enter the block."""
+        tx.journal.touch(self)
+        self.real = self.cls(*self.args, **self.kwargs)
+        self.real.__enter__()
+        real = self.real
+        tx.open_contexts.append(real)
+        tx.journal.on_rollback(lambda: _leave(tx, real))
+        state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
+        enter = torch.amp.autocast_mode._enter_autocast
+        self.token = tx.graph.node("call_function", enter, state, {}, None)
+
+    def exit(self, tx: Tracer) -> None:
+        """Leave the block."""
+        real = self.real
+        _leave(tx, real)
+        tx.journal.on_rollback(lambda: _reenter(tx, real))
+        leave = torch.amp.autocast_mode._exit_autocast
+        tx.graph.node("call_function", leave, (self.token,), {}, None)
+        tx.journal.touch(self)
+        self.real = None
+
+    def reconstruct(self, out: Output) -> None:
+        _rebuild(self, out, self.real is not None)
+
+
+def _leave(tx: Tracer, real: Any) -> None:
+    if real in tx.open_contexts:
+        tx.open_contexts.remove(real)
+        real.__exit__(None, None, None)
+
+
+def _reenter(tx: Tracer, real: Any) -> None:
+    real.__enter__()
+    tx.open_contexts.append(real)
+
+
+class NullContext(Value):
+    """A context manager without effect on captured code, such as a profiler range."""
+
+    __slots__ = ("cls", "result")
+
+    def __init__(self, cls: Any, result: Value = NONE) -> None:
+        super().__init__(None)
+        self.cls = cls
+        self.result = result
+
+    def python_type(self) -> type:
+        return self.cls if isinstance(self.cls, type) else object
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def reconstruct(self, out: Output) -> None:
+        import contextlib  # noqa: PLC0415 - one rare line
+
+        out.writer.begin_call()
+        out.writer.load_const(contextlib.nullcontext)
+        out.load(self.result)
+        out.writer.call(1)
+
+
+def _rebuild(context: GradModeContext | AutocastContext, out: Output, entered: bool) -> None:
+    writer = out.writer
+    kwargs: dict[str, object] = getattr(context, "kwargs", {})
+    writer.begin_call()
+    writer.load_const(_make_context)
+    writer.load_const(context.cls)
+    writer.load_const(context.args)
+    writer.load_const(tuple(kwargs.items()))
+    writer.load_const(entered)
+    writer.call(4)
+
+
+def _make_context(
+    cls: Any, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...], entered: bool
+) -> Any:
+    """Make a context manager again, and enter it where the captured program was inside."""
+    before = torch.is_grad_enabled()
+    context = cls(*args, **dict(kwargs))
+    if not entered and cls is torch.set_grad_enabled:
+        torch._C._set_grad_enabled(before)
+    if entered:
+        context.__enter__()
+    return context
+
+
+@method(GradModeContext, "__enter__")
+@method(AutocastContext, "__enter__")
+def _enter(tx: Tracer, self: GradModeContext | AutocastContext) -> Value:
+    self.enter(tx)
+    return self if isinstance(self, AutocastContext) else NONE
+
+
+@method(GradModeContext, "__exit__")
+@method(AutocastContext, "__exit__")
+def _exit(tx: Tracer, self: GradModeContext | AutocastContext, *error: Value) -> Value:
+    self.exit(tx)
+    return FALSE if isinstance(self, AutocastContext) else NONE
+
+
+@method(GradModeContext, "clone")
+def _clone(tx: Tracer, self: GradModeContext) -> Value:
+    return GradModeContext(self.cls, self.args, self.mode)
+
+
+@method(NullContext, "__enter__")
+def _enter_null(tx: Tracer, self: NullContext) -> Value:
+    return self.result
+
+
+@method(NullContext, "__exit__")
+def _exit_null(tx: Tracer, self: NullContext, *error: Value) -> Value:
+    return FALSE

@@ -1,0 +1,289 @@
+"""Instances of Python classes, from outside or made by the program, and nn.Modules.
+
+Attribute reads follow `object.__getattribute__` (see `attributes`); writes go to `attrs`, an
+overlay over the real instance dict, and are replayed after the graph. An instance of a subclass
+of dict, list, tuple and the like keeps the builtin part in `base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft_capture import attributes
+from weft_capture.breaks import Break
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+
+if TYPE_CHECKING:
+    from weft_guards.sources import Source
+
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+DELETED = Value(None)
+"""Marks an attribute that the program deleted."""
+
+
+class UserObject(MutableValue):
+    """An instance of a Python class; `obj` is None for one made during capture."""
+
+    __slots__ = ("attrs", "base", "base_changed", "cls", "obj")
+
+    def __init__(
+        self,
+        cls: type,
+        obj: Any = None,
+        source: Source | None = None,
+        base: Value | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.cls = cls
+        self.obj = obj
+        self.base = base
+        self.base_changed = False
+        self.attrs: dict[str, Value] = {}
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def describe(self) -> str:
+        return f"{self.cls.__name__} object"
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = dict(self.attrs)
+
+        def restore() -> None:
+            self.attrs = saved
+
+        return restore
+
+    def hash_key(self) -> object:
+        if self.cls.__hash__ is object.__hash__ or isinstance(self.obj, torch.nn.Module):
+            return self if self.obj is None else self.obj
+        if self.obj is not None and self.cls.__hash__ is not None:
+            return self.obj
+        raise Break("unsupported-value", f"{self.describe()} as a dict key")
+
+    def as_constant(self) -> Any:
+        return super().as_constant()
+
+    def graph_arg(self) -> Any:
+        return self.base.graph_arg() if self.base is not None else super().graph_arg()
+
+    def example(self) -> Any:
+        return self.base.example() if self.base is not None else super().example()
+
+    # Attributes.
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        return attributes.object_attribute(tx, self, name)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        attributes.set_object_attribute(tx, self, name, value)
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        if self.own_attribute(tx, name) is None:
+            tx.raise_(AttributeError, name)
+        tx.mutate(self)
+        self.attrs[name] = DELETED
+
+    def store(self, tx: Tracer, name: str, value: Value) -> None:
+        """Write the instance dict, past any `__setattr__`."""
+        tx.mutate(self)
+        self.attrs[name] = value
+
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        """Read the instance dict."""
+        written = self.attrs.get(name)
+        if written is not None:
+            return None if written is DELETED else tx.force(written)
+        if self.obj is None:
+            return None
+        return attributes.real_instance_attribute(tx, self, name)
+
+    # Operations: Python-level special methods, else those of the builtin base.
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return self.special(tx, "__call__").call(tx, args, kwargs)
+
+    def special(self, tx: Tracer, name: str) -> Value:
+        """Look a special method up on the class, as the interpreter does."""
+        found = attributes.lookup(self.cls, name)
+        if found is None:
+            tx.raise_(TypeError, f"'{self.cls.__name__}' object has no {name}")
+        return attributes.bind(tx, found, name, self, self.cls)
+
+    def has_special(self, name: str) -> bool:
+        """Say whether the class defines a special method in Python."""
+        found = attributes.lookup(self.cls, name)
+        return found is not None and attributes.is_python_code(found[1])
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        handler = self.find_method(name)
+        if handler is not None:
+            return tx.apply(handler, self, args, kwargs)
+        bound = self.getattr(tx, name)
+        if isinstance(bound, MethodOf) and bound.owner is self:
+            if self.base is None:
+                raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            return self.base_method(tx, name, args, kwargs)
+        return bound.call(tx, args, kwargs)
+
+    def base_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call a method of the builtin base; a change of the base is a change of this object."""
+        assert self.base is not None
+        result = self.base.call_method(tx, name, args, kwargs)
+        if isinstance(self.base, MutableValue) and self.base.epoch == tx.journal.epoch:
+            tx.mutate(self)
+            self.base_changed = True
+        return result
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        return tx.base_method(self, kind, name).call(tx, args, kwargs)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        if self.has_special("__getitem__") or self.base is None:
+            return self.special(tx, "__getitem__").call(tx, [key], {})
+        return self.base.getitem(tx, key)
+
+    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+        self.special(tx, "__setitem__").call(tx, [key, value], {})
+
+    def delitem(self, tx: Tracer, key: Value) -> None:
+        self.special(tx, "__delitem__").call(tx, [key], {})
+
+    def truth(self, tx: Tracer) -> bool:
+        for name in ("__bool__", "__len__"):
+            if self.has_special(name):
+                return self.special(tx, name).call(tx, [], {}).truth(tx)
+        return self.base.truth(tx) if self.base is not None else True
+
+    def iterate(self, tx: Tracer) -> Value:
+        if self.base is not None and not self.has_special("__iter__"):
+            return self.base.iterate(tx)
+        return self.special(tx, "__iter__").call(tx, [], {})
+
+    def next(self, tx: Tracer) -> Value | None:
+        return tx.next_by_call(self.special(tx, "__next__"))
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        if self.base is not None and not self.has_special("__iter__"):
+            return self.base.unpack(tx)
+        return super().unpack(tx)
+
+    # Generated code.
+
+    def reconstruct(self, out: Output) -> None:
+        writer = out.writer
+        writer.begin_call()
+        writer.load_const(new_instance)
+        writer.load_const(self.cls)
+        if self.base is not None and not isinstance(self.base, MutableValue):
+            out.load(self.base)
+            writer.call(2)
+        else:
+            writer.call(1)
+        out.remember(self)
+        if isinstance(self.base, MutableValue):
+            writer.begin_call()
+            writer.load_const(fill_instance)
+            out.load(self)
+            out.load(self.base)
+            writer.call(2)
+            writer.pop()
+        if self.attrs:
+            writer.begin_call()
+            writer.load_const(set_attributes)
+            out.load(self)
+            live = {k: v for k, v in self.attrs.items() if v is not DELETED}
+            for name, value in live.items():
+                writer.load_const(name)
+                out.load(value)
+            writer.build_map(len(live))
+            writer.call(2)
+            writer.pop()
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        write_base = None
+        if self.base_changed and isinstance(self.base, MutableValue):
+            out.load(self.base)
+            base = out.store_temp()
+
+            def write_base() -> None:
+                out.writer.begin_call()
+                out.writer.load_const(fill_instance)
+                out.load(self)
+                out.writer.load_local(base)
+                out.writer.call(2)
+                out.writer.pop()
+
+        write_attributes = out.replay_attributes(self, self.attrs)
+
+        def write() -> None:
+            if write_base is not None:
+                write_base()
+            write_attributes()
+
+        return write
+
+
+def new_instance(cls: type, base: object = None) -> Any:
+    """Make an instance without running its class's `__init__` or Python `__new__`."""
+    for kind in (tuple, str, int, float, bytes, frozenset):
+        if issubclass(cls, kind):
+            make: Callable[..., Any] = kind.__new__
+            return make(cls, base)
+    for kind in (dict, list, set):
+        if issubclass(cls, kind):
+            builtin = next(k for k in cls.__mro__ if "__new__" in k.__dict__ and not _python(k))
+            make = builtin.__new__
+            return make(cls)
+    return object.__new__(cls)
+
+
+def _python(cls: type) -> bool:
+    return hasattr(cls.__dict__["__new__"], "__func__")
+
+
+def fill_instance(obj: Any, base: Any) -> None:
+    """Give an instance of a dict, list or set subclass its builtin contents."""
+    if isinstance(obj, dict):
+        dict.clear(obj)
+        kind = next(k for k in type(obj).__mro__ if k.__module__ in ("builtins", "collections"))
+        for key, value in base.items():
+            kind.__setitem__(obj, key, value)  # type: ignore[attr-defined]
+    elif isinstance(obj, list):
+        list.__setitem__(obj, slice(None), base)
+    else:
+        set.clear(obj)
+        set.update(obj, base)
+
+
+def set_attributes(obj: Any, attributes_: dict[str, object]) -> None:
+    """Set instance attributes past any `__setattr__`."""
+    for name, value in attributes_.items():
+        object.__setattr__(obj, name, value)
+
+
+class ModuleValue(UserObject):
+    """An nn.Module from outside: parameters, buffers and submodules are read where they live."""
+
+    __slots__ = ()
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        return attributes.call_module(tx, self, args, kwargs)
+
+    def truth(self, tx: Tracer) -> bool:
+        if self.has_special("__len__"):
+            return super().truth(tx)
+        return True
+
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        found = super().own_attribute(tx, name)
+        if found is not None or name in self.attrs:
+            return found
+        return attributes.module_member(tx, self, name)

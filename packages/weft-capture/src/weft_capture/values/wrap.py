@@ -1,0 +1,417 @@
+"""From a Python object and its source to a value, with the guards that make the value right.
+
+`wrap` looks the object's exact type up in `_EXACT`, then tries the predicates of `_FAMILIES` in
+order. A row's function gets (tx, obj, source) and returns the value.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_guards.guards import TensorSpec
+from weft_guards.sources import (
+    AttrSource,
+    ConstSource,
+    DictValueSource,
+    ItemSource,
+    LocalSource,
+    Source,
+)
+
+from weft_capture import attributes
+from weft_capture.breaks import Break
+from weft_capture.rules.table import find, is_leaf
+from weft_capture.values.base import MethodOf, Value
+from weft_capture.values.constant import NONE, Constant, constant, is_constant_object
+from weft_capture.values.containers import (
+    ListValue,
+    NamedTupleValue,
+    RangeValue,
+    SetValue,
+    SizeValue,
+    SliceValue,
+    TupleValue,
+)
+from weft_capture.values.contexts import AutocastContext, GradModeContext
+from weft_capture.values.dicts import DictValue, LazyValue
+from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.functions import (
+    BoundMethod,
+    BuiltinValue,
+    CellValue,
+    ClassValue,
+    FunctionValue,
+    ModuleObject,
+    ObjectConstant,
+    PartialValue,
+)
+from weft_capture.values.iterators import ExternalIterator
+from weft_capture.values.objects import ModuleValue, UserObject
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+Wrapper = Callable[[Any, Any, Source], Value]
+_EXACT: dict[type, Wrapper] = {}
+_FAMILIES: list[tuple[Callable[[Any], bool], Wrapper]] = []
+
+
+def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
+    """Return the value of an object from outside; the same object gives the same value.
+
+    Args:
+        obj: the object.
+        source: where it comes from; guards are about this source.
+    """
+    if is_constant_object(obj):
+        return _wrap_constant(tx, obj, source)
+    known = tx.known.get(id(obj))
+    if known is not None:
+        value, first = known
+        if first != source and not isinstance(source, ConstSource):
+            tx.guard_alias(first, source, obj)
+        return value
+    wrapper = _EXACT.get(type(obj))
+    if wrapper is None:
+        wrapper = next((row[1] for row in _FAMILIES if row[0](obj)), _wrap_object)
+    value = wrapper(tx, obj, source)
+    tx.known[id(obj)] = (value, source)
+    tx.keep_alive.append(obj)
+    return value
+
+
+def _exact(*types_: type) -> Callable[[Wrapper], Wrapper]:
+    def add(wrapper: Wrapper) -> Wrapper:
+        for kind in types_:
+            _EXACT[kind] = wrapper
+        return wrapper
+
+    return add
+
+
+def _family(predicate: Callable[[Any], bool]) -> Callable[[Wrapper], Wrapper]:
+    def add(wrapper: Wrapper) -> Wrapper:
+        _FAMILIES.append((predicate, wrapper))
+        return wrapper
+
+    return add
+
+
+def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
+    if type(obj) is int and not isinstance(source, ConstSource):
+        symbolic = tx.dynamic_int(obj, source)
+        if symbolic is not None:
+            return symbolic
+    if obj is None:
+        tx.guard(source, "NONE", None)
+        return NONE
+    tx.guard_constant(source, obj)
+    return constant(obj)
+
+
+@_family(lambda obj: isinstance(obj, torch.Tensor))
+def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
+    if type(obj) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
+    if obj.is_sparse or obj.layout is not torch.strided or obj.is_nested:
+        raise Break("unsupported-value", f"a tensor of layout {obj.layout}")
+    dims = tx.dynamic_dims(obj, source)
+    value = tx.graph.tensor_input(obj, source, dims)
+    if not isinstance(source, ConstSource):
+        tx.guard(source, "TENSOR", TensorSpec.of(obj, like=value.fake))
+    return value
+
+
+@_exact(list)
+def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
+    tx.guard(source, "TYPE", list)
+    tx.guard(source, "LEN", len(obj))
+    value = ListValue([], source)
+    tx.known[id(obj)] = (value, source)
+    value.items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
+    return value
+
+
+@_exact(tuple, torch.Size)
+def _wrap_tuple(tx: Tracer, obj: tuple[Any, ...], source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    tx.guard(source, "LEN", len(obj))
+    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
+    return (SizeValue if type(obj) is torch.Size else TupleValue)(items, source)
+
+
+@_family(lambda obj: isinstance(obj, tuple) and hasattr(type(obj), "_fields"))
+def _wrap_named_tuple(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
+    return NamedTupleValue(type(obj), items, source)
+
+
+@_exact(dict, collections.OrderedDict, collections.defaultdict)
+def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    value = _dict_entries(tx, obj, source)
+    value.cls = type(obj)
+    if isinstance(obj, collections.defaultdict):
+        factory = AttrSource(source, "default_factory")
+        value.default_factory = wrap(tx, obj.default_factory, factory)
+    return value
+
+
+def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
+    tx.guard_keys(source, obj)
+    value = DictValue(None, source)
+    tx.known[id(obj)] = (value, source)
+    for index, (key, item) in enumerate(obj.items()):
+        if is_constant_object(key):
+            item_source: Source = ItemSource(source, key)
+        else:
+            item_source = DictValueSource(source, index)
+        if isinstance(source, ConstSource):
+            item_source = ConstSource(item)
+        value.put(wrap_key(tx, key), LazyValue(item, item_source))
+    return value
+
+
+def wrap_key(tx: Tracer, key: Any) -> Value:
+    """Return the value of a dict key, whose identity or value the guard on the keys fixes."""
+    if isinstance(key, tuple):
+        return TupleValue([wrap_key(tx, item) for item in key])
+    return wrap(tx, key, ConstSource(key))
+
+
+@_exact(set, frozenset)
+def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
+    if not all(is_constant_object(item) for item in obj):
+        raise Break("unsupported-value", "a set of objects that are not constants")
+    tx.guard(source, "TYPE", type(obj))
+    tx.guard_set(source, obj)
+    return SetValue([constant(item) for item in obj], source, type(obj))
+
+
+@_exact(range)
+def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
+    tx.guard_constant(source, obj)
+    return RangeValue(obj)
+
+
+@_exact(slice)
+def _wrap_slice(tx: Tracer, obj: slice, source: Source) -> Value:
+    tx.guard(source, "TYPE", slice)
+    parts = [wrap(tx, getattr(obj, n), AttrSource(source, n)) for n in ("start", "stop", "step")]
+    return SliceValue(*parts)
+
+
+@_exact(types.FunctionType)
+def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value:
+    if is_leaf(obj):
+        tx.guard_identity(source, obj)
+        return BuiltinValue(obj, source)
+    if isinstance(source, LocalSource) or not tx.guard_identity(source, obj):
+        # A new function of the same code is as good: guard what it is made of instead.
+        tx.guard(source, "TYPE", types.FunctionType)
+        tx.guard_identity(AttrSource(source, "__code__"), obj.__code__)
+    defaults = _sequence(tx, obj.__defaults__, AttrSource(source, "__defaults__"))
+    keyword = AttrSource(source, "__kwdefaults__")
+    kwdefaults: dict[str, Value] = {
+        name: LazyValue(item, ItemSource(keyword, name))
+        for name, item in (obj.__kwdefaults__ or {}).items()
+    }
+    return FunctionValue(
+        obj.__code__,
+        obj.__globals__,
+        name=obj.__qualname__,
+        defaults=defaults,
+        kwdefaults=kwdefaults,
+        cells=function_cells(tx, obj, source),
+        obj=obj,
+        source=source,
+    )
+
+
+def _sequence(tx: Tracer, items: tuple[Any, ...] | None, source: Source) -> list[Value]:
+    return [LazyValue(item, ItemSource(source, i)) for i, item in enumerate(items or ())]
+
+
+def function_cells(
+    tx: Tracer, function: types.FunctionType, source: Source
+) -> tuple[CellValue, ...]:
+    """Return the closure cells of a function from outside."""
+    closure = AttrSource(source, "__closure__")
+    cells = [
+        wrap(tx, cell, ItemSource(closure, i)) for i, cell in enumerate(function.__closure__ or ())
+    ]
+    return tuple(cell for cell in cells if isinstance(cell, CellValue))
+
+
+@_exact(types.CellType)
+def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
+    try:
+        contents = obj.cell_contents
+    except ValueError:
+        return CellValue(None, source)
+    return CellValue(LazyValue(contents, AttrSource(source, "cell_contents")), source)
+
+
+@_exact(types.MethodType)
+def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
+    tx.guard(source, "TYPE", types.MethodType)
+    owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
+    function = wrap(tx, obj.__func__, AttrSource(source, "__func__"))
+    return BoundMethod(function, owner, source)
+
+
+@_exact(types.BuiltinFunctionType)
+def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
+    owner = obj.__self__
+    if owner is None or isinstance(owner, types.ModuleType | type):
+        tx.guard_identity(source, obj)
+        return BuiltinValue(obj, source)
+    if find(obj) is not None or type(owner).__module__.startswith("torch"):
+        return BuiltinValue(obj, source)
+    tx.guard(source, "TYPE", types.BuiltinFunctionType)
+    return MethodOf(wrap(tx, owner, AttrSource(source, "__self__")), obj.__name__, source)
+
+
+@_exact(functools.partial)
+def _wrap_partial(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", functools.partial)
+    function = wrap(tx, obj.func, AttrSource(source, "func"))
+    args = wrap(tx, obj.args, AttrSource(source, "args")).unpack(tx)
+    keywords = wrap(tx, obj.keywords, AttrSource(source, "keywords"))
+    assert isinstance(keywords, DictValue)
+    pairs = {key.as_constant(): value for key, value in keywords.pairs(tx)}
+    return PartialValue(function, args, pairs, source)
+
+
+@_exact(types.ModuleType)
+@_family(lambda obj: isinstance(obj, types.ModuleType))
+def _wrap_python_module(tx: Tracer, obj: types.ModuleType, source: Source) -> Value:
+    tx.guard_identity(source, obj)
+    return ModuleObject(obj, source)
+
+
+@_family(lambda obj: isinstance(obj, type))
+def _wrap_class(tx: Tracer, obj: type, source: Source) -> Value:
+    tx.guard_identity(source, obj)
+    return ClassValue(obj, source)
+
+
+@_family(lambda obj: isinstance(obj, torch.nn.Module))
+def _wrap_module(tx: Tracer, obj: torch.nn.Module, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    return ModuleValue(type(obj), obj, source)
+
+
+_GRAD_CONTEXTS: dict[type, Callable[[Any], tuple[tuple[object, ...], bool]]] = {
+    torch.no_grad: lambda obj: ((), False),
+    torch.enable_grad: lambda obj: ((), True),
+    torch.set_grad_enabled: lambda obj: ((obj.mode,), obj.mode),
+}
+
+
+@_exact(*_GRAD_CONTEXTS)
+def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
+    args, mode = _GRAD_CONTEXTS[type(obj)](obj)
+    tx.guard(source, "TYPE", type(obj))
+    previous = getattr(obj, "prev", None)
+    for name in ("prev", "mode"):
+        if name in obj.__dict__:
+            wrap(tx, obj.__dict__[name], attributes.InstanceAttrSource(source, name))
+    return GradModeContext(type(obj), args, mode, previous, source)
+
+
+@_family(lambda obj: isinstance(obj, torch.autocast))
+def _wrap_autocast(tx: Tracer, obj: Any, source: Source) -> Value:
+    raise Break("unsupported-value", "an autocast block that was entered outside the frame")
+
+
+@_family(lambda obj: isinstance(obj, BaseException))
+def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    args = wrap(tx, obj.args, AttrSource(source, "args"))
+    value = ExceptionValue(type(obj), args.unpack(tx), source)
+    value.attributes = {
+        name: LazyValue(item, attributes.InstanceAttrSource(source, name))
+        for name, item in obj.__dict__.items()
+    }
+    return value
+
+
+_ITERATORS = tuple(
+    type(iterator)
+    for iterator in (
+        iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()),
+        iter(set()), iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]),
+        (_ for _ in ()),
+    )
+)  # fmt: skip
+
+
+@_exact(*_ITERATORS)
+def _wrap_iterator(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    return ExternalIterator(obj, source)
+
+
+@_family(lambda obj: isinstance(obj, torch._ops.OpOverload | torch._ops.OpOverloadPacket))
+@_family(lambda obj: callable(obj) and find(obj) is not None)
+@_exact(
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.GetSetDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+def _wrap_callable(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard_identity(source, obj)
+    return BuiltinValue(obj, source)
+
+
+@_family(lambda obj: type(obj) is object or isinstance(obj, property | classmethod | staticmethod))
+def _wrap_opaque(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard_identity(source, obj)
+    return ObjectConstant(obj, source)
+
+
+_BASES: dict[type, Callable[[Any, Any, Source], Value]] = {}
+
+
+@_family(lambda obj: isinstance(obj, dict) and not dataclasses.is_dataclass(obj))
+@_family(lambda obj: isinstance(obj, dict))
+def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    value = UserObject(type(obj), obj, source)
+    tx.known[id(obj)] = (value, source)
+    plain = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+    value.base = _dict_entries(tx, obj, source)
+    value.base.source = None
+    value.base.cls = plain
+    tx.known[id(obj)] = (value, source)
+    return value
+
+
+@_family(lambda obj: isinstance(obj, list | tuple))
+def _wrap_sequence_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    tx.guard(source, "LEN", len(obj))
+    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
+    kind = ListValue if isinstance(obj, list) else TupleValue
+    return UserObject(type(obj), obj, source, kind(items))
+
+
+@_family(lambda obj: isinstance(obj, int | float | str | bytes))
+def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard_identity(source, obj)
+    return Constant(obj)
+
+
+def _wrap_object(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    return UserObject(type(obj), obj, source)
