@@ -47,7 +47,9 @@ def verify_program(program: Program) -> None:
         place = f"step {position}"
         writes = step_writes(step, program.kernels)
         for name in step_reads(step, program.kernels):
-            _check(name in known, f"reads {name} before it is made", place)
+            # A kernel may reload what it has stored itself.
+            made = name in known or (isinstance(step, Launch) and name in writes)
+            _check(made, f"reads {name} before it is made", place)
         known.update(writes)
         if isinstance(step, Launch):
             _verify_launch(step, program, place)

@@ -193,14 +193,21 @@ def _moments(
         return (apply("mul", off, off),)
 
     squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
-    freedom = apply("sub", count, number(1 if correction is None else correction, inner))
-    freedom = apply("maximum", freedom, literal(freedom, 0))
+    freedom = _freedom(_count(x, over), 1 if correction is None else correction, inner)
     if keepdim:
         shown = mean
     else:
         again = reduce_view(x, over, total)
         shown = _scaled(call, again, count, inner)
     return shown, _scaled(call, squares, freedom, inner)
+
+
+def _freedom(count: IndexExpr, correction: Any, dtype: torch.dtype) -> Expr:
+    """max(count - correction, 0), folded when the count is known."""
+    if count.is_const:
+        return number(max(count.value - correction, 0), dtype)
+    freedom = apply("sub", number(count, dtype), number(correction, dtype))
+    return apply("maximum", freedom, literal(freedom, 0))
 
 
 def reduce_view(x: LazyTensor, over: Sequence[int], kept: LazyTensor) -> LazyTensor:

@@ -89,6 +89,7 @@ class _Assembly:
         self._mutated = mutated
         self._buffers = buffers
         self._locals: dict[str, tuple[Local, ...]] = {}
+        self._rows: dict[Expr, Local] = {}
         self._temporaries: dict[str, Local] = {}
         self._all_locals: list[Local] = []
         self._memo: dict[tuple[str, int], Expr] = {}
@@ -170,9 +171,7 @@ class _Assembly:
             node, name = member.node, member.node.result
             if self._plan.ready.get(name) == sweep:
                 if node.op is None:
-                    local = self._new_local(node.values[0].dtype, self._row)
-                    self._locals[name] = (local,)
-                    statements.append(Set(local, self._at, self._value(member, sweep)))
+                    statements += self._set_row(name, self._value(member, sweep))
                 if name in self._plan.stored:
                     result = read(self._locals[name][-1], self._at)
                     statements.append(self._store(member, result))
@@ -180,6 +179,15 @@ class _Assembly:
             if member.node.op is not None and self._plan.sweep[member.node.result] == sweep:
                 statements += self._start(member)
         return statements
+
+    def _set_row(self, name: str, value: Expr) -> list[Stmt]:
+        """Put a per-row value into a local, unless one holds it already."""
+        if value in self._rows:
+            self._locals[name] = (self._rows[value],)
+            return []
+        local = self._rows[value] = self._new_local(value.dtype, self._row)
+        self._locals[name] = (local,)
+        return [Set(local, self._at, value)]
 
     def _start(self, member: Member) -> list[Stmt]:
         """Accumulators of a reduction, set to its identity."""
