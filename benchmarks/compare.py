@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,37 +142,53 @@ def import_seconds() -> float:
     return statistics.median(float(run.stdout) for run in runs)
 
 
+def means(rows: list[Row]) -> dict[str, float]:
+    """Return the geometric mean of every figure."""
+    figures = [name for name in Row.__annotations__ if name not in ("name", "mode")]
+    return {key: geometric_mean([getattr(row, key) for row in rows]) for key in figures}
+
+
 def table(rows: list[Row], imported: float) -> str:
-    """Return the figures as Markdown."""
-    lines = [
-        "| model | mode | cold compile: weft | torch.compile | | warm cache: weft | torch.compile "
-        "| eager call | weft | torch.compile |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    """Return the figures as Markdown: a line a model, the means, and what was measured."""
+    modes = list(dict.fromkeys(row.mode for row in rows))
+    heads = ["model"]
+    for mode in modes:
+        heads += [f"{mode}: cold compile", "torch's", "speed", "torch's"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+    by_name: dict[str, dict[str, Row]] = {}
     for row in rows:
-        lines.append(
-            f"| {row.name} | {row.mode} | {row.cold_weft:.1f} s | {row.cold_torch:.1f} s "
-            f"| {row.cold_torch / row.cold_weft:.1f}x | {row.warm_weft:.1f} s "
-            f"| {row.warm_torch:.1f} s | {row.eager_call * 1e3:.2f} ms "
-            f"| {row.speed_weft:.2f}x | {row.speed_torch:.2f}x |"
-        )
-    means = {
-        key: geometric_mean([asdict(row)[key] for row in rows])
-        for key in asdict(rows[0]) if key not in ("name", "mode")
-    }  # fmt: skip
-    lines.append(
-        f"| **geometric mean** | | {means['cold_weft']:.1f} s | {means['cold_torch']:.1f} s "
-        f"| **{means['cold_torch'] / means['cold_weft']:.1f}x** | {means['warm_weft']:.1f} s "
-        f"| {means['warm_torch']:.1f} s | | **{means['speed_weft']:.2f}x** "
-        f"| **{means['speed_torch']:.2f}x** |"
+        by_name.setdefault(row.name, {})[row.mode] = row
+    for name, found in by_name.items():
+        lines.append(f"| {name} |" + "".join(_cells(found.get(mode)) for mode in modes))
+    averages = [Row("", mode, **means([r for r in rows if r.mode == mode])) for mode in modes]
+    lines.append("| **geometric mean** |" + "".join(_cells(row, bold=True) for row in averages))
+    return "\n".join([*lines, "", _footnote(rows, averages, imported)])
+
+
+def _cells(row: Row | None, bold: bool = False) -> str:
+    if row is None:
+        return " | | | |"
+    mark = "**" if bold else ""
+    return (
+        f" {mark}{row.cold_weft:.1f} s{mark} | {row.cold_torch:.1f} s "
+        f"| {mark}{row.speed_weft:.2f}x{mark} | {row.speed_torch:.2f}x |"
     )
-    lines.append(
-        f"\nCold and warm: seconds of the first call in a new process. The last two columns: speed "
-        f"of a later call as a multiple of eager's (above 1 is faster). {torch.get_num_threads()} "
-        f"CPU threads ({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}, "
-        f"Python {sys.version.split()[0]}. `import weft` takes {imported * 1e3:.0f} ms after torch."
+
+
+def _footnote(rows: list[Row], averages: list[Row], imported: float) -> str:
+    shorter = geometric_mean([row.cold_torch / row.cold_weft for row in rows])
+    warm = "; ".join(
+        f"{row.mode} {row.warm_weft:.2f} s against {row.warm_torch:.2f} s" for row in averages
     )
-    return "\n".join(lines)
+    text = (
+        f"Cold compile: seconds of the first call in a new process with empty caches, of weft and of "
+        f"torch.compile; weft's is {shorter:.0f} times shorter in the geometric mean. With warm "
+        f"caches: {warm}. Speed: of later calls, as a multiple of eager's (above 1 is faster), each "
+        f"timed in turn with eager. {torch.get_num_threads()} CPU threads "
+        f"({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}, Python "
+        f"{sys.version.split()[0]}. `import weft` takes {imported * 1e3:.0f} ms after torch."
+    )
+    return textwrap.fill(text, 100)
 
 
 def write_readme(text: str) -> None:
