@@ -53,6 +53,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
+        self.literals: set[str] = set()
         self.symbols = SymbolTable(self.graph)
         self._decompositions = decompositions
         self._fake_mode = fake_mode
@@ -128,6 +129,11 @@ class Recorder(TorchDispatchMode):
                     item = self._new_node(operator.getitem, (node, i), {})
                     self.bind(item, element)
 
+    def alias(self, value: torch.Tensor, original: torch.Tensor) -> None:
+        """Let `value` mean the node of `original` from now on."""
+        self._nodes[id(value)] = self.node_of(original)
+        self._alive.append(value)
+
     def node_of(self, value: Any) -> Any:
         """The graph's argument for `value`: nodes in place of tensors and symbolic numbers."""
         if isinstance(value, torch.Tensor):
@@ -184,8 +190,9 @@ class Recorder(TorchDispatchMode):
 
     def _pass_through(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        self._nodes[id(out)] = self.node_of(args[0])
-        self._alive.append((out, args[0]))
+        self.alias(out, args[0])
+        if func is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
+            self.literals.add(str(self.node_of(out).target))  # torch.tensor(...) in the program
         return out
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -286,11 +293,12 @@ class Tracer:
     ) -> None:
         self.recorder = Recorder(decompositions or {}, fake_mode)
         self.functionalize = functionalize
+        self.input_count = 0
         self._fake_mode = fake_mode
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Everything torch runs inside is recorded; grad mode and autocast come out as they were."""
+        """Record everything torch runs inside; grad mode and autocast come out as they were."""
         cache = torch.is_autocast_cache_enabled()
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -308,8 +316,8 @@ class Tracer:
 
     def input(self, value: Any, name: str | None = None) -> Any:
         """Add a placeholder for `value` and return what the program should see in its place."""
-        index = sum(node.op == "placeholder" for node in self.recorder.graph.nodes)
-        self.recorder.placeholder(name or f"arg{index}_1", value)
+        self.input_count += 1
+        self.recorder.placeholder(name or f"arg{self.input_count - 1}_1", value)
         return self.wrap(value)
 
     def wrap(self, value: Any) -> Any:
@@ -361,7 +369,7 @@ class Tracer:
 
 
 def drop_dead_nodes(graph: fx.Graph) -> None:
-    """Remove nodes that nothing uses and that have no effect; random ops stay, they move the RNG."""
+    """Remove nodes that nothing uses; those with an effect stay, random ops among them."""
     for node in reversed(graph.nodes):
         if not node.users and node.op in ("call_function", "get_attr") and not has_effect(node):
             graph.erase_node(node)

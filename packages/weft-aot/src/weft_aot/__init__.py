@@ -1,0 +1,25 @@
+"""Ahead-of-time autograd: trace forward and backward together, cut, compile each, run as one.
+
+    from weft_aot import trace_joint, partition, aot_compile
+
+`records.py` holds what passes between the steps; `joint.py` traces, `partition/` cuts, `runtime.py`
+puts the autograd function around the compiled pair, `api.py` runs the steps in order.
+"""
+
+from weft_aot.api import aot_compile
+from weft_aot.joint import trace_joint
+from weft_aot.partition import MemoryPolicy, Policy, partition
+from weft_aot.records import JointGraph, OutputPlan, Partition, Saved
+
+__all__ = [
+    "JointGraph",
+    "MemoryPolicy",
+    "OutputPlan",
+    "Partition",
+    "Policy",
+    "Saved",
+    "aot_compile",
+    "partition",
+    "trace_joint",
+]
+__version__ = "0.1.0"

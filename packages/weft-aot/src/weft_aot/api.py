@@ -1,0 +1,123 @@
+"""`aot_compile`: from a captured graph module to a callable with compiled forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from weft_core import events
+from weft_core.errors import Unsupported
+from weft_core.fake import detect_mode, fake_mode, to_fake
+from weft_core.tracing import Decompositions
+
+from weft_aot.joint import trace_joint
+from weft_aot.partition import partition
+from weft_aot.records import JointGraph, Partition
+from weft_aot.runtime import build_inference, build_training
+
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def aot_compile(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
+    decompositions: Decompositions | None = None,
+    partition_fn: Callable[[JointGraph], Partition] = partition,
+) -> Callable[..., Any]:
+    """Compile `gm`, and its backward if anything needs gradients under the current grad mode.
+
+    Args:
+        gm: torch-level graph module; parameters and buffers are placeholders, in the order of
+            `inputs`. ``meta["example_value"]`` of a placeholder, if there, is its fake.
+        inputs: real (or fake) tensors and ints.
+        fw_compiler: called with the forward aten graph and its fake inputs.
+        bw_compiler: the same for the backward; default `fw_compiler`.
+        inference_compiler: the same where nothing needs gradients; default `fw_compiler`.
+        decompositions: op overload -> Python function.
+        partition_fn: cuts the joint graph.
+
+    Returns:
+        A callable of flat positional arguments that returns a tuple or list of the graph's results.
+        Programs that cannot be made functional run as they are (with a log line).
+    """
+    fakes = _fake_inputs(gm, inputs)
+    try:
+        with events.span("aot.joint"):
+            joint = trace_joint(gm, fakes, decompositions, same_as=_first_occurrences(inputs))
+        if joint.mutations and _inputs_overlap(inputs):
+            raise Unsupported(
+                "overlapping-inputs",
+                "the program writes an input that shares memory with another input",
+                "pass separate tensors",
+            )
+    except Unsupported as reason:
+        events.logger("aot", "graph").warning("running a graph without compiling it: %s", reason)
+        return gm
+    _log("aot_joint_graph", "joint graph", joint.module)
+    if not joint.gradients:
+        compile_one = inference_compiler or fw_compiler
+        return build_inference(joint, _compile(compile_one, joint.module))
+    with events.span("aot.partition"):
+        parts = partition_fn(joint)
+    _log("aot_graphs", "forward graph", parts.forward)
+    _log("aot_graphs", "backward graph", parts.backward)
+    forward = _compile(fw_compiler, parts.forward)
+    backward = _compile(bw_compiler or fw_compiler, parts.backward)
+    return build_training(joint, parts, forward, backward)
+
+
+def _compile(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
+    examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    return compiler(module, examples)
+
+
+def _log(artifact: str, title: str, module: fx.GraphModule) -> None:
+    if events.enabled(artifact):
+        text = module.print_readable(print_output=False)
+        events.logger("aot", artifact).info("%s\n%s", title, text)
+
+
+def _fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """One fake per input: the one that capture made where there is one, else a new one."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(inputs):
+        raise ValueError(f"the graph takes {len(placeholders)} inputs, got {len(inputs)} examples")
+    known = [node.meta.get("example_value") for node in placeholders]
+    mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
+    return [
+        _fake_input(mode, example, given) for example, given in zip(known, inputs, strict=True)
+    ]
+
+
+def _fake_input(mode: FakeTensorMode, example: Any, given: Any) -> Any:
+    if not isinstance(given, torch.Tensor):
+        return given if example is None else example
+    if not isinstance(example, FakeTensor):
+        return to_fake(mode, given)
+    if example.requires_grad == given.requires_grad and example.is_leaf == given.is_leaf:
+        return example
+    with mode, torch.enable_grad():
+        fake = example.detach().requires_grad_(given.requires_grad)
+        return fake if given.is_leaf else torch.ops.aten.alias.default(fake)
+
+
+def _first_occurrences(inputs: Sequence[Any]) -> list[int]:
+    first: dict[int, int] = {}
+    return [
+        first.setdefault(id(value), i) if isinstance(value, torch.Tensor) else i
+        for i, value in enumerate(inputs)
+    ]
+
+
+def _inputs_overlap(inputs: Sequence[Any]) -> bool:
+    """Whether two different input tensors share memory."""
+    distinct = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}.values()
+    storages = [t.untyped_storage()._cdata for t in distinct if t.layout is torch.strided]
+    return len(set(storages)) < len(storages)

@@ -1,0 +1,182 @@
+"""Decide how each result of a traced program is put together at run time.
+
+An autograd function must not return views of its inputs, nor several views of one hidden tensor:
+autograd could not see that they share memory. So such results are left out of the graph's values
+and are replayed as views after the call, from the input or from the hidden base, by the same view
+ops that the program used. Results that are inputs are returned as the same objects.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from weft_core.tracing import Tracer
+
+from weft_aot.records import OutputPlan, Ref, ViewStep
+
+SymValue = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class ValueTable:
+    """The forward values of a trace: what the graph returns, each with the program's tensor."""
+
+    def __init__(self) -> None:
+        self.programs: list[Any] = []
+        self.pures: list[Any] = []
+        self._index: dict[int, int] = {}
+
+    def add(self, program: Any, pure: Any) -> int:
+        """Index of the value; `program` is what autograd knows, `pure` what the graph knows."""
+        if id(program) not in self._index:
+            self._index[id(program)] = len(self.programs)
+            self.programs.append(program)
+            self.pures.append(pure)
+        return self._index[id(program)]
+
+
+class OutputPlanner:
+    """Makes one `OutputPlan` per program result, inside an active trace.
+
+    Args:
+        tracer: the trace.
+        inputs: what the program saw as inputs.
+        starts: the pure value of each input before the program ran.
+        values: table that receives the forward values.
+    """
+
+    def __init__(
+        self, tracer: Tracer, inputs: Sequence[Any], starts: Sequence[Any], values: ValueTable
+    ) -> None:
+        self._tracer = tracer
+        self._inputs = inputs
+        self._starts = starts
+        self._values = values
+        self._bases: dict[fx.Node, int] = {}
+        self._input_at = {id(value): i for i, value in reversed(list(enumerate(inputs)))}
+        self._input_storage = {
+            _storage(value): i
+            for i, value in reversed(list(enumerate(inputs)))
+            if isinstance(value, torch.Tensor)
+        }
+
+    def plan(self, results: Sequence[Any]) -> tuple[OutputPlan, ...]:
+        """Plan all results; tensors among them are the program's own (functional wrappers)."""
+        distinct = {id(result): result for result in results if isinstance(result, torch.Tensor)}
+        sharing = Counter(map(_storage, distinct.values()))
+        plans: dict[int, OutputPlan] = {}
+        for result in results:
+            if id(result) not in plans:
+                plans[id(result)] = self._plan_one(result, sharing)
+        return tuple(plans[id(result)] for result in results)
+
+    def _plan_one(self, result: Any, sharing: Counter[int]) -> OutputPlan:
+        if isinstance(result, SymValue):
+            return OutputPlan(self._symbol(result))
+        if not isinstance(result, torch.Tensor):
+            return OutputPlan(None, constant=result)
+        if id(result) in self._input_at:
+            return OutputPlan(Ref("input", self._input_at[id(result)]))
+        pure = self._tracer.value(result)
+        node = self._tracer.recorder.node_of(pure)
+        if node.op == "get_attr":
+            return self._constant(str(node.target))
+        owner = self._input_storage.get(_storage(result))
+        if owner is not None:
+            return self._view_of_input(result, node, owner)
+        if sharing[_storage(result)] > 1:
+            return self._view_of_hidden_base(result, node)
+        return OutputPlan(Ref("value", self._values.add(result, pure)))
+
+    def _constant(self, name: str) -> OutputPlan:
+        recorder = self._tracer.recorder
+        # A tensor literal is a new tensor on every call; an attribute is always the same one.
+        steps = (ViewStep(torch.ops.aten.clone.default, (), {}),) if name in recorder.literals else None
+        return OutputPlan(None, recorder.constants[name], steps)
+
+    def _view_of_input(self, result: torch.Tensor, node: fx.Node, owner: int) -> OutputPlan:
+        node_of, base = self._tracer.recorder.node_of, self._inputs[owner]
+        roots = {node_of(self._starts[owner]), node_of(self._tracer.value(base))}
+        steps = self._chain(node, roots.__contains__)
+        if steps is None:
+            steps = (self._as_strided(result),)
+        return OutputPlan(Ref("input", owner), None, steps, not result.requires_grad)
+
+    def _view_of_hidden_base(self, result: torch.Tensor, node: fx.Node) -> OutputPlan:
+        root = _root(node)
+        base: Any = root.meta["val"]
+        if result.requires_grad:
+            base = result if result._base is None else result._base
+            root = self._tracer.recorder.node_of(self._tracer.value(base))
+        index = self._base_index(root, base)
+        steps = self._chain(node, lambda candidate: candidate is root)
+        if steps is None:
+            steps = (self._as_strided(result),)
+        if result is base:
+            return OutputPlan(Ref("value", index))
+        return OutputPlan(Ref("value", index), None, steps, not result.requires_grad)
+
+    def _base_index(self, root: fx.Node, base: Any) -> int:
+        """The forward value of a shared base; the tensor that autograd knows takes precedence."""
+        if root not in self._bases:
+            self._bases[root] = self._values.add(base, self._tracer.value(base))
+        elif base.requires_grad:
+            self._values.programs[self._bases[root]] = base
+        return self._bases[root]
+
+    def _chain(
+        self, node: fx.Node, is_root: Callable[[fx.Node], bool]
+    ) -> tuple[ViewStep, ...] | None:
+        """The views from a root to `node`, outermost last; None when they are not all views."""
+        steps: list[ViewStep] = []
+        while not is_root(node):
+            item = None
+            if node.target is operator.getitem:
+                node, item = node.args  # type: ignore[assignment]
+            if not _is_view(node):
+                return None
+            arguments = fx.map_arg(node.args[1:], self._symbol_of_node)
+            kwargs = fx.map_arg(dict(node.kwargs), self._symbol_of_node)
+            steps.append(ViewStep(node.target, arguments, kwargs, item))
+            node = node.args[0]  # type: ignore[assignment]
+        return tuple(reversed(steps))
+
+    def _as_strided(self, result: torch.Tensor) -> ViewStep:
+        def plain(number: Any) -> Any:
+            return self._symbol(number) if isinstance(number, SymValue) else int(number)
+
+        sizes, strides = [*map(plain, result.shape)], [*map(plain, result.stride())]
+        offset = plain(result.storage_offset())
+        return ViewStep(torch.ops.aten.as_strided.default, (sizes, strides, offset), {})
+
+    def _symbol_of_node(self, node: fx.Node) -> Ref:
+        return self._symbol(node.meta["val"])
+
+    def _symbol(self, value: Any) -> Ref:
+        for i, start in enumerate(self._starts):
+            if isinstance(start, SymValue) and start.node.expr == value.node.expr:
+                return Ref("input", i)
+        return Ref("value", self._values.add(value, value))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and bool(node.target.is_view)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The first tensor of the view chain that ends at `node`."""
+    while True:
+        source = node.args[0] if node.target is operator.getitem else node
+        assert isinstance(source, fx.Node)
+        if not _is_view(source):
+            return node
+        node = source.args[0]  # type: ignore[assignment]

@@ -1,0 +1,39 @@
+"""Cut a joint graph into forward and backward so that little memory lives between them.
+
+`network.py` explains the idea; `classify`, `policy`, `network` (with `maxflow`) and `extract` are
+the four steps, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import fx
+
+from weft_aot.partition.classify import classify
+from weft_aot.partition.extract import extract
+from weft_aot.partition.network import choose_saved
+from weft_aot.partition.policy import MemoryPolicy, Policy
+from weft_aot.records import JointGraph, Partition
+
+PolicyFactory = Callable[[set[fx.Node], set[fx.Node]], Policy]
+
+__all__ = ["MemoryPolicy", "Policy", "PolicyFactory", "partition"]
+
+
+def partition(joint: JointGraph, policy: PolicyFactory = MemoryPolicy) -> Partition:
+    """Choose what to save by minimum cut and split `joint` there.
+
+    Args:
+        joint: a joint graph with at least one gradient.
+        policy: called with the input nodes and the value nodes; decides costs and recomputation.
+
+    Raises:
+        ValueError: the joint graph has no gradients, so there is nothing to cut.
+    """
+    if not joint.gradients:
+        raise ValueError("the joint graph is inference only: nothing to partition")
+    classes = classify(joint)
+    values = {node for node in classes.values if node is not None}
+    rules = policy(set(classes.inputs), values)
+    return extract(joint, classes, choose_saved(classes, rules))

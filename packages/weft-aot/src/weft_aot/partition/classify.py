@@ -1,0 +1,74 @@
+"""Which side of the cut each node of a joint graph may live on.
+
+    forward     needed for a forward value, or has an effect: must run in the forward
+    backward    depends on a tangent: must run in the backward
+    free        neither: a value only the backward wants, computable on either side
+
+A forward node may run a second time in the backward if the policy calls it cheap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from torch import fx
+from weft_core.tracing import has_effect
+
+from weft_aot.records import JointGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """The parts of a joint graph; every set is over `order`."""
+
+    order: list[fx.Node]
+    inputs: list[fx.Node]
+    tangents: list[fx.Node]
+    values: list[fx.Node | None]
+    gradients: list[fx.Node | None]
+    forward: set[fx.Node]
+    backward: set[fx.Node]
+    wanted: set[fx.Node]
+    """Nodes that a gradient depends on."""
+
+
+def classify(joint: JointGraph) -> Classes:
+    """Split the nodes of `joint` by what depends on what."""
+    order = [node for node in joint.module.graph.nodes if node.op != "output"]
+    placeholders = [node for node in order if node.op == "placeholder"]
+    output = next(iter(reversed(joint.module.graph.nodes)))
+    results = [value if isinstance(value, fx.Node) else None for value in output.args[0]]
+    inputs, tangents = placeholders[: joint.num_inputs], placeholders[joint.num_inputs :]
+    values, gradients = results[: joint.num_values], results[joint.num_values :]
+    effects = [node for node in order if has_effect(node)]
+    backward = _descendants(order, tangents)
+    return Classes(
+        order,
+        inputs,
+        tangents,
+        values,
+        gradients,
+        forward=_ancestors([*values, *effects]) - backward,
+        backward=backward,
+        wanted=_ancestors(gradients),
+    )
+
+
+def _ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    pending = [node for node in nodes if node is not None]
+    found = set(pending)
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                pending.append(source)
+    return found
+
+
+def _descendants(order: list[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    found = set(nodes)
+    for node in order:
+        if node not in found and any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found

@@ -1,0 +1,130 @@
+"""Cut a joint graph along a set of saved nodes into a forward and a backward module."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from weft_aot.partition.classify import Classes
+from weft_aot.records import JointGraph, Partition, Ref, Saved
+
+aten = torch.ops.aten
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
+
+def extract(joint: JointGraph, classes: Classes, saved_nodes: list[fx.Node]) -> Partition:
+    """Build both modules; `saved_nodes` must separate the gradients from the forward."""
+    symbols = [node for node in saved_nodes if _is_symbolic(node)]
+    nodes = symbols + [node for node in saved_nodes if not _is_symbolic(node)]
+    forward, sources = _forward(joint, classes, nodes)
+    backward = _backward(joint, classes, nodes)
+    saved = tuple(
+        Saved(node.name, source, _is_symbolic(node))
+        for node, source in zip(nodes, sources, strict=True)
+    )
+    return Partition(forward, backward, saved)
+
+
+def _is_symbolic(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), _SYMBOLIC)
+
+
+def _forward(
+    joint: JointGraph, classes: Classes, saved: list[fx.Node]
+) -> tuple[fx.GraphModule, list[Ref]]:
+    """The forward module, and where it leaves each saved node."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in classes.inputs:
+        copies[node] = graph.node_copy(node)
+    cloned = _saved_while_written(joint, classes, saved)
+    needed = classes.forward | _closure(saved, set(classes.inputs))
+    for node in classes.order:
+        if node in needed and node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node in cloned:
+            clone = graph.call_function(aten.clone.default, (copies[node],))
+            clone.meta["val"] = node.meta["val"]
+            cloned[node] = clone
+    index_of_input = {node: i for i, node in enumerate(classes.inputs)}
+    index_of_value = {node: i for i, node in reversed(list(enumerate(classes.values))) if node}
+    extras: list[fx.Node] = []
+    sources: list[Ref] = []
+    for node in saved:
+        if node in index_of_input and node not in cloned:
+            sources.append(Ref("input", index_of_input[node]))
+        elif node in index_of_value and node not in cloned:
+            sources.append(Ref("value", index_of_value[node]))
+        else:
+            sources.append(Ref("value", joint.num_values + len(extras)))
+            extras.append(cloned.get(node) or copies[node])
+    constants = _output_args(joint)[: joint.num_values]
+    values = [copies[v] if isinstance(v, fx.Node) else v for v in constants]
+    graph.output((*values, *extras))
+    return fx.GraphModule(joint.module, graph, "Forward"), sources
+
+
+def _output_args(joint: JointGraph) -> list[fx.Node | None]:
+    return list(next(iter(reversed(joint.module.graph.nodes))).args[0])
+
+
+def _saved_while_written(
+    joint: JointGraph, classes: Classes, saved: list[fx.Node]
+) -> dict[fx.Node, fx.Node | None]:
+    """Saved nodes that live in the memory of an input the call writes: save copies of them."""
+    written = {classes.inputs[mutation.index] for mutation in joint.mutations}
+    return {node: None for node in saved if _view_root(node) in written}
+
+
+def _view_root(node: fx.Node) -> fx.Node:
+    while True:
+        source = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(source, fx.Node) or not getattr(source.target, "is_view", False):
+            return node
+        node = source.args[0]  # type: ignore[assignment]
+
+
+def _closure(nodes: Iterable[fx.Node], known: set[fx.Node]) -> set[fx.Node]:
+    """What computing `nodes` takes when `known` are given."""
+    pending = [node for node in nodes if node not in known]
+    found = set(pending)
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in found and source not in known:
+                found.add(source)
+                pending.append(source)
+    return found
+
+
+def _backward(joint: JointGraph, classes: Classes, saved: list[fx.Node]) -> fx.GraphModule:
+    """The backward module; what it recomputes stands right before its first use."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in [*saved, *classes.tangents]:
+        placeholder = graph.placeholder(node.name)
+        placeholder.meta = {k: v for k, v in node.meta.items() if k in ("val", "stack_trace")}
+        copies[node] = placeholder
+
+    def emit(target: fx.Node) -> None:
+        pending = [target]
+        while pending:
+            node = pending[-1]
+            missing = [source for source in node.all_input_nodes if source not in copies]
+            if missing:
+                pending += reversed(missing)
+                continue
+            pending.pop()
+            if node not in copies:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+
+    for node in classes.order:
+        if node in classes.backward and node in classes.wanted:
+            emit(node)
+    for gradient in classes.gradients:
+        if gradient is not None:
+            emit(gradient)
+    graph.output(tuple(copies[g] if g is not None else None for g in classes.gradients))
+    return fx.GraphModule(joint.module, graph, "Backward")

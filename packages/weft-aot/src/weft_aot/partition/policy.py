@@ -1,0 +1,100 @@
+"""What the cut may recompute, and what saving a value costs.
+
+Recomputing is free where codegen fuses it into the kernel that uses it: pointwise ops, views,
+casts, and tensors made from nothing. It is never free for matmuls, convolutions, attention,
+reductions and sorts, and never right for random ops. A table of fusible ops is an allow-list: an op
+that nobody thought of is saved, which is always correct.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from weft_core.tracing import has_effect
+
+aten = torch.ops.aten
+
+# Names of aten ops that codegen computes inside the loop of whoever uses them.
+_POINTWISE = """
+    abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
+    bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min cos cosh
+    copysign div elu eq erf erfc exp exp2 expm1 fill floor fmod gelu ge gt hardsigmoid hardswish
+    hardtanh isinf isnan le leaky_relu lerp lt log log10 log1p log2 log_sigmoid_forward logical_and
+    logical_not logical_or logical_xor masked_fill maximum minimum mish mul ne neg pow reciprocal
+    relu remainder round rsqrt rsub sigmoid sign silu sin sinh softplus sqrt square sub tan tanh
+    threshold trunc where _to_copy clone copy convert_element_type constant_pad_nd
+    zeros_like ones_like full_like new_zeros new_ones new_full full zeros ones arange scalar_tensor
+    empty empty_like new_empty new_empty_strided _unsafe_view cat
+""".split()
+_FUSIBLE = frozenset(_POINTWISE)
+_SCALAR = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
+
+class Policy(Protocol):
+    """Two questions about a node of a joint graph."""
+
+    def recomputable(self, node: fx.Node) -> bool:
+        """Whether the backward may compute it again."""
+
+    def cost(self, node: fx.Node) -> int | None:
+        """What saving it costs; None when it cannot be saved."""
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Whether the node costs (almost) nothing where its inputs are at hand."""
+    if node.op == "get_attr":
+        return True
+    target = node.target
+    if isinstance(target, OpOverload):
+        name = target._schema.name.split("::")[1]
+        return (target.is_view or name in _FUSIBLE) and not has_effect(node)
+    return target is operator.getitem or isinstance(node.meta.get("val"), _SCALAR)
+
+
+class MemoryPolicy:
+    """Save the fewest bytes; recompute only what fuses.
+
+    Args:
+        joint_inputs: nodes that the caller keeps alive anyway; saving them is free.
+        values: forward values; they leave the graph anyway.
+    """
+
+    def __init__(self, joint_inputs: set[fx.Node], values: set[fx.Node]) -> None:
+        self._free = joint_inputs | values
+
+    def recomputable(self, node: fx.Node) -> bool:
+        return is_fusible(node)
+
+    def cost(self, node: fx.Node) -> int | None:
+        value = node.meta.get("val")
+        if isinstance(value, _SCALAR):
+            return 1
+        if not isinstance(value, torch.Tensor):
+            return None
+        if node in self._free:
+            return 1
+        # Reading a saved value costs what it holds; one that nothing else would have put in
+        # memory costs the writing too.
+        size = _byte_count(value)
+        in_memory = not is_fusible(node) or any(not is_fusible(user) for user in node.users)
+        return 2 + (size if in_memory else 2 * size)
+
+
+def _byte_count(value: torch.Tensor) -> int:
+    count = value.element_size()
+    for size in value.shape:
+        count *= _hint(size)
+    return count
+
+
+def _hint(size: Any) -> int:
+    """The example value of a symbolic size; unbacked ones count as a large guess."""
+    if isinstance(size, int):
+        return size
+    hint: Callable[[], Any] | None = getattr(size.node, "hint", None)
+    return int(hint) if isinstance(hint, int) else 4096

@@ -1,0 +1,115 @@
+"""What passes between the steps of weft_aot: read this file first.
+
+    trace_joint -> JointGraph -> partition -> Partition -> runtime.build -> callable
+
+A joint graph takes the program's inputs and one tangent per differentiable forward value, and
+returns the forward values followed by one gradient per input that needs it. `OutputPlan` says how
+the program's own results are put together from inputs and forward values after the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from torch import fx
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """Where a run-time value is found: the `index`-th call argument or forward value."""
+
+    kind: Literal["input", "value"]
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewStep:
+    """One view op of a chain: ``op(previous, *args, **kwargs)``, then ``[item]`` if it is a list.
+
+    Symbolic sizes in `args` are `Ref`s.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    item: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputPlan:
+    """How one result of the program is made after the call.
+
+    Attributes:
+        source: the value it starts from; None for a constant.
+        constant: the result itself where `source` is None.
+        steps: views to replay on the source; None returns the source as the same object, an empty
+            tuple a new alias of it.
+        detached: the result does not require grad although its source may.
+    """
+
+    source: Ref | None
+    constant: Any = None
+    steps: tuple[ViewStep, ...] | None = None
+    detached: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """Input `index` ends the call with other contents.
+
+    Attributes:
+        value: forward value to copy into it with autograd recording; None where the graph itself
+            ends with the `copy_`, which is so whenever autograd need not know.
+    """
+
+    index: int
+    value: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class JointGraph:
+    """Forward and backward of one program as one functional aten graph.
+
+    Attributes:
+        module: placeholders are the inputs, then the tangents; outputs are the forward values,
+            then the gradients (a node or None each). ``copy_`` nodes into inputs end the forward.
+        num_inputs: how many placeholders are inputs.
+        num_values: how many outputs are forward values.
+        tangents: for each tangent placeholder, the index of its forward value.
+        gradients: for each gradient output, the index of its input. Empty: inference only.
+        plans: one per flat result of the program.
+        mutations: inputs that the program writes.
+    """
+
+    module: fx.GraphModule
+    num_inputs: int
+    num_values: int
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+    plans: tuple[OutputPlan, ...]
+    mutations: tuple[Mutation, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """One value kept from forward to backward, and where the forward leaves it."""
+
+    name: str
+    source: Ref
+    symbolic: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """A joint graph cut in two.
+
+    Attributes:
+        forward: inputs -> forward values, then what is saved and is neither input nor value.
+        backward: saved symbolic sizes, saved tensors, tangents -> gradients.
+        saved: in the order of the backward's placeholders.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: tuple[Saved, ...]

@@ -1,0 +1,69 @@
+"""The autograd function around a compiled forward and backward.
+
+The class carries the small protocol by which a compiled-autograd stage can inline the backward
+without importing this package: `weft_aot_id`, `weft_backward_graph`, `weft_backward_inputs`,
+`weft_backward_outputs`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from weft_aot.records import JointGraph, Partition
+from weft_aot.wrapper import make_backward_inputs, make_backward_outputs, make_call, make_forward
+
+Compiled = Callable[..., Any]
+_IDS = itertools.count(1)
+
+
+def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
+    """A callable of flat arguments that runs the whole graph; nothing is recorded in it."""
+    return make_call(joint, _without_autocast(compiled))
+
+
+def build_training(
+    joint: JointGraph, parts: Partition, forward: Compiled, backward: Compiled
+) -> Compiled:
+    """A callable of flat arguments whose differentiable results have the compiled backward.
+
+    Args:
+        joint: what was traced.
+        parts: how it was cut.
+        forward: compiled `parts.forward`; returns a sequence.
+        backward: compiled `parts.backward`; returns a sequence, None for a missing gradient.
+    """
+    inputs, outputs = make_backward_inputs(joint), make_backward_outputs(joint)
+    run_backward = _without_autocast(backward)
+
+    def apply_backward(ctx: Any, *grads: Any) -> Any:
+        if all(grad is None for grad in grads):
+            return (None,) * joint.num_inputs
+        return outputs(ctx, run_backward(*inputs(ctx, *grads)))
+
+    members = {
+        "forward": staticmethod(make_forward(joint, parts, _without_autocast(forward))),
+        "backward": staticmethod(once_differentiable(apply_backward)),
+        "weft_aot_id": next(_IDS),
+        "weft_backward_graph": parts.backward,
+        "weft_backward_inputs": staticmethod(inputs),
+        "weft_backward_outputs": staticmethod(outputs),
+    }
+    function = type("CompiledFunction", (torch.autograd.Function,), members)
+    return make_call(joint, function.apply)
+
+
+def _without_autocast(compiled: Compiled) -> Compiled:
+    """Graphs traced under autocast hold their casts; running them must not cast again."""
+    if not torch._C._is_any_autocast_enabled():
+        return compiled
+
+    def run(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return compiled(*args)
+
+    return run

@@ -1,0 +1,182 @@
+"""Write the Python around a compiled graph as straight-line code, so that a call costs no loops.
+
+`WrapperSource` collects lines and the objects they name; `epilogue` puts the program's results
+together, `forward` and `backward_inputs` are the two halves of the autograd function.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from weft_aot.layout import memory_order
+from weft_aot.records import JointGraph, OutputPlan, Partition, Ref, Saved, ViewStep
+
+
+class WrapperSource:
+    """Lines of a function and the constants they use."""
+
+    def __init__(self, header: str) -> None:
+        self._lines = [header]
+        self._scope: dict[str, Any] = {}
+        self._names = itertools.count()
+
+    def line(self, text: str) -> None:
+        """Append one statement."""
+        self._lines.append("    " + text)
+
+    def constant(self, value: Any) -> str:
+        """An expression for `value`: its literal if it has one, else a fresh global name."""
+        if value is None or type(value) in (int, bool, str):
+            return repr(value)
+        name = f"c{next(self._names)}"
+        self._scope[name] = value
+        return name
+
+    def build(self) -> Callable[..., Any]:
+        """Compile the lines and return the function."""
+        text = "\n".join(self._lines) + "\n"
+        exec(compile(text, "<weft_aot wrapper>", "exec"), self._scope)
+        function: Callable[..., Any] = self._scope[self._lines[0].split("(")[0].removeprefix("def ")]
+        function.__doc__ = text
+        return function
+
+
+def make_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The callable of flat arguments: `run` makes the forward values, the rest is put together."""
+    if not joint.mutations and _returns_values_as_they_are(joint):
+        return run
+    source = WrapperSource("def call(*args):")
+    source.line(f"values = {source.constant(run)}(*args)")
+    for mutation in joint.mutations:
+        if mutation.value is None:
+            # The graph wrote the memory behind autograd's back; saved tensors must notice.
+            bump = source.constant(torch.autograd.graph.increment_version)
+            source.line(f"{bump}(args[{mutation.index}])")
+        else:
+            source.line(f"args[{mutation.index}].copy_(values[{mutation.value}])")
+    results = _results(source, joint.plans)
+    source.line(f"return ({results})")
+    return source.build()
+
+
+def _returns_values_as_they_are(joint: JointGraph) -> bool:
+    return len(joint.plans) == joint.num_values and all(
+        plan.source == Ref("value", i) and plan.steps is None for i, plan in enumerate(joint.plans)
+    )
+
+
+def _results(source: WrapperSource, plans: Iterable[OutputPlan]) -> str:
+    """Emit code for each distinct plan; equal plan objects are one result object."""
+    names: dict[int, str] = {}
+    for plan in plans:
+        if id(plan) not in names:
+            names[id(plan)] = _result(source, plan, f"r{len(names)}")
+    return "".join(f"{names[id(plan)]}, " for plan in plans)
+
+
+def _result(source: WrapperSource, plan: OutputPlan, name: str) -> str:
+    origin = source.constant(plan.constant) if plan.source is None else _expression(plan.source)
+    if plan.steps is None:
+        return origin
+    if plan.detached:
+        origin = f"{origin}.detach()"
+    elif not plan.steps:
+        origin = f"{origin}.view_as({origin})"
+    for step in plan.steps:
+        origin = _replay(source, step, origin)
+    source.line(f"{name} = {origin}")
+    return name
+
+
+def _replay(source: WrapperSource, step: ViewStep, origin: str) -> str:
+    arguments = "".join(f", {_argument(source, argument)}" for argument in step.args)
+    arguments += "".join(f", {k}={_argument(source, v)}" for k, v in step.kwargs.items())
+    item = "" if step.item is None else f"[{step.item}]"
+    return f"{source.constant(step.op)}({origin}{arguments}){item}"
+
+
+def _argument(source: WrapperSource, argument: Any) -> str:
+    if isinstance(argument, Ref):
+        return _expression(argument)
+    if isinstance(argument, (list, tuple)):
+        return "[" + ", ".join(_argument(source, element) for element in argument) + "]"
+    return source.constant(argument)
+
+
+def _expression(ref: Ref) -> str:
+    return f"{'args' if ref.kind == 'input' else 'values'}[{ref.index}]"
+
+
+def make_forward(
+    joint: JointGraph, parts: Partition, compiled: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`forward(ctx, *args)` of the autograd function: run, save, return the forward values."""
+    source = WrapperSource("def forward(ctx, *args):")
+    source.line(f"values = {source.constant(compiled)}(*args)")
+    source.line(f"ctx.save_for_backward({_saved(parts.saved, symbolic=False)})")
+    source.line(f"ctx.symbols = ({_saved(parts.saved, symbolic=True)})")
+    if len(joint.tangents) > 1:
+        shapes = "".join(f"values[{k}].shape, " for k in joint.tangents)
+        source.line(f"ctx.shapes = ({shapes})")
+    quiet = [k for k in _tensor_values(joint) if k not in joint.tangents]
+    if quiet:
+        source.line(f"ctx.mark_non_differentiable({''.join(f'values[{k}], ' for k in quiet)})")
+    source.line("ctx.set_materialize_grads(False)")
+    source.line(f"return ({''.join(f'values[{k}], ' for k in range(joint.num_values))})")
+    return source.build()
+
+
+def _saved(saved: Iterable[Saved], symbolic: bool) -> str:
+    return "".join(f"{_expression(s.source)}, " for s in saved if s.symbolic is symbolic)
+
+
+def _value_nodes(joint: JointGraph) -> list[Any]:
+    return list(next(iter(reversed(joint.module.graph.nodes))).args[0][: joint.num_values])
+
+
+def _tensor_values(joint: JointGraph) -> list[int]:
+    return [
+        k
+        for k, node in enumerate(_value_nodes(joint))
+        if isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor)
+    ]
+
+
+def make_backward_inputs(joint: JointGraph) -> Callable[..., Any]:
+    """`backward_inputs(ctx, *grads)`: the flat arguments of the backward graph.
+
+    A gradient that nobody asked for becomes zeros; one of another layout than the trace assumed
+    is copied into that layout.
+    """
+    source = WrapperSource("def backward_inputs(ctx, *grads):")
+    nodes = _value_nodes(joint)
+    for place, k in enumerate(joint.tangents):
+        value = nodes[k].meta["val"]
+        source.line(f"t{place} = grads[{k}]")
+        if len(joint.tangents) > 1:
+            zeros, options = source.constant(torch.zeros), (value.dtype, value.device)
+            dtype, device = map(source.constant, options)
+            source.line(f"if t{place} is None:")
+            source.line(f"    t{place} = {zeros}(ctx.shapes[{place}], dtype={dtype}, device={device})")
+        order = memory_order(value)
+        if order == list(range(len(order))):
+            source.line(f"if not t{place}.is_contiguous(): t{place} = t{place}.contiguous()")
+        else:
+            back = [order.index(dim) for dim in range(len(order))]
+            source.line(f"t{place} = t{place}.permute({order}).contiguous().permute({back})")
+    tangents = "".join(f", t{place}" for place in range(len(joint.tangents)))
+    source.line(f"return [*ctx.symbols, *ctx.saved_tensors{tangents}]")
+    return source.build()
+
+
+def make_backward_outputs(joint: JointGraph) -> Callable[..., Any]:
+    """`backward_outputs(ctx, outs)`: one gradient or None per argument of the forward."""
+    place = {index: k for k, index in enumerate(joint.gradients)}
+    source = WrapperSource("def backward_outputs(ctx, outs):")
+    entries = [f"outs[{place[i]}]" if i in place else "None" for i in range(joint.num_inputs)]
+    source.line(f"return ({''.join(f'{entry}, ' for entry in entries)})")
+    return source.build()
