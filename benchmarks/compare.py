@@ -180,13 +180,16 @@ def _footnote(rows: list[Row], averages: list[Row], imported: float) -> str:
     warm = "; ".join(
         f"{row.mode} {row.warm_weft:.2f} s against {row.warm_torch:.2f} s" for row in averages
     )
+    machine = (
+        f"{torch.get_num_threads()} CPU threads ({torch.backends.cpu.get_cpu_capability()}), "
+        f"torch {torch.__version__}, Python {sys.version.split()[0]}"
+    )
     text = (
-        f"Cold compile: seconds of the first call in a new process with empty caches, of weft and of "
-        f"torch.compile; weft's is {shorter:.0f} times shorter in the geometric mean. With warm "
-        f"caches: {warm}. Speed: of later calls, as a multiple of eager's (above 1 is faster), each "
-        f"timed in turn with eager. {torch.get_num_threads()} CPU threads "
-        f"({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}, Python "
-        f"{sys.version.split()[0]}. `import weft` takes {imported * 1e3:.0f} ms after torch."
+        f"Cold compile: seconds of the first call in a new process with empty caches, of weft and "
+        f"of torch.compile; weft's is {shorter:.0f} times shorter in the geometric mean. With warm "
+        f"caches: {warm}. Speed: of later calls, as a multiple of eager's (above 1 is faster), "
+        f"each timed in turn with eager. {machine}. `import weft` takes {imported * 1e3:.0f} ms "
+        f"after torch."
     )
     return textwrap.fill(text, 100)
 
