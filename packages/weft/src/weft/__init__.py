@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         assume_constant_result,
         disable,
         disallow_in_graph,
+        explain,
         graph_break,
         is_compiling,
         set_stance,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from weft.cudagraphs import cudagraph_mark_step_begin
     from weft.mega_cache import load_cache_artifacts, save_cache_artifacts
     from weft.pipeline import aot_autograd
-    from weft.report import explain
     from weft.state import reset
 
 __version__ = "0.1.0"
@@ -68,7 +68,7 @@ _LAZY = {
     **dict.fromkeys(("mark_dynamic", "mark_static", "maybe_mark_dynamic"), "weft_guards"),
     "aot_autograd": "weft.pipeline",
     "cudagraph_mark_step_begin": "weft.cudagraphs",
-    "explain": "weft.report",
+    "explain": "weft_capture",
     "load_cache_artifacts": "weft.mega_cache",
     "reset": "weft.state",
     "save_cache_artifacts": "weft.mega_cache",

@@ -85,7 +85,7 @@ def compile(
         "disable": disable,
     }
     if model is None:
-        return functools.partial(compile, **arguments)  # type: ignore[arg-type]
+        return functools.partial(compile, **arguments)
     chosen = option_tables.resolve(mode, options)
     lookup_backend(backend)
     if not callable(model) or isinstance(model, type):
@@ -96,7 +96,7 @@ def compile(
     request: Request = pipeline.Request(backend, fullgraph, dynamic, chosen)
     compile_function = functools.partial(pipeline.compile_function, request=request)
     if isinstance(model, nn.Module):
-        again = functools.partial(compile, **arguments)  # type: ignore[arg-type]
+        again = functools.partial(compile, **arguments)
         return wrap_module(original_of(model), compile_function, again)
     return compile_function(_function_of(model))
 

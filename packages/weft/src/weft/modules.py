@@ -9,7 +9,7 @@ to either is seen by both. Hooks run around the compiled forward, as nn.Module r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -71,9 +71,9 @@ def wrap_module(
     names = {"__slots__": slots, "__module__": base.__module__, "__doc__": base.__doc__}
     twin_class = type(base.__name__, (_Compiled, base), names)
     # Not twin_class.__new__: fx.GraphModule's makes one more class of its own.
-    twin = object.__new__(twin_class)
+    twin: Any = object.__new__(twin_class)
     object.__setattr__(twin, "__dict__", original.__dict__)
     object.__setattr__(twin, "_weft_call", compile_forward(original.forward))
     object.__setattr__(twin, "_weft_original", original)
     object.__setattr__(twin, "_weft_compile", compile_again)
-    return twin  # type: ignore[no-any-return]
+    return cast(Module, twin)

@@ -119,7 +119,7 @@ def aot_autograd(
             bw_compiler=bw_compiler,
             inference_compiler=inference_compiler,
             decompositions=decompositions,
-            partition_fn=partition_fn,
+            partition_fn=partition_fn or weft_aot.partition,
         )
 
     return backend
