@@ -55,7 +55,8 @@ for _group, _kind in (
     _KIND.update(dict.fromkeys(_group, _kind))
 _BACKWARD = frozenset(op for name, op in dis.opmap.items() if "BACKWARD" in name)
 
-_cache: dict[int, tuple[weakref.ref[CodeType], Decoded]] = {}
+_Cache = dict[int, tuple[weakref.ref[CodeType], Decoded]]
+_cache: _Cache = {}
 
 
 def decode(code: CodeType) -> Decoded:
@@ -64,16 +65,16 @@ def decode(code: CodeType) -> Decoded:
     hit = _cache.get(key)
     if hit is not None and hit[0]() is code:
         return hit[1]
-    ref = weakref.ref(code, lambda dead: _forget(key, dead))
+
+    def forget(dead: weakref.ref[CodeType], cache: _Cache = _cache) -> None:
+        # `cache` is bound early: at interpreter exit the module's globals are gone.
+        if key in cache and cache[key][0] is dead:
+            del cache[key]
+
+    ref = weakref.ref(code, forget)
     decoded = _build(code, ref)
     _cache[key] = (ref, decoded)
     return decoded
-
-
-def _forget(key: int, dead: weakref.ref[CodeType]) -> None:
-    hit = _cache.get(key)
-    if hit is not None and hit[0] is dead:
-        del _cache[key]
 
 
 def _raw(code: bytes) -> Iterator[tuple[int, int, int, int]]:

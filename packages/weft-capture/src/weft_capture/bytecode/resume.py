@@ -11,10 +11,12 @@ cells and puts them into the closure.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
 
+from .decode import decode
 from .encode import assemble
 from .instr import CO_NESTED, CO_VARARGS, CO_VARKEYWORDS, Decoded
 from .liveness import first_argument_of_super, live_at, reachable
@@ -22,6 +24,18 @@ from .program import FrameShape, Item, Label, Op, program_of
 
 _PROLOGUE = frozenset({"RESUME", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 _SELF = "_weft_self"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which instructions of which code a resume function's instructions are.
+
+    Weak, because `decode`'s cache holds it by the resume code, which the original's cache holds.
+    """
+
+    decoded: weakref.ref[Decoded]
+    prologue: int
+    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,10 @@ def make_resume(
     The same arguments give the same `Resume` as long as `decoded` lives, so that its code cache
     is found again.
     """
+    origin = decoded.derived.get("origin")
+    if origin is not None and (first := origin.decoded()) is not None:
+        # Resuming a resume function resumes the original: a loop meets the same code again.
+        return make_resume(first, origin.indices[index - origin.prologue], stack, locals)
     if decoded.is_generator:
         raise ValueError(f"{decoded.qualname} is a generator or coroutine; it cannot be resumed")
     live = live_at(decoded, index)
@@ -100,7 +118,10 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
         posonly=len(args),
         kwonly=0,
     )
-    code = assemble(_prologue(stack, decoded, index, entry, freevars) + body, shape)
+    prologue = _prologue(stack, decoded, index, entry, freevars)
+    code = assemble(prologue + body, shape)
+    kept = tuple(i for i, wanted in enumerate(keep) if wanted)
+    decode(code).derived["origin"] = Origin(weakref.ref(decoded), len(prologue), kept)
     return Resume(code, tuple(args), stack, index)
 
 
