@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from weft_core.events import counters, enabled, logger, span
 from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
 
-from weft_capture import config
+from weft_capture import config, frame
 from weft_capture.breaks import Break, BreakRecord
 from weft_capture.bytecode import decode
 from weft_capture.frames import OuterFrame
@@ -106,9 +107,11 @@ def _convert(
 ) -> Converted:
     with span("capture", function.__qualname__), _modes_restored():
         tx = Tracer(function, symbolic, policy)
+        tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
+        tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         with _contexts_closed(tx), tx.graph.mode:
-            frame = outer_frame(tx, flat_args)
-            stopped = frame.step_until_break(config.settings.instruction_limit)
+            outer = outer_frame(tx, flat_args)
+            stopped = outer.step_until_break(config.settings.instruction_limit)
             tx.end_step()
             record = report_break(stopped) if stopped is not None else None
             if record is not None and fullgraph:
@@ -119,11 +122,13 @@ def _convert(
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
         with _modes_restored():
-            return backend(graph, [entry.example for entry in inputs])
+            compiled = backend(graph, [entry.example for entry in inputs])
+        # What the backend made is no program to capture: it runs with the hook off.
+        return functools.partial(frame.run, None, compiled)
 
     with _modes_restored():
         try:
-            assembled: Assembled = assemble(tx, frame, stopped, compile_graph, tail_call)
+            assembled: Assembled = assemble(tx, outer, stopped, compile_graph, tail_call)
         except Break as error:
             error.user_stack = error.user_stack or tx.user_stack()
             record = report_break(error)
@@ -139,8 +144,6 @@ def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
     function = tx.function
     code = function.__code__
     decoded = decode(code)
-    tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
-    tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
     local_values = {
         name: LazyValue(obj, LocalSource(name))
         for name, obj in zip(decoded.flat_args, flat_args, strict=True)

@@ -8,6 +8,7 @@ step added is taken out again when the step is rolled back.
 from __future__ import annotations
 
 import operator
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class GraphBuilder:
 
     def _placeholder(self, source: Source, example: object, real: object) -> Node:
         """Add a placeholder behind those that are there, before all operations."""
-        name = "".join(c if c.isalnum() else "_" for c in source.expr()).strip("_")
+        name = re.sub(r"\W+|_+", "_", source.expr()).strip("_").lower()
         graph = self.graph
         anchor = self._last_input
         if anchor is None:
