@@ -152,7 +152,7 @@ def calls(log, a):
 def strings(log, a):
     width = 8
     text = f"{a!r:>{width}}|{a}|{a:03d}|{log}"
-    return text.upper().split("|"), "%s-%s" % (a, width), "lit" "eral"
+    return text.upper().split("|"), "%s-%s" % (a, width), "literal"  # noqa: UP031
 
 
 def assignments(log, n):

@@ -105,8 +105,11 @@ def _after(instr, state: State) -> State:
         return State((*stack, bool(name & must)), must - name, may - name)
     if instr.opname == "STORE_FAST":
         is_value = stack[-1]
-        return State(stack[:-1], must | name if is_value else must - name,
-                     may | name if is_value else may - name)
+        return State(
+            stack[:-1],
+            must | name if is_value else must - name,
+            may | name if is_value else may - name,
+        )
     if instr.opname == "DELETE_FAST":
         return State(stack, must - name, may - name)
     if instr.opname in ("LOAD_METHOD", "LOAD_SUPER_ATTR") and "scale" in str(instr.argval):

@@ -6,7 +6,11 @@ from machine import as_function, cut_code, flat, outcome, states
 from weft_capture.bytecode import decode, live_at, make_resume
 
 
-@pytest.mark.parametrize(("function", "args"), corpus.CASES, ids=lambda v: getattr(v, "__name__", str(v)))
+def case_id(value):
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("function", "args"), corpus.CASES, ids=case_id)
 def test_every_cut(function, args):
     decoded = decode(function.__code__)
     expected = outcome(function, args)

@@ -91,8 +91,19 @@ def test_liveness():
 
 def test_vocabulary_is_the_same_on_every_version():
     names = {instr.opname for code in all_codes(inspect) for instr in decode(code).instrs}
-    gone = {"PRECALL", "KW_NAMES", "CALL_KW", "CACHE", "EXTENDED_ARG", "TO_BOOL", "RETURN_CONST",
-            "BINARY_SLICE", "LOAD_FAST_LOAD_FAST", "JUMP_FORWARD", "JUMP_BACKWARD"}
+    gone = {
+        "PRECALL",
+        "KW_NAMES",
+        "CALL_KW",
+        "CACHE",
+        "EXTENDED_ARG",
+        "TO_BOOL",
+        "RETURN_CONST",
+        "BINARY_SLICE",
+        "LOAD_FAST_LOAD_FAST",
+        "JUMP_FORWARD",
+        "JUMP_BACKWARD",
+    }
     assert not names & gone
     assert {"CALL", "JUMP", "LOAD_METHOD", "POP_JUMP_IF_FALSE", "LOAD_GLOBAL"} <= names
 
@@ -103,7 +114,10 @@ _POSITION = st.one_of(
     st.integers(1, 5000).map(lambda line: (line, line, None, None)),
     st.builds(
         lambda line, more, left, right: (line, line + more, left, right),
-        st.integers(1, 5000), st.integers(0, 9), _COLUMN, _COLUMN,
+        st.integers(1, 5000),
+        st.integers(0, 9),
+        _COLUMN,
+        _COLUMN,
     ),
 )
 
@@ -122,13 +136,16 @@ def test_location_table_round_trip(rows, firstlineno):
 
 
 _ENTRY = st.tuples(
-    st.integers(0, 1 << 20), st.integers(1, 5000), st.integers(0, 1 << 20), st.integers(0, 70),
+    st.integers(0, 1 << 20),
+    st.integers(1, 5000),
+    st.integers(0, 1 << 20),
+    st.integers(0, 70),
     st.booleans(),
 )
 
 
 @given(st.lists(_ENTRY))
 def test_exception_table_round_trip(entries):
-    rows = [(start, start + size, target, depth, lasti) for start, size, target, depth, lasti in entries]
+    rows = [(start, start + size, *rest) for start, size, *rest in entries]
     parsed = parse_exception_table(exception_table(rows))
     assert [(a // 2, b // 2, c // 2, d, e) for a, b, c, d, e in parsed] == rows

@@ -42,7 +42,7 @@ def _cache_entries() -> dict[int, int]:
 #: Inline cache units behind each opcode.
 CACHE_UNITS = _cache_entries()
 #: Opcodes that have an argument.
-HAS_ARG = frozenset(dis.hasarg) if PY312 else frozenset(range(dis.HAVE_ARGUMENT, 256))
+HAS_ARG: frozenset[int] = frozenset(getattr(dis, "hasarg", range(dis.HAVE_ARGUMENT, 256)))
 _KIND: dict[int, str] = dict.fromkeys(HAS_ARG, "number")
 for _group, _kind in (
     (dis.hasconst, "const"),
@@ -109,7 +109,9 @@ class _Normal:
         self.offset = 0
         self.positions: Positions = NO_POSITION
 
-    def emit(self, opname: str, arg: int = 0, argval: Any = None, target: int | None = None) -> None:
+    def emit(
+        self, opname: str, arg: int = 0, argval: Any = None, target: int | None = None
+    ) -> None:
         self.rows.append([opname, arg, argval, self.offset, target, self.positions])
 
     def run(self, code: CodeType) -> None:
@@ -272,11 +274,15 @@ def parse_exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]
     for first in stream:
         start = varint(first) * 2
         size, target, depth_lasti = (varint(next(stream)) for _ in range(3))
-        entries.append((start, start + size * 2, target * 2, depth_lasti >> 1, bool(depth_lasti & 1)))
+        entries.append(
+            (start, start + size * 2, target * 2, depth_lasti >> 1, bool(depth_lasti & 1))
+        )
     return entries
 
 
-def _handlers(code: CodeType, rows: list[list[Any]], index_of: dict[int, int]) -> list[Handler | None]:
+def _handlers(
+    code: CodeType, rows: list[list[Any]], index_of: dict[int, int]
+) -> list[Handler | None]:
     """The innermost handler of each row (the compiler's table has no overlapping ranges)."""
     result: list[Handler | None] = [None] * len(rows)
     for start, end, target, depth, lasti in parse_exception_table(code.co_exceptiontable):

@@ -31,7 +31,7 @@ NO_POSITION: Positions = (None, None, None, None)
 
 
 class Handler(NamedTuple):
-    """Where an exception goes: cut the stack to `depth`, push the offset if `lasti`, the exception."""
+    """Where an exception goes: cut the stack to `depth`, push the offset if `lasti`, push it."""
 
     target: int
     depth: int

@@ -86,10 +86,10 @@ def make_resume(
     plain = live - decoded.cells
     bound = plain if locals is None else plain.intersection(locals)
     key = ("resume", index, tuple(stack), bound)
-    resume = decoded.derived.get(key)
+    resume: Resume | None = decoded.derived.get(key)
     if resume is None:
         resume = decoded.derived[key] = _build(decoded, index, tuple(stack), bound)
-    return resume  # type: ignore[no-any-return]
+    return resume
 
 
 def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str]) -> Resume:

@@ -20,9 +20,7 @@ from .program import Cover, FrameShape, Item, Label, Op, program_of
 from .resume import Resume, stack_name
 
 _BINARY = {symbol: number for number, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
-_CELL_OPS = frozenset(
-    {"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"}
-)
+_CELL_OPS = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"})
 _FAST_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
 FUNCTION_ARG = "_weft_function"
 
@@ -320,9 +318,7 @@ class Writer:
         if instr.handler is not None:
             label = self._handlers.setdefault(instr.handler.target, Label())
             cover = Cover(label, instr.handler.depth, instr.handler.lasti)
-        self._items.append(
-            Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover)
-        )
+        self._items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
 
     def call_resume(self, resume: Resume) -> None:
         """Go on in a resume function and return what it returns.
