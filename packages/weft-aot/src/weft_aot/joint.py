@@ -180,13 +180,21 @@ class _JointTrace:
             self.tracer.input(fake, f"tangents_{i + 1}") for i, fake in enumerate(fake_tangents)
         ]
         # The engine does not restore the forward's autocast in the backward; neither do we.
-        with torch._C._DisableAutocast():
-            grads = torch.autograd.grad(
-                [self.values.programs[k] for k in tangents],
-                [self.leaves[i] for i in wanted],
-                seeds,
-                allow_unused=True,
-            )
+        try:
+            with torch._C._DisableAutocast():
+                grads = torch.autograd.grad(
+                    [self.values.programs[k] for k in tangents],
+                    [self.leaves[i] for i in wanted],
+                    seeds,
+                    allow_unused=True,
+                )
+        except RuntimeError as error:
+            # Eager would say so when, and only if, the program's backward is called.
+            raise Unsupported(
+                "backward-fails",
+                f"the program's backward raises: {error}",
+                "call it without compiling to see where",
+            ) from error
         return [(i, self.tracer.value(grad)) for i, grad in zip(wanted, grads, strict=True)]
 
 

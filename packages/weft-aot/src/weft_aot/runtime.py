@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from weft_aot.records import JointGraph, Partition
 from weft_aot.wrapper import make_backward_inputs, make_backward_outputs, make_call, make_forward
@@ -43,11 +42,15 @@ def build_training(
     def apply_backward(ctx: Any, *grads: Any) -> Any:
         if all(grad is None for grad in grads):
             return (None,) * joint.num_inputs
-        return outputs(ctx, run_backward(*inputs(ctx, *grads)))
+        if not torch.is_grad_enabled():
+            return outputs(ctx, run_backward(*inputs(ctx, *grads)))
+        with torch.no_grad():
+            gradients = outputs(ctx, run_backward(*inputs(ctx, *grads)))
+        return _differentiable_once(gradients)
 
     members = {
         "forward": staticmethod(make_forward(joint, parts, _without_autocast(forward))),
-        "backward": staticmethod(once_differentiable(apply_backward)),
+        "backward": staticmethod(apply_backward),
         "weft_aot_id": next(_IDS),
         "weft_backward_graph": parts.backward,
         "weft_backward_inputs": staticmethod(inputs),
@@ -55,6 +58,27 @@ def build_training(
     }
     function = type("CompiledFunction", (torch.autograd.Function,), members)
     return make_call(joint, function.apply)
+
+
+class _Once(torch.autograd.Function):
+    """Identity on gradients whose own backward is an error (under ``create_graph=True``)."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *gradients: Any) -> Any:
+        return tuple(g.detach() if isinstance(g, torch.Tensor) else g for g in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "a compiled graph can only be differentiated once: its backward is compiled code "
+            "without a backward of its own. For second derivatives run this part uncompiled "
+            "(weft.disable), or compile a function that calls torch.autograd.grad itself."
+        )
+
+
+def _differentiable_once(gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    anchor = torch.empty(0, requires_grad=True)
+    return _Once.apply(anchor, *gradients)  # type: ignore[no-any-return]
 
 
 def _without_autocast(compiled: Compiled) -> Compiled:

@@ -1,0 +1,302 @@
+"""Compiled programs give eager's results, gradients, aliasing and mutations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from aot_helpers import Graphs, check, copy_inputs, function_graph, run
+from torch import fx
+from weft_aot import aot_compile
+from weft_core.fake import fake_mode, make_shape_env, to_fake
+
+F = torch.nn.functional
+aten = torch.ops.aten
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def inner(*shape):
+    return torch.randn(*shape, requires_grad=True) * 1
+
+
+class TestResults:
+    def test_mlp(self):
+        check(lambda x, w, b: (F.gelu(F.linear(x, w, b)).sum(-1),), leaf(3, 4), leaf(5, 4), leaf(5))
+
+    def test_inference_needs_no_partition(self):
+        graphs = check(lambda x: (x.sin() + 1,), torch.randn(3))
+        assert len(graphs) == 1
+
+    def test_integer_constant_and_none_results(self):
+        check(lambda x: (x.argmax(), None, 3, x * 2, x.detach().sum()), leaf(5))
+
+    def test_unused_and_unwanted_inputs(self):
+        graphs = check(lambda a, b, c: (a * c,), leaf(3), leaf(3), torch.randn(3))
+        backward = graphs[1].graph
+        assert sum(a is not None for a in next(iter(reversed(backward.nodes))).args[0]) == 1
+
+    def test_two_results_with_one_used(self):
+        graphs = Graphs()
+        fn = lambda x: (x.sin(), x.cos())
+        x, y = leaf(3), leaf(3)
+        y.data.copy_(x.data)
+        compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=graphs)
+        compiled(x)[1].sum().backward()
+        fn(y)[1].sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+    def test_shared_parameter(self):
+        w = leaf(4, 4)
+        check(lambda x, a, b: ((x @ a) @ b,), torch.randn(2, 4), w, w)
+
+    def test_noncontiguous_tangent(self):
+        x, y = leaf(4, 3), leaf(4, 3)
+        y.data.copy_(x.data)
+        compiled = aot_compile(
+            function_graph(lambda x: (x.exp(),), 1), [x], fw_compiler=lambda gm, ex: strict(gm, ex)
+        )
+        for value, fn in ((x, compiled), (y, lambda x: (x.exp(),))):
+            fn(value)[0].t().contiguous().sum(0).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+    def test_channels_last_value(self):
+        x = torch.randn(2, 3, 4, 4, requires_grad=True)
+        check(lambda x: (x.to(memory_format=torch.channels_last) * 2,), x)
+
+    def test_equal_results_stay_two_tensors(self):
+        check(lambda x: (x + 1, x + 1), torch.randn(3))
+        check(lambda x: (x + 1, x + 1), leaf(3))
+
+    def test_fresh_literal(self):
+        x = torch.randn(2)
+        compiled = aot_compile(
+            function_graph(lambda x: (torch.tensor([1.0, 2.0]), x * 1.5), 1),
+            [x],
+            fw_compiler=Graphs(),
+        )
+        compiled(x)[0].add_(1)
+        assert compiled(x)[0].tolist() == [1.0, 2.0]
+
+
+def strict(gm, examples):
+    """A compiler whose code insists on the strides it was promised."""
+    strides = [e.stride() if isinstance(e, torch.Tensor) else None for e in examples]
+
+    def call(*args):
+        assert [a.stride() if isinstance(a, torch.Tensor) else None for a in args] == strides
+        return gm(*args)
+
+    return call
+
+
+class TestMutation:
+    def test_buffer(self):
+        graphs = check(lambda x, n: (x * 2, n.add_(1))[:1], leaf(3), torch.zeros(()))
+        last = [node for node in graphs[0].graph.nodes if node.op == "call_function"][-1]
+        assert last.target is aten.copy_.default
+
+    def test_batch_norm(self):
+        args = (leaf(4, 3, 2), leaf(3), leaf(3), torch.zeros(3), torch.ones(3))
+        check(lambda x, w, b, m, v: (F.batch_norm(x, m, v, w, b, True),), *args)
+        check(lambda x, w, b, m, v: (F.batch_norm(x, m, v, w, b, False),), *args)
+
+    def test_intermediate_input(self):
+        check(lambda x, w: (x.mul_(w).sin(),), inner(3), leaf(3))
+        check(lambda x, w: (x.mul_(w), x.view(3, 1)), inner(3), leaf(3))
+
+    def test_input_that_starts_to_need_grad(self):
+        check(lambda x, w: (x.mul_(w), w * 2), torch.randn(3), leaf(3))
+
+    def test_leaf_raises_as_in_eager(self):
+        x = leaf(3)
+        with pytest.raises(RuntimeError, match="leaf Variable"):
+            aot_compile(function_graph(lambda x: (x.add_(1),), 1), [x], fw_compiler=Graphs())
+
+    def test_leaf_under_no_grad(self):
+        def fn(p, g):
+            with torch.no_grad():
+                p.sub_(0.1 * g)
+            return (p * 2,)
+
+        check(fn, leaf(3), torch.randn(3))
+
+    def test_value_saved_before_the_write(self):
+        # The copies in these programs are no-ops until somebody writes the input.
+        check(lambda x, w: ((x.clone() * w).sum(), x.view(-1).mul_(3))[:1], torch.randn(3), leaf(3))
+        check(
+            lambda x, w: (torch.mv(x.clone().view(1, 3).expand(2, 3), w).sum(), x.mul_(3))[:1],
+            torch.randn(3),
+            leaf(3),
+        )
+
+    def test_backward_that_eager_refuses(self):
+        fn = lambda x, w: ((x * w).sum(), x.mul_(3))[:1]
+        x, w = torch.randn(3), leaf(3)
+        compiled = aot_compile(function_graph(fn, 2), [x, w], fw_compiler=Graphs())
+        expected = (x * w).sum()
+        (result,) = compiled(x, w)
+        torch.testing.assert_close(result, expected)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.backward()
+
+    def test_version_counter_moves(self):
+        x = torch.randn(3)
+        compiled = aot_compile(
+            function_graph(lambda x: (x.add_(1) * 2,), 1), [x], fw_compiler=Graphs()
+        )
+        before = x._version
+        compiled(x)
+        assert x._version > before
+
+    def test_same_tensor_twice(self):
+        x = torch.randn(3)
+        check(lambda a, b: (a.add_(1) + b,), x, x)
+
+    def test_overlapping_inputs_run_eagerly(self):
+        base = torch.zeros(4)
+        fn = lambda a, b: (a.add_(1) + b,)
+        compiled = aot_compile(function_graph(fn, 2), [base[:3], base[1:]], fw_compiler=Graphs())
+        assert compiled(base[:3], base[1:])[0].tolist() == [2.0, 2.0, 1.0]
+
+    def test_metadata_mutation_runs_eagerly(self):
+        x = torch.randn(2, 3)
+        compiled = aot_compile(function_graph(lambda x: (x.t_() * 2,), 1), [x], fw_compiler=Graphs())
+        assert compiled(x)[0].shape == (3, 2)
+        assert x.shape == (3, 2)
+
+
+class TestAliasing:
+    @pytest.mark.parametrize("make", [leaf, torch.randn, inner])
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x: (x,),
+            lambda x: (x, x, x * 2),
+            lambda x: (x.view(6), x * 2),
+            lambda x: (x.t()[1:], x.detach(), x.sum()),
+            lambda x: ((x * 2).view(6),),
+            lambda x: (lambda y: (y, y.t()))(x * 2),
+            lambda x: (lambda y: (y.view(6), y.t()))(x * 2),
+            lambda x: (lambda y: (y.detach(), y))(x * 2),
+            lambda x: (lambda y: (y, y.detach()))(x * 2),
+            lambda x: (x * 2).split(1),
+            lambda x: x.unbind(0),
+            lambda x: (x.expand(4, 2, 3), x[0].unsqueeze(0)),
+            lambda x: (x.clone(), x.contiguous()),
+            lambda x: (lambda y: (y, y))(x * 2),
+        ],
+    )
+    def test_views(self, fn, make):
+        check(fn, make(2, 3))
+
+    def test_writing_to_a_result_reaches_its_sibling(self):
+        x = torch.randn(2, 3)
+        fn = lambda x: (lambda y: (y, y.t()))(x * 2)
+        compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())
+        first, second = compiled(x)
+        first.zero_()
+        assert second.abs().sum() == 0
+
+    def test_detached_view_of_input(self):
+        check(lambda x: (x.detach().view(6), x.sin()), leaf(2, 3))
+
+
+class TestModes:
+    def test_no_grad_region(self):
+        def fn(x):
+            torch._C._set_grad_enabled(False)
+            y = x * 2
+            torch._C._set_grad_enabled(True)
+            return (x * y,)
+
+        check(fn, leaf(3))
+
+    def test_ambient_no_grad(self):
+        with torch.no_grad():
+            graphs = check(lambda x: (x.view(-1), x * 2), leaf(2, 3))
+        assert len(graphs) == 1
+
+    def test_autocast_region(self):
+        def fn(x, w):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = x @ w
+            return (y.float() + x.sum(),)
+
+        check(fn, leaf(4, 4), leaf(4, 4))
+
+    def test_ambient_autocast(self):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            check(lambda x, w: (F.layer_norm(x @ w, (4,)),), leaf(4, 4), leaf(4, 4))
+
+    def test_dropout_draws_the_same_numbers(self):
+        graphs = check(lambda x: (F.dropout(x.sin(), 0.5).cos(),), leaf(50))
+        calls = [node.target for node in graphs[1].graph.nodes if node.op == "call_function"]
+        assert aten.bernoulli.p not in calls
+
+    def test_second_derivative_is_an_error(self):
+        x = leaf(3)
+        compiled = aot_compile(function_graph(lambda x: (x.sin(),), 1), [x], fw_compiler=Graphs())
+        (grad,) = torch.autograd.grad(compiled(x)[0].sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiated once"):
+            grad.sum().backward()
+
+
+class TestDynamicShapes:
+    def compile(self, fn, size, *others):
+        mode = fake_mode(make_shape_env())
+        graph = fx.Graph()
+        rows, x = graph.placeholder("s0"), graph.placeholder("x")
+        rest = [graph.placeholder(f"w{i}") for i in range(len(others))]
+        graph.output(graph.call_function(fn, (rows, x, *rest)))
+        fake = to_fake(mode, torch.randn(size, 3, requires_grad=True), [0], "x")
+        x.meta["example_value"], rows.meta["example_value"] = fake, fake.shape[0]
+        for node, other in zip(rest, others):
+            node.meta["example_value"] = to_fake(mode, other, source_name=node.name)
+        inputs = [size, torch.randn(size, 3, requires_grad=True), *others]
+        return aot_compile(fx.GraphModule({}, graph), inputs, fw_compiler=Graphs())
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda n, x, w: ((x @ w).view(n * 3).sin().sum() * n,),
+            lambda n, x, w: (x.view(n * 3), n + 1, F.softmax(x @ w, 0)),
+            lambda n, x, w: (lambda y: (y.view(n * 3), y.t()))(x @ w),
+            lambda n, x, w: (x.new_zeros(n, 2).sum() + x.sum(0).mean() / x.shape[0],),
+        ],
+    )
+    def test_other_sizes(self, fn):
+        w = leaf(3, 3)
+        compiled = self.compile(fn, 6, w)
+        for size in (6, 9):
+            args = (size, leaf(size, 3), w)
+            for mine, theirs in zip(run(compiled, args)[:3], run(fn, args)[:3]):
+                torch.testing.assert_close(mine, theirs)
+
+
+def test_no_dynamo_import():
+    program = """
+        import sys
+        import torch
+        from torch import fx
+        from weft_aot import aot_compile
+        gm = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()))
+        gm = fx.symbolic_trace(lambda x, w: (torch.softmax(x @ w, -1).sum(),))
+        args = [torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)]
+        compiled = aot_compile(gm, args, fw_compiler=lambda gm, examples: gm.forward)
+        compiled(*args)[0].backward()
+        assert args[1].grad is not None
+        assert "torch._dynamo" not in sys.modules
+        assert not any(name.startswith("torch._inductor") for name in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+
+
+def test_copy_inputs_keeps_layout():
+    _, (copy,) = copy_inputs([torch.randn(3, 4).t()])
+    assert copy.stride() == (1, 4)
