@@ -72,8 +72,12 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 dict(
-                    n1=nn.LayerNorm(width), attn=Attention(width, heads), n2=nn.LayerNorm(width),
-                    mlp=nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
+                    n1=nn.LayerNorm(width),
+                    attn=Attention(width, heads),
+                    n2=nn.LayerNorm(width),
+                    mlp=nn.Sequential(
+                        nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+                    ),
                 )  # fmt: skip
             )
             for _ in range(layers)
@@ -93,9 +97,15 @@ class ConvNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-            nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.0), nn.Linear(16, 5),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 4, 3),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16, 5),
+        )
 
     def forward(self, x):
         return self.body(x).log_softmax(-1)

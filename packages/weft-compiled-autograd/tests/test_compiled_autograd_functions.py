@@ -167,6 +167,7 @@ def test_09_enable_nests_and_disable_wins():
         def compiler(gm):
             used.append(name)
             return gm
+
         return compiler
 
     outer, inner = note("outer"), note("inner")
@@ -210,7 +211,8 @@ def test_12_torch_dynamo_is_not_imported():
     code = """
 import sys, torch
 import weft_compiled_autograd as ca
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+from torch.nn import *
+model = Sequential(Linear(4, 8), GELU(), LayerNorm(8), Linear(8, 2))
 for n in (3, 5, 3):
     with ca.enable(lambda gm: gm):
         model(torch.randn(n, 4)).sum().backward()
@@ -247,9 +249,20 @@ def test_14_complex_and_unusual_ops():
         x = torch.randn(4, 4, dtype=torch.cfloat, requires_grad=True)
         w = torch.randn(4, 4, requires_grad=True)
         y = torch.fft.fft(x).abs().sum() + torch.linalg.solve(w + 5 * torch.eye(4), w).sum()
-        y = y + w.cumprod(0).sum() + w.sort(1).values[:, 0].sum() + w.std(0).sum() + w.max(1)[0].prod()
+        y = (
+            y
+            + w.cumprod(0).sum()
+            + w.sort(1).values[:, 0].sum()
+            + w.std(0).sum()
+            + w.max(1)[0].prod()
+        )
         y = y + torch.where(w > 0, w, w * w).index_select(0, torch.tensor([0, 2, 2])).sum()
-        y = y + nn.functional.pad(w, (1, 1)).unfold(1, 3, 1).norm() + w[w > 0].sum() + w.roll(1).diagonal().sum()
+        y = (
+            y
+            + nn.functional.pad(w, (1, 1)).unfold(1, 3, 1).norm()
+            + w[w > 0].sum()
+            + w.roll(1).diagonal().sum()
+        )
         y.backward()
         return [x.grad, w.grad]
 

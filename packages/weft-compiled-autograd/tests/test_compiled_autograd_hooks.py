@@ -98,9 +98,11 @@ def test_04_node_pre_and_post_hooks():
 def test_05_post_accumulate_hooks_see_the_gradient():
     def program(log):
         m = nn.Linear(3, 2)
+
         def hook(p):
             log.append((tuple(p.shape), p.grad.sum().item()))
             p.grad = None if p.dim() == 1 else p.grad * 2
+
         for p in m.parameters():
             p.register_post_accumulate_grad_hook(hook)
         m(torch.randn(4, 3)).sum().backward()
@@ -114,7 +116,9 @@ def test_06_optimizer_step_inside_the_backward():
         m = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         for p in m.parameters():
             opt = torch.optim.SGD([p], lr=0.1, momentum=0.9)
-            p.register_post_accumulate_grad_hook(lambda p, opt=opt: (opt.step(), opt.zero_grad()) and None)
+            p.register_post_accumulate_grad_hook(
+                lambda p, opt=opt: (opt.step(), opt.zero_grad()) and None
+            )
         for _ in range(3):
             m(torch.randn(4, 3)).sum().backward()
         return list(m.parameters())
@@ -137,9 +141,13 @@ def test_07_retain_grad():
 def test_08_module_full_backward_hooks():
     def program(log):
         m = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        m[0].register_full_backward_hook(lambda mod, gi, go: log.append(("first", go[0].sum().item())))
+        m[0].register_full_backward_hook(
+            lambda mod, gi, go: log.append(("first", go[0].sum().item()))
+        )
         m[2].register_full_backward_pre_hook(lambda mod, go: (go[0] * 2,))
-        m[2].register_full_backward_hook(lambda mod, gi, go: log.append(("last", go[0].sum().item())))
+        m[2].register_full_backward_hook(
+            lambda mod, gi, go: log.append(("last", go[0].sum().item()))
+        )
         x = torch.randn(4, 3, requires_grad=True)
         m(x).sum().backward()
         return [x.grad, *[p.grad for p in m.parameters()]]
@@ -238,7 +246,9 @@ def test_15_queued_callbacks_run_at_the_end():
     y = x * 2
 
     def hook(g):
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: order.append(x.grad.sum().item()))
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: order.append(x.grad.sum().item())
+        )
         order.append("hook")
 
     y.register_hook(hook)

@@ -13,5 +13,6 @@ from weft_core.events import counters
 
 from weft_compiled_autograd.api import disable, enable, reset
 from weft_compiled_autograd.config import settings
+from weft_compiled_autograd.pieces import graph_compiler
 
-__all__ = ["counters", "disable", "enable", "reset", "settings"]
+__all__ = ["counters", "disable", "enable", "graph_compiler", "reset", "settings"]

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Interpreter, Node
 
 from weft_compiled_autograd.hooks import ContextView
+from weft_compiled_autograd.tape import exposes_graph
 
 if TYPE_CHECKING:
     from weft_compiled_autograd.lower import Lowering
@@ -63,10 +64,9 @@ def inline(
         The gradients of its inputs, or None when the function exposes no graph, or when the graph
         takes something that the trace cannot name (it is then called as it is).
     """
-    cls = getattr(context, "_forward_cls", None)
-    graph = getattr(cls, "weft_backward_graph", None)
-    if cls is None or graph is None:
+    if not exposes_graph(context):
         return None
+    cls = context._forward_cls
     view = _Sizes(context, saved, symints)
     args = list(cls.weft_backward_inputs(view, *grads))
     if not all(_nameable(low, arg) for arg in args):
@@ -74,7 +74,7 @@ def inline(
     uses = low.aot_uses.get(cls.weft_aot_id, 0)
     low.aot_uses[cls.weft_aot_id] = uses + 1
     prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
-    outputs = _Inliner(low, graph, prefix).run(*args)
+    outputs = _Inliner(low, cls.weft_backward_graph, prefix).run(*args)
     return tuple(cls.weft_backward_outputs(view, outputs))
 
 

@@ -27,7 +27,9 @@ def enable(compiler: Compiler) -> Iterator[None]:
         TypeError: when `compiler` is not callable.
     """
     if not callable(compiler):
-        raise TypeError(f"enable() takes a function from graph module to callable, not {compiler!r}")
+        raise TypeError(
+            f"enable() takes a function from graph module to callable, not {compiler!r}"
+        )
     engine.install()
     engine.thread.compilers.append(compiler)
     try:

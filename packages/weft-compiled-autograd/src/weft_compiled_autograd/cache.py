@@ -63,8 +63,9 @@ class CompiledBackward:
         return list(results[: self.lowered.results])
 
 
-_seen_shapes: dict[tuple[str, ...], guards.SeenShapes] = {}
-"""Shapes by tape signature: an entry that replaces another after a size changed knows which."""
+_seen_shapes: dict[Hashable, guards.SeenShapes] = {}
+"""Shapes by program (tape signature and ranks of the inputs): an entry that replaces another after
+a size changed knows which dimensions did."""
 
 
 def forget() -> None:
@@ -109,7 +110,8 @@ class Entry:
         inputs: Sequence[torch.Tensor],
         sizes: Sequence[int],
     ) -> CompiledBackward:
-        seen = _seen_shapes.setdefault(self.tape.signature(), guards.SeenShapes())
+        program = (self.tape.signature(), tuple(tensor.dim() for tensor in inputs))
+        seen = _seen_shapes.setdefault(program, guards.SeenShapes())
         dynamic = seen.update([tensor.shape for tensor in inputs])
         with span("compiled_autograd", f"{len(self.tape.names)} autograd nodes"):
             lowered = _lower(self.tape, contexts, inputs, sizes, dynamic)
@@ -168,5 +170,3 @@ def _lower(*arguments: Any) -> Lowered:
         lines: Sequence[str] = str(problem).strip().splitlines()
         first = lines[0] if lines else type(problem).__name__
         raise NotCapturable(f"tracing failed: {type(problem).__name__}: {first}") from problem
-
-

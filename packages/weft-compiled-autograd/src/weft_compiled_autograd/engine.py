@@ -29,10 +29,11 @@ from weft_compiled_autograd.cache import Compiler, Entry
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.order import eager_order
 from weft_compiled_autograd.tape import EngineOp, Recorder
+from weft_compiled_autograd.window import window
 
 _seam = torch._C._dynamo.compiled_autograd
 _OTHER_OWNER = "torch._dynamo.compiled_autograd"
-_BUSY = "within another compiled autograd call"
+_BUSY = "another backward runs at the same time"
 
 
 class _OpTable(dict[str, EngineOp]):
@@ -88,8 +89,8 @@ _one_at_a_time = threading.Lock()
 class Capture:
     """The object whose methods the engine calls; passes them on to a `Recorder`."""
 
-    def __init__(self, session: Session | None) -> None:
-        self.session = session or Session(lambda module: module)
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.recorder = Recorder(_ops)
         self.inputs: list[torch.Tensor] = []
         self.sizes: Sequence[int] = ()
@@ -179,11 +180,10 @@ class Capture:
 
 def _run_entry(entry: Entry, *arguments: Any) -> list[torch.Tensor | None]:
     """Run one backward, called by the engine; from here on no fallback is possible."""
+    window.close()
     session = thread.session
-    if session is None:
-        session = Session(lambda module: module)
+    assert session is not None
     session.started = True
-    _seam.set_autograd_compiler(None, False)
     outputs = entry(session.compiler, *arguments)
     while session.callbacks:
         session.callbacks.pop(0)()
@@ -215,44 +215,43 @@ class EngineGate:
         if compiler is None:
             return self._eager(call, kw)
         refusal = _refusal(create_graph)
-        if refusal is None and not _one_at_a_time.acquire(blocking=False):
-            refusal = "another thread is in a compiled backward"
-        if refusal is not None:
-            report.tell_once(refusal)
-            counters["compiled_autograd"]["eager"] += 1
-            return self._eager(call, kw)
-        try:
-            return self._captured(compiler, call, kw)
-        finally:
-            _one_at_a_time.release()
-
-    def _captured(self, compiler: Compiler, call: Any, kw: Any) -> Any:
-        inputs = call[4] if len(call) > 4 else kw.get("inputs", ())
-        session = Session(compiler, call[0], inputs)
-        thread.session = session
-        try:
-            _open_seam()
-            return self.engine.run_backward(*call, **kw)
-        except Exception as problem:
-            if session.started or session.compiler_failed:
-                raise
-            reason = str(problem).strip().split("\n", 1)[0]
-        finally:
-            thread.session = None
-            session.close()
-            _seam.set_autograd_compiler(None, False)
-        report.tell_once(reason)
+        if refusal is None:
+            inputs = call[4] if len(call) > 4 else kw.get("inputs", ())
+            outputs, refusal = self._captured(Session(compiler, tensors, inputs), call, kw)
+            if refusal is None:
+                return outputs
+        report.tell_once(refusal)
         counters["compiled_autograd"]["eager"] += 1
         return self._eager(call, kw)
 
-    def _eager(self, call: Any, kw: Any) -> Any:
-        """Run on the eager engine; once more if another thread's capture was just starting."""
+    def _captured(self, session: Session, call: Any, kw: Any) -> tuple[Any, str | None]:
+        """Run one backward through the extension point.
+
+        Returns:
+            Its result and None, or None and why it has to run on the eager engine; nothing has
+            happened then.
+        """
+        if not _one_at_a_time.acquire(blocking=False):
+            return None, _BUSY
         try:
-            return self.engine.run_backward(*call, **kw)
-        except RuntimeError as problem:
-            if _BUSY not in str(problem) or thread.session is not None:
+            log = report.miss_log if report.verbose_wanted() else None
+            if not window.open(_new_capture, log):
+                return None, _BUSY
+            thread.session = session
+            return self.engine.run_backward(*call, **kw), None
+        except Exception as problem:
+            if session.started or session.compiler_failed:
                 raise
-        return self.engine.run_backward(*call, **kw)
+            return None, str(problem).strip().split("\n", 1)[0]
+        finally:
+            thread.session = None
+            session.close()
+            window.close()
+            _one_at_a_time.release()
+
+    def _eager(self, call: Any, kw: Any) -> Any:
+        with window.eager():
+            return self.engine.run_backward(*call, **kw)
 
 
 def _refusal(create_graph: bool) -> str | None:
@@ -270,22 +269,18 @@ def _refusal(create_graph: bool) -> str | None:
     return None
 
 
-def _open_seam() -> None:
-    """Let the engine's next backward come to us."""
-    _seam.set_verbose_logger(report.miss_log if report.verbose_wanted() else None)
-    _seam.set_autograd_compiler(_new_capture, False)
-
-
 def _new_capture() -> Capture:
-    """Called by the engine on a cache miss; the seam is closed again for other threads."""
-    _seam.set_autograd_compiler(None, False)
+    """Called by the engine on a cache miss."""
+    window.close()
+    assert thread.session is not None
     return Capture(thread.session)
 
 
 def install() -> None:
     """Put the gate before the engine; later calls change nothing."""
     if not isinstance(Variable._execution_engine, EngineGate):
-        Variable._execution_engine = EngineGate(Variable._execution_engine)
+        gate: Any = EngineGate(Variable._execution_engine)
+        Variable._execution_engine = gate
 
 
 def clear_cache() -> None:

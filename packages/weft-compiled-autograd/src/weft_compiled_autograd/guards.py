@@ -87,7 +87,10 @@ def _symbolic_check(lowered: Lowered) -> Check:
 
 
 class SeenShapes:
-    """Which dimensions of a program's inputs have changed so far: those are traced as symbolic."""
+    """Which dimensions of a program's inputs have changed so far: those are traced as symbolic.
+
+    A program is told apart by the ranks of its inputs too, so they never change.
+    """
 
     def __init__(self) -> None:
         self._last: list[torch.Size] = []
@@ -95,11 +98,8 @@ class SeenShapes:
 
     def update(self, shapes: Sequence[torch.Size]) -> list[list[int]]:
         """Compare with what was seen before; return the dimensions to keep symbolic, per input."""
-        ranks = [len(shape) for shape in shapes]
-        if ranks != [len(shape) for shape in self._last]:
-            self.dynamic = [set() for _ in shapes]
-        else:
-            for dims, old, new in zip(self.dynamic, self._last, shapes, strict=True):
-                dims.update(d for d, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+        self.dynamic = self.dynamic or [set() for _ in shapes]
+        for dims, old, new in zip(self.dynamic, self._last, shapes):
+            dims.update(d for d, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
         self._last = list(shapes)
         return [sorted(dims) for dims in self.dynamic]

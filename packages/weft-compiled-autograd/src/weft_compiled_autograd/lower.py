@@ -119,19 +119,11 @@ class Lowering:
         return value
 
     def _step(self, node: Node) -> Any:
-        before = next(reversed(self.trace.graph.nodes))
-        handler = _HANDLERS.get(node.target, _inline)  # type: ignore[arg-type]
+        self.trace.origin = node.meta.get(ORIGIN)
+        handler: Callable[..., Any] = _HANDLERS.get(node.target, _inline)
         if isinstance(node.target, EngineOp):
             handler = _engine_op
-        result = handler(self, node, *self.resolve(node.args))
-        self._mark_origin(before, node.meta.get(ORIGIN))
-        return result
-
-    def _mark_origin(self, before: Node, origin: str | None) -> None:
-        node = before.next if origin is not None else self.trace.graph._root
-        while node.op != "root":
-            node.meta.setdefault(ORIGIN, origin)
-            node = node.next
+        return handler(self, node, *self.resolve(node.args))
 
     def _finish(self, fakes: list[Any], symbols: list[Any], outputs: list[Any]) -> Lowered:
         nodes = self.trace.node_of([*outputs, *self.assigned.values()])
@@ -148,9 +140,7 @@ class Lowering:
         """Give a new gradient the variable's layout and hand it over."""
         strides = accumulation.wanted_strides(variable, new)
         if strides is not None:
-            fitted = torch.empty_strided(
-                new.shape, strides, dtype=new.dtype, device=new.device
-            )
+            fitted = torch.empty_strided(new.shape, strides, dtype=new.dtype, device=new.device)
             new = fitted.copy_(new)
         if self.tape.effects:
             self.trace.call(accumulation.set_grad, (variable, new))
@@ -167,7 +157,7 @@ def _input_index(node: Any) -> int:
 
 
 def _is_impure(node: Node) -> bool:
-    return node.is_impure() or node.op == "placeholder" or node.target in _EFFECTS
+    return node.is_impure() or node.op == "placeholder" or node.target in EFFECTS
 
 
 # -- one handler per kind of tape call: (lowering, node, *values) -> value -------------------------
@@ -241,7 +231,7 @@ def _call_backward(
     return out
 
 
-_EFFECTS: frozenset[Any] = frozenset(
+EFFECTS: frozenset[Any] = frozenset(
     {hooks.call_hook, hooks.call_cpp_hook, hooks.call_backward_dense, accumulation.set_grad}
 )
 

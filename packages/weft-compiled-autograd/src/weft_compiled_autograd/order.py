@@ -36,6 +36,7 @@ class _Backward:
     def __init__(self, roots: Iterable[Any], inputs: Iterable[Any]) -> None:
         self.roots = [graph_node(root) for root in roots]
         self.dependencies: Counter[Any] = Counter()
+        self.wanted: set[Any] = set()
         self.wanted = self._lead_to({graph_node(value) for value in inputs})
 
     def children(self, node: Any) -> list[Any]:
@@ -46,7 +47,6 @@ class _Backward:
     def _lead_to(self, targets: set[Any]) -> set[Any]:
         """Count the edges into every node; return the nodes from which a target is reached."""
         parents: dict[Any, list[Any]] = {}
-        self.wanted: set[Any] = set()
         todo, seen = deque([None]), {None}
         while todo:
             node = todo.popleft()
@@ -66,7 +66,8 @@ class _Backward:
 
     def described(self) -> list[Any]:
         """The nodes in the order in which the engine describes them to a capture."""
-        missing, stack, out = Counter(self.dependencies), [None], []
+        missing, stack = Counter(self.dependencies), [None]
+        out: list[Any] = []
         while stack:
             node = stack.pop()
             out.append(node)
@@ -75,7 +76,8 @@ class _Backward:
 
     def executed(self) -> list[Any]:
         """The nodes in the order in which the eager engine runs them."""
-        missing, heap, out = Counter(self.dependencies), _Heap(), []
+        missing, heap = Counter(self.dependencies), _Heap()
+        out: list[Any] = []
         node: Any = None
         while True:
             out.append(node)
@@ -188,8 +190,6 @@ class _Reordering:
         terms.sort(key=self._rank)
         total = self.copies[terms[0]]
         for term in terms[1:]:
-            total = self.new.call_function(
-                accumulation.accumulate, (total, self.copies[term])
-            )
+            total = self.new.call_function(accumulation.accumulate, (total, self.copies[term]))
             total.meta.update(node.meta)
         return total

@@ -80,7 +80,7 @@ class _RecordFactories(TorchDispatchMode):
     """Records what the engine allocates during a capture (zeros for undefined gradients)."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(
@@ -141,7 +141,7 @@ class Recorder:
         symbols = self._symbols(sizes)
         self.tape.size_symbols = len(symbols)
         self._mode = _RecordFactories(self)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         return stand_ins, symbols
 
     def end(self, outputs: Sequence[torch.Tensor | None]) -> Tape:
@@ -154,7 +154,7 @@ class Recorder:
         """Leave the dispatch mode; safe to call twice, and after a failed capture."""
         if self._mode is not None:
             mode, self._mode = self._mode, None
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     # -- emitting ------------------------------------------------------------------------------
 
@@ -209,8 +209,10 @@ class Recorder:
     def _ref(self, value: Any) -> Any:
         """Replace stand-ins and symbols by the tape nodes that made them."""
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self._ref, value)) if type(value) in (list, tuple) else tuple(
-                map(self._ref, value)
+            return (
+                type(value)(map(self._ref, value))
+                if type(value) in (list, tuple)
+                else tuple(map(self._ref, value))
             )
         if isinstance(value, dict):
             return {key: self._ref(item) for key, item in value.items()}
@@ -264,7 +266,7 @@ class Recorder:
         self, inputs: Any, metadata: Any, saved: Any, index: int, context: Any
     ) -> tuple[torch.Tensor | None, ...]:
         """Record a Python autograd.Function; `metadata` describes what its inputs were."""
-        self.tape.effects = True
+        self.tape.effects |= not exposes_graph(context)
         self.tape.contexts[index] = context
         symints = list(context._get_compiled_autograd_symints())
         target = self._item("hooks", index)
@@ -316,9 +318,7 @@ class Recorder:
 
     def unpack_hook(self, hook: int, data: int) -> torch.Tensor:
         """Record the unpacking of a saved tensor (`saved_tensors_hooks`)."""
-        node = self._hook(
-            "unpack_hook", self._item("hooks", hook), self._item("packed_data", data)
-        )
+        node = self._hook("unpack_hook", self._item("hooks", hook), self._item("packed_data", data))
         return self._stand_in(node)
 
     def call_copy_slices_prologue(self, *args: Any) -> Any:
@@ -328,6 +328,11 @@ class Recorder:
     def call_copy_slices_epilogue(self, needs: Sequence[bool], *args: Any) -> Any:
         """Record the second half of a write through a view."""
         return self._emit_list(views.copy_slices_epilogue, (list(needs), *args), len(needs))
+
+
+def exposes_graph(context: Any) -> bool:
+    """Whether an autograd.Function's backward is a graph (see `aot.py`), so no user code runs."""
+    return hasattr(getattr(context, "_forward_cls", None), "weft_backward_graph")
 
 
 def _check_plain(tensor: torch.Tensor) -> None:

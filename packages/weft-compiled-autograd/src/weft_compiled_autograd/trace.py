@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft_core.symnodes import SymbolTable, SymValue
 
 from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.tape import ORIGIN
 
 _COMPOSITE = "CompositeImplicitAutograd"
 
@@ -27,10 +28,11 @@ class Trace(TorchDispatchMode):
     """Records into `graph`; enter it above a fake mode."""
 
     def __init__(self, symbolic: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.symbols = SymbolTable(self.graph)
         self.symbolic = symbolic
+        self.origin: str | None = None
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
 
@@ -46,11 +48,19 @@ class Trace(TorchDispatchMode):
     def call(self, target: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> fx.Node:
         """Append a call; tensors and symbols among the arguments become their nodes."""
         named = {name: self.node_of(value) for name, value in kwargs.items()}
-        return self.graph.call_function(target, self.node_of(args), named)
+        packet = getattr(target, "overloadpacket", None)
+        name = None if packet is None else packet.__name__
+        made = self.graph.create_node("call_function", target, self.node_of(args), named, name)
+        return self._mark(made)
+
+    def _mark(self, node: fx.Node) -> fx.Node:
+        if self.origin is not None:
+            node.meta[ORIGIN] = self.origin
+        return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         """Append `node[index]`."""
-        return self.graph.call_function(operator.getitem, (node, index))
+        return self._mark(self.graph.call_function(operator.getitem, (node, index)))
 
     def bind(self, node: fx.Node, value: Any) -> None:
         """Let `node` stand for a value: a tensor, a symbol, or a sequence of them."""

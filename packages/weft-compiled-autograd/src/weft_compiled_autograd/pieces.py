@@ -1,0 +1,154 @@
+"""Compiles a captured backward without capturing it again: aten ops between calls of user code.
+
+A captured graph is aten ops already, so a graph backend can take it as it is; only the calls of
+the user's Python (hooks, autograd.Functions, `.grad` assignments) must stay Python. The graph is
+cut at those calls, each piece becomes a flat graph in torch.compile's backend protocol, and a small
+program runs pieces and calls in order, dropping values after their last use.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from weft_compiled_autograd.cache import Compiler
+from weft_compiled_autograd.lower import EFFECTS
+
+Backend = Callable[[GraphModule, list[Any]], Callable[..., Sequence[Any]]]
+
+
+@dataclass
+class Piece:
+    """Consecutive aten ops: `nodes` of the captured graph, what they take and what they give."""
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+
+    def module(self) -> GraphModule:
+        """The piece as a graph of its own: sizes first, then tensors; a tuple of outputs."""
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        for node in self.inputs:
+            place = graph.placeholder(node.name)
+            place.meta.update(node.meta, example_value=node.meta["val"], source_name=node.name)
+            copies[node] = place
+        for node in self.nodes:
+            copy = copies[node] = graph.node_copy(node, copies.__getitem__)
+            if "val" in node.meta:
+                copy.meta["example_value"] = node.meta["val"]
+        graph.output(tuple(copies[node] for node in self.outputs))
+        return GraphModule(torch.nn.Module(), graph, "CompiledAutogradPiece")
+
+
+class _Compiled:
+    """A piece that is given to the backend with its first real inputs. A target of fx nodes."""
+
+    def __init__(self, piece: Piece, backend: Backend, name: str) -> None:
+        self.__name__ = name
+        self.__module__ = __name__
+        self.piece = piece
+        self.backend = backend
+        self.function: Callable[..., Sequence[Any]] | None = None
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        if self.function is None:
+            self.function = self.backend(self.piece.module(), list(args))
+        return self.function(*args)
+
+
+def _is_access(node: Node) -> bool:
+    """Whether a node only takes something out of what the engine passes, or of a call's result."""
+    source = node.args[0] if node.args else None
+    return (
+        node.target is operator.getitem
+        and isinstance(source, Node)
+        and (source.op == "placeholder" or source.target in EFFECTS)
+    )
+
+
+def _cut(graph: Graph) -> list[Piece | Node]:
+    """The graph as pieces and single calls, in order."""
+    parts: list[Piece | Node] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.target in EFFECTS or _is_access(node):
+            parts.append(node)
+            continue
+        if not parts or not isinstance(parts[-1], Piece):
+            parts.append(Piece())
+        part = parts[-1]
+        assert isinstance(part, Piece)
+        part.nodes.append(node)
+    for part in parts:
+        if isinstance(part, Piece):
+            _find_borders(part)
+    return parts
+
+
+def _find_borders(piece: Piece) -> None:
+    inside = set(piece.nodes)
+    inputs = {used: None for node in piece.nodes for used in node.all_input_nodes}
+    piece.inputs = [node for node in inputs if node not in inside]
+    piece.inputs.sort(key=lambda node: isinstance(node.meta.get("val"), torch.Tensor))
+    piece.outputs = [n for n in piece.nodes if any(user not in inside for user in n.users)]
+
+
+def compile_pieces(module: GraphModule, backend: Backend) -> GraphModule:
+    """Return a program with the interface of `module` that runs its pieces compiled.
+
+    Args:
+        module: a captured backward.
+        backend: `(gm, example_inputs) -> callable`, called once for each piece, at its first run.
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        copies[node] = graph.placeholder(node.name)
+    for index, part in enumerate(_cut(module.graph)):
+        if isinstance(part, Node):
+            copies[part] = graph.node_copy(part, copies.__getitem__)
+            continue
+        target = _Compiled(part, backend, f"piece_{index}")
+        call = graph.call_function(target, tuple(copies[node] for node in part.inputs))
+        for position, node in enumerate(part.outputs):
+            copies[node] = graph.call_function(operator.getitem, (call, position))
+    last = next(iter(reversed(module.graph.nodes)))
+    graph.output(map_arg(last.args[0], copies.__getitem__))
+    release_inputs(graph)
+    return GraphModule(torch.nn.Module(), graph, "CompiledAutogradProgram")
+
+
+def clear_list(values: list[Any]) -> None:
+    """Empty the list that the engine passed, so that each tensor dies with its last use."""
+    values.clear()
+
+
+def release_inputs(graph: Graph) -> None:
+    """Let a captured backward drop its inputs once all are taken out of their list."""
+    inputs = next(iter(graph.find_nodes(op="placeholder")))
+    accesses = [node for node in graph.nodes if node in inputs.users]
+    if accesses:
+        with graph.inserting_after(accesses[-1]):
+            graph.call_function(clear_list, (inputs,))
+
+
+def graph_compiler(backend: Backend) -> Compiler:
+    """Make a compiler for `enable` out of a graph backend.
+
+    Args:
+        backend: `(gm, example_inputs) -> callable`, torch.compile's backend protocol. Each graph
+            it gets is flat, made of aten ops that may mutate, with `meta["example_value"]`.
+    """
+
+    def compiler(module: GraphModule) -> Callable[..., Any]:
+        return compile_pieces(module, backend)
+
+    return compiler
