@@ -195,7 +195,7 @@ class _KernelWriter:
         """The nest over [lo, hi) of its shared loops (the whole body when there are none)."""
         ranged = ", int64_t lo, int64_t hi" if nest.shared else ""
         parameters = _parameters(self._kernel, restrict=True) + ranged
-        self._open(f"static void {_NAME}_{suffix}({parameters})")
+        self._open(f"WEFT_PART void {_NAME}_{suffix}({parameters})")
         locals_here = self._locals_of((*nest.shared, *nest.around, *nest.body))
         heap = [local for local in locals_here if not _on_stack(local)]
         for local in heap:

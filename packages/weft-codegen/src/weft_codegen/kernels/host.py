@@ -198,7 +198,7 @@ class HostWriter:
         else:
             self._make(root)
             base = self._handles[root]
-            start = f"weft_offset({base}) + {index_c(self._offsets[name])}"
+            start = index_c(self._offsets[name])  # counted from where `base` starts
             self._check(f"torch._reinterpret_tensor({base}, {layout}, {start}, &{slot})")
         self._handles[name] = slot
         return slot
@@ -329,7 +329,7 @@ class HostWriter:
             *self._tables.values(),
             f"static weft_symbol symbols[] = {{{symbols}{{NULL}}}};",
             "",
-            "static int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, "
+            "WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, "
             "int64_t *sizes)",
             "{",
             "    int status = 1;",

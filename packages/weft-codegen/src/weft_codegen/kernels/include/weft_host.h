@@ -20,6 +20,13 @@ typedef __SIZE_TYPE__ size_t;
 #define RTLD_LAZY 1
 #define RTLD_NOLOAD 4
 
+/* The run function is long and straight: optimising it costs much time and saves none. */
+#ifdef __clang__
+#define WEFT_RUN __attribute__((optnone)) static
+#else
+#define WEFT_RUN __attribute__((optimize(0))) static
+#endif
+
 void *dlopen(const char *path, int mode);
 void *dlsym(void *library, const char *name);
 void *malloc(size_t size);
@@ -75,7 +82,6 @@ typedef const int64_t *weft_dims;
     X(delete_tensor_object, (weft_tensor))                                                       \
     X(copy_, (weft_tensor, weft_tensor, int32_t))                                                \
     X(get_data_ptr, (weft_tensor, void **))                                                      \
-    X(get_storage_offset, (weft_tensor, int64_t *))                                              \
     X(get_dim, (weft_tensor, int64_t *))                                                         \
     X(get_sizes, (weft_tensor, int64_t **))                                                      \
     X(get_strides, (weft_tensor, int64_t **))                                                    \
@@ -217,13 +223,6 @@ static void *weft_data(weft_tensor tensor)
     void *data = NULL;
     torch.get_data_ptr(tensor, &data);
     return data;
-}
-
-static int64_t weft_offset(weft_tensor tensor)
-{
-    int64_t offset = 0;
-    torch.get_storage_offset(tensor, &offset);
-    return offset;
 }
 
 static int64_t weft_size(weft_tensor tensor, int64_t dim)

@@ -15,6 +15,13 @@ typedef __INT64_TYPE__ int64_t;
 typedef __UINT64_TYPE__ uint64_t;
 typedef __SIZE_TYPE__ size_t;
 
+/* A loop nest: not inlined where it is called, which would compile it once for each call. */
+#ifdef __clang__
+#define WEFT_PART __attribute__((noinline)) static
+#else
+#define WEFT_PART __attribute__((noipa)) static
+#endif
+
 void *malloc(size_t size);
 void free(void *block);
 

@@ -1,0 +1,128 @@
+"""Building: two caches, damage, several writers, a missing compiler, source that does not compile."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_programs import softmax_program, unary
+from weft_core.errors import BackendCompilerError, CompilerNotFound
+
+from weft_codegen.kernels import build, compile_program, emit_program
+from weft_codegen.kernels.build import Sources, intact, kernel_symbol, seal, split
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _forbid_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError(f"started {args}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def test_a_program_built_before_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compile_program(softmax_program(8, 16))
+    _forbid_processes(monkeypatch)
+    second = compile_program(softmax_program(8, 16))
+    assert second.path == first.path
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
+def test_a_damaged_program_is_built_again(
+    damage: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = build.build(emit_program(softmax_program(8, 16))[0])
+    data = path.read_bytes()
+    changed = {"truncated": data[:100], "changed": data[:200] + b"?" + data[201:], "empty": b""}
+    path.unlink()
+    path.write_bytes(changed[damage])
+    with caplog.at_level(logging.WARNING, "weft.codegen.build"):
+        graph = compile_program(softmax_program(8, 16))
+    x, w = torch.randn(8, 16), torch.randn(16, 16)
+    expected = ((x.softmax(-1)) @ w).softmax(-1)
+    torch.testing.assert_close(graph(x, w)[0], expected)
+    assert intact(path)
+    assert "damaged cache file" in caplog.text
+
+
+def test_a_damaged_object_is_compiled_again(cache: Path) -> None:
+    build.build(emit_program(unary("exp", torch.float32, 8))[0])
+    for path in [*(cache / "objects").iterdir(), *(cache / "programs").iterdir()]:
+        path.write_bytes(b"garbage")
+    graph = compile_program(unary("exp", torch.float32, 8))
+    x = torch.randn(8)
+    torch.testing.assert_close(graph(x)[0], x.exp())
+
+
+def test_a_known_kernel_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = emit_program(softmax_program(8, 16))[0]
+    build.build(sources)
+    compiled: list[str] = []
+    compile_all = build.compile_all
+
+    def record(jobs: list[build._Job], tools: build.Toolchain) -> None:
+        compiled.extend(job.source.name for job in jobs)
+        compile_all(jobs, tools)
+
+    monkeypatch.setattr(build, "compile_all", record)
+    build.build(Sources(sources.host + "\n/* another program */", sources.kernels))
+    assert compiled == ["host.c"]
+
+
+def test_processes_may_build_the_same_program_at_once(cache: Path) -> None:
+    code = (
+        "import torch\n"
+        "from kernel_programs import softmax_program\n"
+        "from weft_codegen.kernels import compile_program\n"
+        "graph = compile_program(softmax_program(4, 32))\n"
+        "x, w = torch.randn(4, 32), torch.randn(32, 32)\n"
+        "torch.testing.assert_close(graph(x, w)[0], (x.softmax(-1) @ w).softmax(-1))\n"
+    )
+    here = Path(__file__).parent
+    running = [subprocess.Popen([sys.executable, "-c", code], cwd=here) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert not list((cache / "tmp").iterdir())
+
+
+def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(CompilerNotFound, match="apt install gcc"):
+        compile_program(softmax_program(8, 16))
+
+
+def test_source_that_does_not_compile_is_kept_and_named(cache: Path) -> None:
+    with pytest.raises(BackendCompilerError) as caught:
+        build.build(Sources("this is not C;", {}))
+    (kept,) = (cache / "failed").iterdir()
+    assert str(kept) in str(caught.value)
+    assert "this is not C;" in kept.read_text()
+
+
+def test_kernels_are_dealt_into_units_of_similar_size() -> None:
+    kernels = {f"k{n}": "x" * (1000 * n) for n in range(1, 9)}
+    units = split(kernels, 3)
+    sizes = [sum(len(kernels[name]) for name in unit) for unit in units]
+    assert len(units) == 3
+    assert max(sizes) - min(sizes) <= 8000
+    assert sorted(name for unit in units for name in unit) == sorted(kernels)
+    assert split({}, 3) == []
+
+
+def test_a_seal_covers_every_byte(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(seal(b"payload"))
+    assert intact(path)
+    path.write_bytes(seal(b"payload").replace(b"payload", b"Payload"))
+    assert not intact(path)
+    assert kernel_symbol("a") != kernel_symbol("b")
