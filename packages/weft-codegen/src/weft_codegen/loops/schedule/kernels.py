@@ -125,19 +125,21 @@ class _Naming:
 
 
 def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tuple[str, str]]:
-    """(written, read) parameters of one dtype where each element is read only up to its store."""
+    """(written, read) parameters of one dtype where each element is read only up to its store.
+
+    A load in a later statement counts as after the store even within one iteration.
+    """
     dtypes = {param.name: param.dtype for param in params}
     stores: dict[str, tuple[int, Store]] = {}
     loads: dict[str, list[tuple[int, IndexExpr]]] = {}
-    for place, stmts in enumerate(_bodies(body)):
-        for stmt in stmts:
-            for node in walk(*stmt_exprs(stmt)):
-                if isinstance(node, Load):
-                    loads.setdefault(node.buffer, []).append((place, node.index))
-            if isinstance(stmt, Store):
-                stores[stmt.buffer] = (place, stmt)
+    for place, stmt in enumerate(statements(body)):
+        for node in walk(*stmt_exprs(stmt)):
+            if isinstance(node, Load):
+                loads.setdefault(node.buffer, []).append((place, node.index))
+        if isinstance(stmt, Store):
+            stores[stmt.buffer] = (place, stmt)
+    axes = _loop_axes(body)
     for written, (place, store) in stores.items():
-        axes = _loop_axes(body)
         if written in loads or frozenset(_axes_of(store.index)) != axes:
             continue
         for name, accesses in loads.items():
@@ -145,14 +147,6 @@ def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tup
                 continue
             if all(where is store.index and at <= place for at, where in accesses):
                 yield written, name
-
-
-def _bodies(body: tuple[Stmt, ...]) -> Iterator[list[Stmt]]:
-    """The simple statements of each body, in program order."""
-    yield [stmt for stmt in body if not isinstance(stmt, Loop)]
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            yield from _bodies(stmt.body)
 
 
 def _loop_axes(body: tuple[Stmt, ...]) -> frozenset[Axis]:
