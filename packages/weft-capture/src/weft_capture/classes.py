@@ -300,9 +300,16 @@ def check_inlinable(function: types.FunctionType) -> None:
         raise Break("unknown-call", f"{module}.{function.__qualname__}")
 
 
+_MODULE_CALLS = frozenset(
+    (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
+)
+
+
 def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     """Say whether frames of a function are never captured on their own: library internals."""
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return True
+    if code in _MODULE_CALLS:
         return True
     if not module:
         return code.co_filename.startswith("<frozen")
@@ -310,8 +317,6 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
         return True
     if module.startswith("torch."):
         return not module.startswith(("torch.nn.modules.", "torchvision"))
-    if code.co_name in ("_call_impl", "_wrapped_call_impl"):
-        return True
     return module != "__main__" and attributes.is_trusted(module)
 
 

@@ -14,7 +14,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
 from weft_capture import config, frame
 from weft_capture.breaks import Break, BreakRecord
 from weft_capture.bytecode import decode
-from weft_capture.frames import OuterFrame
+from weft_capture.frames import OuterFrame, RaisesAtStep
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import Assembled, assemble
 from weft_capture.rules import table
@@ -82,10 +82,28 @@ def convert(
         BreakUnderFullgraph: at a break, with `fullgraph`.
     """
     table.load()
-    try:
-        return _convert(function, flat_args, backend, policy, fullgraph, tail_call, False)
-    except NeedsSymbols:
-        return _convert(function, flat_args, backend, policy, fullgraph, tail_call, True)
+    attempt = _Attempt(function, flat_args, backend, policy, fullgraph, tail_call)
+    while True:
+        try:
+            return _convert(attempt)
+        except NeedsSymbols:
+            attempt = replace(attempt, symbolic=True)
+        except RaisesAtStep as error:
+            attempt = replace(attempt, break_at=error.step)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """The arguments of `convert`, and what an earlier attempt found out."""
+
+    function: types.FunctionType
+    flat_args: tuple[Any, ...]
+    backend: Backend
+    policy: DynamicPolicy | None
+    fullgraph: bool
+    tail_call: Any
+    symbolic: bool = False
+    break_at: int = -1
 
 
 class BreakUnderFullgraph(Exception):
@@ -96,25 +114,18 @@ class BreakUnderFullgraph(Exception):
         self.record = record
 
 
-def _convert(
-    function: types.FunctionType,
-    flat_args: tuple[Any, ...],
-    backend: Backend,
-    policy: DynamicPolicy | None,
-    fullgraph: bool,
-    tail_call: Any,
-    symbolic: bool,
-) -> Converted:
-    with span("capture", function.__qualname__), _modes_restored():
-        tx = Tracer(function, symbolic, policy)
+def _convert(do: _Attempt) -> Converted:
+    with span("capture", do.function.__qualname__), _modes_restored():
+        tx = Tracer(do.function, do.symbolic, do.policy)
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         with _contexts_closed(tx), tx.graph.mode:
-            outer = outer_frame(tx, flat_args)
-            stopped = outer.step_until_break(config.settings.instruction_limit)
+            outer = outer_frame(tx, do.flat_args)
+            limit = config.settings.instruction_limit
+            stopped = outer.step_until_break(limit, do.break_at)
             tx.end_step()
             record = report_break(stopped) if stopped is not None else None
-            if record is not None and fullgraph:
+            if record is not None and do.fullgraph:
                 raise BreakUnderFullgraph(record)
 
     def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
@@ -122,17 +133,17 @@ def _convert(
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
         with _modes_restored():
-            compiled = backend(graph, [entry.example for entry in inputs])
+            compiled = do.backend(graph, [entry.example for entry in inputs])
         # What the backend made is no program to capture: it runs with the hook off.
         return functools.partial(frame.run, None, compiled)
 
     with _modes_restored():
         try:
-            assembled: Assembled = assemble(tx, outer, stopped, compile_graph, tail_call)
+            assembled: Assembled = assemble(tx, outer, stopped, compile_graph, do.tail_call)
         except Break as error:
             error.user_stack = error.user_stack or tx.user_stack()
             record = report_break(error)
-            if fullgraph:
+            if do.fullgraph:
                 raise BreakUnderFullgraph(record) from None
             return Converted(None, stopped=record)
     guards = tx.all_guards()

@@ -153,21 +153,40 @@ class Frame:
         return traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
 
 
+class RaisesAtStep(Exception):
+    """The frame ends with an exception that was raised at instruction number `step`.
+
+    The real instruction must raise it, so that the user's traceback is right: capture again.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
 class OuterFrame(Frame):
     """The frame that is captured."""
 
-    __slots__ = ("steps",)
+    __slots__ = ()
 
-    def step_until_break(self, limit: int) -> Break | None:
+    def step_until_break(self, limit: int, break_at: int = -1) -> Break | None:
         """Execute until the function returns (None) or breaks.
 
         At a break, `ip` is the breaking instruction and the state is as before it.
+
+        Args:
+            limit: how many instructions to execute at most.
+            break_at: the number of the instruction to break at in any case.
+
+        Raises:
+            RaisesAtStep: when an exception that a handler saw leaves the frame in the end.
         """
+        raised_at: dict[Value, int] = {}
         tx = self.tx
         journal = tx.journal
         program = self.program
         tx.enter_frame(self)
-        for _ in range(limit):
+        for step in range(limit):
             at = self.ip
             handler, instr = program[at]
             journal.begin()
@@ -175,12 +194,17 @@ class OuterFrame(Frame):
             self.ip = at + 1
             try:
                 try:
+                    if step == break_at:
+                        raise Break("uncaught-exception")
                     handler(self, instr)
                 except Raised as raised:
+                    raised_at.setdefault(raised.value, step)
                     self.unwind(raised, instr)
             except Break as error:
                 return self._take_back(error, at, saved)
             except Raised as raised:
+                if raised_at[raised.value] != step:
+                    raise RaisesAtStep(raised_at[raised.value]) from None
                 error = Break("uncaught-exception", raised.value.describe())
                 return self._take_back(error, at, saved)
             if self.result is not None:

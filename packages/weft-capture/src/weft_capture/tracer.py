@@ -306,9 +306,25 @@ class Tracer:
 
     def call_class(self, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
         """Call a class: a rule, or make an instance."""
+        if cls.obj is super and not args:
+            return self.zero_argument_super()
         if table.find(cls.obj) is not None:
             return table.call_rule(self, cls.obj, args, kwargs)
         return classes.instantiate(self, cls, args, kwargs)
+
+    def zero_argument_super(self) -> Value:
+        """Evaluate `super()`: the class and first argument come from the frame."""
+        frame = self.frame
+        assert frame is not None
+        code = frame.function.code
+        if "__class__" not in frame.cells or not code.co_argcount:
+            self.raise_(RuntimeError, "super(): no arguments")
+        cls = frame.cells["__class__"].getattr(self, "cell_contents")
+        first = code.co_varnames[0]
+        owner = frame.locals.get(first)
+        if owner is None:
+            owner = frame.cells[first].getattr(self, "cell_contents")
+        return SuperValue(cls.as_constant(), self.force(owner))
 
     def type_of(self, value: Value) -> Value:
         """Return the class of a value."""
