@@ -37,7 +37,8 @@ class Piece:
         copies: dict[Node, Node] = {}
         for node in self.inputs:
             place = graph.placeholder(node.name)
-            place.meta.update(node.meta, example_value=node.meta["val"], source_name=node.name)
+            # No `val`: the ops are neither functional nor decomposed, so not yet an aten graph.
+            place.meta.update(example_value=node.meta["val"], source_name=node.name)
             copies[node] = place
         for node in self.nodes:
             copy = copies[node] = graph.node_copy(node, copies.__getitem__)
