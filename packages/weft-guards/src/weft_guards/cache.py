@@ -17,7 +17,7 @@ from typing import Any
 from weft_core.errors import RecompileLimit
 from weft_core.events import counters, enabled, logger
 
-from weft_guards.check import Check
+from weft_guards.check import Check, describe_check
 from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
 from weft_guards.explain import Miss, explain_miss
@@ -109,7 +109,7 @@ class CodeCache:
         if enabled("guards"):
             listing = "\n".join(f"  {guard.kind:<12} {guard}" for guard in entry.guards)
             _guards_log.info("%s: %d guards\n%s", self.name, len(entry.guards), listing)
-            _guards_log.debug("%s", getattr(check, "source_text", ""))
+            _guards_log.debug("%s", describe_check(check))
         return entry
 
     def _sweep(self) -> None:

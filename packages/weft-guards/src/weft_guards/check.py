@@ -1,6 +1,6 @@
-"""Guards to one Python function that tests them all.
+"""Guards to one function that tests them all: in Python always, in C where `native` can.
 
-The generated function first tests the state of torch, then walks the tree of sources: a source is
+The function first tests the state of torch, then walks the tree of sources: a source is
 fetched once into a local, its own guards run (types first), and only then what is read from it.
 So a value is read only after the type that makes reading it harmless was confirmed. Conditions on
 several values (aliasing, shapes) come last. Whatever a read raises, such as a missing attribute,
@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
+from weft_guards.config import settings
 from weft_guards.guards import KINDS, Guard
+from weft_guards.native import Assembler, extension
 from weft_guards.sources import Source, TorchStateSource
 
 Check = Callable[..., bool]
@@ -168,12 +170,40 @@ def compile_check(
         KeyError: when a source names an argument or cell that is not there.
     """
     listed = list(guards)
+    order = _in_order(listed)
+    native = extension() if settings.native_checks and not positions else None
+    if native is None:
+        return _python_check(listed, order, arg_names, free_names, positions)
+    assembler = Assembler(arg_names, free_names)
+    left = [position for position in order if not assembler.add(listed[position])]
+    residual = _python_check(listed, left, arg_names, free_names, False) if left else None
+    check: Check = native.Check(tuple(assembler.rows), len(arg_names), residual)
+    return check
+
+
+def _python_check(
+    guards: Sequence[Guard],
+    order: Sequence[int],
+    arg_names: Sequence[str],
+    free_names: Sequence[str],
+    positions: bool,
+) -> Check:
+    """Write and compile the Python form, with the guards at the given positions."""
     names = CheckNames(arg_names, free_names)
-    writer = _Writer(listed, names, positions)
-    for position in _in_order(listed):
+    writer = _Writer(guards, names, positions)
+    for position in order:
         writer.test(position)
     text = writer.text("check")
     exec(compile(text, "<weft check>", "exec"), names.namespace)
     check: Any = names.namespace.pop("check")
     check.source_text = text
     return check  # type: ignore[no-any-return]
+
+
+def describe_check(check: Check) -> str:
+    """Return what a check does, as text: rows of the C form, then the Python form."""
+    rows = getattr(check, "program", ())
+    names = {getattr(extension(), name): name for name in dir(extension()) if name.isupper()}
+    lines = [f"{names[code]:<10} r{a} {n} {value!r}" for code, a, n, value in rows]
+    text = getattr(check if not rows else getattr(check, "residual", None), "source_text", "")
+    return "\n".join([*lines, text])

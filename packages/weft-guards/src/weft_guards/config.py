@@ -15,13 +15,13 @@ class GuardsSettings(Settings):
         recompile_limit: how many entries one code object may have before it runs eagerly.
         automatic_dynamic_shapes: make a size or int symbolic when it changes between calls.
         specialize_int: never make int arguments symbolic, only sizes.
-        tensor_check_extension: test tensors in C where the extension was built and validated.
+        native_checks: run checks in C where the extension was built and validated.
     """
 
     recompile_limit: int = 8
     automatic_dynamic_shapes: bool = True
     specialize_int: bool = False
-    tensor_check_extension: bool = True
+    native_checks: bool = True
 
 
 settings = GuardsSettings()

@@ -1,0 +1,15 @@
+"""Builds the optional C form of checks; without a compiler the Python form is used."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "weft_guards._native",
+            ["src/weft_guards/_native.c"],
+            depends=["src/weft_guards/_tensor.h"],
+            extra_compile_args=["-O2", "-std=c11"],
+            optional=True,
+        )
+    ]
+)

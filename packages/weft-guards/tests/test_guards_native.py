@@ -1,0 +1,166 @@
+"""The C form: what it refuses, what it leaves to Python, and that both forms agree."""
+
+import gc
+import random
+import weakref
+
+import pytest
+import torch
+from weft_guards import GuardSet, compile_check
+from weft_guards.check import describe_check
+from weft_guards.config import settings
+from weft_guards.native import extension
+from weft_guards.sources import CallSource, InstanceAttrSource, ItemSource, LocalSource
+
+pytestmark = pytest.mark.skipif(extension() is None, reason="the C extension was not built")
+native = extension()
+X = LocalSource("x")
+
+
+@pytest.fixture(autouse=True)
+def form():
+    """Instead of both forms."""
+    with settings.patch(native_checks=True):
+        yield
+
+
+def function(x):
+    return x
+
+
+def test_small_checks_run_in_c_alone():
+    guards = GuardSet()
+    guards.add(X, "TENSOR", torch.zeros(2))
+    check = compile_check(guards, ("x",))
+    assert isinstance(check, native.Check)
+    assert check.residual is None
+    assert "TENSOR" in describe_check(check)
+
+
+def test_what_c_lacks_runs_in_python_after_it():
+    guards = GuardSet()
+    guards.add(X, "TYPE", list)
+    guards.add(CallSource(sum, (X,)), "CONST", 6)
+    check = compile_check(guards, ("x",))
+    assert check(function, [1, 2, 3])
+    assert not check(function, [1, 2])
+    assert not check(function, (1, 2, 3))
+    assert "def check" in describe_check(check)
+
+
+LAYOUTS = [
+    lambda: torch.zeros(3, 4),
+    lambda: torch.zeros(3, 4).t(),
+    lambda: torch.zeros(4, 3),
+    lambda: torch.zeros(3, 4, dtype=torch.float64),
+    lambda: torch.zeros(3, 4, dtype=torch.bfloat16),
+    lambda: torch.zeros(3, 4, requires_grad=True),
+    lambda: torch.zeros(3, 4, device="meta"),
+    lambda: torch.zeros(3, 4, dtype=torch.complex64),
+    lambda: torch.zeros(3, 4, dtype=torch.complex64).conj(),
+    lambda: torch.zeros(3, 4, dtype=torch.complex64).conj().imag,
+    lambda: torch.zeros(3, 4).to_sparse(),
+    lambda: torch.nn.Parameter(torch.zeros(3, 4)),
+    lambda: torch.zeros(()),
+    lambda: torch.zeros(0, 4),
+    lambda: torch.zeros(1, 4).expand(3, 4),
+    lambda: torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    lambda: inference_tensor(),
+]
+
+
+def inference_tensor():
+    with torch.inference_mode():
+        return torch.zeros(3, 4)
+
+
+def test_both_forms_tell_the_same_tensors_apart():
+    tensors = [make() for make in LAYOUTS]
+    for index, tensor in enumerate(tensors):
+        guards = GuardSet()
+        guards.add(X, "TENSOR", tensor)
+        in_c = compile_check(guards, ("x",))
+        with settings.patch(native_checks=False):
+            in_python = compile_check(guards, ("x",))
+        for other_index, other in enumerate(tensors):
+            answers = in_c(function, other), in_python(function, other)
+            assert answers == (index == other_index,) * 2, (tensor, other)
+
+
+def test_large_models():
+    """More registers than fit on the C stack."""
+    modules = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(300))
+    guards = GuardSet()
+    inner = InstanceAttrSource(X, "_modules")
+    for name, module in modules._modules.items():
+        source = ItemSource(inner, name)
+        guards.add(source, "TYPE", type(module))
+        for key, value in module._parameters.items():
+            guards.add(ItemSource(InstanceAttrSource(source, "_parameters"), key), "TENSOR", value)
+    check = compile_check(guards, ("x",))
+    assert check(function, modules)
+    victim = random.Random(0).choice(list(modules))
+    victim.weight.requires_grad_(False)
+    assert not check(function, modules)
+    victim.weight.requires_grad_(True)
+    assert check(function, modules)
+    victim.bias = None
+    assert not check(function, modules)
+
+
+def test_checks_are_collected():
+    """Also in a cycle through an object that the program holds."""
+
+    def holder():
+        pass
+
+    guards = GuardSet()
+    guards.add(CallSource(holder, ()), "NONE")
+    check = compile_check(guards, ("x",))
+    holder.check = check
+    gone = weakref.ref(holder)
+    del check, holder, guards
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (native.TYPE if native else 0, 0, 0, int),  # register 0 is not filled yet
+        (native.ARG if native else 0, 0, 1, None),
+        (-1, 0, 0, None),
+        (999, 0, 0, None),
+        (native.STATE if native else 0, 0, 0, (len,)),
+        (native.TENSOR if native else 0, 0, 0, ()),
+        "nonsense",
+    ],
+)
+def test_bad_programs_are_refused(row):
+    with pytest.raises((ValueError, TypeError)):
+        native.Check((row,), 1, None)
+
+
+def test_wrong_number_of_values_is_an_error():
+    check = native.Check((), 1, None)
+    assert check(function, 1)
+    for values in ((), (1, 2)):
+        with pytest.raises(TypeError, match="1 values"):
+            check(function, *values)
+
+
+def test_no_references_are_lost():
+    """Passing and failing runs leave reference counts as they were."""
+    import sys
+
+    value = [object(), {"k": object()}]
+    guards = GuardSet()
+    guards.add(X, "TYPE", list)
+    guards.add(ItemSource(X, 0), "NOT_NONE")
+    guards.add(ItemSource(ItemSource(X, 1), "k"), "NONE")
+    check = compile_check(guards, ("x",))
+    before = [sys.getrefcount(o) for o in (value, value[0], value[1], value[1]["k"])]
+    for _ in range(100):
+        assert not check(function, value)
+        assert not check(function, None)
+    assert before == [sys.getrefcount(o) for o in (value, value[0], value[1], value[1]["k"])]
