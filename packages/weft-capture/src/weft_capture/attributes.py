@@ -236,7 +236,8 @@ def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
     for group in _MEMBER_DICTS:
         members = self.obj.__dict__.get(group)
         if members is not None and name in members:
-            assert self.source is not None
+            if self.source is None:
+                return tx.const_object(members[name])
             source = ItemSource(InstanceAttrSource(self.source, group), name)
             return tx.wrap(members[name], source)
     return None

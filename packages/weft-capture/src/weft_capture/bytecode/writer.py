@@ -14,7 +14,17 @@ from types import CodeType
 from typing import Any
 
 from .encode import assemble
-from .instr import CO_NESTED, CO_VARARGS, CO_VARKEYWORDS, NULL_BELOW, Decoded, Instr, Positions
+from .instr import (
+    CO_NESTED,
+    CO_VARARGS,
+    CO_VARKEYWORDS,
+    NULL_BELOW,
+    PY312,
+    PY313,
+    Decoded,
+    Instr,
+    Positions,
+)
 from .liveness import reachable
 from .program import Cover, FrameShape, Item, Label, Op, program_of
 from .resume import Resume, stack_name
@@ -40,6 +50,7 @@ class Writer:
         self._depth = 0
         self._calls: list[list[int]] = []  # [depth at begin_call, place of the NULL]
         self._handlers: dict[int, Label] = {}
+        self._tail: list[Item] = []  # what follows the last return
         self._temps: list[str] = []
         self._function_used = False
         line = decoded.firstlineno
@@ -320,6 +331,16 @@ class Writer:
             cover = Cover(label, instr.handler.depth, instr.handler.lasti)
         self._items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
 
+    def _loop_exit(self, jump: Label) -> Label:
+        """Where FOR_ITER can go (from 3.12 on only behind an END_FOR), and which goes to `jump`."""
+        exit_label = Label()
+        if PY312:
+            self._tail.append(Op("END_FOR", positions=self._positions))
+        if PY313:
+            self._tail.append(Op("POP_TOP", positions=self._positions))
+        self._tail += [exit_label, Op("JUMP", jump=jump, positions=self._positions)]
+        return exit_label
+
     def call_resume(self, resume: Resume) -> None:
         """Go on in a resume function and return what it returns.
 
@@ -347,7 +368,7 @@ class Writer:
         `load_function` was used, the function. Raises AssemblyError for an inconsistent stack.
         """
         decoded = self._decoded
-        items = self._items + self._handler_code()
+        items = self._items + self._tail + self._handler_code()
         cells = _used_cells(items, decoded)
         _resolve_variables(items, cells | set(decoded.freevars))
         args = decoded.flat_args + ((FUNCTION_ARG,) if self._function_used else ())

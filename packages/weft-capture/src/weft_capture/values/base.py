@@ -111,6 +111,8 @@ class Value:
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         """Read an attribute that is not in the method table."""
+        if name == "__class__":
+            return tx.type_of(self)
         if not hasattr(self.python_type(), name):
             tx.raise_(
                 AttributeError, f"'{self.python_type().__name__}' object has no attribute '{name}'"

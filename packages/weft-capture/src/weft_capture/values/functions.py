@@ -232,6 +232,12 @@ class BoundMethod(Value):
     def describe(self) -> str:
         return f"method {self.function.describe()}"
 
+    def as_constant(self) -> Any:
+        owner = getattr(self.owner, "obj", None)
+        if owner is None:
+            raise NotConstant(self.describe())
+        return types.MethodType(self.function.as_constant(), owner)
+
     def truth(self, tx: Tracer) -> bool:
         return True
 

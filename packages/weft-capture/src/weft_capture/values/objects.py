@@ -15,6 +15,7 @@ import torch
 from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.containers import SliceValue
 
 if TYPE_CHECKING:
     from weft_guards.sources import Source
@@ -287,3 +288,31 @@ class ModuleValue(UserObject):
         if found is not None or name in self.attrs:
             return found
         return attributes.module_member(tx, self, name)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        if isinstance(key, SliceValue) and self.cls in (torch.nn.ModuleList, torch.nn.Sequential):
+            return slice_modules(tx, self, key)
+        return super().getitem(tx, key)
+
+
+class SlicedModules(ModuleValue):
+    """A slice of a ModuleList or Sequential: a new container of existing modules."""
+
+    __slots__ = ("key", "owner")
+
+    def __init__(self, owner: ModuleValue, key: SliceValue) -> None:
+        super().__init__(owner.cls, owner.obj[key.as_constant()])
+        self.owner = owner
+        self.key = key
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+        out.load(self.key)
+        out.writer.binary_subscr()
+
+
+def slice_modules(tx: Tracer, owner: ModuleValue, key: SliceValue) -> Value:
+    """Slice a module container; the modules keep the sources they have in `owner`."""
+    for name in owner.obj._modules:
+        attributes.module_member(tx, owner, name)
+    return SlicedModules(owner, key)

@@ -26,7 +26,7 @@ from weft_guards.sources import (
 
 from weft_capture import attributes
 from weft_capture.breaks import Break
-from weft_capture.rules.table import find, is_leaf
+from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import NONE, Constant, constant, is_constant_object
 from weft_capture.values.containers import (
@@ -164,6 +164,12 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
     return value
 
 
+@_exact(types.MappingProxyType)
+def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", types.MappingProxyType)
+    return _dict_entries(tx, obj, source)
+
+
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     tx.guard_keys(source, obj)
     value = DictValue(None, source)
@@ -210,7 +216,7 @@ def _wrap_slice(tx: Tracer, obj: slice, source: Source) -> Value:
 
 @_exact(types.FunctionType)
 def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value:
-    if is_leaf(obj):
+    if is_leaf(obj) or is_pure(obj):
         tx.guard_identity(source, obj)
         return BuiltinValue(obj, source)
     if isinstance(source, LocalSource) or not tx.guard_identity(source, obj):
@@ -257,6 +263,13 @@ def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
     except ValueError:
         return CellValue(None, source)
     return CellValue(LazyValue(contents, AttrSource(source, "cell_contents")), source)
+
+
+@_exact(functools._lru_cache_wrapper)
+def _wrap_cached_function(tx: Tracer, obj: Any, source: Source) -> Value:
+    # A cache changes no result of a pure function: trace the function behind it.
+    tx.guard_identity(source, obj)
+    return tx.const_object(obj.__wrapped__)
 
 
 @_exact(types.MethodType)
