@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from weft_codegen.loops.expr import Expr, Local, apply, constant, load, read
 from weft_codegen.loops.index import IndexExpr, as_axis, axis, const, index
 from weft_codegen.loops.program import (

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_programs import softmax_program, unary
-from weft_core.errors import BackendCompilerError, CompilerNotFound
-
 from weft_codegen.kernels import build, compile_program, emit_program
 from weft_codegen.kernels.build import Sources, intact, kernel_symbol, seal, split
+from weft_core.errors import BackendCompilerError, CompilerNotFound
 
 
 @pytest.fixture(autouse=True)

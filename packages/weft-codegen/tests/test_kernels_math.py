@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_programs import unary
-
 from weft_codegen.kernels import compile_program
 from weft_codegen.loops.ops import OPS
 

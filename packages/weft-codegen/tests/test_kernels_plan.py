@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_programs import F32, buffer, pointwise, program
-
 from weft_codegen.kernels.plan import Place, make_plan, storage_bytes
 from weft_codegen.loops.expr import apply, constant, load
 from weft_codegen.loops.index import axis, size

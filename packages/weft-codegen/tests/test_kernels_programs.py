@@ -10,7 +10,6 @@ import weakref
 import pytest
 import torch
 from kernel_programs import F32, ZERO, buffer, loop, pointwise, program, softmax_program
-
 from weft_codegen.kernels import CompiledGraph, compile_program
 from weft_codegen.loops.expr import Local, apply, cast, constant, load, read
 from weft_codegen.loops.index import ONE, axis, const, size
@@ -270,3 +269,14 @@ def test_half_precision_rounds_like_eager(dtype: torch.dtype) -> None:
     (actual,) = compile_program(made)(x)
     expected = (x.float() * torch.tensor(1.1)).to(dtype)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_autocast_does_not_cast_again() -> None:
+    buffers = [buffer("x", 1, 2, 8, 8), buffer("w", 3, 2, 3, 3), buffer("y", 1, 3, 6, 6)]
+    args = (Ref("x"), Ref("w"), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    step = _extern(aten.convolution.default, *args, results=("y",))
+    graph = compile_program(program(buffers, ["x", "w"], [step], ["y"]))
+    x, w = torch.randn(1, 2, 8, 8), torch.randn(3, 2, 3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (actual,) = graph(x, w)
+    torch.testing.assert_close(actual, torch.conv2d(x, w))

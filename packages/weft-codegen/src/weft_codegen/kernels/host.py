@@ -256,6 +256,7 @@ class HostWriter:
             layout = self._layout_arguments(buffer)
             what = f'"the result of {step.op}"'
             code = DTYPE_CODES[buffer.dtype]
+            self._check(f"weft_expect(call, {slot}, {what}, {code})")
             self._check(f"weft_layout(call, &{slot}, &{slot}, {what}, {layout}, {code})")
             self._pointer(name, f"weft_data({slot})")
 

@@ -54,7 +54,7 @@ class CompiledGraph:
     operators are eager's own.
     """
 
-    __slots__ = ("__weakref__", "_library", "_mutated", "_run", "path", "source")
+    __slots__ = ("__weakref__", "_dispatches", "_library", "_mutated", "_run", "path", "source")
 
     def __init__(self, program: Program, source: str, path: Path) -> None:
         self.source = source
@@ -63,11 +63,17 @@ class CompiledGraph:
         self._run = _new_function(library, program)
         names = [item.name for item in program.inputs]
         self._mutated = tuple(names.index(name) for name in program.mutations)
+        self._dispatches = any(isinstance(step, Extern) for step in program.steps)
         self._library = library._handle
 
     def __call__(self, *args: Any) -> list[Any]:
         """Run the program; tensors, ints and Nones in the order of its outputs."""
-        outputs = self._run(*args)
+        if self._dispatches and torch._C._is_any_autocast_enabled():
+            # The graph already holds the casts that autocast made while it was traced.
+            with torch._C._DisableAutocast():
+                outputs = self._run(*args)
+        else:
+            outputs = self._run(*args)
         if self._mutated:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])
         return outputs
@@ -120,7 +126,7 @@ def _readable(program: Program, codes: dict[str, KernelCode], host: str) -> str:
     for name, code in codes.items():
         notes = "".join(f"/* {origin} */\n" for origin in origins.get(name, ()))
         parts.append(notes + code.text)
-    return "\n\n".join([*parts, host])
+    return "\n\n".join([*parts, host]) + "\n"
 
 
 # ---- loading ----

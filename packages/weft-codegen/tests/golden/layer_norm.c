@@ -1,0 +1,89 @@
+/* var_mean.correction */
+/* add.Tensor */
+WEFT_PART void weft_k55d2646231a128c8_part(const float *restrict a0, const float *restrict a1, const float *restrict a2, float *restrict a3, int64_t lo, int64_t hi)
+{
+    for (int64_t i0 = lo; i0 < hi; i0++) {
+        float t0;
+        float t1;
+        float t2;
+        float t3;
+        float t4;
+        float t5;
+        t0 = 0.0f;
+        float r0 = t0;
+        #pragma omp simd reduction(+:r0)
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            r0 += a0[i0*64 + i1];
+        }
+        t0 = r0;
+        const float v0 = (t0 / 64.0f);
+        t1 = v0;
+        t2 = 0.0f;
+        t3 = v0;
+        float r1 = t2;
+        #pragma omp simd reduction(+:r1)
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            const float v1 = (a0[i0*64 + i1] - t3);
+            r1 += (v1 * v1);
+        }
+        t2 = r1;
+        const float v2 = (t2 / 64.0f);
+        t4 = v2;
+        const float v3 = rsqrt_f32((t4 + 1e-05f));
+        t5 = v3;
+        #pragma omp simd
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            a3[i0*64 + i1] = ((((a0[i0*64 + i1] - t1) * t5) * a1[i1]) + a2[i1]);
+        }
+    }
+}
+
+__attribute__((weak, visibility("hidden")))
+void weft_k55d2646231a128c8(const float *a0, const float *a1, const float *a2, float *a3)
+{
+    weft_k55d2646231a128c8_part(a0, a1, a2, a3, 0, 32);
+}
+
+
+void weft_k55d2646231a128c8(const float *a0, const float *a1, const float *a2, float *a3);
+
+static const int64_t dims_32_64[] = {32, 64};
+static const int64_t dims_64_1[] = {64, 1};
+static const int64_t dims_64[] = {64};
+static const int64_t dims_1[] = {1};
+static weft_symbol symbols[] = {{NULL}};
+
+WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_t *sizes)
+{
+    int status = 1;
+    weft_program *const program = call->program;
+    weft_tensor own[4] = {NULL};
+    weft_tensor constant[1];
+    if (weft_expect(call, in[0], "argument 0", 6)) goto done;
+    if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
+    float *const p_in0 = (void *)(weft_data(in[0]));
+    if (weft_expect(call, in[1], "argument 1", 6)) goto done;
+    if (weft_layout(call, &in[1], &own[1], "argument 1", 1, dims_64, dims_1, 6)) goto done;
+    float *const p_in1 = (void *)(weft_data(in[1]));
+    if (weft_expect(call, in[2], "argument 2", 6)) goto done;
+    if (weft_layout(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6)) goto done;
+    float *const p_in2 = (void *)(weft_data(in[2]));
+    /* var_mean.correction */
+    /* add.Tensor */
+    if (weft_empty(&own[3], 2, dims_32_64, dims_64_1, 6)) goto done;
+    float *const p_buf7 = (void *)(weft_data(own[3]));
+    weft_k55d2646231a128c8(p_in0, p_in1, p_in2, p_buf7);
+    out[0] = own[3];
+    own[3] = NULL;
+    status = 0;
+done:
+    for (int k = 0; k < 4; k++)
+        weft_drop(&own[k]);
+    return status;
+}
+
+#define WEFT_INPUTS 3
+#define WEFT_INPUT_KINDS "ttt"
+#define WEFT_OUTPUTS 1
+#define WEFT_OUTPUT_KINDS "t"
+#include "weft_entry.h"

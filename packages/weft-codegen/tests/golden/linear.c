@@ -1,0 +1,71 @@
+/* tanh */
+WEFT_PART void weft_kffce57b5b4827cad_part(const float *restrict a0, const float *restrict a1, float *restrict a2, int64_t lo, int64_t hi)
+{
+    for (int64_t i0 = lo; i0 < hi; i0++) {
+        #pragma omp simd
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            const float v0 = tanh_f32((a0[i0*64 + i1] + a1[i1]));
+            a2[i0*64 + i1] = v0;
+        }
+    }
+}
+
+__attribute__((weak, visibility("hidden")))
+void weft_kffce57b5b4827cad(const float *a0, const float *a1, float *a2)
+{
+    weft_kffce57b5b4827cad_part(a0, a1, a2, 0, 32);
+}
+
+
+void weft_kffce57b5b4827cad(const float *a0, const float *a1, float *a2);
+
+static const int64_t dims_32_64[] = {32, 64};
+static const int64_t dims_64_1[] = {64, 1};
+static const int64_t dims_64_64[] = {64, 64};
+static const int64_t dims_64[] = {64};
+static const int64_t dims_1[] = {1};
+static weft_symbol symbols[] = {{"aoti_torch_cpu_mm_out"}, {NULL}};
+
+WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_t *sizes)
+{
+    int status = 1;
+    weft_program *const program = call->program;
+    weft_tensor own[5] = {NULL};
+    weft_tensor constant[1];
+    const _Bool grad = torch.grad_mode_is_enabled();
+    if (grad)
+        torch.grad_mode_set_enabled(0);
+    if (weft_expect(call, in[0], "argument 0", 6)) goto done;
+    if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
+    if (weft_expect(call, in[1], "argument 1", 6)) goto done;
+    if (weft_layout(call, &in[1], &own[1], "argument 1", 2, dims_64_64, dims_64_1, 6)) goto done;
+    if (weft_expect(call, in[2], "argument 2", 6)) goto done;
+    if (weft_layout(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6)) goto done;
+    float *const p_in2 = (void *)(weft_data(in[2]));
+    char *const scratch = weft_take(call, 8192);
+    if (!scratch) goto done;
+    /* mm */
+    float *const p_buf3 = (void *)(scratch + 0);
+    if (torch.create_tensor_from_blob(scratch + 0 + 0, 2, dims_32_64, dims_64_1, 0, 6, 0, 0, &own[3])) goto done;
+    if (WEFT_CALL(0, aoti_torch_cpu_mm_out, own[3], in[0], in[1]) && weft_python_into(call, 0, 2, (weft_tensor[]){in[0], in[1]}, 0, (int64_t[]){0}, own[3])) goto done;
+    /* tanh */
+    if (weft_empty(&own[4], 2, dims_32_64, dims_64_1, 6)) goto done;
+    float *const p_buf4 = (void *)(weft_data(own[4]));
+    weft_kffce57b5b4827cad(p_buf3, p_in2, p_buf4);
+    out[0] = own[4];
+    own[4] = NULL;
+    status = 0;
+done:
+    for (int k = 0; k < 5; k++)
+        weft_drop(&own[k]);
+    weft_give(call);
+    if (grad)
+        torch.grad_mode_set_enabled(1);
+    return status;
+}
+
+#define WEFT_INPUTS 3
+#define WEFT_INPUT_KINDS "ttt"
+#define WEFT_OUTPUTS 1
+#define WEFT_OUTPUT_KINDS "t"
+#include "weft_entry.h"

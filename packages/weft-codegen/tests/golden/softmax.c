@@ -1,0 +1,80 @@
+/* amax */
+/* exp */
+/* sum.dim_IntList */
+/* div.Tensor */
+WEFT_PART void weft_k8488787ce6d482a2_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
+{
+    for (int64_t i0 = lo; i0 < hi; i0++) {
+        float t0;
+        float t1;
+        float t2[64] __attribute__((aligned(64)));
+        t0 = -__builtin_inff();
+        float r0 = t0;
+        int32_t r0_nan = t0 != t0;
+        #pragma omp simd reduction(max:r0) reduction(|:r0_nan)
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            const float r0_x = a0[i0*64 + i1];
+            r0 = r0_x > r0 ? r0_x : r0;
+            r0_nan |= r0_x != r0_x;
+        }
+        t0 = r0_nan ? __builtin_nanf("") : r0;
+        t1 = 0.0f;
+        float r1 = t1;
+        #pragma omp simd reduction(+:r1)
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            const float v0 = exp_f32((a0[i0*64 + i1] - t0));
+            t2[i1] = v0;
+            r1 += v0;
+        }
+        t1 = r1;
+        #pragma omp simd
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            const float v1 = (t2[i1] / t1);
+            a1[i0*64 + i1] = v1;
+        }
+    }
+}
+
+__attribute__((weak, visibility("hidden")))
+void weft_k8488787ce6d482a2(const float *a0, float *a1)
+{
+    weft_k8488787ce6d482a2_part(a0, a1, 0, 32);
+}
+
+
+void weft_k8488787ce6d482a2(const float *a0, float *a1);
+
+static const int64_t dims_32_64[] = {32, 64};
+static const int64_t dims_64_1[] = {64, 1};
+static weft_symbol symbols[] = {{NULL}};
+
+WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_t *sizes)
+{
+    int status = 1;
+    weft_program *const program = call->program;
+    weft_tensor own[2] = {NULL};
+    weft_tensor constant[1];
+    if (weft_expect(call, in[0], "argument 0", 6)) goto done;
+    if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
+    float *const p_in0 = (void *)(weft_data(in[0]));
+    /* amax */
+    /* exp */
+    /* sum.dim_IntList */
+    /* div.Tensor */
+    if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 6)) goto done;
+    float *const p_buf4 = (void *)(weft_data(own[1]));
+    weft_k8488787ce6d482a2(p_in0, p_buf4);
+    out[0] = own[1];
+    own[1] = NULL;
+    status = 0;
+done:
+    for (int k = 0; k < 2; k++)
+        weft_drop(&own[k]);
+    return status;
+}
+
+#define WEFT_INPUTS 1
+#define WEFT_INPUT_KINDS "t"
+#define WEFT_OUTPUTS 1
+#define WEFT_OUTPUT_KINDS "t"
+#include "weft_entry.h"
