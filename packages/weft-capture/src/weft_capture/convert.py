@@ -127,6 +127,7 @@ def _convert(do: _Attempt) -> Converted:
             record = report_break(stopped) if stopped is not None else None
             if record is not None and do.fullgraph:
                 raise BreakUnderFullgraph(record)
+        grad_at_end = torch.is_grad_enabled()
 
     def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         _log_graph(graph)
@@ -138,6 +139,7 @@ def _convert(do: _Attempt) -> Converted:
         return functools.partial(frame.run, None, compiled)
 
     with _modes_restored():
+        torch._C._set_grad_enabled(grad_at_end)
         try:
             assembled: Assembled = assemble(tx, outer, stopped, compile_graph, do.tail_call)
         except Break as error:

@@ -217,3 +217,25 @@ def test_bad_programs_are_refused():
     writer.jump(writer.label())
     with pytest.raises(AssemblyError, match="never placed"):
         writer.finish()
+
+
+def looping(items, out):
+    for item in items:
+        out.append(item)
+    return out
+
+
+def test_original_for_iter_branches():
+    decoded = decode(looping.__code__)
+    index = next(i for i, x in enumerate(decoded.instrs) if x.opname == "FOR_ITER")
+    target = decoded.instrs[index].target
+    writer = Writer(decoded)
+    done = writer.label()
+    writer.load_local("items")
+    writer.original(index, done)
+    writer.call_resume(make_resume(decoded, index + 1, (True, True), ("out",)))
+    writer.mark(done)
+    writer.call_resume(make_resume(decoded, target, (), ("out",)))
+    written = function(writer, looping)
+    assert written(iter([1, 2, 3]), []) == [1, 2, 3]
+    assert written(iter([]), [0]) == [0]

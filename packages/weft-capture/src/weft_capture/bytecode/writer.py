@@ -329,6 +329,8 @@ class Writer:
         if instr.handler is not None:
             label = self._handlers.setdefault(instr.handler.target, Label())
             cover = Cover(label, instr.handler.depth, instr.handler.lasti)
+        if instr.opname == "FOR_ITER" and jump is not None:
+            jump = self._loop_exit(jump)
         self._items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
 
     def _loop_exit(self, jump: Label) -> Label:
