@@ -43,7 +43,10 @@ class TestResults:
 
     def test_two_results_with_one_used(self):
         graphs = Graphs()
-        fn = lambda x: (x.sin(), x.cos())
+
+        def fn(x):
+            return (x.sin(), x.cos())
+
         x, y = leaf(3), leaf(3)
         y.data.copy_(x.data)
         compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=graphs)
@@ -136,7 +139,9 @@ class TestMutation:
         )
 
     def test_backward_that_eager_refuses(self):
-        fn = lambda x, w: ((x * w).sum(), x.mul_(3))[:1]
+        def fn(x, w):
+            return ((x * w).sum(), x.mul_(3))[:1]
+
         x, w = torch.randn(3), leaf(3)
         compiled = aot_compile(function_graph(fn, 2), [x, w], fw_compiler=Graphs())
         expected = (x * w).sum()
@@ -160,13 +165,27 @@ class TestMutation:
 
     def test_overlapping_inputs_run_eagerly(self):
         base = torch.zeros(4)
-        fn = lambda a, b: (a.add_(1) + b,)
+
+        def fn(a, b):
+            return (a.add_(1) + b,)
+
         compiled = aot_compile(function_graph(fn, 2), [base[:3], base[1:]], fw_compiler=Graphs())
         assert compiled(base[:3], base[1:])[0].tolist() == [2.0, 2.0, 1.0]
 
+    def test_data_dependent_shape_runs_eagerly(self):
+        x = torch.tensor([1.0, 0.0, 2.0])
+
+        def fn(x):
+            return (x.nonzero(),)
+
+        compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())
+        assert compiled(x)[0].tolist() == [[0], [2]]
+
     def test_metadata_mutation_runs_eagerly(self):
         x = torch.randn(2, 3)
-        compiled = aot_compile(function_graph(lambda x: (x.t_() * 2,), 1), [x], fw_compiler=Graphs())
+        compiled = aot_compile(
+            function_graph(lambda x: (x.t_() * 2,), 1), [x], fw_compiler=Graphs()
+        )
         assert compiled(x)[0].shape == (3, 2)
         assert x.shape == (3, 2)
 
@@ -197,7 +216,10 @@ class TestAliasing:
 
     def test_writing_to_a_result_reaches_its_sibling(self):
         x = torch.randn(2, 3)
-        fn = lambda x: (lambda y: (y, y.t()))(x * 2)
+
+        def fn(x):
+            return (lambda y: (y, y.t()))(x * 2)
+
         compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())
         first, second = compiled(x)
         first.zero_()

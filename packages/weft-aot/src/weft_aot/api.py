@@ -91,9 +91,7 @@ def _fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
         raise ValueError(f"the graph takes {len(placeholders)} inputs, got {len(inputs)} examples")
     known = [node.meta.get("example_value") for node in placeholders]
     mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
-    return [
-        _fake_input(mode, example, given) for example, given in zip(known, inputs, strict=True)
-    ]
+    return [_fake_input(mode, example, given) for example, given in zip(known, inputs, strict=True)]
 
 
 def _fake_input(mode: FakeTensorMode, example: Any, given: Any) -> Any:

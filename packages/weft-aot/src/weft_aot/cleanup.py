@@ -1,4 +1,4 @@
-"""Cheap simplifications of a joint graph before it is cut: no-ops, common subexpressions, dead code.
+"""Cheap simplifications of a joint graph before the cut: no-ops, common subexpressions, dead code.
 
 Forward values that leave the graph keep their own memory: two results that happen to be equal must
 not become one tensor, because the caller may write to one of them. The nodes those values are made
@@ -45,7 +45,8 @@ def _remember(node: fx.Node, seen: dict[Any, fx.Node]) -> None:
 def _escaping(graph: fx.Graph, num_values: int) -> set[fx.Node]:
     """Nodes whose memory a forward value is, found through views."""
     output = next(iter(reversed(graph.nodes)))
-    pending = [node for node in output.args[0][:num_values] if isinstance(node, fx.Node)]  # type: ignore[index]
+    results: Any = output.args[0]
+    pending = [node for node in results[:num_values] if isinstance(node, fx.Node)]
     found: set[fx.Node] = set()
     while pending:
         node = pending.pop()
@@ -106,7 +107,7 @@ def _always(node: fx.Node, source: fx.Node) -> bool:
 
 def _by_one(node: fx.Node, source: fx.Node) -> bool:
     factor = node.args[1]
-    return not isinstance(factor, fx.Node) and factor == 1 and not node.kwargs
+    return isinstance(factor, (int, float)) and factor == 1 and not node.kwargs
 
 
 def _identity_permutation(node: fx.Node, source: fx.Node) -> bool:

@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils import _pytree as pytree
 from weft_core.errors import Unsupported
 from weft_core.fake import detect_mode, fake_mode, to_fake
@@ -127,10 +132,17 @@ class _JointTrace:
         self.starts.append(self.tracer.value(program))
 
     def _run_program(self) -> list[Any]:
-        if isinstance(self.fn, fx.GraphModule):
-            results = self.tracer.interpret(self.fn, self.inputs)
-        else:
-            results = self.fn(*self.inputs)
+        try:
+            if isinstance(self.fn, fx.GraphModule):
+                results = self.tracer.interpret(self.fn, self.inputs)
+            else:
+                results = self.fn(*self.inputs)
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise Unsupported(
+                "data-dependent-graph",
+                f"{error.func} makes a result whose shape or value depends on data",
+                "keep it out of the compiled graph, or make a size dynamic",
+            ) from error
         leaves = pytree.tree_leaves(results, lambda value: value is None)
         return [self.tracer.wrap(leaf) for leaf in leaves]
 

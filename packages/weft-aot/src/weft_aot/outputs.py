@@ -96,7 +96,9 @@ class OutputPlanner:
     def _constant(self, name: str) -> OutputPlan:
         recorder = self._tracer.recorder
         # A tensor literal is a new tensor on every call; an attribute is always the same one.
-        steps = (ViewStep(torch.ops.aten.clone.default, (), {}),) if name in recorder.literals else None
+        steps = (
+            (ViewStep(torch.ops.aten.clone.default, (), {}),) if name in recorder.literals else None
+        )
         return OutputPlan(None, recorder.constants[name], steps)
 
     def _view_of_input(self, result: torch.Tensor, node: fx.Node, owner: int) -> OutputPlan:
@@ -135,13 +137,13 @@ class OutputPlanner:
         """The views from a root to `node`, outermost last; None when they are not all views."""
         steps: list[ViewStep] = []
         while not is_root(node):
-            item = None
+            item: Any = None
             if node.target is operator.getitem:
                 node, item = node.args  # type: ignore[assignment]
             if not _is_view(node):
                 return None
-            arguments = fx.map_arg(node.args[1:], self._symbol_of_node)
-            kwargs = fx.map_arg(dict(node.kwargs), self._symbol_of_node)
+            arguments: Any = fx.map_arg(node.args[1:], self._symbol_of_node)
+            kwargs: Any = fx.map_arg(dict(node.kwargs), self._symbol_of_node)
             steps.append(ViewStep(node.target, arguments, kwargs, item))
             node = node.args[0]  # type: ignore[assignment]
         return tuple(reversed(steps))
@@ -154,7 +156,7 @@ class OutputPlanner:
         offset = plain(result.storage_offset())
         return ViewStep(torch.ops.aten.as_strided.default, (sizes, strides, offset), {})
 
-    def _symbol_of_node(self, node: fx.Node) -> Ref:
+    def _symbol_of_node(self, node: fx.Node) -> Any:
         return self._symbol(node.meta["val"])
 
     def _symbol(self, value: Any) -> Ref:
@@ -165,7 +167,7 @@ class OutputPlanner:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -51,12 +51,16 @@ def build_training(
     members = {
         "forward": staticmethod(make_forward(joint, parts, _without_autocast(forward))),
         "backward": staticmethod(apply_backward),
+        # Lets the engine tell compiled autograd the saved sizes by name instead of by value.
+        "_compiled_autograd_key": staticmethod(
+            lambda ctx: (ctx._autograd_function_id, *ctx.symbols)
+        ),
         "weft_aot_id": next(_IDS),
         "weft_backward_graph": parts.backward,
         "weft_backward_inputs": staticmethod(inputs),
         "weft_backward_outputs": staticmethod(outputs),
     }
-    function = type("CompiledFunction", (torch.autograd.Function,), members)
+    function: Any = type("CompiledFunction", (torch.autograd.Function,), members)
     return make_call(joint, function.apply)
 
 
@@ -78,7 +82,8 @@ class _Once(torch.autograd.Function):
 
 def _differentiable_once(gradients: tuple[Any, ...]) -> tuple[Any, ...]:
     anchor = torch.empty(0, requires_grad=True)
-    return _Once.apply(anchor, *gradients)  # type: ignore[no-any-return]
+    results: tuple[Any, ...] = _Once.apply(anchor, *gradients)  # type: ignore[no-untyped-call]
+    return results
 
 
 def _without_autocast(compiled: Compiled) -> Compiled:

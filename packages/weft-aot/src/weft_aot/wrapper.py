@@ -40,7 +40,9 @@ class WrapperSource:
         """Compile the lines and return the function."""
         text = "\n".join(self._lines) + "\n"
         exec(compile(text, "<weft_aot wrapper>", "exec"), self._scope)
-        function: Callable[..., Any] = self._scope[self._lines[0].split("(")[0].removeprefix("def ")]
+        function: Callable[..., Any] = self._scope[
+            self._lines[0].split("(")[0].removeprefix("def ")
+        ]
         function.__doc__ = text
         return function
 
@@ -161,7 +163,9 @@ def make_backward_inputs(joint: JointGraph) -> Callable[..., Any]:
             zeros, options = source.constant(torch.zeros), (value.dtype, value.device)
             dtype, device = map(source.constant, options)
             source.line(f"if t{place} is None:")
-            source.line(f"    t{place} = {zeros}(ctx.shapes[{place}], dtype={dtype}, device={device})")
+            source.line(
+                f"    t{place} = {zeros}(ctx.shapes[{place}], dtype={dtype}, device={device})"
+            )
         order = memory_order(value)
         if order == list(range(len(order))):
             source.line(f"if not t{place}.is_contiguous(): t{place} = t{place}.contiguous()")

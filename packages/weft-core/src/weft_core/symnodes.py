@@ -77,7 +77,8 @@ class SymbolTable:
         Raises:
             KeyError: a symbol that no input and no earlier tensor carries.
         """
-        return self._build(value.node.expr, value)
+        node: fx.Node | int | float | bool = self._build(value.node.expr, value)
+        return node
 
     def _build(self, expr: sympy.Basic, value: Any) -> Any:
         if expr in self._known:
@@ -118,4 +119,4 @@ def _value(operand: Any) -> Any:
 def _constant(expr: sympy.Basic) -> int | float | bool:
     if expr.is_Boolean:
         return bool(expr)
-    return int(expr) if expr.is_integer else float(expr)  # type: ignore[arg-type]
+    return int(expr) if expr.is_integer else float(expr)

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,7 +51,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, decompositions: Decompositions, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.literals: set[str] = set()
@@ -79,7 +80,7 @@ class Recorder(TorchDispatchMode):
         """Say that what is recorded from now on implements `node` of the traced module."""
         self._source = node
         if node is not None:
-            self._sources.append((torch.autograd._get_sequence_nr(), node))
+            self._sources.append((torch._C._autograd._get_sequence_nr(), node))
 
     def _provenance(self) -> tuple[fx.Node | None, bool]:
         running = torch._C._current_autograd_node()
@@ -247,7 +248,7 @@ def _functional_batch_norm(
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     if training:
-        torch.nn.functional._verify_batch_size(x.size())
+        torch.nn.functional._verify_batch_size(x.size())  # type: ignore[attr-defined]
     return _torch_batch_norm(x, weight, bias, mean, var, training, momentum, eps)
 
 
@@ -332,7 +333,7 @@ class Tracer:
     def value(self, result: Any) -> Any:
         """The pure fake tensor behind a program's result, mutations included; others unchanged."""
         if isinstance(result, torch.Tensor) and torch._is_functional_tensor(result):
-            torch._sync(result)
+            torch._sync(result)  # type: ignore[attr-defined, no-untyped-call]
             return torch._from_functional_tensor(result)
         return result
 
@@ -365,7 +366,8 @@ class Tracer:
         graph = self.recorder.graph
         graph.output(tuple(map(self.recorder.node_of, outputs)))
         drop_dead_nodes(graph)
-        return fx.GraphModule(self.recorder.constants, graph)
+        # Lazy: most graphs are compiled by somebody else and never run as Python.
+        return _LazyGraphModule(self.recorder.constants, graph)
 
 
 def drop_dead_nodes(graph: fx.Graph) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from weft_aot.partition.classify import Classes
 from weft_aot.records import JointGraph, Partition, Ref, Saved
@@ -64,7 +65,7 @@ def _forward(
     constants = _output_args(joint)[: joint.num_values]
     values = [copies[v] if isinstance(v, fx.Node) else v for v in constants]
     graph.output((*values, *extras))
-    return fx.GraphModule(joint.module, graph, "Forward"), sources
+    return _LazyGraphModule(joint.module, graph, "Forward"), sources
 
 
 def _output_args(joint: JointGraph) -> list[fx.Node | None]:
@@ -127,4 +128,4 @@ def _backward(joint: JointGraph, classes: Classes, saved: list[fx.Node]) -> fx.G
         if gradient is not None:
             emit(gradient)
     graph.output(tuple(copies[g] if g is not None else None for g in classes.gradients))
-    return fx.GraphModule(joint.module, graph, "Backward")
+    return _LazyGraphModule(joint.module, graph, "Backward")

@@ -30,8 +30,8 @@ _POINTWISE = """
     threshold trunc where _to_copy clone copy convert_element_type constant_pad_nd
     zeros_like ones_like full_like new_zeros new_ones new_full full zeros ones arange scalar_tensor
     empty empty_like new_empty new_empty_strided _unsafe_view cat
-""".split()
-_FUSIBLE = frozenset(_POINTWISE)
+"""
+_FUSIBLE = frozenset(_POINTWISE.split())
 _SCALAR = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 

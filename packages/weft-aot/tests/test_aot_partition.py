@@ -1,0 +1,168 @@
+"""What the min cut saves, and that the two halves compute what the joint graph does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from weft_aot import MemoryPolicy, partition, trace_joint
+from weft_aot.partition.classify import classify
+from weft_aot.partition.network import choose_saved
+
+F = torch.nn.functional
+aten = torch.ops.aten
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def calls(gm):
+    return [node.target for node in gm.graph.nodes if node.op == "call_function"]
+
+
+def extras(joint, parts):
+    """Saved tensors that are neither inputs nor forward values."""
+    limit = joint.num_values
+    return [s for s in parts.saved if s.source.kind == "value" and s.source.index >= limit]
+
+
+def split(fn, *args):
+    joint = trace_joint(fn, args)
+    return joint, partition(joint)
+
+
+def assert_halves_equal_joint(joint, parts, args):
+    tangent_nodes = joint.module.graph.find_nodes(op="placeholder")[joint.num_inputs :]
+    tangents = [torch.randn(node.meta["val"].shape) for node in tangent_nodes]
+    plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+    expected = joint.module(*plain, *tangents)
+    values = parts.forward(*plain)
+    pools = {"input": plain, "value": values}
+    saved = [pools[s.source.kind][s.source.index] for s in parts.saved]
+    gradients = parts.backward(*saved, *tangents)
+    torch.testing.assert_close(
+        [*values[: joint.num_values], *gradients], list(expected), rtol=0, atol=0
+    )
+
+
+def test_cos_cos_saves_one_tensor():
+    joint, parts = split(lambda x: x.cos().cos(), leaf(4))
+    assert len(parts.saved) == 1
+    assert parts.saved[0].source.kind == "input"
+    assert calls(parts.backward).count(aten.cos.default) == 1
+
+
+def test_cos_cos_of_a_matmul_saves_one_tensor_more_than_inputs():
+    joint, parts = split(lambda x, w: (x @ w).cos().cos(), leaf(4, 4), leaf(4, 4))
+    assert len(extras(joint, parts)) == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: F.gelu(x @ w).sum(),
+        lambda x, w: F.layer_norm(torch.tanh(x @ w), (6,)) * w.sum(),
+        lambda x, w: torch.softmax(x @ w, -1) @ w.t(),
+        lambda x, w: (F.relu(x @ w).view(-1)[3:] * 2, x.sum(), w.exp()),
+        lambda x, w: F.dropout(x @ w, 0.0) @ w,
+        lambda x, w: torch.cat([x @ w, x], 0).chunk(2)[0].sigmoid(),
+        lambda x, w: torch.max(x @ w, dim=-1)[0] * (x @ w).argmax(-1),
+    ],
+)
+def test_halves_equal_joint(fn):
+    args = leaf(5, 6), leaf(6, 6)
+    joint, parts = split(fn, *args)
+    parts.forward.graph.lint()
+    parts.backward.graph.lint()
+    assert_halves_equal_joint(joint, parts, args)
+
+
+def test_matmul_and_random_ops_are_never_repeated():
+    def fn(x, w):
+        return F.dropout(F.gelu(x @ w), 0.5) @ w
+
+    joint, parts = split(fn, leaf(4, 4), leaf(4, 4))
+    forward, backward = calls(parts.forward), calls(parts.backward)
+    joint_calls = calls(joint.module)
+    assert forward.count(aten.mm.default) + backward.count(aten.mm.default) == joint_calls.count(
+        aten.mm.default
+    )
+    assert aten.bernoulli.p in forward
+    assert aten.bernoulli.p not in backward
+
+
+def test_views_are_recomputed_from_what_they_view():
+    joint, parts = split(lambda x, w: (x @ w).view(-1).sin().view(4, 4) @ w, leaf(4, 4), leaf(4, 4))
+    (saved,) = extras(joint, parts)
+    assert saved.name == "mm_default"
+
+
+def test_value_that_leaves_anyway_is_not_saved_twice():
+    joint, parts = split(lambda x, w: (x @ w).exp(), leaf(4, 4), leaf(4, 4))
+    assert not extras(joint, parts)
+    assert {s.source.kind for s in parts.saved} == {"input", "value"}
+
+
+def test_attention_saves_no_score_matrix():
+    def fn(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    args = [leaf(1, 2, 64, 8) for _ in range(3)]
+    joint, parts = split(fn, *args)
+    scores = 1 * 2 * 64 * 64
+    placeholders = parts.backward.graph.find_nodes(op="placeholder")
+    assert all(node.meta["val"].numel() < scores for node in placeholders)
+
+
+def test_backward_inputs_are_symbols_saved_tangents():
+    joint, parts = split(lambda x, w: (x @ w).cos(), leaf(4, 4), leaf(4, 4))
+    names = [node.name for node in parts.backward.graph.find_nodes(op="placeholder")]
+    assert names == [s.name for s in parts.saved] + ["tangents_1"]
+    assert [s.symbolic for s in parts.saved] == sorted(
+        [s.symbolic for s in parts.saved], reverse=True
+    )
+
+
+def test_recomputation_stands_before_its_use():
+    def fn(x):
+        for _ in range(3):
+            x = x.sin()
+        return x
+
+    _, parts = split(fn, leaf(4))
+    order = calls(parts.backward)
+    assert order.count(aten.sin.default) == 2
+    assert order.index(aten.mul.Tensor) < len(order) - 1
+
+
+def test_a_policy_of_ones_own():
+    class SaveAll(MemoryPolicy):
+        def recomputable(self, node):
+            return False
+
+    joint = trace_joint(lambda x: x.cos().cos(), [leaf(4)])
+    parts = partition(joint, SaveAll)
+    assert aten.cos.default not in calls(parts.backward)
+    assert len(parts.saved) == 2
+
+
+def test_cut_cost_is_no_more_than_saving_everything():
+    joint = trace_joint(lambda x, w: F.layer_norm(F.gelu(x @ w), (8,)), [leaf(8, 8), leaf(8, 8)])
+    classes = classify(joint)
+    policy = MemoryPolicy(set(classes.inputs), {v for v in classes.values if v is not None})
+    saved = choose_saved(classes, policy)
+    everything = classes.forward & classes.wanted
+    total = sum(policy.cost(node) or 0 for node in everything)
+    assert sum(policy.cost(node) for node in saved) <= total
+
+
+def test_inference_graph_cannot_be_cut():
+    with pytest.raises(ValueError, match="inference"):
+        partition(trace_joint(lambda x: x.cos(), [torch.randn(3)]))
+
+
+def test_origin_of_backward_nodes():
+    joint = trace_joint(torch.fx.symbolic_trace(lambda x: x.sin().exp()), [leaf(4)])
+    cos = next(n for n in joint.module.graph.nodes if n.target is aten.cos.default)
+    assert cos.meta["from_node"] == "sin"
+    assert cos.meta["in_backward"]
