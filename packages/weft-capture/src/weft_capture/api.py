@@ -49,6 +49,8 @@ class Capture:
         self.graphs: list[GraphModule] = []
         self._warned: set[types.CodeType] = set()
         self._busy = threading.local()
+        # One object for good: the hook tells the runs of different captures apart by it.
+        self.miss = self.on_miss
         _all.add(self)
 
     def on_miss(
@@ -64,6 +66,7 @@ class Capture:
             cache = self._cache(code)
             found = cache.lookup(function, *flat_args)
             if found is not None:
+                frame.set_lookup(code, cache.lookup, self.miss)
                 return found
             strict = self.fullgraph
             if not cache.may_compile(function, flat_args, strict=strict):
@@ -126,7 +129,7 @@ class Capture:
         with span("guards", code.co_qualname):
             check = compile_check(converted.guards, arg_names_of(code), code.co_freevars)
             cache.add(check, converted.code, converted.guards)
-        frame.set_lookup(code, cache.lookup)
+        frame.set_lookup(code, cache.lookup, self.miss)
         counters["frames"]["compiled"] += 1
         return converted.code
 
@@ -142,6 +145,9 @@ class Capture:
                 f"{type(error).__name__}: {error}",
                 stacklevel=3,
             )
+
+    def __del__(self) -> None:
+        self.forget()
 
     def forget(self) -> None:
         """Drop everything that was compiled."""
@@ -169,11 +175,12 @@ def capture(
         dynamic: None: symbolic sizes once a size changed; True: from the start; False: never.
     """
     state = Capture(backend, fullgraph, dynamic)
+    miss = state.miss
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         if stance.forces_eager() or torch.jit.is_tracing():
             return function(*args, **kwargs)
-        return frame.run(state.on_miss, function, *args, **kwargs)
+        return frame.run(miss, function, *args, **kwargs)
 
     if isinstance(function, types.FunctionType | types.MethodType):
         functools.update_wrapper(optimised, function)

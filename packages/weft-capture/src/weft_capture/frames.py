@@ -312,7 +312,7 @@ class GeneratorValue(MutableValue):
     def reconstruct(self, out: Output) -> None:
         if self.started:
             raise Break("generator", "a generator that has started is needed after a graph break")
-        out.writer.push_null()
+        out.writer.begin_call()
         out.load(self.function)
         out.load_all(self.args)
         out.load_all(self.kwargs.values())

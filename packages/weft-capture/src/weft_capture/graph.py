@@ -19,7 +19,6 @@ from weft_guards.sources import Source, TensorProperty
 
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, Value
-from weft_capture.values.constant import NONE
 from weft_capture.values.containers import ListValue, NamedTupleValue, SizeValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -33,7 +32,6 @@ _DATA_DEPENDENT = {
     "DynamicOutputShapeException": "dynamic-output-shape",
 }
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_NO_RESULT_OK = ("_foreach_", "_assert", "_check")
 
 
 @dataclass(eq=False)
@@ -126,8 +124,6 @@ class GraphBuilder:
         result = self._run(op, target, args, kwargs)
         if _is_plain(result) and result is not None:
             return self.tx.literal(result)
-        if result is None and not _may_return_none(target):
-            return NONE
         node = self.node(op, target, node_args, node_kwargs, result)
         return self.result(node, result)
 
@@ -234,11 +230,6 @@ class GraphBuilder:
                 self.graph.erase_node(entry.node)
         module = GraphModule(torch.nn.Module(), self.graph)
         return module, used
-
-
-def _may_return_none(target: Any) -> bool:
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.endswith("_") or any(part in name for part in _NO_RESULT_OK)
 
 
 def _is_plain(result: Any) -> bool:

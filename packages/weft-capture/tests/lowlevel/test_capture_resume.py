@@ -36,3 +36,18 @@ def test_same_place_gives_the_same_code():
     index = next(i for i, x in enumerate(decoded.instrs) if x.opname == "FOR_ITER")
     live = live_at(decoded, index)
     assert make_resume(decoded, index, (True,), live) is make_resume(decoded, index, [True], live)
+
+
+def test_resume_of_a_resume_is_one_of_the_original():
+    decoded = decode(corpus.loops.__code__)
+    index = next(i for i, x in enumerate(decoded.instrs) if x.opname == "FOR_ITER")
+    resume = make_resume(decoded, index, (True,), live_at(decoded, index))
+    again = decode(resume.code)
+    place = next(i for i, x in enumerate(again.instrs) if x.opname == "FOR_ITER")
+    assert make_resume(again, place, (True,), live_at(again, place)) is resume
+    # Inside of the prologue there is no place of the original to go to.
+    half_way = make_resume(again, 2, (True,), live_at(again, 2))
+    run = as_function(half_way.code, corpus.loops)
+    names = dict(log=[], n=2, m=2, total=0)
+    args = [iter(range(2)) if isinstance(a, int) else names[a] for a in half_way.args]
+    assert run(*args) == corpus.loops([], 2, 2)

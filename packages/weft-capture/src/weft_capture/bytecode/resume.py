@@ -76,8 +76,9 @@ def make_resume(
     The same arguments give the same `Resume` as long as `decoded` lives, so that its code cache
     is found again.
     """
-    origin = decoded.derived.get("origin")
-    if origin is not None and (first := origin.decoded()) is not None:
+    origin: Origin | None = decoded.derived.get("origin")
+    first = origin.decoded() if origin is not None and index >= origin.prologue else None
+    if origin is not None and first is not None:
         # Resuming a resume function resumes the original: a loop meets the same code again.
         return make_resume(first, origin.indices[index - origin.prologue], stack, locals)
     if decoded.is_generator:

@@ -1,7 +1,8 @@
 """The frame-evaluation hook: replacement code for chosen functions, per thread.
 
     run(on_miss, func, *args, **kwargs)   call func with the hook on (off with on_miss None)
-    set_lookup(code, lookup)              lookup(func, *flat_args) -> code object or None
+    set_lookup(code, lookup)              lookup(func, *flat_args) -> code object or None;
+                                          with a third argument on_miss, in its runs only
     skip(code), forget(code)              never intercept / ask again
     get_lookup(code), is_skipped(code), is_active()
     tail_call(func, *args)                a replacement returns it to end with func(*args)

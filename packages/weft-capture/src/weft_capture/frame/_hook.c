@@ -16,6 +16,7 @@ typedef enum { UNKNOWN = 0, SKIP, LOOKUP } StateKind;
 typedef struct {
     StateKind kind;
     PyObject *lookup; /* strong, LOOKUP only */
+    PyObject *owner;  /* the on_miss for whose runs the lookup is; borrowed, only compared */
 } CodeState;
 
 typedef struct {
@@ -122,7 +123,7 @@ get_state(PyCodeObject *code)
 }
 
 static PyObject *
-set_state(PyObject *code, StateKind kind, PyObject *lookup)
+set_state(PyObject *code, StateKind kind, PyObject *lookup, PyObject *owner)
 {
     if (!PyCode_Check(code)) {
         return PyErr_Format(PyExc_TypeError, "expected a code object, got %.100s",
@@ -140,6 +141,7 @@ set_state(PyObject *code, StateKind kind, PyObject *lookup)
         }
     }
     state->kind = kind;
+    state->owner = owner;
     Py_XSETREF(state->lookup, Py_XNewRef(lookup));
     Py_RETURN_NONE;
 }
@@ -266,7 +268,9 @@ intercept(Frame *frame, PyCodeObject *code, CodeState *state, int is_tail, PyObj
     /* The frame keeps func and the arguments alive: it is not started, nobody can change it. */
     args[0] = (PyObject *)func;
     memcpy(args + 1, frame_slots(frame), count * sizeof(PyObject *));
-    PyObject *lookup = state != NULL && state->kind == LOOKUP ? state->lookup : NULL;
+    int ours = state != NULL && state->kind == LOOKUP
+               && (state->owner == NULL || state->owner == hook.on_miss);
+    PyObject *lookup = ours ? state->lookup : NULL;
     PyObject *found = find_replacement(hook.on_miss, lookup, code, args, count);
     int as_it_is = found == Py_None;
     if (!as_it_is) {
@@ -368,23 +372,23 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
 static PyObject *
 set_lookup(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 2 || !PyCallable_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "set_lookup(code, lookup) needs a code and a callable");
+    if (nargs < 2 || nargs > 3 || !PyCallable_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "set_lookup(code, lookup[, on_miss])");
         return NULL;
     }
-    return set_state(args[0], LOOKUP, args[1]);
+    return set_state(args[0], LOOKUP, args[1], nargs == 3 ? args[2] : NULL);
 }
 
 static PyObject *
 skip(PyObject *module, PyObject *code)
 {
-    return set_state(code, SKIP, NULL);
+    return set_state(code, SKIP, NULL, NULL);
 }
 
 static PyObject *
 forget(PyObject *module, PyObject *code)
 {
-    return set_state(code, UNKNOWN, NULL);
+    return set_state(code, UNKNOWN, NULL, NULL);
 }
 
 static PyObject *
@@ -424,7 +428,8 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
      "run(on_miss, func, *args, **kwargs): call func with the hook on; with on_miss None, off."},
     {"set_lookup", (PyCFunction)(void (*)(void))set_lookup, METH_FASTCALL,
-     "set_lookup(code, lookup): frames of code ask lookup(func, *flat_args)."},
+     "set_lookup(code, lookup[, on_miss]): frames of code ask lookup(func, *flat_args), "
+     "with on_miss given only in runs with that on_miss."},
     {"skip", skip, METH_O, "skip(code): frames of code run as they are."},
     {"forget", forget, METH_O, "forget(code): make code unknown again."},
     {"get_lookup", get_lookup, METH_O, "get_lookup(code) -> its lookup or None."},

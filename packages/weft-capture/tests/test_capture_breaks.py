@@ -1,0 +1,269 @@
+"""Graph breaks: what runs before, at and after them must be what eager runs; resumed and cached."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+import weft_capture
+from test_capture_language import Manager, X, check, eager_backend, same
+from weft_core.errors import Unsupported
+
+
+def codes(state):
+    return [record.code for record in state.breaks]
+
+
+def branch(x):
+    x = x + 1
+    if x.sum() > 0:
+        return x * 2
+    return x - 1
+
+
+def branch_in_loop(x):
+    out = []
+    for i in range(4):
+        x = x * 0.5 - i
+        if x.mean() > 0:
+            out.append(x)
+        else:
+            out.append(x.abs())
+    return out
+
+
+def explicit_break(x):
+    y = x + 1
+    weft_capture.graph_break()
+    return y * 2
+
+
+def break_in_no_grad(x):
+    with torch.no_grad():
+        y = x * 2
+        weft_capture.graph_break()
+        z = y + 1
+        inside = torch.is_grad_enabled()
+    return z, inside, torch.is_grad_enabled()
+
+
+def break_in_manager(x):
+    log = []
+    with Manager(log):
+        x = x + 1
+        weft_capture.graph_break()
+        x = x * 2
+        log.append("body")
+    return x, log
+
+
+def break_in_try(x):
+    log = []
+    try:
+        x = x + 1
+        weft_capture.graph_break()
+        raise ValueError("after")
+    except ValueError as error:
+        log.append(str(error))
+    finally:
+        log.append("finally")
+    return x * 2, log
+
+
+def call_that_raises(x):
+    def fail(v):
+        weft_capture.graph_break()
+        raise KeyError("real")
+
+    try:
+        x = x + 1
+        fail(x)
+    except KeyError:
+        x = x * 3
+    return x
+
+
+def nested_break(x):
+    def inner(v):
+        v = v.sin()
+        weft_capture.graph_break()
+        return v.cos()
+
+    return inner(x + 1) * 2
+
+
+def break_with_closure(x):
+    count = 0
+
+    def add(y):
+        nonlocal count
+        count += 1
+        return y + count
+
+    x = add(x)
+    weft_capture.graph_break()
+    x = add(x)
+    return x, count
+
+
+def break_with_containers(x):
+    shared = [x]
+    d = {"a": shared, "b": shared}
+    weft_capture.graph_break()
+    d["a"].append(x + 1)
+    return d["b"], d["a"] is d["b"]
+
+
+def break_in_arguments(x):
+    return torch.add(x + 1, float(x.sum()) + x * 2)
+
+
+def item(x):
+    n = int(x.sum().item())
+    return x + n
+
+
+def prints(x):
+    x = x + 1
+    print("x")
+    return x * 2
+
+
+def break_in_enumerate(x):
+    out = []
+    for i, v in enumerate([x, x + 1, x + 2]):
+        weft_capture.graph_break()
+        out.append(v * i)
+    return out
+
+
+def break_in_generator_argument(x):
+    return sum(float(t) for t in (x + 1).flatten())
+
+
+def break_in_comprehension(x):
+    return [float(row.sum()) for row in x]
+
+
+def mutation_before_break(x, items):
+    items.append(x + 1)
+    weft_capture.graph_break()
+    items.append(x + 2)
+    return len(items)
+
+
+BREAKS = [
+    (branch, X), (branch, -X - 5), (branch_in_loop, X), (explicit_break, X), (break_in_no_grad, X),
+    (break_in_manager, X), (break_in_try, X), (call_that_raises, X), (nested_break, X),
+    (break_with_closure, X), (break_with_containers, X), (break_in_arguments, X), (item, X),
+    (prints, X), (break_in_enumerate, X), (break_in_generator_argument, X),
+    (break_in_comprehension, X), (mutation_before_break, X, [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BREAKS, ids=lambda case: case[0].__name__)
+def test_break_gives_eager_results(case):
+    state = check(*case, fullgraph=False)
+    assert state.breaks
+    assert state.graphs
+
+
+def test_fullgraph_raises_with_the_reason():
+    with pytest.raises(Unsupported, match="data-dependent-branch") as caught:
+        weft_capture.capture(branch, eager_backend, fullgraph=True)(X)
+    assert caught.value.user_stack[-1].name == "branch"
+
+
+def test_both_sides_of_a_branch_are_compiled_once():
+    optimised = weft_capture.capture(branch, eager_backend)
+    for value in (X, -X - 5, X, -X - 5):
+        assert same(optimised(value), branch(value))
+    assert len(optimised._weft_capture.graphs) == 3
+
+
+def test_gradients_flow_through_a_break():
+    x = X.clone().requires_grad_()
+    y = X.clone().requires_grad_()
+    explicit_break(x).sum().backward()
+    weft_capture.capture(explicit_break, eager_backend)(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)
+
+
+def raises_value_error(x):
+    x = x + 1
+    if x.shape[0] == 2:
+        raise ValueError("two rows")
+    return x
+
+
+def test_user_exception_with_traceback():
+    optimised = weft_capture.capture(raises_value_error, eager_backend)
+    with pytest.raises(ValueError, match="two rows") as caught:
+        optimised(X)
+    names = [entry.name for entry in caught.traceback]
+    assert names[-1] == "raises_value_error"
+
+
+def bad_shapes(x):
+    try:
+        x = x + 1
+        x = x @ x
+    finally:
+        x = None
+    return x
+
+
+def test_op_error_is_eagers_error():
+    with pytest.raises(RuntimeError) as eager:
+        bad_shapes(X)
+    with pytest.raises(RuntimeError) as captured:
+        weft_capture.capture(bad_shapes, eager_backend)(X)
+    assert str(eager.value) == str(captured.value)
+
+
+def test_disabled_function_runs_eagerly():
+    seen = []
+
+    @weft_capture.disable
+    def helper(v):
+        seen.append(weft_capture.is_compiling())
+        return v * 2
+
+    def function(x):
+        return helper(x + 1) + 1
+
+    optimised = weft_capture.capture(function, eager_backend)
+    assert same(optimised(X), function(X))
+    assert seen == [False, False]
+    assert codes(optimised._weft_capture) == ["disabled"]
+
+
+def test_internal_error_runs_eagerly_with_one_warning(monkeypatch):
+    monkeypatch.setattr(weft_capture.settings, "raise_internal_errors", False)
+    monkeypatch.setattr("weft_capture.convert.outer_frame", lambda *args: 1 / 0)
+    optimised = weft_capture.capture(branch, eager_backend)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert same(optimised(X), branch(X))
+        assert same(optimised(X), branch(X))
+    assert [str(w.message)[:10] for w in caught] == ["[internal]"]
+
+
+@contextlib.contextmanager
+def scope(log):
+    log.append("in")
+    try:
+        yield 3
+    finally:
+        log.append("out")
+
+
+def uses_contextlib(x):
+    log = []
+    with scope(log) as n:
+        x = x + n
+    return x, log
+
+
+def test_contextlib_manager():
+    check(uses_contextlib, X, fullgraph=False)

@@ -1,0 +1,180 @@
+"""Guards, recompiles and automatic dynamic shapes."""
+
+import torch
+import weft_capture
+from test_capture_language import eager_backend, same
+
+
+def optimise(function, **options):
+    weft_capture.settings.raise_internal_errors = True
+    optimised = weft_capture.capture(function, eager_backend, **options)
+    return optimised, optimised._weft_capture
+
+
+def agree(function, optimised, *calls):
+    for args in calls:
+        assert same(function(*args), optimised(*args))
+
+
+def shapes(x):
+    b, c = x.shape
+    return x.view(c, b) * b + x.shape[1] // 2
+
+
+def test_second_size_is_symbolic():
+    optimised, state = optimise(shapes)
+    agree(shapes, optimised, *((torch.randn(n, 3),) for n in (4, 5, 6, 7, 9)))
+    assert len(state.graphs) == 2
+
+
+def test_dynamic_true_compiles_once():
+    optimised, state = optimise(shapes, dynamic=True)
+    agree(shapes, optimised, *((torch.randn(n, n + 1),) for n in (4, 5, 6)))
+    assert len(state.graphs) == 1
+
+
+def test_dynamic_false_specialises():
+    optimised, state = optimise(shapes, dynamic=False)
+    agree(shapes, optimised, *((torch.randn(n, 3),) for n in (4, 5, 6)))
+    assert len(state.graphs) == 3
+
+
+def branch_on_size(x):
+    if x.shape[0] > 5:
+        return x + x.shape[0]
+    return x - 1
+
+
+def test_size_conditions_are_guards():
+    optimised, state = optimise(branch_on_size)
+    agree(branch_on_size, optimised, *((torch.randn(n, 3),) for n in (2, 3, 4, 5, 6, 7, 8)))
+    assert len(state.graphs) == 3
+
+
+def scaled(x, n):
+    return x * n + torch.arange(n).sum()
+
+
+def test_changing_int_is_symbolic():
+    optimised, state = optimise(scaled)
+    agree(scaled, optimised, *((torch.ones(3), n) for n in (2, 3, 4, 5)))
+    assert len(state.graphs) == 2
+
+
+def by_dict(d):
+    x = d["x"] * d["scale"]
+    if x.sum() > 0:
+        return {"y": x + 1}
+    return {"y": x - x.shape[0]}
+
+
+def test_dict_with_branch_and_two_sizes():
+    optimised, state = optimise(by_dict)
+    calls = [({"x": sign * torch.ones(n, 2), "scale": 2.0},) for n in (3, 4, 5) for sign in (1, -1)]
+    agree(by_dict, optimised, *calls)
+    graphs = len(state.graphs)
+    agree(by_dict, optimised, *calls)
+    assert len(state.graphs) == graphs
+
+
+class Config:
+    factor = 2
+
+    def __init__(self):
+        self.bias = 1
+
+
+class Net(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.config = config
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.linear(x) * self.config.factor + self.config.bias
+        return x * 0 if self.training else x
+
+
+FLAG = 1
+
+
+def reads_global(x):
+    return x * FLAG
+
+
+def test_guards_notice_changes(monkeypatch):
+    config = Config()
+    net = Net(config)
+    optimised, state = optimise(net)
+    x = torch.randn(2, 3)
+
+    def expected():
+        return (net.linear(x) * config.factor + config.bias) * (0 if net.training else 1)
+
+    changes = [
+        lambda: None,
+        lambda: setattr(config, "bias", 5),
+        lambda: setattr(Config, "factor", 7),
+        net.eval,
+        lambda: setattr(net, "linear", torch.nn.Linear(3, 3)),
+        lambda: setattr(net.linear, "weight", torch.nn.Parameter(torch.ones(3, 3))),
+    ]
+    for change in changes:
+        change()
+        assert torch.equal(optimised(x), expected())
+    optimised, _ = optimise(reads_global)
+    assert torch.equal(optimised(x), x)
+    monkeypatch.setitem(globals(), "FLAG", 3)
+    assert torch.equal(optimised(x), x * 3)
+
+
+def test_module_attribute_is_counted():
+    net = Net(Config())
+    optimised, _ = optimise(net)
+    for _ in range(3):
+        optimised(torch.randn(2, 3))
+    assert net.calls == 3
+
+
+def test_grad_mode_and_dtype_recompile():
+    def function(x):
+        return x * 2
+
+    optimised, state = optimise(function)
+    optimised(torch.randn(3, requires_grad=True))
+    with torch.no_grad():
+        assert not optimised(torch.randn(3, requires_grad=True)).requires_grad
+    assert optimised(torch.ones(3, dtype=torch.int64)).dtype is torch.int64
+    assert len(state.graphs) == 3
+
+
+def test_aliased_arguments():
+    def function(x, y):
+        x.add_(1)
+        return x + y
+
+    optimised, _ = optimise(function)
+    for same_object in (False, True, False):
+        x = torch.ones(3)
+        y = x if same_object else torch.ones(3)
+        u = torch.ones(3)
+        v = u if same_object else torch.ones(3)
+        assert torch.equal(function(x, y), optimised(u, v))
+
+
+def test_reset_forgets():
+    optimised, state = optimise(shapes)
+    optimised(torch.randn(4, 3))
+    weft_capture.reset()
+    assert not state.caches
+    optimised(torch.randn(4, 3))
+    assert len(state.graphs) == 1
+
+
+def test_explain_counts():
+    report = weft_capture.explain(by_dict)({"x": torch.ones(2), "scale": 1.0})
+    assert report.graph_count == 2
+    assert [record.code for record in report.breaks] == ["data-dependent-branch"]
+    assert "data-dependent-branch" in str(report)
