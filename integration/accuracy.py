@@ -2,7 +2,8 @@
 
 Generated code sums in another order than eager, so results differ in their last bits. Both are
 compared with the same model in float64; the error of weft must stay within a small factor of
-eager's, plus a few units of float32 rounding of the largest element.
+eager's, plus some units of float32 rounding of the largest element: where eager happens to sum in
+double (BatchNorm on CPU does), a sum in float of terms that cancel is what it is measured against.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from models.case import Case, loss_of, tensors_of
 from torch import nn
 
 FACTOR = 4.0
-ROUNDING = 16 * torch.finfo(torch.float32).eps
+ROUNDING = 256 * torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)

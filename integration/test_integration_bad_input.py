@@ -133,9 +133,11 @@ def test_nothing_of_torchs_own_compiler_is_loaded(tmp_path):
         """
         import sys, torch, weft
         model = weft.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for size in (2, 2, 3, 4):
+        for size in (2, 2, 3, 4):  # not with torch.optim, which loads torch._dynamo itself
             model(torch.randn(size, 8)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
         with weft.config.patch(compiled_autograd=True):
             model(torch.randn(2, 8)).sum().backward()
         stages = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd",

@@ -23,6 +23,8 @@ def test_model_matches_eager(name, backend, training):
     got = accuracy.run(case, model, compiled, torch.float32, training)
     assert accuracy.worst(got, results[torch.float32], results[torch.float64]) == []
     assert weft.counters["stats"]["unique_graphs"] >= 1
+    assert weft.counters["stats"]["eager_fallbacks"] == 0
+    assert backend != "codegen" or weft.counters["codegen"]["kernels"] >= 1
     # The second call runs from the cache, and training must not depend on the first one.
     model.zero_grad()
     if training:

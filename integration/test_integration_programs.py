@@ -164,7 +164,10 @@ def test_recompile_limit_falls_back_to_eager():
     def step(x, n):
         return x * (1 if n == "a" else 2) + len(n)
 
-    with weft.config.patch(recompile_limit=2):
+    with (
+        weft.config.patch(recompile_limit=2),
+        pytest.warns(UserWarning, match=r"L\['n'\]: 'bb' -> 'ccc'"),
+    ):
         for n in ("a", "bb", "ccc", "dddd", "eeeee"):
             want = torch.ones(2) * (1 if n == "a" else 2) + len(n)
             assert torch.equal(step(torch.ones(2), n), want)
@@ -217,3 +220,23 @@ def test_compiled_autograd_captures_a_backward():
 def test_modes_run_on_cpu(mode):
     compiled = weft.compile(lambda x: x.relu() + 1, mode=mode)
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_two_backends_on_one_function():
+    called = []
+
+    def step(x):
+        return x * 2 + 1
+
+    def backend(name):
+        def compile_graph(gm, inputs):
+            called.append(name)
+            return gm.forward
+
+        return compile_graph
+
+    x = torch.ones(3)
+    first, second = (weft.compile(step, backend=backend(name)) for name in "ab")
+    for compiled in (first, second, first, second):
+        assert torch.equal(compiled(x), step(x))
+    assert called == ["a", "b"]
