@@ -7,7 +7,7 @@ setup(
         Extension(
             "weft_guards._native",
             ["src/weft_guards/_native.c"],
-            depends=["src/weft_guards/_tensor.h"],
+            depends=["src/weft_guards/_tensor.h", "src/weft_guards/_state.h"],
             extra_compile_args=["-O2", "-std=c11"],
             optional=True,
         )

@@ -1,8 +1,8 @@
 """Run every test of checks in both forms, Python and C (where the extension was built)."""
 
 import pytest
+from weft_guards.abi import extension
 from weft_guards.config import settings
-from weft_guards.native import extension
 
 FORMS = [False, True] if extension() else [False]
 

@@ -3,14 +3,21 @@
 import gc
 import random
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from weft_guards import GuardSet, compile_check
+from weft_guards.abi import extension, state_words
 from weft_guards.check import describe_check
 from weft_guards.config import settings
-from weft_guards.native import extension
-from weft_guards.sources import CallSource, InstanceAttrSource, ItemSource, LocalSource
+from weft_guards.sources import (
+    CallSource,
+    InstanceAttrSource,
+    ItemSource,
+    LocalSource,
+    TorchStateSource,
+)
 
 pytestmark = pytest.mark.skipif(extension() is None, reason="the C extension was not built")
 native = extension()
@@ -131,7 +138,8 @@ def test_checks_are_collected():
         (native.ARG if native else 0, 0, 1, None),
         (-1, 0, 0, None),
         (999, 0, 0, None),
-        (native.STATE if native else 0, 0, 0, (len,)),
+        (native.CALL if native else 0, 0, 0, (len,)),
+        (native.STATE if native else 0, 0, 0, b"short"),
         (native.TENSOR if native else 0, 0, 0, ()),
         "nonsense",
     ],
@@ -164,3 +172,51 @@ def test_no_references_are_lost():
         assert not check(function, value)
         assert not check(function, None)
     assert before == [sys.getrefcount(o) for o in (value, value[0], value[1], value[1]["k"])]
+
+
+def test_state_is_read_in_c():
+    guards = GuardSet()
+    guards.add(TorchStateSource(), "GLOBAL_STATE")
+    guards.add(TorchStateSource(), "GRAD_MODE", False)
+    if state_words() is None:
+        pytest.skip("this torch exports no state")
+    with torch.no_grad():
+        check = compile_check(guards, ("x",))
+        assert check(function, 0)
+    assert [row[0] for row in check.program] == [native.GRAD, native.STATE]
+    assert not check(function, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu"),
+        lambda: torch.device("meta"),
+        torch._C.DisableTorchFunctionSubclass,
+        torch._C.DisableTorchFunction,
+        torch.utils._python_dispatch.TorchDispatchMode,
+    ],
+)
+def test_both_forms_agree_on_state(change):
+    guards = GuardSet()
+    guards.add(TorchStateSource(), "GLOBAL_STATE")
+    forms = []
+    for native_checks in (True, False):
+        with settings.patch(native_checks=native_checks):
+            forms.append(compile_check(guards, ("x",)))
+    assert [check(function, 0) for check in forms] == [True, True]
+    with change():
+        inside = [check(function, 0) for check in forms]
+    assert inside == [change is torch.no_grad] * 2
+    assert [check(function, 0) for check in forms] == [True, True]
+
+
+def test_state_is_per_thread():
+    guards = GuardSet()
+    guards.add(TorchStateSource(), "GLOBAL_STATE")
+    check = compile_check(guards, ("x",))
+    with torch.autocast("cpu"), ThreadPoolExecutor(1) as pool:
+        assert not check(function, 0)
+        assert pool.submit(check, function, 0).result()

@@ -16,8 +16,9 @@ from weft_guards.dynamic import (
 )
 from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import KINDS, Guard, GuardSet
-from weft_guards.payloads import DictKeys, Held, ShapeExpr, TensorSpec, TorchState
+from weft_guards.payloads import DictKeys, Held, ShapeExpr, TensorSpec
 from weft_guards.sources import Source
+from weft_guards.state import TorchState
 
 __all__ = [
     "KINDS",

@@ -6,7 +6,7 @@
  * A test that fails, or a read that raises, ends the run with False. What has no instruction here
  * is tested by `residual`, a Python check that runs last.
  *
- * How tensors are read is in _tensor.h.
+ * How tensors are read is in _tensor.h, how torch's state is in _state.h.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_state.h"
 #include "_tensor.h"
 
 /* Rows of this table are the instruction set; native.py reads the names from the module. */
@@ -37,7 +38,9 @@
     X(LENGTH)    /* len(a) == n */                                                               \
     X(STR_KEYS)  /* list(a) == object, a tuple of exact str */                                   \
     X(NOT_IN)    /* object not in a */                                                           \
-    X(STATE)     /* object[0]() == object[1]; reads no register */                               \
+    X(CALL)      /* object[0]() == object[1]; reads no register */                               \
+    X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
+    X(GRAD)      /* grad mode is n; reads no register */                                         \
     X(TENSOR)    /* a is the tensor that object describes */
 
 #define AS_ENUM(name) OP_##name,
@@ -49,6 +52,10 @@ typedef struct {
     PyObject *object; /* borrowed from the program tuple */
     Tensor *tensor;
 } Op;
+
+/* Roots read the arguments; tests of torch's state read nothing. */
+#define READS_REGISTER(op) \
+    ((op)->code > OP_CELL && ((op)->code < OP_CALL || (op)->code > OP_GRAD))
 
 typedef struct {
     PyObject_HEAD
@@ -146,7 +153,7 @@ same_keys(PyObject *value, PyObject *keys)
 }
 
 static int
-test_state(PyObject *pair)
+test_call(PyObject *pair)
 {
     PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0));
     int same = now && PyObject_RichCompareBool(now, PyTuple_GET_ITEM(pair, 1), Py_EQ) == 1;
@@ -174,7 +181,7 @@ fetch(const Op *op, PyObject *const *args, PyObject **registers)
 static int
 test(const Op *op, PyObject **registers)
 {
-    PyObject *value = op->code == OP_STATE ? NULL : registers[op->a];
+    PyObject *value = READS_REGISTER(op) ? registers[op->a] : NULL;
     switch (op->code) {
     case OP_IS: return value == op->object;
     case OP_IS_REF: return is_referent(value, op->object);
@@ -190,7 +197,9 @@ test(const Op *op, PyObject **registers)
     case OP_NOT_IN:
         return (PyDict_CheckExact(value) ? PyDict_Contains(value, op->object)
                                          : PySequence_Contains(value, op->object)) == 0;
-    case OP_STATE: return test_state(op->object);
+    case OP_CALL: return test_call(op->object);
+    case OP_STATE: return test_state_words(op->object);
+    case OP_GRAD: return torch_state.grad_mode() == op->n;
     default: return test_tensor(op->tensor, value); /* OP_TENSOR */
     }
 }
@@ -245,12 +254,14 @@ read_op(Check *self, PyObject *row, Op *op)
     }
     if (!PyArg_ParseTuple(row, "innO", &op->code, &op->a, &op->n, &op->object))
         return -1;
-    int reads_a = op->code > OP_CELL && op->code != OP_STATE;
     if (op->code < 0 || op->code >= N_INSTRUCTIONS ||
-        (reads_a && (op->a < 0 || op->a >= self->n_registers)) ||
+        (READS_REGISTER(op) && (op->a < 0 || op->a >= self->n_registers)) ||
         (op->code == OP_IS_REG && (op->n < 0 || op->n >= self->n_registers)) ||
         (op->code == OP_ARG && (op->n < 0 || op->n >= self->n_args)) ||
-        (op->code == OP_STATE && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 2)) ||
+        (op->code == OP_CALL && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 2)) ||
+        (op->code == OP_STATE && (!PyBytes_Check(op->object) ||
+                                  PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
+        (op->code == OP_GRAD && !torch_state.grad_mode) ||
         (op->code == OP_STR_KEYS && !PyTuple_Check(op->object)) ||
         ((op->code == OP_CELL || op->code == OP_INDEX) && op->n < 0)) {
         PyErr_Format(PyExc_ValueError, "not an instruction: %R", row);
@@ -340,8 +351,10 @@ static PyTypeObject CheckType = {
 };
 
 static PyMethodDef methods[] = {
-    {"configure", configure, METH_VARARGS, "Say how to read tensors; see native.py."},
+    {"configure", configure, METH_VARARGS, "Say how to read tensors; see abi.py."},
     {"describe", describe, METH_O, "Read a tensor the way checks do."},
+    {"configure_state", configure_state, METH_VARARGS, "Say how to read torch's state; see abi.py."},
+    {"state_words", state_words, METH_NOARGS, "Read torch's state as bytes; None if unknown."},
     {NULL},
 };
 

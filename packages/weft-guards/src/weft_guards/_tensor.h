@@ -1,5 +1,5 @@
 /* Tensors as a check sees them: through libtorch's exported C functions and two offsets, all given
- * once by `configure`. native.py finds them, and uses checks in C only after it validated what
+ * once by `configure`. abi.py finds them, and uses checks in C only after it validated what
  * `describe` reads against live tensors.
  */
 #ifndef WEFT_GUARDS_TENSOR_H

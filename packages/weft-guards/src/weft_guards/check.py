@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from weft_guards.abi import extension
 from weft_guards.config import settings
 from weft_guards.guards import KINDS, Guard
-from weft_guards.native import Assembler, extension
+from weft_guards.native import Assembler
 from weft_guards.sources import Source, TorchStateSource
 
 Check = Callable[..., bool]

@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+
 from weft_guards.payloads import (
-    STATE_READERS,
     DictKeys,
     Held,
     ShapeExpr,
     TensorSpec,
-    TorchState,
-    autocast_state,
 )
 from weft_guards.sources import AttrSource, Source, is_literal
+from weft_guards.state import STATE_READERS, TorchState, autocast_state
 
 UserStack = Sequence[traceback.FrameSummary]
 

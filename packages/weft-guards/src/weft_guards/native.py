@@ -1,26 +1,21 @@
 """Guards to a register program for the C form of a check (`_native.c`).
 
 Two tables say what C can do: how each source is fetched, and how each kind of guard is tested. A
-guard that is in neither goes to the Python form. Reading a tensor's metadata from C needs two
-offsets inside torch's objects and the addresses of exported functions; they are searched for and
-validated on live tensors at first use, and without them every check takes the Python form.
+guard that is in neither goes to the Python form. `abi` says whether C can be used at all.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from weft_guards.abi import extension, state_words
 from weft_guards.guards import Guard
-from weft_guards.payloads import STATE_READERS, DictKeys, Held, TensorSpec, TorchState
+from weft_guards.payloads import DictKeys, Held, TensorSpec
 from weft_guards.sources import (
     AttrSource,
     ClosureSource,
@@ -34,86 +29,13 @@ from weft_guards.sources import (
     Source,
     TypeSource,
 )
+from weft_guards.state import STATE_READERS, TorchState
 
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
 
 class NotNative(Exception):
     """C has no instruction for this source or guard."""
-
-
-# ---- finding out how to read tensors
-
-_IMPL_BYTES = 192  # what is searched of a TensorImpl; the object itself is larger
-_EXPORTS = ("get_dtype", "get_device_index", "get_dim", "get_sizes", "get_strides")
-
-
-def _samples() -> list[torch.Tensor]:
-    """Return tensors that differ in all that is read."""
-    plain = torch.empty(2, 3)
-    with torch.inference_mode():
-        inference = torch.empty(5)
-    return [
-        plain,
-        plain.t(),
-        torch.empty(4, dtype=torch.int64),
-        torch.empty(2, 3, 4, device="meta"),
-        torch.empty(2, dtype=torch.complex64).conj(),
-        torch.nn.Parameter(torch.empty(3)),
-        torch.empty((), dtype=torch.bool),
-        inference,
-    ]
-
-
-def _words(address: int, size: int) -> memoryview:
-    return memoryview(ctypes.string_at(address, size)).cast("Q")
-
-
-def _offset(words: Iterable[tuple[memoryview, int]]) -> int:
-    """Return the one offset in bytes at which every piece of memory holds its expected word.
-
-    Raises:
-        LookupError: when there is none, or more than one.
-    """
-    found = None
-    for memory, wanted in words:
-        here = {index * 8 for index, word in enumerate(memory) if word == wanted}
-        found = here if found is None else found & here
-    if found is None or len(found) != 1:
-        raise LookupError("no single offset")
-    return found.pop()
-
-
-def _configure(native: Any) -> bool:
-    """Tell the extension how to read tensors; False when what it then reads is wrong."""
-    samples = _samples()
-    mask = (1 << 64) - 1
-    handle = _offset((_words(id(t), torch.Tensor.__basicsize__), t._cdata & mask) for t in samples)
-    keys = _offset(
-        (_words(t._cdata, _IMPL_BYTES), torch._C._dispatch_keys(t).raw_repr()) for t in samples
-    )
-    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-    prefix = "" if sys.platform == "win32" else "lib"
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{prefix}torch_cpu{suffix}"))
-    addresses = [
-        ctypes.cast(getattr(library, f"aoti_torch_{name}"), ctypes.c_void_p).value
-        for name in _EXPORTS
-    ]
-    native.configure(handle, keys, *addresses, torch._C.TensorBase.__dict__["requires_grad"])
-    return all(
-        native.describe(t)[1:] == (-1, torch._C._dispatch_keys(t).raw_repr(), tuple(t.shape))
-        for t in samples
-    )
-
-
-@cache
-def extension() -> ModuleType | None:
-    """Return the C extension, ready for use; None where it is absent or cannot read tensors."""
-    try:
-        native = importlib.import_module("weft_guards._native")  # built where there is a compiler
-        return native if _configure(native) else None
-    except (ImportError, LookupError, OSError, AttributeError, KeyError, TypeError):
-        return None
 
 
 @cache
@@ -239,8 +161,16 @@ def _test_state(asm: Assembler, guard: Guard) -> list[Row]:
     state: TorchState = guard.payload
     if state.autocast is not None:
         raise NotNative
+    if state.words is not None:
+        return [(asm.code.STATE, 0, 0, state.words)]
     pairs = zip(STATE_READERS, state.values)
-    return [(asm.code.STATE, 0, 0, (read, value)) for (_, read), value in pairs]
+    return [(asm.code.CALL, 0, 0, (read, value)) for (_, read), value in pairs]
+
+
+def _test_grad_mode(asm: Assembler, guard: Guard) -> list[Row]:
+    if state_words() is not None:
+        return [(asm.code.GRAD, 0, int(guard.payload), None)]
+    return [(asm.code.CALL, 0, 0, (torch.is_grad_enabled, guard.payload))]
 
 
 def _test_alias(asm: Assembler, guard: Guard) -> list[Row]:
@@ -272,8 +202,6 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
     "ATTR_ABSENT": _test_absent,
     "KEY_ABSENT": _test_absent,
     "ALIAS": _test_alias,
-    "GRAD_MODE": lambda asm, guard: [
-        (asm.code.STATE, 0, 0, (torch.is_grad_enabled, guard.payload))
-    ],
+    "GRAD_MODE": _test_grad_mode,
     "GLOBAL_STATE": _test_state,
 }

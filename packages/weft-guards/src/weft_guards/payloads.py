@@ -1,7 +1,7 @@
 """What a guard remembers of the value it saw: small immutable records that keep no user object.
 
 `Held` refers to an object weakly (so a guard cannot keep it alive), `TensorSpec` is what must hold
-of a tensor, `TorchState` of the process, `DictKeys` of a dict, `ShapeExpr` of several sizes.
+of a tensor, `DictKeys` of a dict, `ShapeExpr` of several sizes; `state` has that of the process.
 """
 
 from __future__ import annotations
@@ -219,57 +219,3 @@ class ShapeExpr:
 
     def __str__(self) -> str:
         return self.template.format(*(source.expr() for source in self.sources))
-
-
-# What a graph depends on beside grad mode: (name, a function without side effects).
-STATE_READERS: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("default dtype", torch.get_default_dtype),
-    ("any autocast", torch._C._is_any_autocast_enabled),
-    ("inference mode", torch.is_inference_mode_enabled),
-    ("deterministic algorithms", torch._C._get_deterministic_algorithms),
-    ("torch function enabled", torch._C._is_torch_function_enabled),
-    ("torch function modes", torch._C._len_torch_function_stack),
-    ("dispatch modes", torch._C._len_torch_dispatch_stack),
-    ("functorch level", torch._C._functorch.maybe_current_level),
-)
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
-
-def autocast_state() -> tuple[Any, ...]:
-    """Return what autocast does on each device; only asked for where any autocast is on."""
-    return (
-        torch.is_autocast_cache_enabled(),
-        *(
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in _AUTOCAST_DEVICES
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class TorchState:
-    """The settings of `STATE_READERS` at one moment, and autocast's where it is on."""
-
-    values: tuple[Any, ...]
-    autocast: tuple[Any, ...] | None
-
-    @staticmethod
-    def now() -> TorchState:
-        """Take the present state."""
-        values = tuple(read() for _, read in STATE_READERS)
-        on = values[1]
-        return TorchState(values, autocast_state() if on else None)
-
-    def __str__(self) -> str:
-        pairs = zip((name for name, _ in STATE_READERS), self.values)
-        return ", ".join(f"{name}={value}" for name, value in pairs)
-
-    def difference(self) -> tuple[str, str]:
-        """Return what differs from the present state, as old and new text."""
-        now = TorchState.now()
-        names = [name for name, _ in STATE_READERS]
-        pairs = [row for row in zip(names, self.values, now.values) if row[1] != row[2]]
-        if self.autocast != now.autocast:
-            pairs.append(("autocast", self.autocast, now.autocast))
-        old = ", ".join(f"{name} {value}" for name, value, _ in pairs)
-        return old, ", ".join(f"{name} {value}" for name, _, value in pairs)
