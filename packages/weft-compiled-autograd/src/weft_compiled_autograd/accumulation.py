@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from weft_compiled_autograd.marks import inlinable
+
 Maybe = torch.Tensor | None
 
 
@@ -69,6 +71,7 @@ def first_gradient(variable: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     return out.copy_(grad)
 
 
+@inlinable
 def set_grad(variable: torch.Tensor, grad: torch.Tensor) -> None:
     """Make `grad` the gradient of `variable`; the graph has seen to its layout and ownership."""
     variable.grad = grad

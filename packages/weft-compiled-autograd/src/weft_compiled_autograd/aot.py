@@ -2,8 +2,9 @@
 
 The protocol: the autograd.Function class has `weft_aot_id` (int), `weft_backward_graph` (a flat
 fx.GraphModule), `weft_backward_inputs(ctx, *grads) -> list` of that graph's arguments and
-`weft_backward_outputs(ctx, outputs) -> tuple` of gradients. Nothing of the ahead-of-time package is
-imported. Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_` for the
+`weft_backward_outputs(ctx, outputs) -> tuple` of gradients. Sizes that it saves are `ctx.symbols`,
+and its `_compiled_autograd_key(ctx)` returns `(ctx._autograd_function_id, *ctx.symbols)`, which
+lets the engine lift them. Nothing of the ahead-of-time package is imported. Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_` for the
 n-th further use in one backward.
 """
 
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 
 
 class _Sizes(ContextView):
-    """A context whose `symints` are those that the trace knows by name."""
+    """A context whose saved sizes, `symbols`, are those that the trace knows by name."""
 
     def __init__(self, real: Any, saved: Sequence[Any], symints: Sequence[Any]) -> None:
         super().__init__(real, saved)
-        if symints:
-            object.__setattr__(self, "symints", list(symints))
+        object.__setattr__(self, "symbols", tuple(symints))
 
 
 class _Inliner(Interpreter):
@@ -67,6 +67,8 @@ def inline(
     if not exposes_graph(context):
         return None
     cls = context._forward_cls
+    if any(grad is None for grad in grads) and _is_dynamic(cls.weft_backward_graph):
+        return None  # zeros in its place would have sizes that nothing here can name
     view = _Sizes(context, saved, symints)
     args = list(cls.weft_backward_inputs(view, *grads))
     if not all(_nameable(low, arg) for arg in args):
@@ -76,6 +78,12 @@ def inline(
     prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
     outputs = _Inliner(low, cls.weft_backward_graph, prefix).run(*args)
     return tuple(cls.weft_backward_outputs(view, outputs))
+
+
+def _is_dynamic(module: torch.fx.GraphModule) -> bool:
+    values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
+    shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
+    return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
 
 
 def _nameable(low: Lowering, value: Any) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from weft_core.events import counters
 
 from weft_compiled_autograd import report
@@ -212,7 +213,7 @@ class EngineGate:
         """Run a backward, captured where that is enabled and possible."""
         compiler = thread.compilers[-1] if thread.compilers else None
         call = (tensors, grads, keep_graph, create_graph, *rest)
-        if compiler is None:
+        if compiler is None or _in_a_trace():
             return self._eager(call, kw)
         refusal = _refusal(create_graph)
         if refusal is None:
@@ -252,6 +253,12 @@ class EngineGate:
     def _eager(self, call: Any, kw: Any) -> Any:
         with window.eager():
             return self.engine.run_backward(*call, **kw)
+
+
+def _in_a_trace() -> bool:
+    """Whether a tracer differentiates what it traces: no backward of the program's own."""
+    modes = _get_current_dispatch_mode_stack()
+    return bool(modes) and all(type(mode).is_infra_mode() for mode in modes)
 
 
 def _refusal(create_graph: bool) -> str | None:

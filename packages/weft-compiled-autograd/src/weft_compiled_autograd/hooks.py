@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from weft_compiled_autograd.accumulation import contiguous_strides, dense_strides
+from weft_compiled_autograd.marks import inlinable
 
 Maybe = torch.Tensor | None
 
 
+@inlinable
 def call_hook(hook: Any, *values: Any, hook_type: str) -> Any:
     """Call a hook on its values; return what replaces the first of them.
 
@@ -48,21 +49,25 @@ def call_hook(hook: Any, *values: Any, hook_type: str) -> Any:
     return tuple(_fitted(hook, new, old) for new, old in zip(items, values[0], strict=True))
 
 
+@inlinable
 def _name(hook: Any) -> str:
     return getattr(hook, "__name__", "<unknown>")
 
 
+@inlinable
 def _fitted(hook: Any, new: Any, old: Maybe) -> Maybe:
     """Check a hook's result as the engine does, and give it the strides that the graph expects."""
     if old is None:
         if new is not None:
             raise RuntimeError("can't replace a None gradient with a non-None value")
         return None
-    if new is not old:
-        _check(hook, new, old)
-    return restride(new, result_strides(old))
+    if new is old:
+        return old
+    _check(hook, new, old)
+    return restride(new, old)
 
 
+@inlinable
 def _check(hook: Any, new: Any, old: torch.Tensor) -> None:
     if new is None:
         raise RuntimeError(f"hook '{_name(hook)}' has replaced a gradient with None")
@@ -74,17 +79,16 @@ def _check(hook: Any, new: Any, old: torch.Tensor) -> None:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value")
 
 
-def result_strides(old: torch.Tensor) -> tuple[int, ...]:
-    """The strides of what replaces `old`: its own where they can be had, else row-major."""
-    return dense_strides(old) or contiguous_strides(old)
+@inlinable
+def restride(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `tensor`, or a copy of it, with the strides of `like`.
 
-
-def restride(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Return `tensor`, or a copy of it, with the given strides."""
-    if tensor.stride() == tuple(strides):
+    A graph passes only dense gradients to hooks; where `like` is an expanded one, nothing depends
+    on the strides of what replaces it.
+    """
+    if tensor.stride() == like.stride() or 0 in like.stride():
         return tensor
-    out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return out.copy_(tensor)
+    return torch.empty_like(like).copy_(tensor)
 
 
 def call_cpp_hook(hook: int, grad: Maybe) -> Maybe:
@@ -92,7 +96,7 @@ def call_cpp_hook(hook: int, grad: Maybe) -> Maybe:
     if grad is None:
         return None
     result = torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks(hook, grad)
-    return restride(result, result_strides(grad))
+    return restride(result, grad)
 
 
 class ContextView:

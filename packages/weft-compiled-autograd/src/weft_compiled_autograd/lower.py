@@ -67,7 +67,7 @@ class Lowering:
         """A new fake tensor as a hook on `like` returns it, with `node` standing for it."""
         if like is None:
             return None
-        return self.fresh((like.shape, hooks.result_strides(like)), like.dtype, like.device, node)
+        return self.fresh((like.shape, like.stride()), like.dtype, like.device, node)
 
     def fresh(self, layout: Any, dtype: Any, device: Any, node: Node) -> torch.Tensor:
         """A new fake tensor that no op of the graph made: `node` does."""
@@ -195,6 +195,8 @@ def _call_hook(low: Lowering, node: Node, hook: Node, *values: Any) -> Any:
     hook_type = node.kwargs["hook_type"]
     if hook_type == "unpack_hook":
         raise NotCapturable("saved-tensor hooks: what they unpack is known only when they run")
+    if hook_type != "post_acc_grad_hook":
+        values = tuple(map(_dense, values))
     result = low.trace.call(hooks.call_hook, (hook, *values), hook_type=hook_type)
     if hook_type == "post_acc_grad_hook":
         return None
@@ -203,14 +205,27 @@ def _call_hook(low: Lowering, node: Node, hook: Node, *values: Any) -> Any:
     return tuple(low.twin(old, low.trace.item(result, i)) for i, old in enumerate(values[0]))
 
 
+def _dense(value: Any) -> Any:
+    """Copy gradients that are expanded views: what replaces them could not have their strides."""
+    if isinstance(value, tuple):
+        return tuple(map(_dense, value))
+    if value is None or accumulation.dense_strides(value) is not None:
+        return value
+    return value.clone(memory_format=torch.contiguous_format)
+
+
 def _call_cpp_hook(low: Lowering, node: Node, hook: int, grad: Maybe) -> Maybe:
+    grad = _dense(grad)
     return low.twin(grad, low.trace.call(hooks.call_cpp_hook, (hook, grad)))
 
 
 def _call_backward(
     low: Lowering, node: Node, context: Node, saved: Any, metadata: Any, symints: Any, grads: Any
 ) -> Any:
-    if any(grad is None for grad in grads):
+    # What was None while recording is passed as None; what turned out to be None is not known to
+    # be wanted as zeros or as None.
+    recorded: Any = node.args[4]
+    if any(grad is None and was is not None for grad, was in zip(grads, recorded, strict=True)):
         raise NotCapturable("an undefined gradient reaches an autograd.Function", replayable=False)
     real = low.contexts.get(node.meta["hook_index"])
     inlined = aot.inline(low, real, saved, symints, grads)

@@ -102,4 +102,5 @@ def readable(module: GraphModule, *, verbose: bool) -> str:
     text: Any = module.print_readable(
         print_output=False, include_stride=verbose, include_device=verbose, colored=False
     )
+    text = text.replace("        # No stacktrace found for following nodes\n", "")
     return f"Compiled autograd graph\n{_COMMENT.sub(lambda m: f'{m[1]}# {m[2]}', text)}"
