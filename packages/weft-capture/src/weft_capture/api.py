@@ -209,6 +209,11 @@ class Explanation:
         return len(self.graphs)
 
     @property
+    def graph_break_count(self) -> int:
+        """Number of graph breaks."""
+        return len(self.breaks)
+
+    @property
     def op_count(self) -> int:
         """Number of operations in all graphs."""
         kinds = ("call_function", "call_method", "call_module")

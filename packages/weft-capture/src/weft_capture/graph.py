@@ -222,11 +222,13 @@ class GraphBuilder:
     # ---- the finished graph
 
     def finish(self, outputs: list[Node]) -> tuple[GraphModule, list[GraphInput]]:
-        """Close the graph; inputs that nothing uses are dropped."""
+        """Close the graph; inputs that nothing uses are dropped, but for symbolic sizes."""
         self.graph.output(tuple(outputs))
-        used = [entry for entry in self.inputs if entry.node.users]
+        used = []
         for entry in self.inputs:
-            if not entry.node.users:
+            if entry.node.users or isinstance(entry.node_example, torch.SymInt):
+                used.append(entry)
+            else:
                 self.graph.erase_node(entry.node)
         module = GraphModule(torch.nn.Module(), self.graph)
         return module, used

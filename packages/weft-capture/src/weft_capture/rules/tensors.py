@@ -26,6 +26,8 @@ GRAPH.update((torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torc
 
 def _metadata(tx: Tracer, self: TensorValue, method_name: str, dim: int) -> Value:
     """One size or stride: known now, or a node of the graph when it is symbolic."""
+    if method_name == "size":
+        return tx.graph.size(self, dim)
     number = getattr(self.fake, method_name)(dim)
     if isinstance(number, torch.SymInt):
         return tx.graph.emit("call_method", method_name, [self, constant(dim)], {})
