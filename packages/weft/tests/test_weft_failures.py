@@ -15,7 +15,10 @@ from weft_core.errors import BackendCompilerError, CompilerNotFound
 def graph():
     gm = fx.symbolic_trace(lambda x: x + 1)
     for node in gm.graph.nodes:
-        node.meta["stack_trace"] = '  File "user.py", line 7, in step\n    return x + 1\n'
+        node.meta["stack_trace"] = (
+            '  File "user.py", line 7, in step\n    return x + 1\n'
+            f'  File "{torch.nn.functional.__file__}", line 1, in linear\n'
+        )
     gm.graph.find_nodes(op="placeholder")[0].meta["example_value"] = torch.ones(2, 3)
     return gm
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import textwrap
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from weft.settings import umbrella
 _log = logging.getLogger("weft.umbrella.errors")
 _warned: set[str] = set()
 
-_LAST_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_TORCH = os.path.dirname(torch.__file__)
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def describe(gm: fx.GraphModule) -> str:
@@ -35,9 +37,13 @@ def describe(gm: fx.GraphModule) -> str:
 
 
 def user_line(node: fx.Node) -> str:
-    """Return `file:line` of the user's code that a node stands for, or an empty text."""
-    found = list(_LAST_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    return f"{found[-1]['file']}:{found[-1]['line']}" if found else ""
+    """Return `file:line` of the user's code that a node stands for, or an empty text.
+
+    That is the innermost frame outside of torch; nn.Linear's own line tells a user nothing.
+    """
+    frames = [(f["file"], f["line"]) for f in _FRAME.finditer(node.meta.get("stack_trace") or "")]
+    own = [frame for frame in frames if not frame[0].startswith(_TORCH)] or frames
+    return ":".join(own[-1]) if own else ""
 
 
 def guard(
