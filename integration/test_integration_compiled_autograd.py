@@ -1,0 +1,165 @@
+"""Compiled autograd in the whole stack: compiled forwards, inlined backwards, hooks, settings."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+import weft
+from torch import nn
+from weft_compiled_autograd import graph_compiler
+
+
+class Block(nn.Module):
+    def __init__(self, width=16, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        b, t, w = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + y.transpose(1, 2).reshape(b, t, w)
+        return x + self.mlp(x)
+
+
+def gradients(model, run):
+    model.zero_grad(set_to_none=True)
+    run()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def loss_of(function, x):
+    return function(x).square().mean()
+
+
+COMPILERS = {
+    "as it is": lambda: lambda gm: gm,
+    "weft.compile": lambda: weft.compile,
+    "weft.compile(backend)": lambda: weft.compile(backend="aot_eager"),
+    "graph compiler": lambda: graph_compiler(weft.lookup_backend("codegen")),
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS.values(), ids=COMPILERS.keys())
+@pytest.mark.parametrize("forward", ["eager", "aot_eager", "codegen"])
+def test_gradients_of_a_transformer_block(forward, compiler):
+    torch.manual_seed(0)
+    model = Block()
+    function = model if forward == "eager" else weft.compile(model, backend=forward)
+    made = compiler()
+    for batch, length in ((2, 6), (3, 6), (3, 5), (2, 6)):
+        x = torch.randn(batch, length, 16)
+        want = gradients(model, lambda: loss_of(model, x).backward())
+
+        def run():
+            loss = loss_of(function, x)
+            with weft.compiled_autograd.enable(made):
+                loss.backward()
+
+        for got, expected in zip(gradients(model, run), want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+    assert weft.counters["compiled_autograd"]["captures"] <= 4
+    assert weft.counters["compiled_autograd"]["eager"] == 0
+
+
+def test_breaks_in_the_forward_one_graph_in_the_backward():
+    graphs = []
+
+    @weft.compile(backend="aot_eager")
+    def function(x):
+        x = x.sin()
+        weft.graph_break()
+        x = x.cos()
+        weft.graph_break()
+        return x.tanh()
+
+    x = torch.randn(5, requires_grad=True)
+    with weft.compiled_autograd.enable(lambda gm: graphs.append(gm) or gm):
+        function(x).sum().backward()
+    assert weft.counters["stats"]["unique_graphs"] == 3
+    assert len(graphs) == 1
+    prefixes = {n.name.split("_")[0] for n in graphs[0].graph.nodes if n.name.startswith("aot")}
+    assert len(prefixes) == 3
+    want = torch.autograd.grad(x.sin().cos().tanh().sum(), x)[0]
+    torch.testing.assert_close(x.grad, want)
+
+
+def test_the_setting_covers_every_backward_and_switches_off_again():
+    model = Block()
+    x = torch.randn(2, 4, 16)
+    want = gradients(model, lambda: loss_of(model, x).backward())
+    with weft.config.patch(compiled_autograd=True):
+        for _ in range(3):
+            got = gradients(model, lambda: loss_of(weft.compile(model), x).backward())
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    before = weft.counters["compiled_autograd"]["captures"]
+    assert before == 1
+    (model(x).sum() * 3).backward()
+    assert weft.counters["compiled_autograd"]["captures"] == before
+
+
+def test_hooks_with_a_compiled_forward():
+    torch.manual_seed(0)
+    model = Block()
+    order = []
+    for name, p in model.named_parameters():
+        p.register_hook(lambda g: g * 0.5)
+        p.register_post_accumulate_grad_hook(lambda p, name=name: order.append(name))
+    x = torch.randn(2, 4, 16)
+    want = gradients(model, lambda: loss_of(model, x).backward())
+    expected, order[:] = list(order), []
+    function = weft.compile(model)
+
+    def run():
+        with weft.compiled_autograd.enable(graph_compiler(weft.lookup_backend("codegen"))):
+            loss_of(function, x).backward()
+
+    for _ in range(2):
+        order.clear()
+        got = gradients(model, run)
+        assert sorted(order) == sorted(expected)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_training_run_gives_eagers_losses():
+    def train(compiled):
+        torch.manual_seed(0)
+        model = Block()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        function = weft.compile(model) if compiled else model
+        losses = []
+        with weft.config.patch(compiled_autograd=compiled):
+            for step in range(8):
+                x = torch.randn(2 + step % 3, 6, 16, generator=torch.Generator().manual_seed(step))
+                loss = loss_of(function, x)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        return losses
+
+    assert train(True) == pytest.approx(train(False), rel=1e-4)
+
+
+def test_torchs_compiler_stays_unloaded():
+    code = """
+import sys, torch, weft
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+compiled = weft.compile(model)
+with weft.config.patch(compiled_autograd=True):
+    for size in (3, 5, 7):
+        compiled(torch.randn(size, 4)).sum().backward()
+assert weft.counters["compiled_autograd"]["captures"] >= 1
+loaded = [name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor"))]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

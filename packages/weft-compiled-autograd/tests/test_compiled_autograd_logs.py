@@ -1,0 +1,88 @@
+"""What is printed: graphs with their autograd nodes, miss reasons in the documented words."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import weft_compiled_autograd as ca
+from weft_core.events import set_logs
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    ca.reset()
+    yield
+    set_logs(compiled_autograd=False, compiled_autograd_verbose=False)
+    ca.reset()
+
+
+def run(loss):
+    with ca.enable(lambda gm: gm):
+        loss.backward()
+
+
+def messages(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_01_nothing_is_printed_by_default(caplog):
+    caplog.set_level(logging.DEBUG)
+    run((torch.randn(3, requires_grad=True) * 2).sum())
+    assert [m for m in messages(caplog) if "autograd" in m] == []
+
+
+def test_02_the_graph_with_its_autograd_nodes(caplog):
+    set_logs(compiled_autograd=True)
+    run((torch.randn(3, requires_grad=True) * 2).sum())
+    (text,) = [m for m in messages(caplog) if m.startswith("Compiled autograd graph")]
+    assert re.search(r"# MulBackward0 \(NodeCall 2\)\n +mul: \"f32\[3\]\" = torch.ops.aten", text)
+    assert "autograd:0" not in text and "stacktrace" not in text
+
+
+def test_03_verbose_adds_layouts_and_the_new_node(caplog):
+    set_logs(compiled_autograd_verbose=True)
+    x = torch.randn(4, 3, requires_grad=True)
+    run((x * 2).sum())
+    assert 'mul: "f32[4, 3][3, 1]cpu"' in caplog.text
+    caplog.clear()
+    x.grad = None
+    run((x - 2).sum())
+    found = re.search(
+        r"Cache miss due to new autograd node: SubBackward0 \(NodeCall 2\) with key size \d+, "
+        r"previous key sizes=\[.*\]",
+        caplog.text,
+    )
+    assert found
+
+
+def test_04_a_size_that_changed(caplog):
+    set_logs(compiled_autograd_verbose=True)
+    for size in (10, 100, 10, 37):
+        run((torch.randn(size, requires_grad=True) * 2).sum())
+    lines = [m for m in messages(caplog) if "changed shapes" in m]
+    assert lines[0] == (
+        "Cache miss due to changed shapes: marking size idx 0 of SumBackward0 (NodeCall 1) "
+        "as dynamic"
+    )
+    nodes = re.findall(r"of (\w+) \(NodeCall (\d)\)", "\n".join(lines))
+    assert len(set(nodes)) == len(nodes)
+    assert ca.counters["compiled_autograd"]["captures"] == 2
+
+
+def test_05_reasons_for_the_eager_engine_are_told_once(caplog):
+    x = torch.randn(3, requires_grad=True)
+    with ca.enable(lambda gm: gm):
+        for _ in range(3):
+            torch.autograd.grad((x * x).sum(), x, create_graph=True)
+    told = [m for m in messages(caplog) if "eager engine" in m]
+    assert len(told) == 1 and "create_graph" in told[0]
+    assert ca.counters["compiled_autograd"]["eager"] == 3
+
+
+def test_06_readme_runs():
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1
+    exec(compile(blocks[0], "README.md", "exec"), {"__name__": "readme"})
