@@ -5,14 +5,15 @@ import sys
 
 import pytest
 import torch
+from weft_core.errors import Unsupported
 from weft_guards.config import settings
 from weft_guards.dynamic import (
     Dim,
     DynamicPolicy,
+    check_marks,
     mark_dynamic,
     mark_static,
     maybe_mark_dynamic,
-    specialized_marks,
 )
 from weft_guards.sources import LocalSource
 
@@ -78,7 +79,8 @@ def test_marks():
     assert DynamicPolicy().dims(X, x) == (D, S, S, D)
     assert DynamicPolicy(True).dims(X, x) == (D, S, D, D)
     assert DynamicPolicy(False).dims(X, x) == (D, S, S, D)
-    assert specialized_marks(x, x.shape) == [0]
+    with pytest.raises(Unsupported, match=r"dimension 0 of L\['x'\] .* needs it to be 4"):
+        check_marks(X, x, x.shape)
     mark_static(x)
     assert DynamicPolicy(True).dims(X, x) == (S, S, S, S)
     with pytest.raises(IndexError, match="dimension 4"):

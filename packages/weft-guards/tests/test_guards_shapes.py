@@ -4,7 +4,14 @@ import pytest
 import torch
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
-from weft_guards import GuardSet, TensorSpec, compile_check, explain_miss
+from weft_guards import (
+    GuardSet,
+    TensorSpec,
+    check_marks,
+    compile_check,
+    explain_miss,
+    mark_dynamic,
+)
 from weft_guards.shapes import shape_guards
 from weft_guards.sources import LocalSource
 
@@ -81,6 +88,18 @@ def test_specialised_size():
     case = Case(trace, z(5, 3))
     assert case(z(5, 4))
     assert not case(z(6, 4))
+
+
+def test_specialising_a_marked_size_is_refused():
+    env = make_shape_env()
+    x = z(5, 3)
+    mark_dynamic(x, [0, 1])
+    fake = to_fake(fake_mode(env), x, [0, 1], "L['x']")
+    source = LocalSource("x")
+    check_marks(source, x, fake.shape)
+    assert fake.shape[1] == 3
+    with pytest.raises(Unsupported, match="dimension 1"):
+        check_marks(source, x, fake.shape)
 
 
 def test_int_arguments():

@@ -10,6 +10,7 @@ from weft_guards.check import Check, arg_names_of, compile_check
 from weft_guards.dynamic import (
     Dim,
     DynamicPolicy,
+    check_marks,
     mark_dynamic,
     mark_static,
     maybe_mark_dynamic,
@@ -37,6 +38,7 @@ __all__ = [
     "TensorSpec",
     "TorchState",
     "arg_names_of",
+    "check_marks",
     "compile_check",
     "explain_miss",
     "mark_dynamic",

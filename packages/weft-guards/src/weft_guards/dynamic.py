@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from weft_core.errors import Unsupported, UserStack
 from weft_core.events import logger
 
 from weft_guards.config import settings
@@ -143,13 +144,34 @@ class DynamicPolicy:
         return self._decide(self._ints[source] is None, None, parameter=False) is Dim.DYNAMIC
 
 
-def specialized_marks(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[int]:
-    """Return dimensions marked with `mark_dynamic` whose size became a constant all the same.
+def check_marks(
+    source: Source, tensor: torch.Tensor, sizes: Sequence[Any], user_stack: UserStack = ()
+) -> None:
+    """Refuse a capture in which a dimension marked with `mark_dynamic` became a constant.
 
     Args:
-        tensor: the real tensor.
+        source: where the tensor came from.
+        tensor: the real tensor, with its marks.
         sizes: its sizes after capture: ints where constant, SymInts where symbolic.
+        user_stack: a user frame to name in the message.
+
+    Raises:
+        Unsupported: for a constant of 2 or more; 0 and 1 are constants always.
     """
-    marks = marks_of(tensor)
-    return [dim for dim, size in enumerate(sizes)
-            if type(size) is int and marks.get(dim) is Mark.DYNAMIC]  # fmt: skip
+    for dim, mark in marks_of(tensor).items():
+        if mark is Mark.DYNAMIC and tensor.shape[dim] > 1 and _constant(sizes[dim]) is not None:
+            raise Unsupported(
+                "mark-dynamic",
+                f"dimension {dim} of {source} is marked with mark_dynamic, but the program needs "
+                f"it to be {_constant(sizes[dim])}",
+                "use maybe_mark_dynamic, or remove what depends on that size",
+                user_stack,
+            )
+
+
+def _constant(size: Any) -> int | None:
+    """Return a size that is a number, also a SymInt that was found equal to one."""
+    if type(size) is int:
+        return size
+    expr = size.node.expr
+    return int(expr) if expr.is_number else None

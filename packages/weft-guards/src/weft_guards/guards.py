@@ -9,12 +9,12 @@ types are guarded before what is read from them (`check` orders guards so).
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from weft_core.errors import UserStack
 
 from weft_guards.payloads import (
     DictKeys,
@@ -24,8 +24,6 @@ from weft_guards.payloads import (
 )
 from weft_guards.sources import AttrSource, Source, is_literal
 from weft_guards.state import STATE_READERS, TorchState, autocast_state
-
-UserStack = Sequence[traceback.FrameSummary]
 
 
 class Bind(Protocol):
