@@ -295,7 +295,7 @@ def generators(x):
 
 
 def strings(x):
-    return f"{x.shape[0]}-{3:>4}-{'a'!r}", "a,b".split(","), "-".join(["x", "y"]), "%d" % 3, x
+    return f"{x.shape[0]}-{3:>4}-{'a'!r}", "a,b".split(","), "-".join(["x", "y"]), "%d" % 3, x  # noqa: UP031
 
 
 def matching(x):
@@ -322,8 +322,9 @@ def functional(x):
 
 def builtins_(x):
     return (sorted([3, 1, 2], key=lambda v: -v), any([0, 1]), all([]), max(1, 2), min([3, 4]),
-            abs(-3), list(reversed([1, 2])), divmod(7, 2), isinstance(x, torch.Tensor), callable(len),
-            dict(a=1), list(filter(None, [0, 1])), round(2.567, 1), x)  # fmt: skip
+            abs(-3), list(reversed([1, 2])), divmod(7, 2), callable(len),
+            isinstance(x, torch.Tensor), dict(a=1), 
+            list(filter(None, [0, 1])), round(2.567, 1), x)  # fmt: skip
 
 
 def inplace(x):
@@ -343,7 +344,17 @@ def input_mutation(x):
 
 def tensor_attributes(x):
     b, c = x.shape
-    return x.view(c, b), x.size(0), x.dim(), x.dtype, x.T, x.numel(), x.device, x.new_zeros(2), len(x)
+    return (
+        x.view(c, b),
+        x.size(0),
+        x.dim(),
+        x.dtype,
+        x.T,
+        x.numel(),
+        x.device,
+        x.new_zeros(2),
+        len(x),
+    )
 
 
 def multiple_outputs(x):

@@ -68,6 +68,8 @@ class Capture:
             if found is not None:
                 frame.set_lookup(code, cache.lookup, self.miss)
                 return found
+            if cache.entries and not stance.may_recompile(code.co_qualname):
+                return None
             strict = self.fullgraph
             if not cache.may_compile(function, flat_args, strict=strict):
                 frame.skip(code)
@@ -178,7 +180,7 @@ def capture(
     miss = state.miss
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
-        if stance.forces_eager() or torch.jit.is_tracing():
+        if stance.forces_eager() or torch._C._is_tracing():
             return function(*args, **kwargs)
         return frame.run(miss, function, *args, **kwargs)
 
@@ -244,5 +246,3 @@ def reset() -> None:
     with _lock:
         for state in list(_all):
             state.forget()
-
-

@@ -40,7 +40,7 @@ _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_trusted(module: str | None) -> bool:
     """Say whether a module's globals and classes are taken to be constant: torch and the stdlib."""
     if not module:
@@ -209,7 +209,10 @@ def plain_set_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -
         attribute = found[1]
         if isinstance(attribute, property):
             if attribute.fset is None:
-                tx.raise_(AttributeError, f"property '{name}' of '{self.cls.__name__}' object has no setter")
+                tx.raise_(
+                    AttributeError,
+                    f"property '{name}' of '{self.cls.__name__}' object has no setter",
+                )
             tx.const_object(attribute.fset).call(tx, [self, value], {})
             return
         if not isinstance(attribute, types.MemberDescriptorType):
@@ -313,12 +316,17 @@ def _metaclass_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
     if found is None:
         if hasattr(self.obj, name):
             return tx.const_object(getattr(self.obj, name))
-        tx.raise_(
-            AttributeError, f"type object '{self.obj.__name__}' has no attribute '{name}'"
-        )
+        tx.raise_(AttributeError, f"type object '{self.obj.__name__}' has no attribute '{name}'")
     if is_python_code(found[1]):
         return BoundMethod(tx.const_object(found[1]), self)
     return tx.const_object(getattr(self.obj, name))
+
+
+_C_METHODS = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.BuiltinFunctionType,
+)
 
 
 def super_attribute(tx: Tracer, self: SuperValue, name: str) -> Value:
@@ -335,9 +343,7 @@ def super_attribute(tx: Tracer, self: SuperValue, name: str) -> Value:
         attribute = kind.__dict__[name]
         if isinstance(owner, ClassValue) and isinstance(attribute, types.FunctionType):
             return tx.const_object(attribute)
-        if isinstance(attribute, types.WrapperDescriptorType | types.MethodDescriptorType) or (
-            isinstance(attribute, types.BuiltinFunctionType)
-        ):
+        if isinstance(attribute, _C_METHODS):
             return tx.base_method(owner, kind, name)
         if isinstance(attribute, staticmethod):
             return tx.const_object(attribute.__func__)

@@ -33,7 +33,9 @@ def bind_arguments(
         bound[names[after]] = TupleValue(extra)
         after += 1
     elif extra:
-        text = f"{function.name}() takes {positional} positional arguments but {len(args)} were given"
+        text = (
+            f"{function.name}() takes {positional} positional arguments but {len(args)} were given"
+        )
         tx.raise_(TypeError, text)
     rest: Kwargs = {}
     by_keyword = names[code.co_posonlyargcount : positional + keyword_only]

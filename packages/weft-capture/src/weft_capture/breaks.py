@@ -68,9 +68,7 @@ REASONS: dict[str, Reason] = {
     "disabled": Reason(
         "the function is marked to run outside of graphs", "remove the disable marker"
     ),
-    "recursion": Reason(
-        "calls nest too deeply to be inlined", "turn the recursion into a loop"
-    ),
+    "recursion": Reason("calls nest too deeply to be inlined", "turn the recursion into a loop"),
     "too-long": Reason(
         "the frame executes very many instructions",
         "compile an inner function instead of the whole loop",

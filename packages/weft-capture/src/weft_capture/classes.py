@@ -318,5 +318,3 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     if module.startswith("torch."):
         return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
     return module != "__main__" and attributes.is_trusted(module)
-
-

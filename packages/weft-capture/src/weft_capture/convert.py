@@ -1,11 +1,11 @@
 """One frame from bytecode to compiled code. Read this first; each step has its own file.
 
-    1. tracer     state of the capture: graph, guards, undo journal, side effects
-    2. arguments  become lazily read values with sources                 values.wrap
-    3. execute    the bytecode symbolically, up to the end or a break    frames, opcodes, rules
-    4. assemble   the graph and the code that replaces the frame         output.assemble
-    5. compile    the graph, by the backend
-    6. guards     become one check                                       weft_guards.check
+1. tracer     state of the capture: graph, guards, undo journal, side effects
+2. arguments  become lazily read values with sources                 values.wrap
+3. execute    the bytecode symbolically, up to the end or a break    frames, opcodes, rules
+4. assemble   the graph and the code that replaces the frame         output.assemble
+5. compile    the graph, by the backend
+6. guards     become one check                                       weft_guards.check
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import Assembled, assemble
 from weft_capture.rules import table
 from weft_capture.tracer import NeedsSymbols, Tracer
+from weft_capture.values.base import Value
 from weft_capture.values.dicts import LazyValue
 from weft_capture.values.functions import CellValue, FunctionValue
 
@@ -157,19 +158,16 @@ def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
     function = tx.function
     code = function.__code__
     decoded = decode(code)
-    local_values = {
+    local_values: dict[str, Value] = {
         name: LazyValue(obj, LocalSource(name))
         for name, obj in zip(decoded.flat_args, flat_args, strict=True)
     }
     cells = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        value = CellValue(None, ClosureSource(name))
-        try:
-            value.contents = LazyValue(cell.cell_contents, ClosureSource(name))
-        except ValueError:
-            pass
-        cells[name] = value
-        tx.known[id(cell)] = (value, ClosureSource(name))
+        cells[name] = variable = CellValue(None, ClosureSource(name))
+        with suppress(ValueError):  # an empty cell
+            variable.contents = LazyValue(cell.cell_contents, ClosureSource(name))
+        tx.known[id(cell)] = (variable, ClosureSource(name))
         tx.keep_alive.append(cell)
     value = FunctionValue(
         code,
@@ -180,7 +178,7 @@ def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
         cells=tuple(cells.values()),
         obj=function,
     )
-    return OuterFrame(tx, value, dict(local_values), cells)
+    return OuterFrame(tx, value, local_values, cells)
 
 
 def report_break(stopped: Break) -> BreakRecord:
@@ -219,5 +217,3 @@ def _contexts_closed(tx: Tracer) -> Iterator[None]:
     finally:
         while tx.open_contexts:
             tx.open_contexts.pop().__exit__(None, None, None)
-
-

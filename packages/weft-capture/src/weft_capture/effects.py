@@ -60,8 +60,8 @@ class Effects:
             out.pin(value)
         writes = [value.replay(out) for value in self.changed]
         temps = []
-        for (_, name), (global_dict, value) in self.globals.items():
-            out.load(value)
+        for (_, name), (global_dict, written) in self.globals.items():
+            out.load(written)
             temps.append((global_dict, name, out.store_temp()))
 
         def write() -> None:
@@ -74,5 +74,3 @@ class Effects:
                 out.writer.store_subscr()
 
         return write
-
-

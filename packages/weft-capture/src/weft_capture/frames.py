@@ -205,12 +205,12 @@ class OuterFrame(Frame):
             except Raised as raised:
                 if raised_at[raised.value] != step:
                     raise RaisesAtStep(raised_at[raised.value]) from None
-                error = Break("uncaught-exception", raised.value.describe())
-                return self._take_back(error, at, saved)
+                uncaught = Break("uncaught-exception", raised.value.describe())
+                return self._take_back(uncaught, at, saved)
             if self.result is not None:
                 return None
-        error = Break("too-long", f"{limit} instructions")
-        return self._take_back(error, self.ip, self.stack.copy())
+        too_long = Break("too-long", f"{limit} instructions")
+        return self._take_back(too_long, self.ip, self.stack.copy())
 
     def _take_back(self, error: Break, at: int, saved: list[Value]) -> Break:
         if not error.user_stack:

@@ -48,14 +48,14 @@ def disable(function: Callable[..., Any] | None = None, *, recursive: bool = Tru
         return functools.partial(disable, recursive=recursive)
     target = function
 
-    @functools.wraps(target)
     def disabled(*args: Any, **kwargs: Any) -> Any:
         if recursive:
             return frame.run(None, target, *args, **kwargs)
         return target(*args, **kwargs)
 
-    disabled._weft_disable = True  # type: ignore[attr-defined]
     frame.skip(disabled.__code__)
+    functools.update_wrapper(disabled, target)
+    disabled._weft_disable = True  # type: ignore[attr-defined]
     if not recursive and hasattr(target, "__code__"):
         frame.skip(target.__code__)
     return disabled
@@ -101,5 +101,3 @@ def substitute_in_graph(original: Callable[..., Any]) -> Callable[[F], F]:
         return replacement
 
     return register
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Literal
 
-from weft_core.errors import InvalidOption
+from weft_core.errors import InvalidOption, WeftError
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
 _current = "default"
@@ -21,7 +21,18 @@ def forces_eager() -> bool:
     return _current == "force_eager"
 
 
-class set_stance:  # noqa: N801 - used like a function, and as a context manager
+def may_recompile(name: str) -> bool:
+    """Say whether a function that was compiled before may be compiled again.
+
+    Raises:
+        WeftError: under the stance `fail_on_recompile`.
+    """
+    if _current == "fail_on_recompile":
+        raise WeftError(f"{name} would be compiled again, which the stance forbids")
+    return _current != "eager_on_recompile"
+
+
+class set_stance:
     """Set the stance, for good or for a `with` block.
 
     Args:

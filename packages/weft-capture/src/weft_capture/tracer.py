@@ -16,18 +16,15 @@ from typing import Any, NoReturn
 import torch
 from weft_guards import DynamicPolicy, Guard, GuardSet
 from weft_guards.sources import (
-    AttrSource,
     ConstSource,
     DictSource,
-    GlobalSource,
-    GlobalsSource,
+    InstanceAttrSource,
     ItemSource,
     LocalSource,
-    ModuleSource,
     Source,
 )
 
-from weft_capture import attributes, classes, config
+from weft_capture import attributes, classes, config, scope
 from weft_capture.binding import bind_arguments
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import call_pair, decode
@@ -37,7 +34,7 @@ from weft_capture.graph import GraphBuilder
 from weft_capture.journal import Journal
 from weft_capture.rules import table
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.constant import NONE, NULL, Constant, constant
+from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.containers import (
     ListValue,
     NamedTupleValue,
@@ -51,7 +48,6 @@ from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import (
     BoundMethod,
-    BuiltinValue,
     ClassValue,
     FunctionValue,
     ModuleObject,
@@ -59,7 +55,7 @@ from weft_capture.values.functions import (
 )
 from weft_capture.values.iterators import SequenceIterator
 from weft_capture.values.tensor import TensorValue
-from weft_capture.values.wrap import function_cells, wrap
+from weft_capture.values.wrap import wrap
 
 
 class NeedsSymbols(Exception):
@@ -76,7 +72,10 @@ class Tracer:
     """
 
     def __init__(
-        self, function: types.FunctionType, symbolic: bool = False, policy: DynamicPolicy | None = None
+        self,
+        function: types.FunctionType,
+        symbolic: bool = False,
+        policy: DynamicPolicy | None = None,
     ) -> None:
         self.function = function
         self.symbolic = symbolic
@@ -126,7 +125,9 @@ class Tracer:
         kind = type(obj)
         if kind in (tuple, list, torch.Size):
             items = [self.literal(item) for item in obj]
-            return {tuple: TupleValue, list: ListValue, torch.Size: SizeValue}[kind](items)
+            made: dict[Any, Any] = {tuple: TupleValue, list: ListValue, torch.Size: SizeValue}
+            value: Value = made[kind](items)
+            return value
         if kind is dict:
             return DictValue([(self.literal(k), self.literal(v)) for k, v in obj.items()])
         if kind in (set, frozenset):
@@ -262,7 +263,9 @@ class Tracer:
         """Call a value with arguments in a list and a dict."""
         return callee.call(self, args, kwargs)
 
-    def apply(self, handler: Handler, self_value: Value, args: list[Value], kwargs: Kwargs) -> Value:
+    def apply(
+        self, handler: Handler, self_value: Value, args: list[Value], kwargs: Kwargs
+    ) -> Value:
         """Run a method-table handler; wrong arguments are the program's TypeError."""
         return table.apply(self, handler, [self_value, *args], kwargs)
 
@@ -372,53 +375,6 @@ class Tracer:
         self.journal.on_rollback(lambda: torch._C._set_grad_enabled(before))
         self.graph.node("call_function", torch._C._set_grad_enabled, (mode,), {}, None)
 
-    def load_global(self, function: FunctionValue, name: str) -> Value:
-        """Read a global of a function, or a builtin."""
-        written = self.effects.global_value(function.globals, name)
-        if written is not None:
-            return written
-        global_dict = function.globals
-        if name in global_dict:
-            obj = global_dict[name]
-            return wrap(self, obj, self.global_source(function, name, obj))
-        self._guard_global_absent(function, name)
-        builtins_dict = global_dict.get("__builtins__", {})
-        if isinstance(builtins_dict, types.ModuleType):
-            builtins_dict = builtins_dict.__dict__
-        if name not in builtins_dict:
-            self.raise_(NameError, f"name '{name}' is not defined")
-        return self.const_object(builtins_dict[name])
-
-    def global_source(self, function: FunctionValue, name: str, obj: Any) -> Source:
-        """Return where a global is loaded from; constant for modules nobody changes."""
-        global_dict = function.globals
-        if global_dict is self.function.__globals__:
-            return GlobalSource(name)
-        module_name = global_dict.get("__name__")
-        if attributes.is_trusted(module_name) and not isinstance(obj, torch.Tensor):
-            return ConstSource(obj)
-        return ItemSource(self.globals_source(global_dict), name)
-
-    def globals_source(self, global_dict: dict[str, Any]) -> Source:
-        """Return the source of a globals dict."""
-        if global_dict is self.function.__globals__:
-            return GlobalsSource()
-        import sys  # noqa: PLC0415 - the module table, read once a module
-
-        name = global_dict.get("__name__")
-        module = sys.modules.get(name) if isinstance(name, str) else None
-        if module is not None and module.__dict__ is global_dict:
-            return AttrSource(ModuleSource(module.__name__), "__dict__")
-        return ConstSource(global_dict)
-
-    def _guard_global_absent(self, function: FunctionValue, name: str) -> None:
-        if not attributes.is_trusted(function.globals.get("__name__")):
-            self.guard(self.globals_source(function.globals), "KEY_ABSENT", name)
-
-    def store_global(self, function: FunctionValue, name: str, value: Value) -> None:
-        """Write a global of a function."""
-        self.effects.store_global(function.globals, name, value)
-
     # ---- attributes (see `attributes`)
 
     def class_attribute(self, owner: Value, cls: type, name: str) -> Value:
@@ -448,36 +404,11 @@ class Tracer:
 
     def module_attribute(self, module: ModuleObject, name: str) -> Value:
         """Read an attribute of a Python module."""
-        real = module.obj
-        if name not in real.__dict__:
-            try:
-                return self.const_object(getattr(real, name))
-            except AttributeError as error:
-                self.raise_(AttributeError, *error.args)
-        written = self.effects.global_value(real.__dict__, name)
-        if written is not None:
-            return written
-        obj = real.__dict__[name]
-        if attributes.is_trusted(real.__name__) and not isinstance(obj, torch.Tensor):
-            return self.const_object(obj)
-        return wrap(self, obj, ItemSource(self.globals_source(real.__dict__), name))
+        return scope.module_attribute(self, module, name)
 
     def function_attribute(self, function: FunctionValue, name: str) -> Value:
         """Read an attribute of a function from outside."""
-        assert function.obj is not None
-        source = function.source or ConstSource(function.obj)
-        special = ("__closure__", "__globals__", "__builtins__", "__get__")
-        if name in special or not hasattr(function.obj, name):
-            if name == "__get__":
-                return MethodOf(function, name)
-            if name == "__closure__":
-                cells = function_cells(self, function.obj, source)
-                return TupleValue(list(cells)) if cells else NONE
-            self.raise_(AttributeError, f"'function' object has no attribute '{name}'")
-        real = getattr(function.obj, name)
-        if isinstance(source, ConstSource) or name in ("__name__", "__qualname__", "__module__"):
-            return self.literal(real)
-        return wrap(self, real, AttrSource(source, name))
+        return scope.function_attribute(self, function, name)
 
     def tensor_dict_attribute(self, tensor: TensorValue, name: str) -> Value | None:
         """Read a Python attribute that the user put on an input tensor."""
@@ -487,7 +418,7 @@ class Tracer:
         instance_dict = getattr(entry.example, "__dict__", {})
         if name not in instance_dict:
             return None
-        return wrap(self, instance_dict[name], attributes.InstanceAttrSource(tensor.source, name))
+        return wrap(self, instance_dict[name], InstanceAttrSource(tensor.source, name))
 
     def decorate_with(self, context: Value, function: Value) -> Value:
         """Apply a context manager as a decorator."""
@@ -523,5 +454,3 @@ class Tracer:
             text = f'  File "{decoded.filename}", line {line}, in {decoded.name}\n    {source}\n'
             self._stack_text[key] = text
         return text
-
-

@@ -104,7 +104,7 @@ def _extend(frame: Frame, instr: Instr) -> None:
 def _check_duplicates(frame: Frame, target: Value, source: Value) -> None:
     if not isinstance(target, DictValue) or not isinstance(source, DictValue):
         return
-    for key in source.keys():
+    for key, _ in source.entries.values():
         if key.hash_key() in target.entries:
             text = f"got multiple values for keyword argument {key.as_constant()!r}"
             frame.tx.raise_(TypeError, text)

@@ -85,5 +85,3 @@ def _with_except_start(frame: Frame, instr: Instr) -> None:
     leave = frame.stack[-4]
     kind: Value = tx.const_object(raised.python_type())
     frame.stack.append(leave.call(tx, [kind, raised, NONE], {}))
-
-

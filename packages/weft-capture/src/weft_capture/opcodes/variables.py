@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
 from weft_capture.opcodes.table import opcode
+from weft_capture.scope import load_global, store_global
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NULL, constant
 from weft_capture.values.functions import BoundMethod, CellValue, SuperValue
@@ -96,12 +97,12 @@ def _delete_deref(frame: Frame, instr: Instr) -> None:
 
 @opcode("LOAD_GLOBAL", "LOAD_NAME")
 def _load_global(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.tx.load_global(frame.function, instr.argval))
+    frame.stack.append(load_global(frame.tx, frame.function, instr.argval))
 
 
 @opcode("STORE_GLOBAL")
 def _store_global(frame: Frame, instr: Instr) -> None:
-    frame.tx.store_global(frame.function, instr.argval, frame.stack.pop())
+    store_global(frame.tx, frame.function, instr.argval, frame.stack.pop())
 
 
 @opcode("LOAD_ATTR")
@@ -210,5 +211,3 @@ def _get_len(frame: Frame, instr: Instr) -> None:
 @opcode("SETUP_ANNOTATIONS")
 def _setup_annotations(frame: Frame, instr: Instr) -> None:
     frame.locals.setdefault("__annotations__", constant(None))
-
-

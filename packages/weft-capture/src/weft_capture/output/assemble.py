@@ -97,7 +97,9 @@ def assemble(
     draft = _Assembly(tx, frame, stopped, tail_call, end_mode)
     draft.body({})
     outputs = draft.out.graph_outputs
-    graph, inputs, compiled = None, [], None
+    graph: GraphModule | None = None
+    inputs: list[GraphInput] = []
+    compiled = None
     if tx.graph.op_count or outputs:
         graph, inputs = tx.graph.finish(list(outputs))
         compiled = compile_graph(graph, inputs)
@@ -266,9 +268,7 @@ class _Assembly:
         after = _after(instr, below)
         self._resume(index + 1, after, names, instr)
 
-    def _branch(
-        self, index: int, instr: Instr, below: list[bool], names: tuple[str, ...]
-    ) -> None:
+    def _branch(self, index: int, instr: Instr, below: list[bool], names: tuple[str, ...]) -> None:
         assert instr.target is not None
         writer = self.writer
         taken = writer.label()

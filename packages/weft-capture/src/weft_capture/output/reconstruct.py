@@ -164,5 +164,3 @@ def _children(value: Value) -> Iterator[Value]:
     elif isinstance(value, BoundMethod):
         yield value.function
         yield value.owner
-
-

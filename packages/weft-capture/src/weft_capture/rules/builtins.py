@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.rules.operators import BINARY, binary, compare, contains
 from weft_capture.rules.table import PURE, rule

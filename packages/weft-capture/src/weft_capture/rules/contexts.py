@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value

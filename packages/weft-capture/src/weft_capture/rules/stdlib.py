@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import PURE, rule

@@ -105,6 +105,7 @@ def _owner(obj: Any) -> type:
 
 
 def is_pure(obj: Any) -> bool:
+    """Say whether a callable is run while capturing when its arguments are constant."""
     try:
         if obj in PURE:
             return True

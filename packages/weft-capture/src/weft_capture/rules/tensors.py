@@ -9,6 +9,7 @@ import operator
 from typing import TYPE_CHECKING
 
 import torch
+
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import GRAPH

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import overrides
+
 from weft_capture.breaks import Break
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values.base import Value

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from weft_capture.breaks import Break, NotConstant
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 Handler = Callable[..., "Value"]
 Kwargs = dict[str, "Value"]

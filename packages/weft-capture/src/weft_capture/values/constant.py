@@ -12,7 +12,6 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, Value
 
@@ -106,9 +105,8 @@ class Constant(Value):
         bound = getattr(self.value, name, None)
         if isinstance(bound, types.MethodType) or bound is None:
             return self.getattr(tx, name).call(tx, args, kwargs)
-        if isinstance(self.value, str) and name in ("join", "format"):
-            args = [tx.literal(a.as_constant()) if a.is_constant() else
-                    tx.tuple_of(a.unpack(tx)) for a in args] if name == "join" else args  # fmt: skip
+        if isinstance(self.value, str) and name == "join":
+            args = [tx.tuple_of(arg.unpack(tx)) for arg in args]
         return fold(tx, bound, args, kwargs)
 
     def getitem(self, tx: Tracer, key: Value) -> Value:

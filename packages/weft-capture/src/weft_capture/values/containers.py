@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import constant
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 
 class TupleValue(Value):

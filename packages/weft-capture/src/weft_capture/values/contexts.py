@@ -11,15 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from weft_capture.values.base import MutableValue, Value, method
 from weft_capture.values.constant import FALSE, NONE
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 
 class GradModeContext(MutableValue):

@@ -14,10 +14,9 @@ from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import NONE
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 
 class LazyValue(Value):

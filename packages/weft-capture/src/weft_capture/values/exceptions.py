@@ -10,10 +10,9 @@ from weft_capture.values.base import MutableValue, Value, method
 from weft_capture.values.constant import NONE, constant
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 
 class ExceptionValue(MutableValue):

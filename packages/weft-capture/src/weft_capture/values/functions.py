@@ -17,10 +17,9 @@ from weft_capture.values.constant import NONE, constant
 from weft_capture.values.dicts import DictValue
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 
 class CellValue(MutableValue):

@@ -15,10 +15,9 @@ from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, RangeValue, TupleValue
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 
 class IteratorValue(MutableValue):

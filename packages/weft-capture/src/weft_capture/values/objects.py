@@ -11,17 +11,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.containers import SliceValue
 
 if TYPE_CHECKING:
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 DELETED = Value(None)
 """Marks an attribute that the program deleted."""
@@ -61,7 +59,8 @@ class UserObject(MutableValue):
         return restore
 
     def hash_key(self) -> object:
-        if self.cls.__hash__ is object.__hash__ or isinstance(self.obj, torch.nn.Module):
+        by_identity: Any = object.__hash__
+        if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
             return self if self.obj is None else self.obj
         if self.obj is not None and self.cls.__hash__ is not None:
             return self.obj
@@ -234,15 +233,15 @@ class UserObject(MutableValue):
 
 def new_instance(cls: type, base: object = None) -> Any:
     """Make an instance without running its class's `__init__` or Python `__new__`."""
-    for kind in (tuple, str, int, float, bytes, frozenset):
-        if issubclass(cls, kind):
-            make: Callable[..., Any] = kind.__new__
+    make: Any
+    for immutable in (tuple, str, int, float, bytes, frozenset):
+        if issubclass(cls, immutable):
+            make = immutable.__new__
             return make(cls, base)
-    for kind in (dict, list, set):
-        if issubclass(cls, kind):
-            builtin = next(k for k in cls.__mro__ if "__new__" in k.__dict__ and not _python(k))
-            make = builtin.__new__
-            return make(cls)
+    if issubclass(cls, dict | list | set):
+        builtin = next(k for k in cls.__mro__ if "__new__" in k.__dict__ and not _python(k))
+        make = builtin.__new__
+        return make(cls)
     return object.__new__(cls)
 
 
@@ -254,9 +253,11 @@ def fill_instance(obj: Any, base: Any) -> None:
     """Give an instance of a dict, list or set subclass its builtin contents."""
     if isinstance(obj, dict):
         dict.clear(obj)
-        kind = next(k for k in type(obj).__mro__ if k.__module__ in ("builtins", "collections"))
+        builtin: Any = next(
+            k for k in type(obj).__mro__ if k.__module__ in ("builtins", "collections")
+        )
         for key, value in base.items():
-            kind.__setitem__(obj, key, value)  # type: ignore[attr-defined]
+            builtin.__setitem__(obj, key, value)
     elif isinstance(obj, list):
         list.__setitem__(obj, slice(None), base)
     else:

@@ -11,37 +11,85 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from weft_capture.breaks import Break
 from weft_capture.values.base import Handler, Kwargs, MethodOf, Value
 from weft_capture.values.constant import constant
 
 if TYPE_CHECKING:
     from torch.fx import Node
-    from weft_guards.sources import Source
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
 
 AttributeReader = Callable[["Tracer", "TensorValue"], Value]
 TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}
 """Attributes with a rule of their own; filled by `tensor_attribute`."""
 
 METADATA_ATTRIBUTES = frozenset(
-    "dtype device layout requires_grad is_leaf ndim is_cuda is_cpu is_sparse is_quantized is_meta "
-    "is_mps is_xpu is_nested is_mkldnn is_ipu is_vulkan itemsize nbytes names is_sparse_csr "
-    "retains_grad output_nr is_inference".split()
+    [
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "is_leaf",
+        "ndim",
+        "is_cuda",
+        "is_cpu",
+        "is_sparse",
+        "is_quantized",
+        "is_meta",
+        "is_mps",
+        "is_xpu",
+        "is_nested",
+        "is_mkldnn",
+        "is_ipu",
+        "is_vulkan",
+        "itemsize",
+        "nbytes",
+        "names",
+        "is_sparse_csr",
+        "retains_grad",
+        "output_nr",
+        "is_inference",
+    ]
 )
 """Read from the fake tensor and known while capturing."""
 
-GRAPH_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
+GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
 """Become a getattr node."""
 
 REAL_ONLY = frozenset(
-    "item tolist numpy data_ptr backward register_hook register_post_accumulate_grad_hook storage "
-    "untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory retain_grad "
-    "__float__ __int__ __bool__ __index__ __complex__ __format__ __repr__ __str__ set_ "
-    "__cuda_array_interface__ is_shared nonzero __reduce_ex__ __deepcopy__".split()
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "data_ptr",
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "storage",
+        "untyped_storage",
+        "__array__",
+        "__dlpack__",
+        "cpu_numpy",
+        "share_memory_",
+        "pin_memory",
+        "retain_grad",
+        "__float__",
+        "__int__",
+        "__bool__",
+        "__index__",
+        "__complex__",
+        "__format__",
+        "__repr__",
+        "__str__",
+        "set_",
+        "__cuda_array_interface__",
+        "is_shared",
+        "nonzero",
+        "__reduce_ex__",
+        "__deepcopy__",
+    ]
 )
 """Methods that need the tensor's storage or value; filled out by rules where there is a way."""
 

@@ -14,17 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_guards.guards import TensorSpec
-from weft_guards.sources import (
-    AttrSource,
-    ConstSource,
-    DictValueSource,
-    ItemSource,
-    LocalSource,
-    Source,
-)
-
-from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.values.base import MethodOf, Value
@@ -38,7 +27,7 @@ from weft_capture.values.containers import (
     SliceValue,
     TupleValue,
 )
-from weft_capture.values.contexts import AutocastContext, GradModeContext
+from weft_capture.values.contexts import GradModeContext
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import (
@@ -53,6 +42,16 @@ from weft_capture.values.functions import (
 )
 from weft_capture.values.iterators import ExternalIterator
 from weft_capture.values.objects import ModuleValue, UserObject
+from weft_guards.guards import TensorSpec
+from weft_guards.sources import (
+    AttrSource,
+    ConstSource,
+    DictValueSource,
+    InstanceAttrSource,
+    ItemSource,
+    LocalSource,
+    Source,
+)
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -336,7 +335,7 @@ def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
     previous = getattr(obj, "prev", None)
     for name in ("prev", "mode"):
         if name in obj.__dict__:
-            wrap(tx, obj.__dict__[name], attributes.InstanceAttrSource(source, name))
+            wrap(tx, obj.__dict__[name], InstanceAttrSource(source, name))
     return GradModeContext(type(obj), args, mode, previous, source)
 
 
@@ -351,20 +350,17 @@ def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
     args = wrap(tx, obj.args, AttrSource(source, "args"))
     value = ExceptionValue(type(obj), args.unpack(tx), source)
     value.attributes = {
-        name: LazyValue(item, attributes.InstanceAttrSource(source, name))
+        name: LazyValue(item, InstanceAttrSource(source, name))
         for name, item in obj.__dict__.items()
     }
     return value
 
 
-_ITERATORS = tuple(
-    type(iterator)
-    for iterator in (
-        iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()),
-        iter(set()), iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]),
-        (_ for _ in ()),
-    )
+_EXAMPLES: tuple[Any, ...] = (
+    iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()),
+    iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]), (_ for _ in ()),
 )  # fmt: skip
+_ITERATORS = tuple(type(example) for example in _EXAMPLES)
 
 
 @_exact(*_ITERATORS)
