@@ -1,4 +1,4 @@
-"""Building: two caches, damage, several writers, a missing compiler, source that does not compile."""
+"""Building: two caches, damage, many writers, a missing compiler, source that is not C."""
 
 from __future__ import annotations
 

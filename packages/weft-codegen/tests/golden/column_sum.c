@@ -1,7 +1,7 @@
 /* sum.dim_IntList */
-WEFT_PART void weft_k9ccd6287d76ab270_part(const float *restrict a0, float *restrict a1)
+WEFT_PART void weft_kd86b47bb5083cb0e_part(const float *restrict a0, float *restrict a1)
 {
-    float t0[64] __attribute__((aligned(64)));
+    float t0[64] WEFT_ALIGNED;
     #pragma omp simd
     for (int64_t i0 = 0; i0 < 64; i0++) {
         t0[i0] = 0.0f;
@@ -10,7 +10,7 @@ WEFT_PART void weft_k9ccd6287d76ab270_part(const float *restrict a0, float *rest
         #pragma omp simd
         for (int64_t i0 = 0; i0 < 64; i0++) {
             const float v0 = a0[i0 + i1*64];
-            t0[i0] = (t0[i0] + (v0 * v0));
+            t0[i0] = ((v0 * v0) + t0[i0]);
         }
     }
     #pragma omp simd
@@ -20,13 +20,13 @@ WEFT_PART void weft_k9ccd6287d76ab270_part(const float *restrict a0, float *rest
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k9ccd6287d76ab270(const float *a0, float *a1)
+void weft_kd86b47bb5083cb0e(const float *a0, float *a1)
 {
-    weft_k9ccd6287d76ab270_part(a0, a1);
+    weft_kd86b47bb5083cb0e_part(a0, a1);
 }
 
 
-void weft_k9ccd6287d76ab270(const float *a0, float *a1);
+void weft_kd86b47bb5083cb0e(const float *a0, float *a1);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -46,7 +46,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* sum.dim_IntList */
     if (weft_empty(&own[1], 1, dims_64, dims_1, 6)) goto done;
     float *const p_buf1 = (void *)(weft_data(own[1]));
-    weft_k9ccd6287d76ab270(p_in0, p_buf1);
+    weft_kd86b47bb5083cb0e(p_in0, p_buf1);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;

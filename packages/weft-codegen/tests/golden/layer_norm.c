@@ -1,6 +1,6 @@
 /* var_mean.correction */
 /* add.Tensor */
-WEFT_PART void weft_k55d2646231a128c8_part(const float *restrict a0, const float *restrict a1, const float *restrict a2, float *restrict a3, int64_t lo, int64_t hi)
+WEFT_PART void weft_k3e2ca96182e7c01c_part(const float *restrict a0, const float *restrict a1, const float *restrict a2, float *restrict a3, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
@@ -10,23 +10,33 @@ WEFT_PART void weft_k55d2646231a128c8_part(const float *restrict a0, const float
         float t4;
         float t5;
         t0 = 0.0f;
-        float r0 = t0;
-        #pragma omp simd reduction(+:r0)
-        for (int64_t i1 = 0; i1 < 64; i1++) {
-            r0 += a0[i0*64 + i1];
+        float r0_lanes[64] WEFT_ALIGNED = {0};
+        int64_t block1 = 0;
+        for (; block1 + 64 <= 64; block1 += 64) {
+            #pragma omp simd
+            for (int64_t lane = 0; lane < 64; lane++) {
+                const int64_t i1 = block1 + lane;
+                r0_lanes[lane] = (a0[i0*64 + i1] + r0_lanes[lane]);
+            }
         }
-        t0 = r0;
+        float r0 = sum_lanes_f32(r0_lanes);
+        t0 += r0;
         const float v0 = (t0 / 64.0f);
         t1 = v0;
         t2 = 0.0f;
         t3 = v0;
-        float r1 = t2;
-        #pragma omp simd reduction(+:r1)
-        for (int64_t i1 = 0; i1 < 64; i1++) {
-            const float v1 = (a0[i0*64 + i1] - t3);
-            r1 += (v1 * v1);
+        float r2_lanes[64] WEFT_ALIGNED = {0};
+        int64_t block3 = 0;
+        for (; block3 + 64 <= 64; block3 += 64) {
+            #pragma omp simd
+            for (int64_t lane = 0; lane < 64; lane++) {
+                const int64_t i1 = block3 + lane;
+                const float v1 = (a0[i0*64 + i1] - t3);
+                r2_lanes[lane] = ((v1 * v1) + r2_lanes[lane]);
+            }
         }
-        t2 = r1;
+        float r2 = sum_lanes_f32(r2_lanes);
+        t2 += r2;
         const float v2 = (t2 / 64.0f);
         t4 = v2;
         const float v3 = rsqrt_f32((t4 + 1e-05f));
@@ -39,13 +49,13 @@ WEFT_PART void weft_k55d2646231a128c8_part(const float *restrict a0, const float
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k55d2646231a128c8(const float *a0, const float *a1, const float *a2, float *a3)
+void weft_k3e2ca96182e7c01c(const float *a0, const float *a1, const float *a2, float *a3)
 {
-    weft_k55d2646231a128c8_part(a0, a1, a2, a3, 0, 32);
+    weft_k3e2ca96182e7c01c_part(a0, a1, a2, a3, 0, 32);
 }
 
 
-void weft_k55d2646231a128c8(const float *a0, const float *a1, const float *a2, float *a3);
+void weft_k3e2ca96182e7c01c(const float *a0, const float *a1, const float *a2, float *a3);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -72,7 +82,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* add.Tensor */
     if (weft_empty(&own[3], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf7 = (void *)(weft_data(own[3]));
-    weft_k55d2646231a128c8(p_in0, p_in1, p_in2, p_buf7);
+    weft_k3e2ca96182e7c01c(p_in0, p_in1, p_in2, p_buf7);
     out[0] = own[3];
     own[3] = NULL;
     status = 0;

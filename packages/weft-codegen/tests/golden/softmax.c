@@ -2,31 +2,37 @@
 /* exp */
 /* sum.dim_IntList */
 /* div.Tensor */
-WEFT_PART void weft_k8488787ce6d482a2_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_ke0d0d2aa713558ad_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
         float t1;
-        float t2[64] __attribute__((aligned(64)));
+        float t2[64] WEFT_ALIGNED;
         t0 = -__builtin_inff();
         float r0 = t0;
-        int32_t r0_nan = t0 != t0;
+        int32_t r0_nan = r0 != r0;
         #pragma omp simd reduction(max:r0) reduction(|:r0_nan)
         for (int64_t i1 = 0; i1 < 64; i1++) {
             const float r0_x = a0[i0*64 + i1];
             r0 = r0_x > r0 ? r0_x : r0;
             r0_nan |= r0_x != r0_x;
         }
-        t0 = r0_nan ? __builtin_nanf("") : r0;
+        r0 = r0_nan ? __builtin_nanf("") : r0;
+        t0 = r0;
         t1 = 0.0f;
-        float r1 = t1;
-        #pragma omp simd reduction(+:r1)
-        for (int64_t i1 = 0; i1 < 64; i1++) {
-            const float v0 = exp_f32((a0[i0*64 + i1] - t0));
-            t2[i1] = v0;
-            r1 += v0;
+        float r1_lanes[64] WEFT_ALIGNED = {0};
+        int64_t block2 = 0;
+        for (; block2 + 64 <= 64; block2 += 64) {
+            #pragma omp simd
+            for (int64_t lane = 0; lane < 64; lane++) {
+                const int64_t i1 = block2 + lane;
+                const float v0 = exp_f32((a0[i0*64 + i1] - t0));
+                t2[i1] = v0;
+                r1_lanes[lane] = (v0 + r1_lanes[lane]);
+            }
         }
-        t1 = r1;
+        float r1 = sum_lanes_f32(r1_lanes);
+        t1 += r1;
         #pragma omp simd
         for (int64_t i1 = 0; i1 < 64; i1++) {
             const float v1 = (t2[i1] / t1);
@@ -36,13 +42,13 @@ WEFT_PART void weft_k8488787ce6d482a2_part(const float *restrict a0, float *rest
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k8488787ce6d482a2(const float *a0, float *a1)
+void weft_ke0d0d2aa713558ad(const float *a0, float *a1)
 {
-    weft_k8488787ce6d482a2_part(a0, a1, 0, 32);
+    weft_ke0d0d2aa713558ad_part(a0, a1, 0, 32);
 }
 
 
-void weft_k8488787ce6d482a2(const float *a0, float *a1);
+void weft_ke0d0d2aa713558ad(const float *a0, float *a1);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -63,7 +69,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* div.Tensor */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf4 = (void *)(weft_data(own[1]));
-    weft_k8488787ce6d482a2(p_in0, p_buf4);
+    weft_ke0d0d2aa713558ad(p_in0, p_buf4);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;

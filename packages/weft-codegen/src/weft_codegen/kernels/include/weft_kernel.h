@@ -239,6 +239,31 @@ static inline float exp_f32(float a)
     return a != a ? a : p;
 }
 
+/* ---- sums: 64 partial sums are added up by a tree ---- */
+
+#define WEFT_ALIGNED __attribute__((aligned(64)))
+
+typedef float weft_f32x16 __attribute__((vector_size(64)));
+typedef double weft_f64x8 __attribute__((vector_size(64)));
+
+static inline float sum_lanes_f32(const float *lanes)
+{
+    const weft_f32x16 *p = (const weft_f32x16 *)lanes;
+    weft_f32x16 a = (p[0] + p[1]) + (p[2] + p[3]);
+    a += __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    a += __builtin_shufflevector(a, a, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+    return (a[0] + a[1]) + (a[2] + a[3]);
+}
+
+static inline double sum_lanes_f64(const double *lanes)
+{
+    const weft_f64x8 *p = (const weft_f64x8 *)lanes;
+    weft_f64x8 a = (p[0] + p[1]) + (p[2] + p[3]);
+    a += (p[4] + p[5]) + (p[6] + p[7]);
+    a += __builtin_shufflevector(a, a, 4, 5, 6, 7, 4, 5, 6, 7);
+    return (a[0] + a[1]) + (a[2] + a[3]);
+}
+
 /* ---- 16-bit floats live in memory as their bits; arithmetic is float's ---- */
 
 static inline float bf16_to_f32(uint16_t bits) { return weft_from_bits_f32((int32_t)bits << 16); }
