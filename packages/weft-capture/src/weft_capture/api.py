@@ -19,9 +19,9 @@ from weft_guards import CodeCache, arg_names_of, compile_check
 
 from weft_capture import config, frame, stance
 from weft_capture.breaks import BreakRecord
+from weft_capture.bytecode import is_resume
 from weft_capture.classes import is_skipped_code
 from weft_capture.convert import Backend, BreakUnderFullgraph, Converted, convert
-from weft_capture.output.assemble import RESUME_CODES
 
 F = TypeVar("F", bound=Callable[..., Any])
 _lock = threading.RLock()
@@ -59,7 +59,7 @@ class Capture:
         """Answer the frame hook: code to run in the place of this call, or None."""
         if getattr(self._busy, "on", False):
             return None
-        if code not in RESUME_CODES and is_skipped_code(code, function.__module__):
+        if not is_resume(code) and is_skipped_code(code, function.__module__):
             frame.skip(code)
             return None
         with _lock:

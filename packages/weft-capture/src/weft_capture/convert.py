@@ -25,7 +25,7 @@ from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
 
 from weft_capture import config, frame
 from weft_capture.breaks import Break, BreakRecord
-from weft_capture.bytecode import decode
+from weft_capture.bytecode import decode, in_prologue
 from weft_capture.frames import OuterFrame, RaisesAtStep
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import Assembled, assemble
@@ -129,6 +129,8 @@ def _convert(do: _Attempt) -> Converted:
             if record is not None and do.fullgraph:
                 raise BreakUnderFullgraph(record)
         grad_at_end = torch.is_grad_enabled()
+    if record is not None and in_prologue(outer.decoded, outer.ip):
+        return Converted(None, stopped=record)
 
     def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         _log_graph(graph)

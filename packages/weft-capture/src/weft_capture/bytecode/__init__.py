@@ -92,7 +92,7 @@ from .encode import AssemblyError
 from .instr import NULL_BELOW, Decoded, Handler, Instr, call_pair
 from .liveness import live_at
 from .program import Label
-from .resume import Resume, make_resume, stack_name
+from .resume import Resume, in_prologue, is_resume, make_resume, stack_name
 from .writer import FUNCTION_ARG, Writer
 
 __all__ = [
@@ -107,6 +107,8 @@ __all__ = [
     "Writer",
     "call_pair",
     "decode",
+    "in_prologue",
+    "is_resume",
     "live_at",
     "make_resume",
     "stack_name",

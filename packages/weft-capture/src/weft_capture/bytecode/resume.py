@@ -68,7 +68,7 @@ def make_resume(
 
     Args:
         decoded: the original frame's code; not that of a generator (ValueError).
-        index: the instruction to go on at.
+        index: the instruction to go on at; not `in_prologue` (ValueError).
         stack: the operand stack there, bottom first: True for a value, False for a NULL.
         locals: plain variables that are bound there; those that are not live are left out.
             By default all live ones. A live variable that is not listed starts unbound.
@@ -76,9 +76,10 @@ def make_resume(
     The same arguments give the same `Resume` as long as `decoded` lives, so that its code cache
     is found again.
     """
+    if in_prologue(decoded, index):
+        raise ValueError(f"{decoded.qualname} cannot be resumed while it rebuilds its stack")
     origin: Origin | None = decoded.derived.get("origin")
-    first = origin.decoded() if origin is not None and index >= origin.prologue else None
-    if origin is not None and first is not None:
+    if origin is not None and (first := origin.decoded()) is not None:
         # Resuming a resume function resumes the original: a loop meets the same code again.
         return make_resume(first, origin.indices[index - origin.prologue], stack, locals)
     if decoded.is_generator:
@@ -91,6 +92,20 @@ def make_resume(
     if resume is None:
         resume = decoded.derived[key] = _build(decoded, index, tuple(stack), bound)
     return resume
+
+
+def in_prologue(decoded: Decoded, index: int) -> bool:
+    """Whether this is a resume function that has not come to the original's code yet.
+
+    A break there would repeat in every further resume function: such a frame has to run as it is.
+    """
+    origin: Origin | None = decoded.derived.get("origin")
+    return origin is not None and index < origin.prologue
+
+
+def is_resume(code: CodeType) -> bool:
+    """Whether `make_resume` made this code."""
+    return ".<resume at " in code.co_qualname
 
 
 def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str]) -> Resume:

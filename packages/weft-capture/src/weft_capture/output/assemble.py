@@ -286,12 +286,7 @@ class _Assembly:
         if done is not None and done.opname == "DELETE_FAST":
             names = tuple(name for name in names if name != done.argval)
         resume = make_resume(self.frame.decoded, index, stack, names)
-        RESUME_CODES[resume.code] = self.frame.function.globals.get("__name__")
         self.writer.call_resume(resume)
-
-
-RESUME_CODES: dict[types.CodeType, Any] = {}
-"""Resume functions that were made; their frames are captured whatever module they are from."""
 
 
 def _after(instr: Instr, below: list[bool]) -> list[bool]:
