@@ -151,18 +151,18 @@ class CodeCache:
         entries = self.entries
         if not entries:
             return True
-        counters["guards"]["recompiles"] += 1
         at_limit = len(entries) >= settings.recompile_limit
-        wanted = at_limit or enabled("recompiles") or enabled("recompiles_verbose")
-        if wanted:
-            self._log_recompile(func, flat_locals)
+        if at_limit or enabled("recompiles") or enabled("recompiles_verbose"):
+            reasons = self.reasons(func, flat_locals)
+            self._log_reasons(reasons)
         if not at_limit:
+            counters["guards"]["recompiles"] += 1
             return True
-        text = self._limit_text(func, flat_locals)
+        counters["guards"]["recompile_limit"] += 1
+        text = self._limit_text([miss for _, misses in reasons for miss in misses])
         if strict:
             raise RecompileLimit(text)
         self.mark_skip("recompile limit")
-        counters["guards"]["recompile_limit"] += 1
         warnings.warn(text, stacklevel=2)
         return False
 
@@ -172,28 +172,26 @@ class CodeCache:
         """Return, for each entry, why it does not admit a call (no misses: it does)."""
         return [(entry, explain_miss(entry.guards, func, flat_locals)) for entry in self.entries]
 
-    def _log_recompile(self, func: FunctionType, flat_locals: Sequence[Any]) -> None:
-        newest, *others = self.reasons(func, flat_locals)
-        text = "\n  ".join(map(str, newest[1]))
-        _recompiles_log.info("recompiling %s\n  %s", self.name, text)
-        for entry, misses in [newest, *others]:
+    def _log_reasons(self, reasons: list[tuple[Entry, list[Miss]]]) -> None:
+        """Log why the newest entry does not fit, and verbosely why each does not."""
+        for index, (entry, misses) in enumerate(reasons):
             lines = "\n  ".join(map(str, misses))
+            if index == 0:
+                _recompiles_log.info("recompiling %s\n  %s", self.name, lines)
             _verbose_log.info("%s: entry %#x does not fit:\n  %s", self.name, id(entry), lines)
 
-    def _limit_text(self, func: FunctionType, flat_locals: Sequence[Any]) -> str:
+    def _limit_text(self, misses: list[Miss]) -> str:
         """Say what keeps one function from being compiled once and for all."""
         failed = {
             f"{miss.what}: {miss.old} -> {miss.new}"
             + (f" (used at {miss.user_line})" if miss.user_line else "")
-            for _, misses in self.reasons(func, flat_locals)
             for miss in misses
         }
-        remedies = {miss.remedy for _, misses in self.reasons(func, flat_locals) for miss in misses}
+        remedies = {miss.remedy for miss in misses} | {"raise weft.config.recompile_limit"}
         return (
             f"[recompile-limit] {self.name} was compiled {len(self.entries)} times and runs "
-            f"eagerly from now on.\n  Failing guards:\n    "
+            "eagerly from now on.\n  Failing guards:\n    "
             + "\n    ".join(sorted(failed))
             + "\n  What to do: "
-            + "; ".join(sorted(remedies))
-            + "; or raise weft.config.recompile_limit"
+            + "; or ".join(sorted(remedies))
         )
