@@ -36,7 +36,7 @@ def build_training(
         forward: compiled `parts.forward`; returns a sequence.
         backward: compiled `parts.backward`; returns a sequence, None for a missing gradient.
     """
-    inputs, outputs = make_backward_inputs(joint), make_backward_outputs(joint)
+    inputs, outputs = make_backward_inputs(joint, parts), make_backward_outputs(joint)
     run_backward = _without_autocast(backward)
 
     def apply_backward(ctx: Any, *grads: Any) -> Any:

@@ -119,8 +119,10 @@ def make_forward(
     """`forward(ctx, *args)` of the autograd function: run, save, return the forward values."""
     source = WrapperSource("def forward(ctx, *args):")
     source.line(f"values = {source.constant(compiled)}(*args)")
-    source.line(f"ctx.save_for_backward({_saved(parts.saved, symbolic=False)})")
-    source.line(f"ctx.symbols = ({_saved(parts.saved, symbolic=True)})")
+    if tensors := _saved(parts.saved, symbolic=False):
+        source.line(f"ctx.save_for_backward({tensors})")
+    if symbols := _saved(parts.saved, symbolic=True):
+        source.line(f"ctx.symbols = ({symbols})")
     if len(joint.tangents) > 1:
         shapes = "".join(f"values[{k}].shape, " for k in joint.tangents)
         source.line(f"ctx.shapes = ({shapes})")
@@ -148,7 +150,7 @@ def _tensor_values(joint: JointGraph) -> list[int]:
     ]
 
 
-def make_backward_inputs(joint: JointGraph) -> Callable[..., Any]:
+def make_backward_inputs(joint: JointGraph, parts: Partition) -> Callable[..., Any]:
     """`backward_inputs(ctx, *grads)`: the flat arguments of the backward graph.
 
     A gradient that nobody asked for becomes zeros; one of another layout than the trace assumed
@@ -172,8 +174,10 @@ def make_backward_inputs(joint: JointGraph) -> Callable[..., Any]:
         else:
             back = [order.index(dim) for dim in range(len(order))]
             source.line(f"t{place} = t{place}.permute({order}).contiguous().permute({back})")
-    tangents = "".join(f", t{place}" for place in range(len(joint.tangents)))
-    source.line(f"return [*ctx.symbols, *ctx.saved_tensors{tangents}]")
+    symbols = "*ctx.symbols, " if any(saved.symbolic for saved in parts.saved) else ""
+    tensors = "*ctx.saved_tensors, " if not all(saved.symbolic for saved in parts.saved) else ""
+    tangents = ", ".join(f"t{place}" for place in range(len(joint.tangents)))
+    source.line(f"return [{symbols}{tensors}{tangents}]")
     return source.build()
 
 
