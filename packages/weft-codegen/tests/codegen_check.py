@@ -1,0 +1,91 @@
+"""Shared by the tests: run a function through the pipeline and compare with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.testing import assert_close
+from weft_codegen.compile import make_program
+from weft_codegen.config import Options, settings
+from weft_codegen.kernels import compile_program
+from weft_codegen.loops.interpret import run_program
+from weft_codegen.loops.lower.decompose import decompositions
+from weft_codegen.loops.program import Extern, Launch, Program
+from weft_core.fake import fake_mode, to_fake
+from weft_core.tracing import trace_aten
+
+
+def trace(fn: Callable[..., Any], args: Sequence[Any]) -> torch.fx.GraphModule:
+    """The aten graph of `fn` for tensors like `args`."""
+    mode = fake_mode()
+    fakes = [to_fake(mode, a) if isinstance(a, torch.Tensor) else a for a in args]
+    with torch.no_grad():
+        return trace_aten(fn, fakes, decompositions=decompositions())
+
+
+def program_of(fn: Callable[..., Any], *args: Any, fuse: bool = True) -> Program:
+    """The verified program of `fn`."""
+    with settings.patch(verify_ir=True):
+        return make_program(trace(fn, args), args, Options(epilogue_fusion=fuse))
+
+
+def launches(program: Program) -> int:
+    """How many kernels one call runs."""
+    return sum(isinstance(step, Launch) for step in program.steps)
+
+
+def externs(program: Program) -> list[str]:
+    """The operators called through the dispatcher."""
+    return [str(step.op) for step in program.steps if isinstance(step, Extern)]
+
+
+def clones(args: Sequence[Any]) -> list[Any]:
+    """Copies with the same strides."""
+    return [_clone(a) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return copy.copy_(tensor)
+
+
+def check(
+    fn: Callable[..., Any],
+    *args: Any,
+    fuse: bool = True,
+    interpret: bool = True,
+    native: bool = False,
+    **close: Any,
+) -> Program:
+    """Assert that the interpreter (and with `native` the C code) gives eager's results and mutations.
+
+    `fn` returns a tensor or a tuple of them.  Extra keywords go to assert_close.
+    """
+    program = program_of(fn, *args, fuse=fuse)
+    expected_args = clones(args)
+    expected = fn(*expected_args)
+    expected = list(expected) if isinstance(expected, tuple | list) else [expected]
+    runs = [lambda a: run_program(program, a)] if interpret else []
+    if native:
+        compiled = compile_program(program)
+        runs.append(lambda a: compiled(*a))
+    for run in runs:
+        given = clones(args)
+        results = run(given)
+        assert len(results) == len(expected)
+        for result, want in zip(results, expected):
+            _assert_same(result, want, close)
+        for after, want in zip(given, expected_args):
+            if isinstance(want, torch.Tensor):
+                _assert_same(after, want, close)
+    return program
+
+
+def _assert_same(result: torch.Tensor, want: torch.Tensor, close: dict[str, Any]) -> None:
+    assert result.dtype == want.dtype
+    assert result.shape == want.shape
+    if want.numel():
+        assert result.stride() == want.stride()
+    assert_close(result, want, equal_nan=True, **close)

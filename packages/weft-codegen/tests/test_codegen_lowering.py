@@ -1,0 +1,184 @@
+"""Every family of operators, interpreted and native, against eager."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from codegen_check import check, externs, launches, program_of
+
+torch.manual_seed(0)
+X = torch.randn(6, 8)
+Y = torch.randn(6, 8)
+B = torch.rand(8) + 0.5
+C4 = torch.randn(2, 3, 4, 5)
+INT = torch.randint(-9, 9, (6, 8))
+SPECIAL = torch.tensor([0.0, -0.0, 1.5, -2.5, math.inf, -math.inf, math.nan, 0.5])
+
+UNARY = """neg abs sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh
+cosh tanh asinh acosh atanh erf floor ceil trunc round sign square reciprocal sigmoid relu isnan
+isinf signbit logical_not""".split()
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name):
+    fn = getattr(torch, name)
+    program = check(lambda x, s: (fn(x), fn(s)), X, SPECIAL)
+    assert externs(program) == []
+
+
+@pytest.mark.parametrize("name", "add sub mul div maximum minimum atan2 eq lt ge logical_and".split())
+@pytest.mark.parametrize("left, right", [(X, Y), (X, B), (INT, Y), (INT, INT + 1), (X > 0, Y > 0)])
+def test_binary_promotes_and_broadcasts(name, left, right):
+    if left.dtype is torch.bool and name in ("sub", "div", "atan2"):
+        pytest.skip("not defined for bool")
+    check(getattr(torch, name), left, right)
+
+
+def test_scalars_alpha_and_rounding_modes():
+    check(lambda x, y: (torch.add(x, y, alpha=3), torch.rsub(x, 2.0), 1 - x, x / 3), X, Y)
+    check(lambda i: (i // 4, i % 5, torch.div(i, 3, rounding_mode="trunc"), i / 2), INT)
+    check(lambda x, y: (torch.div(x, y, rounding_mode="floor"), torch.remainder(x, y)), X, Y)
+
+
+def test_powers_and_clamps():
+    check(lambda x: (x**2, x**3, x.abs() ** 0.5, x.abs() ** 1.7, 2.0**x), X)
+    check(lambda x: (x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=0.3), F.hardtanh(x)), X)
+    check(lambda s: (s.clamp(-1, 1), torch.maximum(s, -s)), SPECIAL)
+
+
+ACTIVATIONS = [F.gelu, F.silu, F.softplus, F.elu, F.leaky_relu, F.hardswish, F.mish, F.logsigmoid]
+
+
+@pytest.mark.parametrize("fn", [*ACTIVATIONS, lambda x: F.gelu(x, approximate="tanh")])
+def test_activations(fn):
+    check(fn, X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_float_dtypes(dtype):
+    x, y = X.to(dtype), Y.to(dtype)
+    check(lambda x, y: (x * y, x.exp(), x.sum(), x.to(torch.float32) + 1), x, y)
+    check(lambda x: F.gelu(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool])
+def test_integer_dtypes_and_casts(dtype):
+    x = INT.abs().to(dtype)
+    check(lambda x: (x.float() * 2, x.long().sum(0), x.to(torch.float64), ~x, x == 1), x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.sum(),
+        lambda x: x.sum(0),
+        lambda x: x.sum(-1, keepdim=True),
+        lambda x: (x.mean(), x.mean(0), x.mean(1)),
+        lambda x: (x.var(1), x.std(0), x.var(unbiased=False)),
+        lambda x: (x.amax(0), x.amin(1), x.max(), x.min()),
+        lambda x: (x.argmax(), x.argmax(0), x.argmin(1, keepdim=True)),
+        lambda x: tuple(x.max(1)) + tuple(x.min(0)),
+        lambda x: ((x > 0).any(1), (x > -9).all(0), x.prod(1)),
+        lambda x: (x.norm(), x.logsumexp(1), x.abs().sum(0)),
+    ],
+)
+def test_reductions(fn):
+    check(fn, X)
+
+
+def test_reductions_propagate_nan_and_reduce_middle_dimensions():
+    check(lambda s: (s.amax(0), s.sum(0), s.argmax(0)), torch.stack([SPECIAL, SPECIAL]).t())
+    check(lambda x: (x.sum((1, 3)), x.mean((0, 2, 3)), x.amax((0, 1)), x.sum(1)), C4)
+
+
+VIEWS = [
+    lambda x: x.permute(0, 2, 3, 1) * 2,
+    lambda x: x.transpose(1, 2).reshape(2, 4, 15) + 1,
+    lambda x: x.view(6, 20).t().contiguous(),
+    lambda x: x[:, 1:, ::2].exp(),
+    lambda x: (x[:, 0], x[1, -1] * 2),
+    lambda x: tuple(t * 2 for t in x.split(2, dim=2)),
+    lambda x: tuple(t.sin() for t in x.unbind(1)),
+    lambda x: x.unsqueeze(1).expand(2, 7, 3, 4, 5) + 1,
+    lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
+    lambda x: torch.stack([x, -x], 2),
+    lambda x: F.pad(x, (1, 2, 0, 3), value=1.5) * 2,
+    lambda x: x.flip(1, 3) + x,
+    lambda x: x.repeat(2, 1, 1, 2) - 1,
+    lambda x: x.tril() + x.triu(1),
+    lambda x: x.diagonal(0, 2, 3) * 2,
+    lambda x: x.squeeze().flatten(1),
+    lambda x: x.movedim(1, -1).softmax(-1),
+]
+
+
+@pytest.mark.parametrize("fn", VIEWS)
+@pytest.mark.parametrize("layout", ["contiguous", "permuted"])
+def test_views_and_movement(fn, layout):
+    x = C4 if layout == "contiguous" else C4.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    if layout == "permuted" and fn in VIEWS[2:3]:
+        pytest.skip("view needs a contiguous tensor")
+    check(fn, x)
+
+
+def test_creation():
+    check(lambda x: (torch.arange(8) + x, torch.zeros_like(x) + 1, torch.full((3,), 2.5)), X)
+    check(lambda x: torch.where(x > 0, x, torch.tensor(0.5)), X)
+    check(lambda x: x.masked_fill(torch.ones(8, 8).triu(1)[:6].bool(), -math.inf), X)
+
+
+def test_norms_and_losses():
+    t = torch.randint(0, 8, (6,))
+    check(lambda x, w: F.layer_norm(x, (8,), w, w), X, B, native=True)
+    check(lambda x: (F.softmax(x, 1), F.log_softmax(x, 0)), X, native=True)
+    check(lambda x, t: F.cross_entropy(x, t), X, t, native=True)
+    check(lambda x, y: (F.mse_loss(x, y), F.smooth_l1_loss(x, y)), X, Y, native=True)
+    check(lambda x, w: F.group_norm(x, 3, w, w), C4, B[:3], native=True)
+    check(lambda x, w: F.batch_norm(x, None, None, w, w, training=True), C4, B[:3], native=True)
+
+
+def test_mutations_are_written_back_in_order():
+    def momentum(p, m, g):
+        m.mul_(0.9).add_(g)
+        p.sub_(m, alpha=0.1)
+        return p.sum()
+
+    check(momentum, X, Y, X * 2, native=True)
+
+    def swap(a, b):
+        old = a.clone()
+        a.copy_(b)
+        b.copy_(old)
+        return a - b
+
+    check(swap, X, Y, native=True)
+
+
+def test_what_has_no_lowering_goes_through_the_dispatcher():
+    program = check(lambda x: (x.sort(1)[0], x.cumsum(0), x.relu()), X, native=True)
+    assert len(externs(program)) == 2
+    check(lambda x, w: F.conv2d(x, w).relu(), C4, torch.randn(2, 3, 2, 2), atol=1e-5, rtol=1e-5, native=True)
+    check(lambda x: torch.view_as_complex(x.reshape(-1, 2)).abs(), X, native=True)
+
+
+def test_random_operators_draw_eagers_numbers():
+    program = program_of(lambda x: F.dropout(x, 0.5), X)
+    assert externs(program)
+    from weft_codegen.kernels import compile_program
+
+    torch.manual_seed(3)
+    want = F.dropout(X, 0.5)
+    torch.manual_seed(3)
+    assert torch.equal(compile_program(program)(X)[0], want)
+
+
+def test_outputs_that_are_inputs_views_and_repeats():
+    check(lambda x: (x, x.t(), x * 2, x.view(-1)), X)
+    program = program_of(lambda x: (x[1:],), X)
+    assert launches(program) == 0
+
+
+def test_empty_and_scalar_tensors():
+    check(lambda x: (x + 1, x.sum(), x.sum(1)), torch.empty(3, 0))
+    check(lambda x: (x * 2, x.sum(), x.view(1, 1)), torch.tensor(1.5))

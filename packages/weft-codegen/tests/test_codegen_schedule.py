@@ -1,0 +1,92 @@
+"""What fuses with what, and how kernels look."""
+
+import torch
+import torch.nn.functional as F
+from codegen_check import check, externs, launches, program_of
+from weft_codegen.loops.printer import kernel_text, program_text
+from weft_codegen.loops.program import Loop, statements
+
+X = torch.randn(16, 32)
+W = torch.rand(32)
+
+
+def only_kernel(program):
+    assert len(program.kernels) == 1
+    return next(iter(program.kernels.values()))
+
+
+def depth(kernel):
+    def nest(body):
+        return max((1 + nest(s.body) for s in body if isinstance(s, Loop)), default=0)
+
+    return nest(kernel.body)
+
+
+def test_a_4d_pointwise_chain_is_one_flat_loop():
+    program = check(lambda x: (x * 2).relu().exp() + x, torch.randn(2, 3, 4, 5))
+    kernel = only_kernel(program)
+    assert depth(kernel) == 1
+    assert "for i0 in 0..120 parallel" in kernel_text(kernel)
+
+
+def test_softmax_and_layer_norm_are_one_kernel_each():
+    assert launches(check(lambda x: x.softmax(1), X)) == 1
+    assert launches(check(lambda x, w: F.layer_norm(x, (32,), w, w), X, W)) == 1
+
+
+def test_softmax_keeps_its_exponentials_in_a_row_temporary():
+    kernel = only_kernel(program_of(lambda x: x.softmax(1), X))
+    assert kernel_text(kernel).count("exp(") == 1
+
+
+def test_pointwise_work_joins_reductions_before_and_after():
+    program = check(lambda x, w: (x * w).sum(1).sqrt() + 1, X, W)
+    assert launches(program) == 1
+
+
+def test_column_sums_keep_the_innermost_loop_contiguous():
+    kernel = only_kernel(check(lambda x: x.exp().sum(0), X))
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
+    innermost = [s for s in loops if not any(isinstance(t, Loop) for t in s.body)]
+    assert all(str(s.axis.key) == "i0" for s in innermost)
+
+
+def test_independent_readers_of_one_input_share_a_kernel():
+    assert launches(check(lambda x: (x.exp(), x.sin(), x * 2), X)) == 1
+
+
+def test_equal_layers_share_one_kernel():
+    def layers(x, a, b, w):
+        x = F.gelu(x @ a + w)
+        return F.gelu(x @ b + w)
+
+    program = check(layers, X, torch.randn(32, 32), torch.randn(32, 32), W, atol=1e-4, rtol=1e-4)
+    assert launches(program) == 2
+    assert len(program.kernels) == 1
+
+
+def test_a_kernel_never_waits_for_an_extern_inside_itself():
+    def crossing(x, w):
+        y = x.exp()
+        z = y @ w
+        return y + z.sum(1, keepdim=True), z * 2
+
+    program = check(crossing, X, torch.randn(32, 32), atol=1e-4, rtol=1e-4)
+    assert externs(program) == ["aten.mm.default"]
+
+
+def test_views_of_realised_tensors_are_aliases():
+    program = program_of(lambda x, w: (x.exp().view(4, 4, 32).transpose(0, 1), x.exp() @ w), X, X.t())
+    assert "view of" in program_text(program)
+    assert launches(program) == 1
+
+
+def test_without_fusion_every_node_has_its_kernel():
+    fused = check(lambda x: x.softmax(1), X)
+    apart = check(lambda x: x.softmax(1), X, fuse=False)
+    assert launches(fused) < launches(apart)
+
+
+def test_dead_work_disappears():
+    program = check(lambda x: x.max(1)[0], X)
+    assert "argmax" not in program_text(program)
