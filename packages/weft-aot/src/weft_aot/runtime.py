@@ -53,7 +53,7 @@ def build_training(
         "backward": staticmethod(apply_backward),
         # Lets the engine tell compiled autograd the saved sizes by name instead of by value.
         "_compiled_autograd_key": staticmethod(
-            lambda ctx: (ctx._autograd_function_id, *ctx.symbols)
+            lambda ctx: (ctx._autograd_function_id, *getattr(ctx, "symbols", ()))
         ),
         "weft_aot_id": next(_IDS),
         "weft_backward_graph": parts.backward,
