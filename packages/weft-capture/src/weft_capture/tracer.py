@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
-from weft_guards import DynamicPolicy, Guard, GuardSet
+from weft_guards import DynamicPolicy, Guard, GuardSet, check_marks
 from weft_guards.sources import (
     ConstSource,
     DictSource,
@@ -249,6 +249,10 @@ class Tracer:
         if self.graph.shape_env is not None:
             from weft_guards.shapes import shape_guards  # noqa: PLC0415 - imports sympy
 
+            for entry in self.graph.inputs:
+                real, fake = entry.example, entry.node_example
+                if isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor):
+                    check_marks(entry.source, real, fake.shape)
             pairs = [(e.source, e.node_example) for e in self.graph.inputs]
             guards += shape_guards(self.graph.shape_env, pairs)
         return guards
