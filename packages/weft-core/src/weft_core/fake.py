@@ -40,15 +40,39 @@ __all__ = [
 _DYNAMO = "torch._dynamo"
 
 
-class _FakeTensorSettings:
-    """The settings `FakeTensorMode` reads from Dynamo's config, at their defaults."""
+class _Settings:
+    """Settings of a config module that `FakeTensorMode` reads, at their defaults.
 
-    fake_tensor_cache_enabled = True
-    fake_tensor_cache_crosscheck_enabled = False
-    _custom_ops_profile = None
+    Any other name is looked up in the real module, which imports it.
+    """
+
+    def __init__(self, module: str, **known: object) -> None:
+        self._module = module
+        vars(self).update(known)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(f"{_DYNAMO}.config"), name)
+        return getattr(importlib.import_module(self._module), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        vars(self)[name] = value
+        if name != "_module":
+            setattr(importlib.import_module(self._module), name, value)
+
+
+_DYNAMO_SETTINGS = _Settings(
+    "torch._dynamo.config",
+    fake_tensor_cache_enabled=True,
+    fake_tensor_cache_crosscheck_enabled=False,
+    _custom_ops_profile=None,
+)
+_FUNCTORCH_SETTINGS = _Settings(
+    "torch._functorch.config",
+    fake_tensor_propagate_real_tensors=False,
+    fake_tensor_allow_unsafe_data_ptr_access=True,
+    fake_tensor_allow_meta=True,
+    fake_tensor_prefer_device_type=None,
+    generate_fake_kernels_from_real_mismatches=False,
+)
 
 
 class _DynamoStandIn:
@@ -59,7 +83,7 @@ class _DynamoStandIn:
     replaces the stand-in by itself: importing a submodule rebinds the attribute on its parent.
     """
 
-    config = _FakeTensorSettings()
+    config = _DYNAMO_SETTINGS
 
     def __getattr__(self, name: str) -> Any:
         # A half-imported package refers to itself through its parent: serve those look-ups too.
@@ -70,6 +94,7 @@ class _DynamoStandIn:
 # What `import` inside a rebound function gives for the modules that are, or load, Dynamo.
 _IMPORTS: dict[str, Any] = {
     "torch._dynamo.config": torch,
+    "torch._functorch.config": torch,
     "torch.fx.experimental.validator": types.SimpleNamespace(
         translation_validation_enabled=lambda: False
     ),
@@ -160,6 +185,9 @@ def _contents(cell: types.CellType) -> Any:
 @functools.cache
 def _prepare_torch() -> None:
     """Once a process: the stand-in for Dynamo, and the functions that would import it."""
+    # A real import of either module rebinds the attribute.
+    if "config" not in vars(torch._functorch):
+        vars(torch._functorch)["config"] = _FUNCTORCH_SETTINGS
     if "_dynamo" not in torch.__dict__:
         setattr(torch, "_dynamo", _DynamoStandIn())  # noqa: B010 - no mention of the module itself
     for name in _WRAPPED_MODULES:
