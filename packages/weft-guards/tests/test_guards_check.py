@@ -80,6 +80,7 @@ TABLE = [
     ("LEN", 2, [[1, 2], (1, 2), {1: 1, 2: 2}], [[], 5, None]),
     ("DICT_KEYS", {"a": 1, "b": 2}, [{"a": 5, "b": None}, OrderedDict(a=1, b=1)],
      [{"b": 1, "a": 2}, {"a": 1}, {}, None]),
+    ("DICT_KEYS", {1: 1, "a": 2}, [{1: 1, "a": 0}], [{True: 1, "a": 2}, {1.0: 1, "a": 2}, {1: 1}]),
     ("DICT_KEYS", {1: 1, one: 2}, [{1: 1, one: 0}], [{True: 1, one: 2}, {1: 1, other: 2}]),
     ("ATTR_ABSENT", "name", [Box(), Box(other=1)], [Box(name=1), 5]),
     ("KEY_ABSENT", "k", [{}, {"a": 1}], [{"k": 1}, 5]),

@@ -36,7 +36,7 @@
     X(NOT_NONE)  /* a is not None */                                                             \
     X(EQUAL)     /* same type and equal; object is an int, str, bytes or ordinary float */       \
     X(LENGTH)    /* len(a) == n */                                                               \
-    X(STR_KEYS)  /* list(a) == object, a tuple of exact str */                                   \
+    X(KEYS)      /* list(a) == object, a tuple of exact str and int; types too */                \
     X(NOT_IN)    /* object not in a */                                                           \
     X(CALL)      /* object[0]() == object[1]; reads no register */                               \
     X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
@@ -125,10 +125,12 @@ cell_contents(PyObject *func, Py_ssize_t index)
     return PyCell_Get(PyTuple_GET_ITEM(closure, index));
 }
 
+/* `known` is an exact str or int, so comparing runs no user code. */
 static int
-same_str(PyObject *a, PyObject *b)
+same_key(PyObject *key, PyObject *known)
 {
-    return a == b || (PyUnicode_CheckExact(a) && PyUnicode_Compare(a, b) == 0);
+    return key == known ||
+           (Py_IS_TYPE(key, Py_TYPE(known)) && PyObject_RichCompareBool(key, known, Py_EQ) == 1);
 }
 
 static int
@@ -140,14 +142,14 @@ same_keys(PyObject *value, PyObject *keys)
         if (PyDict_GET_SIZE(value) != count)
             return 0;
         while (PyDict_Next(value, &position, &key, NULL))
-            if (!same_str(key, PyTuple_GET_ITEM(keys, index++)))
+            if (!same_key(key, PyTuple_GET_ITEM(keys, index++)))
                 return 0;
         return 1;
     }
     PyObject *listed = PySequence_List(value); /* subclasses may keep an order of their own */
     int same = listed && PyList_GET_SIZE(listed) == count;
     for (; same && index < count; index++)
-        same = same_str(PyList_GET_ITEM(listed, index), PyTuple_GET_ITEM(keys, index));
+        same = same_key(PyList_GET_ITEM(listed, index), PyTuple_GET_ITEM(keys, index));
     Py_XDECREF(listed);
     return same;
 }
@@ -193,7 +195,7 @@ test(const Op *op, PyObject **registers)
         return Py_IS_TYPE(value, Py_TYPE(op->object)) &&
                PyObject_RichCompareBool(value, op->object, Py_EQ) == 1;
     case OP_LENGTH: return PyObject_Size(value) == op->n;
-    case OP_STR_KEYS: return same_keys(value, op->object);
+    case OP_KEYS: return same_keys(value, op->object);
     case OP_NOT_IN:
         return (PyDict_CheckExact(value) ? PyDict_Contains(value, op->object)
                                          : PySequence_Contains(value, op->object)) == 0;
@@ -262,7 +264,7 @@ read_op(Check *self, PyObject *row, Op *op)
         (op->code == OP_STATE && (!PyBytes_Check(op->object) ||
                                   PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||
-        (op->code == OP_STR_KEYS && !PyTuple_Check(op->object)) ||
+        (op->code == OP_KEYS && !PyTuple_Check(op->object)) ||
         ((op->code == OP_CELL || op->code == OP_INDEX) && op->n < 0)) {
         PyErr_Format(PyExc_ValueError, "not an instruction: %R", row);
         return -1;

@@ -144,9 +144,9 @@ def _test_const(asm: Assembler, guard: Guard) -> list[Row]:
 
 def _test_keys(asm: Assembler, guard: Guard) -> list[Row]:
     keys: DictKeys = guard.payload
-    if not all(type(key) is str for key in keys.keys):
+    if not all(type(key) in (str, int) for key in keys.keys):
         raise NotNative
-    return [(asm.code.STR_KEYS, asm.fetch(guard.source), 0, keys.keys)]
+    return [(asm.code.KEYS, asm.fetch(guard.source), 0, keys.keys)]
 
 
 def _test_absent(asm: Assembler, guard: Guard) -> list[Row]:
