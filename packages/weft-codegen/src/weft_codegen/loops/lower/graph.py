@@ -324,7 +324,9 @@ class _Lowering:
         self._buffers[buffer.name] = buffer
         where = [axis(loop.key, loop.extent) for loop in axes]
         position = flatten(where, shape)
-        self._items.append(Compute(buffer.name, axes, reduced, op, values, position, call.origins))
+        # Over dimensions of size one there is nothing to combine: the value (or position) itself.
+        work = (reduced, op, values) if reduced else ((), None, (cast(values[-1], dtype),))
+        self._items.append(Compute(buffer.name, axes, *work, position, call.origins))
         tensor = self._in_memory(buffer)
         tensor.origins = call.origins
         return tensor

@@ -129,6 +129,8 @@ def align(
     """
     if origin(left) is not origin(right):
         return None
+    if any(loop.extent is ZERO for loop in (*left_axes, *right_axes)):
+        return None  # an empty nest has no pieces to match
     a, b = linear(left, left_axes), linear(right, right_axes)
     if a is None or b is None:
         return None
