@@ -81,7 +81,8 @@ class HostWriter:
         """Declare each size symbol, from an int argument or from the first tensor that shows it."""
         bound: set[str] = set()
         for position, item in enumerate(self._program.inputs):
-            if item.kind == "size" and item.name in self._program.sizes:
+            wanted = item.kind == "size" and item.name in self._program.sizes
+            if wanted and item.name not in bound:  # one symbol may be passed more than once
                 self._line(f"const int64_t {item.name} = sizes[{position}];")
                 bound.add(item.name)
         for position, item in enumerate(self._program.inputs):
