@@ -205,6 +205,12 @@ table.rule(object.__getattribute__)(_object_getattribute)
 table.rule(object.__delattr__)(_object_delattr)
 
 
+@table.rule(torch.nn.Module.__setattr__)
+def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
+    # Sorting parameters, buffers and submodules out is left to the real call after the graph.
+    return _object_setattr(tx, owner, name, value)
+
+
 @table.rule(object.__init__)
 def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
     return NONE

@@ -7,6 +7,8 @@ step added is taken out again when the step is rolled back.
 
 from __future__ import annotations
 
+import functools
+import logging
 import operator
 import re
 from dataclasses import dataclass
@@ -144,6 +146,7 @@ class GraphBuilder:
     def _run(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Any:
         fake_args = [arg.example() for arg in args]
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
+        _quiet_fake_errors()
         try:
             if op == "call_method":
                 result = getattr(fake_args[0], target)(*fake_args[1:], **fake_kwargs)
@@ -232,6 +235,14 @@ class GraphBuilder:
                 self.graph.erase_node(entry.node)
         module = GraphModule(torch.nn.Module(), self.graph)
         return module, used
+
+
+@functools.cache
+def _quiet_fake_errors() -> None:
+    """Keep torch from logging an operation's error: it becomes a break, and eager raises it."""
+    logging.getLogger("torch._subclasses.fake_tensor").addFilter(
+        lambda record: record.levelno < logging.ERROR
+    )
 
 
 def _is_plain(result: Any) -> bool:

@@ -107,8 +107,19 @@ class Output:
         self.writer.call_method(len(temps))
         self.writer.pop()
 
-    def replay_attributes(self, owner: Value, attributes: dict[str, Value]) -> Callable[[], None]:
-        """Prepare setting (or deleting) attributes of an existing object."""
+    def replay_attributes(
+        self,
+        owner: Value,
+        attributes: dict[str, Value],
+        set_one: Callable[..., None] = setattr,
+        delete_one: Callable[..., None] = delattr,
+    ) -> Callable[[], None]:
+        """Prepare setting (or deleting) attributes of an existing object.
+
+        Args:
+            set_one: what sets an attribute: past a `__setattr__` that was captured already.
+            delete_one: what deletes one.
+        """
         temps: dict[str, str | None] = {}
         for name, value in attributes.items():
             if value is DELETED:
@@ -119,13 +130,14 @@ class Output:
 
         def write() -> None:
             for name, temp in temps.items():
-                if temp is None:
-                    self.load(owner)
-                    self.writer.delete_attr(name)
-                    continue
-                self.writer.load_local(temp)
+                self.writer.begin_call()
+                self.writer.load_const(delete_one if temp is None else set_one)
                 self.load(owner)
-                self.writer.store_attr(name)
+                self.writer.load_const(name)
+                if temp is not None:
+                    self.writer.load_local(temp)
+                self.writer.call(2 if temp is None else 3)
+                self.writer.pop()
 
         return write
 

@@ -221,7 +221,10 @@ class UserObject(MutableValue):
                 out.writer.call(2)
                 out.writer.pop()
 
-        write_attributes = out.replay_attributes(self, self.attrs)
+        setter = torch.nn.Module if isinstance(self, ModuleValue) else object
+        write_attributes = out.replay_attributes(
+            self, self.attrs, setter.__setattr__, setter.__delattr__
+        )
 
         def write() -> None:
             if write_base is not None:
