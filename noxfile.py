@@ -123,7 +123,7 @@ def lint(session: nox.Session) -> None:
 def typecheck(session: nox.Session) -> None:
     """Check the types of every package with mypy --strict."""
     _install_torch(session)
-    session.install("mypy==2.4.1", "cffi", "bytecode")
+    session.install("mypy==2.4.1", "cffi", "bytecode", "numpy")
     session.run("mypy", "--strict", *(session.posargs or SOURCES))
 
 
