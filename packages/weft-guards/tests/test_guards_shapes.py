@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
 from weft_guards import (
@@ -149,3 +151,41 @@ def test_a_symbol_that_no_input_determines_is_refused():
     assert n % 2 == 1
     with pytest.raises(Unsupported, match="no input"):
         shape_guards(env, [])
+
+
+operands = st.recursive(
+    st.sampled_from(["a", "b", "c", "2", "3", "7"]),
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner).map(
+        lambda row: f"({row[0]} {row[1]} {row[2]})"
+    ),
+    max_leaves=4,
+)
+conditions = st.tuples(operands, st.sampled_from(["<", "<=", "==", "!=", ">"]), operands).map(
+    " ".join
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(conditions, min_size=1, max_size=3), st.data())
+def test_random_branches(conditions, data):
+    """Sizes that pass the check send a program with random branches the way it was traced."""
+    sizes = st.integers(2, 12)
+
+    def branches(a, b, c):
+        taken = []
+        for condition in conditions:
+            try:
+                taken.append(bool(eval(condition)))
+            except ZeroDivisionError:
+                assume(False)
+        return taken
+
+    traced = data.draw(st.tuples(sizes, sizes, sizes))
+    expected = branches(*traced)
+    case = Case(
+        lambda x, y, n: branches(x.shape[0], y.shape[0], n), z(traced[0]), z(traced[1]), traced[2]
+    )
+    assert case(z(traced[0]), z(traced[1]), traced[2])
+    for a, b, c in data.draw(st.lists(st.tuples(sizes, sizes, sizes), max_size=20)):
+        if case(z(a), z(b), c):
+            assert branches(a, b, c) == expected
