@@ -181,6 +181,40 @@ class TestMutation:
         compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())
         assert compiled(x)[0].tolist() == [[0], [2]]
 
+    def test_renormalised_embedding(self):
+        index = torch.tensor([0, 1])
+        check(lambda i, w: (F.embedding(i, w, max_norm=1.0),), index, leaf(3, 4))
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x, y: (setattr(x, "data", y), x * 2)[1:],
+            lambda x, y: (x.requires_grad_(), x * y)[1:],
+        ],
+    )
+    def test_rebinding_an_input_runs_eagerly(self, fn):
+        x, y = torch.randn(3), torch.randn(3)
+        compiled = aot_compile(function_graph(fn, 2), [x, y], fw_compiler=Graphs())
+        given = x.clone()
+        (ours,), (eager,) = compiled(given, y), fn(x, y)
+        assert (given.data_ptr() == y.data_ptr()) == (x.data_ptr() == y.data_ptr())
+        torch.testing.assert_close(ours, eager)
+        assert ours.requires_grad == eager.requires_grad
+
+    def test_mutating_custom_op_runs_eagerly(self):
+        @torch.library.custom_op("weft_aot_test::increment", mutates_args={"x"})
+        def increment(x: torch.Tensor) -> None:
+            x.add_(1)
+
+        x = torch.zeros(3)
+
+        def fn(x):
+            increment(x)
+            return (x * 2,)
+
+        compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())
+        assert compiled(x)[0].tolist() == [2.0] * 3
+
     def test_metadata_mutation_runs_eagerly(self):
         x = torch.randn(2, 3)
         compiled = aot_compile(

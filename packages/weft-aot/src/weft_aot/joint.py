@@ -77,6 +77,8 @@ class _JointTrace:
         self.leaves: list[Any] = []
         self.inputs: list[Any] = []
         self.starts: list[Any] = []
+        self.histories: list[Any] = []
+        self.storages: list[int] = []
         self.values = ValueTable()
 
     def run(self) -> JointGraph:
@@ -119,6 +121,8 @@ class _JointTrace:
             self.leaves.append(self.leaves[first])
             self.inputs.append(self.inputs[first])
             self.starts.append(self.starts[first])
+            self.histories.append(self.histories[first])
+            self.storages.append(self.storages[first])
             return
         program = leaf
         if isinstance(fake, torch.Tensor) and fake.requires_grad and not fake.is_leaf:
@@ -130,6 +134,9 @@ class _JointTrace:
         self.leaves.append(leaf)
         self.inputs.append(program)
         self.starts.append(self.tracer.value(program))
+        self.histories.append(getattr(program, "grad_fn", None))
+        is_tensor = isinstance(program, torch.Tensor)
+        self.storages.append(program.untyped_storage()._cdata if is_tensor else 0)
 
     def _run_program(self) -> list[Any]:
         try:
@@ -143,6 +150,14 @@ class _JointTrace:
                 f"{error.func} makes a result whose shape or value depends on data",
                 "keep it out of the compiled graph, or make a size dynamic",
             ) from error
+        except RuntimeError as error:
+            if not str(error).startswith("Found a custom (non-ATen) operator"):
+                raise
+            raise Unsupported(
+                "mutating-custom-op",
+                str(error),
+                "give the operator a variant that returns its result",
+            ) from error
         leaves = pytree.tree_leaves(results, lambda value: value is None)
         return [self.tracer.wrap(leaf) for leaf in leaves]
 
@@ -151,6 +166,7 @@ class _JointTrace:
         for index, program in enumerate(self.inputs):
             if self.same_as[index] != index or not isinstance(program, torch.Tensor):
                 continue
+            self._refuse_rebinding(index)
             final, start = self.tracer.value(program), self.starts[index]
             if final is start:
                 continue
@@ -160,13 +176,25 @@ class _JointTrace:
                     f"the program changes the shape or strides of its input {index} in place",
                     "return the reshaped tensor instead of changing the argument",
                 )
-            fake = self.fakes[index]
-            quiet = torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(program)
-            if quiet or not (fake.requires_grad or program.requires_grad):
+            if program.grad_fn is self.histories[index]:
+                # Autograd saw nothing of the write: a buffer, or done under no_grad or detached.
                 found.append(Mutation(index, None))
             else:
                 found.append(Mutation(index, self.values.add(program, final)))
         return found
+
+    def _refuse_rebinding(self, index: int) -> None:
+        """Changes of an input that are neither its contents nor its shape have no graph form."""
+        program = self.inputs[index]
+        marked = (
+            program.grad_fn is None and program.requires_grad != self.fakes[index].requires_grad
+        )
+        if marked or program.untyped_storage()._cdata != self.storages[index]:
+            raise Unsupported(
+                "input-rebinding",
+                f"the program sets .data or .requires_grad of its input {index}",
+                "do it outside the compiled function",
+            )
 
     def _tangent_indices(self) -> list[int]:
         if not torch.is_grad_enabled():
