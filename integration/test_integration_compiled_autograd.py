@@ -54,16 +54,16 @@ def test_gradients_of_a_transformer_block(forward, compiler):
     model = Block()
     function = model if forward == "eager" else weft.compile(model, backend=forward)
     made = compiler()
-    for batch, length in ((2, 6), (3, 6), (3, 5), (2, 6)):
+
+    def run(x):
+        loss = loss_of(function, x)
+        with weft.compiled_autograd.enable(made):
+            loss.backward()
+
+    for batch, length in ((2, 6), (3, 5), (2, 6)):
         x = torch.randn(batch, length, 16)
-        want = gradients(model, lambda: loss_of(model, x).backward())
-
-        def run():
-            loss = loss_of(function, x)
-            with weft.compiled_autograd.enable(made):
-                loss.backward()
-
-        for got, expected in zip(gradients(model, run), want, strict=True):
+        want = gradients(model, loss_of(model, x).backward)
+        for got, expected in zip(gradients(model, lambda x=x: run(x)), want, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
     assert weft.counters["compiled_autograd"]["captures"] <= 4
     assert weft.counters["compiled_autograd"]["eager"] == 0
@@ -95,9 +95,10 @@ def test_the_setting_covers_every_backward_and_switches_off_again():
     model = Block()
     x = torch.randn(2, 4, 16)
     want = gradients(model, lambda: loss_of(model, x).backward())
+    function = weft.compile(model)
     with weft.config.patch(compiled_autograd=True):
         for _ in range(3):
-            got = gradients(model, lambda: loss_of(weft.compile(model), x).backward())
+            got = gradients(model, lambda: loss_of(function, x).backward())
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     before = weft.counters["compiled_autograd"]["captures"]

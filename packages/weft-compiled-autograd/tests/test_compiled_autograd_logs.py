@@ -66,8 +66,7 @@ def test_04_a_size_that_changed(caplog):
         "Cache miss due to changed shapes: marking size idx 0 of SumBackward0 (NodeCall 1) "
         "as dynamic"
     )
-    nodes = re.findall(r"of (\w+) \(NodeCall (\d)\)", "\n".join(lines))
-    assert len(set(nodes)) == len(nodes)
+    assert len(set(lines)) == len(lines)
     assert ca.counters["compiled_autograd"]["captures"] == 2
 
 

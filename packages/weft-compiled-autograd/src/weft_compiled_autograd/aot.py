@@ -3,9 +3,11 @@
 The protocol: the autograd.Function class has `weft_aot_id` (int), `weft_backward_graph` (a flat
 fx.GraphModule), `weft_backward_inputs(ctx, *grads) -> list` of that graph's arguments and
 `weft_backward_outputs(ctx, outputs) -> tuple` of gradients. Sizes that it saves are `ctx.symbols`,
-and its `_compiled_autograd_key(ctx)` returns `(ctx._autograd_function_id, *ctx.symbols)`, which
-lets the engine lift them. Nothing of the ahead-of-time package is imported. Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_` for the
-n-th further use in one backward.
+if any, and `_compiled_autograd_key(ctx)` returns `(ctx._autograd_function_id, *symbols)`, which
+lets the engine lift them. Nothing of the ahead-of-time package is imported.
+
+Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_<name>` for the n-th
+further use in one backward.
 """
 
 from __future__ import annotations
