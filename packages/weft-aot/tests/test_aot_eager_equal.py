@@ -356,3 +356,11 @@ def test_no_dynamo_import():
 def test_copy_inputs_keeps_layout():
     _, (copy,) = copy_inputs([torch.randn(3, 4).t()])
     assert copy.stride() == (1, 4)
+
+
+def test_parameter_that_is_no_input_runs_eagerly():
+    linear = torch.nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    compiled = aot_compile(fx.symbolic_trace(linear), [x], fw_compiler=Graphs())
+    compiled(x).sum().backward()
+    assert linear.weight.grad is not None

@@ -16,7 +16,6 @@ from torch import fx
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
 )
 from torch.utils import _pytree as pytree
@@ -25,9 +24,11 @@ from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import Decompositions, Tracer, write_back
 
 from weft_aot.cleanup import clean
+from weft_aot.inputs import TracedInput, add_inputs, find_mutations
 from weft_aot.layout import memory_order
-from weft_aot.outputs import OutputPlanner, ValueTable
-from weft_aot.records import JointGraph, Mutation
+from weft_aot.outputs import OutputPlanner
+from weft_aot.records import JointGraph
+from weft_aot.values import ValueTable
 
 
 def trace_joint(
@@ -58,92 +59,54 @@ def trace_joint(
             first[id(arg)] if isinstance(arg, torch.Tensor) else i for i, arg in enumerate(args)
         ]
     fakes = [to_fake(mode, arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-    return _JointTrace(fn, fakes, list(same_as), mode, decompositions or {}).run()
+    return _JointTrace(fn, mode, decompositions or {}).run(fakes, same_as)
 
 
 class _JointTrace:
     """One run of `trace_joint`, step by step in `run`."""
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        fakes: list[Any],
-        same_as: list[int],
-        mode: FakeTensorMode,
-        decompositions: Decompositions,
+        self, fn: Callable[..., Any], mode: FakeTensorMode, decompositions: Decompositions
     ) -> None:
-        self.fn, self.fakes, self.same_as, self.mode = fn, fakes, same_as, mode
+        self.fn, self.mode = fn, mode
         self.tracer = Tracer(mode, decompositions)
-        self.leaves: list[Any] = []
-        self.inputs: list[Any] = []
-        self.starts: list[Any] = []
-        self.histories: list[Any] = []
-        self.storages: list[int] = []
+        self.inputs: list[TracedInput] = []
         self.values = ValueTable()
 
-    def run(self) -> JointGraph:
-        with self.tracer.active():
-            for index in range(len(self.fakes)):
-                self._add_input(index)
+    def run(self, fakes: Sequence[Any], same_as: Sequence[int]) -> JointGraph:
+        tracer, values = self.tracer, self.values
+        with tracer.active():
+            self.inputs = add_inputs(tracer, fakes, same_as)
             results = self._run_program()
-        with self.tracer.active():
-            mutations = self._find_mutations()
-            planner = OutputPlanner(self.tracer, self.inputs, self.starts, self.values)
-            plans = planner.plan(results)
+        with tracer.active():
+            mutations = find_mutations(tracer, self.inputs, values)
+            plans = OutputPlanner(tracer, self.inputs, values).plan(results)
         tangents = self._tangent_indices()
-        fake_tangents = [_tangent_like(self.mode, self.values.pures[k]) for k in tangents]
-        with self.tracer.active():
+        fake_tangents = [_tangent_like(self.mode, values.pures[k]) for k in tangents]
+        with tracer.active():
             gradients = self._differentiate(tangents, fake_tangents)
-        write_back(
-            self.tracer.recorder,
-            [
-                (self.fakes[m.index], self.tracer.value(self.inputs[m.index]))
-                for m in mutations
-                if m.value is None
-            ],
-        )
-        module = self.tracer.finish(self.values.pures + [grad for _, grad in gradients])
-        clean(module, len(self.values.pures))
+        written = [self.inputs[m.index] for m in mutations if m.value is None]
+        write_back(tracer.recorder, [(i.fake, tracer.value(i.program)) for i in written])
+        module = tracer.finish(values.pures + [grad for _, grad in gradients])
+        clean(module, len(values.pures))
         return JointGraph(
             module,
-            num_inputs=len(self.fakes),
-            num_values=len(self.values.pures),
-            tangents=tuple(tangents) if gradients else (),
+            num_inputs=len(fakes),
+            num_values=len(values.pures),
+            tangents=tuple(tangents),
             gradients=tuple(index for index, _ in gradients),
             plans=plans,
             mutations=tuple(mutations),
         )
 
-    def _add_input(self, index: int) -> None:
-        fake, first = self.fakes[index], self.same_as[index]
-        leaf = self.tracer.input(fake)
-        if first != index:
-            self.leaves.append(self.leaves[first])
-            self.inputs.append(self.inputs[first])
-            self.starts.append(self.starts[first])
-            self.histories.append(self.histories[first])
-            self.storages.append(self.storages[first])
-            return
-        program = leaf
-        if isinstance(fake, torch.Tensor) and fake.requires_grad and not fake.is_leaf:
-            # In-place ops are legal on an intermediate but not on a leaf, so give the program a
-            # copy; in the graph the copy is the input itself.
-            with torch.enable_grad():
-                program = leaf.clone()
-            self.tracer.recorder.alias(self.tracer.value(program), fake)
-        self.leaves.append(leaf)
-        self.inputs.append(program)
-        self.starts.append(self.tracer.value(program))
-        self.histories.append(getattr(program, "grad_fn", None))
-        is_tensor = isinstance(program, torch.Tensor)
-        self.storages.append(program.untyped_storage()._cdata if is_tensor else 0)
-
     def _run_program(self) -> list[Any]:
+        """The program's flat results, as the program sees them."""
+        programs = [given.program for given in self.inputs]
         try:
             if isinstance(self.fn, fx.GraphModule):
-                results = self.tracer.interpret(self.fn, self.inputs)
+                results = self.tracer.interpret(self.fn, programs)
             else:
-                results = self.fn(*self.inputs)
+                results = self.fn(*programs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise Unsupported(
                 "data-dependent-graph",
@@ -161,61 +124,44 @@ class _JointTrace:
         leaves = pytree.tree_leaves(results, lambda value: value is None)
         return [self.tracer.wrap(leaf) for leaf in leaves]
 
-    def _find_mutations(self) -> list[Mutation]:
-        found = []
-        for index, program in enumerate(self.inputs):
-            if self.same_as[index] != index or not isinstance(program, torch.Tensor):
-                continue
-            self._refuse_rebinding(index)
-            final, start = self.tracer.value(program), self.starts[index]
-            if final is start:
-                continue
-            if final.shape != start.shape or final.stride() != start.stride():
-                raise Unsupported(
-                    "input-metadata-mutation",
-                    f"the program changes the shape or strides of its input {index} in place",
-                    "return the reshaped tensor instead of changing the argument",
-                )
-            if program.grad_fn is self.histories[index]:
-                # Autograd saw nothing of the write: a buffer, or done under no_grad or detached.
-                found.append(Mutation(index, None))
-            else:
-                found.append(Mutation(index, self.values.add(program, final)))
-        return found
-
-    def _refuse_rebinding(self, index: int) -> None:
-        """Changes of an input that are neither its contents nor its shape have no graph form."""
-        program = self.inputs[index]
-        marked = (
-            program.grad_fn is None and program.requires_grad != self.fakes[index].requires_grad
-        )
-        if marked or program.untyped_storage()._cdata != self.storages[index]:
-            raise Unsupported(
-                "input-rebinding",
-                f"the program sets .data or .requires_grad of its input {index}",
-                "do it outside the compiled function",
-            )
-
     def _tangent_indices(self) -> list[int]:
+        """The forward values that need a gradient.
+
+        Raises:
+            Unsupported: something other than an input needs one.
+        """
         if not torch.is_grad_enabled():
             return []
-        return [
+        found = [
             k
             for k, program in enumerate(self.values.programs)
             if isinstance(program, torch.Tensor) and program.requires_grad
+        ]
+        hidden = any(value.requires_grad for value in self.tracer.recorder.constants.values())
+        if found and (hidden or not self._wanted()):
+            raise Unsupported(
+                "hidden-parameter",
+                "a result needs gradients of a tensor that is not an input of the graph",
+                "pass parameters as inputs",
+            )
+        return found
+
+    def _wanted(self) -> list[int]:
+        return [
+            i
+            for i, given in enumerate(self.inputs)
+            if isinstance(given.fake, torch.Tensor)
+            and given.fake.requires_grad
+            and given.same_as == i
         ]
 
     def _differentiate(
         self, tangents: list[int], fake_tangents: list[torch.Tensor]
     ) -> list[tuple[int, Any]]:
         """Run autograd in the trace: (input index, pure gradient or None) per input."""
-        wanted = [
-            i
-            for i, fake in enumerate(self.fakes)
-            if isinstance(fake, FakeTensor) and fake.requires_grad and self.same_as[i] == i
-        ]
-        if not tangents or not wanted:
+        if not tangents:
             return []
+        wanted = self._wanted()
         seeds = [
             self.tracer.input(fake, f"tangents_{i + 1}") for i, fake in enumerate(fake_tangents)
         ]
@@ -224,7 +170,7 @@ class _JointTrace:
             with torch._C._DisableAutocast():
                 grads = torch.autograd.grad(
                     [self.values.programs[k] for k in tangents],
-                    [self.leaves[i] for i in wanted],
+                    [self.inputs[i].leaf for i in wanted],
                     seeds,
                     allow_unused=True,
                 )

@@ -18,26 +18,11 @@ from torch import fx
 from torch._ops import OpOverload
 from weft_core.tracing import Tracer
 
+from weft_aot.inputs import TracedInput
 from weft_aot.records import OutputPlan, Ref, ViewStep
+from weft_aot.values import ValueTable
 
 SymValue = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-class ValueTable:
-    """The forward values of a trace: what the graph returns, each with the program's tensor."""
-
-    def __init__(self) -> None:
-        self.programs: list[Any] = []
-        self.pures: list[Any] = []
-        self._index: dict[int, int] = {}
-
-    def add(self, program: Any, pure: Any) -> int:
-        """Index of the value; `program` is what autograd knows, `pure` what the graph knows."""
-        if id(program) not in self._index:
-            self._index[id(program)] = len(self.programs)
-            self.programs.append(program)
-            self.pures.append(pure)
-        return self._index[id(program)]
 
 
 class OutputPlanner:
@@ -45,25 +30,18 @@ class OutputPlanner:
 
     Args:
         tracer: the trace.
-        inputs: what the program saw as inputs.
-        starts: the pure value of each input before the program ran.
+        inputs: the inputs of the program.
         values: table that receives the forward values.
     """
 
-    def __init__(
-        self, tracer: Tracer, inputs: Sequence[Any], starts: Sequence[Any], values: ValueTable
-    ) -> None:
+    def __init__(self, tracer: Tracer, inputs: Sequence[TracedInput], values: ValueTable) -> None:
         self._tracer = tracer
         self._inputs = inputs
-        self._starts = starts
         self._values = values
         self._bases: dict[fx.Node, int] = {}
-        self._input_at = {id(value): i for i, value in reversed(list(enumerate(inputs)))}
-        self._input_storage = {
-            _storage(value): i
-            for i, value in reversed(list(enumerate(inputs)))
-            if isinstance(value, torch.Tensor)
-        }
+        tensors = [given for given in inputs if isinstance(given.fake, torch.Tensor)]
+        self._input_at = {id(given.program): given.same_as for given in tensors}
+        self._input_storage = {_storage(given.program): given.same_as for given in tensors}
 
     def plan(self, results: Sequence[Any]) -> tuple[OutputPlan, ...]:
         """Plan all results; tensors among them are the program's own (functional wrappers)."""
@@ -103,7 +81,7 @@ class OutputPlanner:
 
     def _view_of_input(self, result: torch.Tensor, node: fx.Node, owner: int) -> OutputPlan:
         node_of, base = self._tracer.recorder.node_of, self._inputs[owner]
-        roots = {node_of(self._starts[owner]), node_of(self._tracer.value(base))}
+        roots = {node_of(base.start), node_of(self._tracer.value(base.program))}
         steps = self._chain(node, roots.__contains__)
         if steps is None:
             steps = (self._as_strided(result),)
@@ -160,8 +138,8 @@ class OutputPlanner:
         return self._symbol(node.meta["val"])
 
     def _symbol(self, value: Any) -> Ref:
-        for i, start in enumerate(self._starts):
-            if isinstance(start, SymValue) and start.node.expr == value.node.expr:
+        for i, given in enumerate(self._inputs):
+            if isinstance(given.fake, SymValue) and given.fake.node.expr == value.node.expr:
                 return Ref("input", i)
         return Ref("value", self._values.add(value, value))
 
