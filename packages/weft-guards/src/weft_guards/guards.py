@@ -22,7 +22,7 @@ from weft_guards.payloads import (
     ShapeExpr,
     TensorSpec,
 )
-from weft_guards.sources import AttrSource, Source, is_literal
+from weft_guards.sources import DictSource, Source, is_literal
 from weft_guards.state import STATE_READERS, TorchState, autocast_state
 
 
@@ -272,7 +272,7 @@ class Guard:
         if self.kind == "NO_ALIAS":
             return (self.source, *self.payload)
         if self.kind == "ATTR_ABSENT":
-            return (AttrSource(self.source, "__dict__"),)
+            return (DictSource(self.source),)
         return (self.source,)
 
     def held(self) -> list[Held]:

@@ -153,8 +153,7 @@ def _test_absent(asm: Assembler, guard: Guard) -> list[Row]:
     if type(guard.payload) is not str:
         raise NotNative
     (source,) = guard.sources()
-    base = DictSource(guard.source) if guard.kind == "ATTR_ABSENT" else source
-    return [(asm.code.NOT_IN, asm.fetch(base), 0, guard.payload)]
+    return [(asm.code.NOT_IN, asm.fetch(source), 0, guard.payload)]
 
 
 def _test_state(asm: Assembler, guard: Guard) -> list[Row]:

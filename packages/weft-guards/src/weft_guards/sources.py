@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -126,6 +126,8 @@ class Source:
 
     base: Any  # the source this one is read from; None for a root
     _hash: int
+    _parts: tuple[Any, ...]  # kept with the hash
+    __match_args__: ClassVar[tuple[str, ...]]  # the names of the fields; dataclasses set it
 
     def render(self, base: str, names: Names) -> str:
         """Return an expression for the value, given one for the base's value ("" for a root)."""
@@ -141,21 +143,24 @@ class Source:
 
     def parts(self) -> tuple[Any, ...]:
         """Return what distinguishes this source from others of its class."""
-        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return tuple([getattr(self, name) for name in self.__match_args__])
 
     def __hash__(self) -> int:
         try:
             return self._hash
         except AttributeError:
-            object.__setattr__(self, "_hash", hash((type(self).__name__, self.parts())))
+            parts = self.parts()
+            object.__setattr__(self, "_parts", parts)
+            object.__setattr__(self, "_hash", hash((type(self).__name__, parts)))
             return self._hash
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Source) or type(self) is not type(other):
+        if type(self) is not type(other) or hash(self) != hash(other):
             return False
-        return hash(self) == hash(other) and self.parts() == other.parts()
+        assert isinstance(other, Source)
+        return self._parts == other._parts
 
     def __str__(self) -> str:
         return self.expr()
