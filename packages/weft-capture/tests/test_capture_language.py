@@ -323,7 +323,7 @@ def functional(x):
 def builtins_(x):
     return (sorted([3, 1, 2], key=lambda v: -v), any([0, 1]), all([]), max(1, 2), min([3, 4]),
             abs(-3), list(reversed([1, 2])), divmod(7, 2), callable(len),
-            isinstance(x, torch.Tensor), dict(a=1), 
+            isinstance(x, torch.Tensor), dict(a=1),
             list(filter(None, [0, 1])), round(2.567, 1), x)  # fmt: skip
 
 

@@ -150,7 +150,11 @@ class Frame:
         """Return where the frame stands, for messages."""
         decoded = self.decoded
         line = self.instr.lineno or decoded.firstlineno
-        return traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
+        known: traceback.FrameSummary | None = decoded.derived.get(("summary", line))
+        if known is None:
+            known = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
+            decoded.derived["summary", line] = known
+        return known
 
 
 class RaisesAtStep(Exception):

@@ -1,0 +1,401 @@
+"""More of the language: classes, scopes, exceptions, contexts, library functions, tensors.
+
+The shape of these tests is that of test_capture_language: eager and captured must agree.
+"""
+
+import collections
+import contextlib
+import copy
+import functools
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+import weft_capture as wc
+from test_capture_language import Pair, X, check, eager_backend
+
+
+class A:
+    def __setattr__(self, k, v):
+        super().__setattr__(k, v)
+
+    def __init__(self, x):
+        self.x = x
+
+
+def setattr_super(x):
+    a = A(x)
+    a.y = x + 1
+    return a.x + a.y
+
+
+def setattr_break(x):
+    a = A(x)
+    a.y = x + 1
+    wc.graph_break()
+    a.z = a.y * 2
+    return a.z
+
+
+def rec(x):
+    def fact(n):
+        return 1 if n < 2 else n * fact(n - 1)
+
+    return x * fact(5)
+
+
+def rec_break(x):
+    def f(n, v):
+        if n == 0:
+            return v
+        wc.graph_break()
+        return f(n - 1, v + n)
+
+    return f(3, x)
+
+
+def lam_default(x, f=lambda v: v * 2):
+    return f(x)
+
+
+def kwonly(x, *, k=2):
+    return x * k
+
+
+def walrus(x):
+    if (n := x.shape[0]) > 1:
+        return x * n
+    return x
+
+
+def nested_list(x):
+    a = [[x], [x + 1]]
+    a[0].append(a[1])
+    return a
+
+
+def dict_iter(x):
+    d = {"a": x, "b": x + 1}
+    s = 0
+    for k, v in d.items():
+        s = s + v * len(k)
+    for k in d:
+        s = s + 1
+    return s, list(d.values()), list(d), d.get("z"), d.pop("a"), "b" in d
+
+
+def ret_self_cycle(x):
+    items = [x]
+    items.append(items)
+    return items[1][0]
+
+
+def try_op(x):
+    try:
+        y = x @ x
+    except RuntimeError:
+        y = x * 2
+    return y
+
+
+def assertion(x):
+    assert x.shape[0] == 2, "bad"
+    return x
+
+
+def assert_tensor(x):
+    assert (x >= 0).all()
+    return x + 1
+
+
+def index_mask(x):
+    return x[x > 2]
+
+
+def autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+    return y
+
+
+def autocast_break(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+        wc.graph_break()
+        z = x @ x.T
+    return y, z, x @ x.T
+
+
+def set_grad(x):
+    torch.set_grad_enabled(False)
+    y = x * 2
+    torch.set_grad_enabled(True)
+    return y
+
+
+@torch.no_grad()
+def deco_nograd(x):
+    return x * 2, torch.is_grad_enabled()
+
+
+def call_deco(x):
+    return deco_nograd(x)
+
+
+def counter(x):
+    c = collections.Counter("aab")
+    return x * c["a"]
+
+
+def dd(x):
+    d = collections.defaultdict(list)
+    d["k"].append(x)
+    return dict(d)
+
+
+def prod(x):
+    return [x * a * b for a, b in itertools.product([1, 2], [3, 4])]
+
+
+def strm(x):
+    return "a".upper() + str(x.shape[0]) + f"{3:d}", x
+
+
+def setops(x):
+    return {1, 2} & {2, 3}, x
+
+
+def sorted_key(x):
+    return sorted(["bb", "a"], key=len), x
+
+
+def enumerate_break(x):
+    out = []
+    for i in range(3):
+        x = x + i
+        print(end="")
+        out.append(x)
+    return out
+
+
+def while_data(x):
+    n = 0
+    while x.sum() < 100:
+        x = x * 2
+        n += 1
+    return x, n
+
+
+def gen_break(x):
+    def g():
+        for i in range(3):
+            yield x + i
+
+    out = []
+    for v in g():
+        wc.graph_break()
+        out.append(v)
+    return out
+
+
+def tensor_list_arg(ts):
+    return sum(ts), torch.stack(ts), torch.cat(ts)
+
+
+def mutate_in_callee(x, acc):
+    def f(a):
+        a["n"] = a.get("n", 0) + 1
+        a.setdefault("l", []).append(x)
+
+    f(acc)
+    f(acc)
+    return x
+
+
+def type_checks(x):
+    return type(x) is torch.Tensor, isinstance(x, (int, torch.Tensor)), x.__class__.__name__, x
+
+
+def global_write(x):
+    global GW
+    GW = GW + 1
+    return x * GW
+
+
+GW = 0
+
+
+def star_unpack(x):
+    a, *b, c = [x, x + 1, x + 2, x + 3]
+    return a, b, c
+
+
+def fstr(x):
+    return f"{x.dtype} {x.device}", x
+
+
+def chained(x):
+    return 0 < x.shape[0] < 5, x
+
+
+def ternary(x):
+    return x if x.shape[0] > 1 else -x
+
+
+def del_local(x):
+    y = x + 1
+    del y
+    try:
+        return y  # noqa: F821
+    except UnboundLocalError:
+        return x
+
+
+def exc_in_callee(x):
+    def f():
+        raise KeyError("k")
+
+    try:
+        f()
+    except Exception as e:
+        return x, type(e).__name__, e.args
+
+
+def finally_return(x):
+    try:
+        return x + 1
+    finally:
+        x = x * 2
+
+
+def reraise(x):
+    try:
+        try:
+            raise ValueError("a")
+        except ValueError as e:
+            raise TypeError("b") from e
+    except TypeError as e:
+        return x, str(e), type(e.__cause__).__name__
+
+
+def exit_stack(x):
+    with contextlib.ExitStack() as s:
+        s.enter_context(torch.no_grad())
+        y = x * 2
+    return y
+
+
+def partial_(x):
+    return functools.partial(lambda a, b: a * b, b=3)(x)
+
+
+def lru(x):
+    return cached(3) * x
+
+
+@functools.lru_cache
+def cached(n):
+    return n * 2
+
+
+def sz(x):
+    return (
+        torch.zeros(x.shape),
+        x.new_ones(x.size(0)),
+        torch.arange(x.numel()),
+        x.expand(2, 2, 3),
+        x.shape[-1],
+    )
+
+
+def ein(x):
+    return torch.einsum("ij,kj->ik", x, x)
+
+
+def tolist(x):
+    return [v + 1 for v in x.flatten().tolist()]
+
+
+def copy_(x):
+    return copy.copy([x, 1]), copy.deepcopy({"a": 1}), x
+
+
+def inplace_view(x):
+    y = x[0]
+    y.add_(5)
+    return x.clone()
+
+
+def out_arg(x):
+    y = torch.empty(2, 3)
+    torch.add(x, 1, out=y)
+    return y
+
+
+def param_grad(x):
+    return x.detach().requires_grad_(True).requires_grad, x
+
+
+def detach_(x):
+    return x.detach()
+
+
+def torchfn(x):
+    return (
+        torch.where(x > 1, x, torch.zeros_like(x)),
+        torch.clamp(x, min=1),
+        x.softmax(-1),
+        F.pad(x, (1, 1)),
+        F.interpolate(x[None, None], scale_factor=2),
+    )
+
+
+def iter_tensor(x):
+    return [r.sum() for r in x], sum(x)
+
+
+def item_index(x):
+    i = int(x.argmax())
+    return x.flatten()[i]
+
+
+def named(x):
+    p = Pair(x, 2)
+    return p.a * p.b, p._replace(b=3).b, p._asdict()["b"]
+
+
+CAPTURED_WHOLE = [
+    setattr_super, rec, lam_default, kwonly, walrus, nested_list, dict_iter, ret_self_cycle,
+    assertion, autocast, set_grad, call_deco, dd, prod, strm, setops, sorted_key, type_checks,
+    star_unpack, fstr, chained, ternary, del_local, exc_in_callee, finally_return, reraise,
+    partial_, lru, sz, ein, copy_, inplace_view, out_arg, param_grad, detach_, torchfn, iter_tensor,
+    named,
+]  # fmt: skip
+WITH_BREAKS = [
+    setattr_break, rec_break, assert_tensor, index_mask, autocast_break, enumerate_break,
+    while_data, gen_break, tolist, item_index, try_op, counter, exit_stack,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", CAPTURED_WHOLE, ids=lambda f: f.__name__)
+def test_captured_without_break(function):
+    assert not check(function, X).breaks
+
+
+@pytest.mark.parametrize("function", WITH_BREAKS, ids=lambda f: f.__name__)
+def test_breaks_agree_with_eager(function):
+    assert check(function, X, fullgraph=False).breaks
+
+
+def test_sequences_and_dicts_as_arguments():
+    assert not check(tensor_list_arg, [X, X + 1]).breaks
+    assert not check(mutate_in_callee, X, {}).breaks
+
+
+def test_global_writes_happen_once_a_call():
+    optimised = wc.capture(global_write, eager_backend)
+    before = GW
+    for calls in (1, 2):
+        assert torch.equal(optimised(X), X * (before + calls))
+        assert GW == before + calls
