@@ -3,7 +3,7 @@
 A program is one C function that Python calls directly (`METH_FASTCALL`, no wrapper): the tensors'
 C handles are read out of the Python objects, the interpreter lock is released while the steps run,
 and the outputs come back as new tensors.  Measured entry with 10 tensor arguments: see
-docs/architecture/codegen.md.
+docs/architecture/codegen-kernels.md.
 """
 
 from __future__ import annotations
