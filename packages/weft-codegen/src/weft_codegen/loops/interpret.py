@@ -143,6 +143,7 @@ class KernelRun:
         self._memory = memory
         self._sizes = sizes
         self._axes: dict[Axis, Any] = {}
+        self._count = 1  # iterations of the loop that is evaluated at once
         self._locals: dict[str, torch.Tensor] = {
             local.name: torch.zeros(self._index(local.extent), dtype=local.dtype)
             for local in kernel.locals
@@ -155,7 +156,7 @@ class KernelRun:
             if isinstance(stmt, Loop):
                 self._loop(stmt)
             else:
-                self._simple(stmt, {}, vector=False)
+                self._simple(stmt, {})
 
     def _loop(self, loop: Loop) -> None:
         count = self._index(loop.axis.extent)
@@ -167,13 +168,15 @@ class KernelRun:
                 self.body(loop.body)
         elif count > 0:
             self._axes[loop.axis] = torch.arange(count)
+            self._count = count
             seen: dict[Expr, torch.Tensor] = {}
             for stmt in loop.body:
-                self._simple(stmt, seen, vector=True)
+                self._simple(stmt, seen)
+            self._count = 1
         self._axes.pop(loop.axis, None)
         self._scalars.clear()
 
-    def _simple(self, stmt: Stmt, seen: dict[Expr, torch.Tensor], vector: bool) -> None:
+    def _simple(self, stmt: Stmt, seen: dict[Expr, torch.Tensor]) -> None:
         if isinstance(stmt, Reduce):
             self._reduce(stmt, seen)
             return
@@ -200,8 +203,8 @@ class KernelRun:
             return
         combine = OPS[REDUCTIONS[stmt.op].combine].reference
         value = values[0]
-        if value.dim() == 0 and isinstance(where, torch.Tensor):
-            value = value.expand(len(where))
+        if value.dim() == 0 and self._count > 1:
+            value = value.expand(self._count)
         if value.dim() and not isinstance(where, torch.Tensor):
             value = REDUCTIONS[stmt.op].reference(value).to(value.dtype)
         targets[0][where] = combine(targets[0][where], value)
@@ -212,10 +215,10 @@ class KernelRun:
         """Keep the first extreme (value, position); nan counts as the extreme."""
         best, at = targets
         if isinstance(where, torch.Tensor):
-            pairs = [(int(k), values[0][k], values[1].expand(len(where))[k]) for k in where]
+            many, positions = (value.expand(self._count) for value in values)
+            pairs = [(int(k), many[n], positions[n]) for n, k in enumerate(where)]
         else:
-            many = values[0].reshape(-1)
-            positions = values[1].expand(many.shape) if values[1].dim() == 0 else values[1]
+            many, positions = (value.expand(self._count) for value in values)
             pick = REDUCTIONS[op].reference(many)
             pairs = [(int(where), many[pick], positions[pick])]
         for place, value, position in pairs:

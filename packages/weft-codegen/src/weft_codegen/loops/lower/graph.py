@@ -216,20 +216,25 @@ class _Lowering:
         return cost > _RECOMPUTE_LIMIT
 
     def _extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
-        target = _without_alias(target)
-        if target._schema.is_mutable:
-            raise NoLowering(f"{target} mutates its arguments")
+        owning = _without_alias(target)
+        if owning._schema.is_mutable:
+            raise NoLowering(f"{owning} mutates its arguments")
         outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
         tensors: list[LazyTensor | None] = []
         for fake in outs:
             made = isinstance(fake, torch.Tensor)
-            tensors.append(self._in_memory(self._new_buffer(fake)) if made else None)
+            buffer = self._new_buffer(fake) if made else None
+            if buffer is not None and owning is not target:
+                # The copying twin of a view operator returns a contiguous tensor.
+                buffer = replace(buffer, strides=contiguous_strides(buffer.shape))
+                self._buffers[buffer.name] = buffer
+            tensors.append(None if buffer is None else self._in_memory(buffer))
         for tensor in tensors:
             if tensor is not None:
                 tensor.origins = call.origins
         self._items.append(
             Extern(
-                target,
+                owning,
                 tuple(self._plain(arg) for arg in args),
                 tuple((name, self._plain(value)) for name, value in kwargs.items()),
                 tuple(t.buffer.name if t and t.buffer else None for t in tensors),
@@ -420,6 +425,8 @@ def _without_alias(target: Any) -> Any:
     """A view operator's copying twin: an extern result must own its memory."""
     if not any(result.alias_info is not None for result in target._schema.returns):
         return target
+    if target is torch.ops.aten.as_strided.default:
+        raise NoLowering("as_strided may reach memory outside its argument")
     copy = getattr(getattr(torch.ops, target.namespace), f"{target._opname}_copy", None)
     if copy is None or target._overloadname not in copy.overloads():
         raise NoLowering(f"{target} returns a view")

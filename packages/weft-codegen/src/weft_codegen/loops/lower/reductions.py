@@ -28,7 +28,7 @@ def reduced_dims(dims: Any, rank: int) -> list[int]:
     """The dimensions to reduce; None and the empty list mean all."""
     if isinstance(dims, int):
         dims = [dims]
-    if dims is None or len(dims) == 0:
+    if dims is None or len(dims) == 0 or rank == 0:
         return list(range(rank))
     return sorted({normalise_dim(dim, rank) for dim in dims})
 
