@@ -17,30 +17,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from weft_core.errors import WeftError
 
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
+from weft_codegen.kernels.triton.values import (
+    TYPES,
+    Lanes,
+    NoTritonForm,
+    ValueWriter,
+    is_scalar,
+    literal,
+)
+from weft_codegen.loops.expr import Local, Read, walk
 from weft_codegen.loops.index import (
-    Atom,
     Axis,
     IndexExpr,
-    Least,
-    Quotient,
-    Remainder,
-    Value,
-    atoms,
     coefficient,
     evaluate,
-    nonnegative,
     product,
-    render,
-    upper,
 )
-from weft_codegen.loops.ops import OPS, REDUCTIONS
-from weft_codegen.loops.program import Kernel, Loop, Reduce, Set, Stmt, Store, statements
+from weft_codegen.loops.ops import REDUCTIONS
+from weft_codegen.loops.program import (
+    Kernel,
+    Loop,
+    Reduce,
+    Set,
+    Stmt,
+    Store,
+    statements,
+    stmt_exprs,
+)
 
 POINTWISE_BLOCK = 1024
 LARGEST_BLOCK = 16384  # lanes of one program: beyond it a row no longer fits the registers
@@ -53,23 +60,7 @@ from weft_codegen.kernels.triton.launch import libdevice
 from weft_codegen.kernels.triton.prelude import *
 """
 
-_TYPES = {
-    torch.float64: "tl.float64",
-    torch.float32: "tl.float32",
-    torch.float16: "tl.float16",
-    torch.bfloat16: "tl.bfloat16",
-    torch.int64: "tl.int64",
-    torch.int32: "tl.int32",
-    torch.int16: "tl.int16",
-    torch.int8: "tl.int8",
-    torch.uint8: "tl.uint8",
-    torch.bool: "tl.int1",
-}
 _COMBINE = {"and": "and_", "or": "or_"}  # the names that Python reserves
-
-
-class NoTritonForm(WeftError):
-    """The nest has no Triton form here; the message says which statement and why."""
 
 
 @dataclass(frozen=True)
@@ -133,38 +124,14 @@ def _phases(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
 
 
 @dataclass
-class _Lanes:
-    """The block that the current statements are spread over."""
-
-    size: int
-    mask: str | None
-    axes: frozenset[Axis]
-
-
-@dataclass
-class _Function:
-    """Writer of one Triton function."""
-
-    kernel: Kernel
-    name: str
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
-    lanes: _Lanes | None = None
-    known: dict[Expr, str] = field(default_factory=dict)
-    counter: int = 0
+class _Function(ValueWriter):
+    """Writer of one Triton function: the loop nest and its statements."""
 
     def text(self) -> str:
         """The function's source."""
         parameters = [p.name for p in self.kernel.params] + list(self.kernel.sizes)
         head = f"@triton.jit\ndef {self.name}({', '.join(parameters)}):"
         return "\n".join([head, *self.lines]) + "\n"
-
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
-    def fresh(self) -> str:
-        self.counter += 1
-        return f"v{self.counter - 1}"
 
     # The nest.
 
@@ -189,7 +156,7 @@ class _Function:
             self.line(f"inside = lane < {self.index(points)}")
             mask = "inside"
         self._unravel(axes, "lane")
-        self.lanes = _Lanes(block, mask, frozenset(axes))
+        self.lanes = Lanes(block, mask, frozenset(axes))
         self._scope(body)
         return Phase(self.name, points, block, 4)
 
@@ -246,7 +213,7 @@ class _Function:
         if bounds:
             tests = [f"({axis} < {self.index(bound)})" for bound in bounds]
             self.line(f"inside = {' & '.join(tests)}")
-        self.lanes = _Lanes(block, "inside" if bounds else None, frozenset([loop.axis]))
+        self.lanes = Lanes(block, "inside" if bounds else None, frozenset([loop.axis]))
         self._scope(loop.body, blocks)
         self.lanes = None
         self.depth -= 0 if whole else 1
@@ -292,12 +259,12 @@ class _Function:
         if isinstance(statement, Store):
             self._store(statement)
         elif isinstance(statement, Set):
-            self._check_row_index(statement.local, statement.index)
+            self.check_row_index(statement.local, statement.index)
             value = self.value(statement.value)
-            if self.lanes and not _is_scalar(statement.local):
+            if self.lanes and not is_scalar(statement.local):
                 value = f"tl.broadcast_to({value}, [{self.lanes.size}])"
             self.line(f"{statement.local.name} = tl.cast({value}, {_state(statement.local)})")
-            self._forget(statement.local)
+            self.forget(statement.local)
         elif isinstance(statement, Reduce):
             self._reduce(statement, blocks or {})
 
@@ -318,7 +285,7 @@ class _Function:
         targets = [blocks.get(target, target.name) for target in s.targets]
         crossing = s.targets[0] in blocks
         if not crossing:
-            self._check_row_index(s.targets[0], s.index)
+            self.check_row_index(s.targets[0], s.index)
         operands = []
         for target, value, start in zip(s.targets, values, _identities(s), strict=True):
             typed = f"tl.cast({value}, {_state(target)})"
@@ -327,119 +294,7 @@ class _Function:
             operands.append(typed)
         self.line(f"{', '.join(targets)} = {combine}({', '.join([*targets, *operands])})")
         for target in s.targets:
-            self._forget(target)
-
-    def _check_row_index(self, local: Local, where: IndexExpr) -> None:
-        if _is_scalar(local) or self.lanes is None:
-            if not _is_scalar(local):
-                raise NoTritonForm(f"row {local.name} is used outside its lanes")
-            return
-        axes = [atom for atom in atoms(where) if isinstance(atom, Axis)]
-        one_to_one = len(axes) == 1 and where.terms == (((axes[0],), 1),)
-        if not one_to_one or axes[0] not in self.lanes.axes:
-            raise NoTritonForm(f"row {local.name} is indexed by {where}, not by its lane")
-
-    def _forget(self, local: Local) -> None:
-        """Values computed from a local that has changed are no longer known."""
-        self.known = {
-            node: name
-            for node, name in self.known.items()
-            if not any(isinstance(n, Read) and n.local is local for n in walk(node))
-        }
-
-    # Values.
-
-    def value(self, root: Expr) -> str:
-        """Text of an expression; nodes used twice get a name, in this scope."""
-        uses: dict[Expr, int] = {}
-        for node in walk(root):
-            for child in node.children:
-                uses[child] = uses.get(child, 0) + 1
-        for node in walk(root):
-            named = uses.get(node, 0) > 1 or isinstance(node, Load)
-            if named and node not in self.known and not isinstance(node, Const | Index | Read):
-                text = self.node(node)
-                self.known[node] = self.fresh()
-                self.line(f"{self.known[node]} = {text}")
-        return self.node(root)
-
-    def node(self, node: Expr) -> str:
-        """Text of one node, operands in place unless they are named."""
-        if node in self.known:
-            return self.known[node]
-        return _WRITERS[type(node)](self, node)
-
-    def _const(self, node: Const) -> str:
-        return f"tl.full((), {_literal(node.value)}, {_TYPES[node.dtype]})"
-
-    def _index(self, node: Index) -> str:
-        return f"tl.cast({self.index(node.index)}, {_TYPES[node.dtype]})"
-
-    def _load(self, node: Load) -> str:
-        masks = [self.lanes.mask] if self.lanes and self.lanes.mask else []
-        masks += [f"({self.node(node.mask)})"] if node.mask is not None else []
-        # A scalar address takes no block mask: every lane would read the same valid element.
-        on_lanes = node.mask is not None or bool(self.lanes and node.axes & self.lanes.axes)
-        tail = f", mask={' & '.join(masks)}, other=0" if masks and on_lanes else ""
-        address = f"{node.buffer} + {self.address(node.index)}"
-        if tail and self.lanes:
-            address = f"{node.buffer} + tl.broadcast_to({self.address(node.index)}, "
-            address += f"[{self.lanes.size}])"
-        return f"tl.load({address}{tail})"
-
-    def _read(self, node: Read) -> str:
-        self._check_row_index(node.local, node.index)
-        return node.local.name
-
-    def _op(self, node: Op) -> str:
-        return OPS[node.name].triton.format(*(self.node(arg) for arg in node.args))
-
-    def _cast(self, node: Cast) -> str:
-        if node.dtype is torch.bool:
-            return f"({self.node(node.arg)} != 0)"
-        return f"tl.cast({self.node(node.arg)}, {_TYPES[node.dtype]})"
-
-    # Indices.
-
-    def index(self, where: IndexExpr) -> str:
-        """Text of an index expression."""
-        return f"({render(where, self._leaf, _DIVISIONS)})" if where.terms else "0"
-
-    def address(self, where: IndexExpr) -> str:
-        """Text of an element offset, in 64 bits unless it surely fits 32."""
-        top = upper(where)
-        small = top is not None and top.is_const and top.value < 2**31
-        return self.index(where) if small else f"tl.cast({self.index(where)}, tl.int64)"
-
-    def _leaf(self, atom: Atom) -> str:
-        if isinstance(atom, Value):
-            return f"tl.cast({self.node(atom.expr)}, tl.int64)"
-        return atom.key
-
-
-_WRITERS = {
-    Const: _Function._const,
-    Index: _Function._index,
-    Load: _Function._load,
-    Read: _Function._read,
-    Op: _Function._op,
-    Cast: _Function._cast,
-}
-
-
-def _division(atom: Atom, left: str, right: str, exact: str, sign: str) -> str:
-    """Triton's integer / and % truncate: equal to floor for non-negative numerators only."""
-    assert isinstance(atom, Quotient | Remainder)
-    if nonnegative(atom.num):
-        return f"(({left}) {sign} ({right}))"
-    return f"{exact}(tl.cast({left}, tl.int64), tl.cast({right}, tl.int64))"
-
-
-_DIVISIONS = {
-    Quotient: lambda atom, a, b: _division(atom, a, b, "floordiv", "//"),
-    Remainder: lambda atom, a, b: _division(atom, a, b, "remainder", "%"),
-    Least: lambda atom, a, b: f"tl.minimum({a}, {b})",
-}
+            self.forget(target)
 
 
 def _peel(body: tuple[Stmt, ...], *, parallel_only: bool) -> tuple[list[Axis], tuple[Stmt, ...]]:
@@ -454,7 +309,7 @@ def _peel(body: tuple[Stmt, ...], *, parallel_only: bool) -> tuple[list[Axis], t
 
 
 def _is_flat(body: tuple[Stmt, ...]) -> bool:
-    return all(isinstance(s, Store) or (isinstance(s, Set) and _is_scalar(s.local)) for s in body)
+    return all(isinstance(s, Store) or (isinstance(s, Set) and is_scalar(s.local)) for s in body)
 
 
 def _leaf_loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
@@ -470,18 +325,13 @@ def _block_of(loop: Loop) -> int:
     return CHUNK
 
 
-def _is_scalar(local: Local) -> bool:
-    return local.extent.is_const and local.extent.value == 1
-
-
 def _crosses_lanes(s: Reduce, axis: Axis) -> bool:
     along = coefficient(s.index, axis)
     return along is not None and not along.terms
 
 
 def _reads(stmt: Stmt) -> Iterator[Read]:
-    roots = () if isinstance(stmt, Loop) else getattr(stmt, "values", None) or (stmt.value,)
-    yield from (n for n in walk(*roots) if isinstance(n, Read))
+    yield from (n for n in walk(*stmt_exprs(stmt)) if isinstance(n, Read))
 
 
 def _locals_of(body: tuple[Stmt, ...]) -> Iterator[Local]:
@@ -499,7 +349,7 @@ def _combiner(s: Reduce) -> str:
 
 
 def _state(local: Local) -> str:
-    return _TYPES[local.dtype]
+    return TYPES[local.dtype]
 
 
 def _identities(s: Reduce) -> list[str]:
@@ -509,7 +359,7 @@ def _identities(s: Reduce) -> list[str]:
     if isinstance(row.identity, str):
         low = row.identity == "lowest"
         if dtype.is_floating_point:
-            first = _literal(-math.inf if low else math.inf)
+            first = literal(-math.inf if low else math.inf)
         elif dtype is torch.bool:
             first = "0" if low else "1"
         else:
@@ -518,12 +368,6 @@ def _identities(s: Reduce) -> list[str]:
     else:
         first = str(float(row.identity) if dtype.is_floating_point else int(row.identity))
     return [first] if row.states == 1 else [first, str(2**31 - 1)]
-
-
-def _literal(value: float) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(int(value) if isinstance(value, bool) else value)
 
 
 def _start(points: IndexExpr) -> str:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import linecache
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language.extra import libdevice as _gpu_libdevice
 
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
+from weft_codegen.kernels.triton.interpreter import InterpretedLibdevice
 from weft_codegen.loops.index import IndexExpr, Size, evaluate
 from weft_codegen.loops.program import Alias, Buffer, Extern, Kernel, Launch, Program, Ref
 
@@ -42,30 +40,7 @@ _POINTER_TYPES = {
 }
 
 
-class _InterpretedLibdevice:
-    """libdevice for Triton's interpreter, which has no extern functions: NumPy on the lanes."""
-
-    _NUMPY = {"rint": np.rint, "pow": np.power, "rsqrt": lambda x: 1 / np.sqrt(x)} | {
-        name: np.vectorize(getattr(math, name), otypes=[np.float64])
-        for name in ("erf", "erfc")
-    } | {"asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2} | {
-        "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-    }  # fmt: skip
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = self._NUMPY.get(name) or getattr(np, name)
-
-        def on_lanes(*args: Any) -> Any:
-            first = args[0]
-            with np.errstate(all="ignore"):
-                data = function(*(arg.handle.data for arg in args))
-            handle = type(first.handle)(data.astype(first.handle.data.dtype), first.handle.dtype)
-            return tl.core.tensor(handle, first.type)
-
-        return on_lanes
-
-
-libdevice = _InterpretedLibdevice() if triton.knobs.runtime.interpret else _gpu_libdevice
+libdevice = InterpretedLibdevice() if triton.knobs.runtime.interpret else _gpu_libdevice
 
 
 @functools.cache
