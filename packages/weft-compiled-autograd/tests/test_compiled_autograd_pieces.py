@@ -174,3 +174,60 @@ def test_06_one_aot_graph_used_twice():
     a = x.detach().requires_grad_()
     (want,) = torch.autograd.grad(((a.sin() * w.detach()).sin() * w.detach()).sum(), a)
     torch.testing.assert_close(x.grad, want)
+
+
+def test_07_hooks_on_parameters_do_not_cut_the_ops():
+    backend = Backend()
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    order = []
+    for name, p in model.named_parameters():
+        p.register_hook(lambda g, name=name: order.append(name) or g * 2)
+    x = torch.randn(5, 3)
+    want = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    expected, order[:] = list(order), []
+    with ca.enable(ca.graph_compiler(backend)):
+        model(x).sum().backward()
+    for p, w in zip(model.parameters(), want):
+        torch.testing.assert_close(p.grad, w)
+    assert order == expected
+    assert len(backend.graphs) == 1
+
+
+def test_08_a_hook_on_a_shared_gradient():
+    def program():
+        a = torch.ones(3, requires_grad=True)
+        b = torch.ones(3, requires_grad=True)
+        y = a * 2
+        z = y + b.exp()
+        y.register_hook(lambda g: g * 10)
+        (z * 3).sum().backward()
+        return a.grad, b.grad
+
+    want = program()
+    with ca.enable(ca.graph_compiler(Backend())):
+        got = program()
+    for x, y in zip(got, want):
+        torch.testing.assert_close(x, y)
+
+
+def test_09_optimizer_steps_in_hooks_read_and_write_weights_in_order():
+    def program():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+        def step(p):
+            with torch.no_grad():
+                p -= 0.1 * p.grad
+            p.grad = None
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            model(torch.randn(5, 3)).sum().backward()
+        return list(model.parameters())
+
+    want = program()
+    with ca.enable(ca.graph_compiler(Backend())):
+        got = program()
+    for x, y in zip(got, want):
+        torch.testing.assert_close(x, y)

@@ -77,6 +77,12 @@ def set_grad(variable: torch.Tensor, grad: torch.Tensor) -> None:
     variable.grad = grad
 
 
+@inlinable
+def set_grad_copy(variable: torch.Tensor, grad: torch.Tensor) -> None:
+    """`set_grad` of a value that something else may refer to: a hook may have kept its result."""
+    variable.grad = grad.clone()
+
+
 def accumulate_grad(
     variable: torch.Tensor, old: Maybe, new: Maybe, has_post_hooks: bool = False
 ) -> Maybe:

@@ -95,7 +95,7 @@ def call_cpp_hook(hook: int, grad: Maybe) -> Maybe:
     """Call a hook that lives in C++, by its number in the backward that runs now."""
     if grad is None:
         return None
-    result = torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks(hook, grad)
+    result: torch.Tensor = torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks(hook, grad)
     return restride(result, grad)
 
 

@@ -247,7 +247,13 @@ def _call_backward(
 
 
 EFFECTS: frozenset[Any] = frozenset(
-    {hooks.call_hook, hooks.call_cpp_hook, hooks.call_backward_dense, accumulation.set_grad}
+    {
+        hooks.call_hook,
+        hooks.call_cpp_hook,
+        hooks.call_backward_dense,
+        accumulation.set_grad,
+        accumulation.set_grad_copy,
+    }
 )
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {

@@ -20,7 +20,8 @@ from weft_compiled_autograd import accumulation
 _COPY = torch.ops.aten.clone.default
 
 
-def _storage(node: Node) -> int | None:
+def storage_of(node: Node) -> int | None:
+    """Identifies the memory of a node's value; None when it is no tensor."""
     value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
@@ -28,7 +29,7 @@ def _storage(node: Node) -> int | None:
 def _families(graph: Graph) -> dict[int, list[Node]]:
     families: dict[int, list[Node]] = {}
     for node in graph.nodes:
-        storage = _storage(node)
+        storage = storage_of(node)
         if storage is not None:
             families.setdefault(storage, []).append(node)
     return families
@@ -43,7 +44,7 @@ def _fresh(node: Node) -> bool:
 
 
 def _free(value: Node, families: dict[int, list[Node]]) -> bool:
-    storage = _storage(value)
+    storage = storage_of(value)
     family = families.get(storage, []) if storage is not None else []
     if not family or not all(map(_fresh, family)):
         return False
@@ -74,29 +75,22 @@ def copy_shared_gradients(graph: Graph, handed_over: Sequence[Any], mode: Any) -
         mode: the fake mode of the values.
     """
     families = _families(graph)
-    shared: list[tuple[Node, Node]] = []
     output = next(iter(reversed(graph.nodes)))
     for value in handed_over:
         if not _free(value, families):
-            shared.append((output, value))
+            _copy_output(graph, output, value, mode)
     for node in graph.nodes:
         if node.target is accumulation.set_grad and not _free(node.args[1], families):
-            shared.append((node, node.args[1]))
-    for user, value in shared:
-        with graph.inserting_before(user):
-            copy = graph.call_function(_COPY, (value,))
-        copy.meta.update(value.meta)
-        with mode, torch.no_grad():
-            copy.meta["val"] = value.meta["val"].clone()
-        _replace_last(user, value, copy)
+            node.target = accumulation.set_grad_copy
 
 
-def _replace_last(user: Node, value: Node, copy: Node) -> None:
-    """Replace one mention of a value, the last: outputs come before handed-over gradients."""
-    if user.op != "output":
-        user.args = (user.args[0], copy)
-        return
-    items = list(user.args[0])  # type: ignore[arg-type]
-    position = len(items) - 1 - items[::-1].index(value)
-    items[position] = copy
-    user.args = (tuple(items),)
+def _copy_output(graph: Graph, output: Node, value: Node, mode: Any) -> None:
+    """Copy a gradient that is an output; the last mention, for the results come first."""
+    with graph.inserting_before(output):
+        copy = graph.call_function(_COPY, (value,))
+    copy.meta.update(value.meta)
+    with mode, torch.no_grad():
+        copy.meta["val"] = value.meta["val"].clone()
+    items: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    items[len(items) - 1 - items[::-1].index(value)] = copy
+    output.args = (tuple(items),)

@@ -2,8 +2,8 @@
 
 A captured graph is aten ops already, so a graph backend can take it as it is; only the calls of
 the user's Python (hooks, autograd.Functions, `.grad` assignments) must stay Python. The graph is
-cut at those calls, each piece becomes a flat graph in torch.compile's backend protocol, and a small
-program runs pieces and calls in order, dropping values after their last use.
+cut at those calls, each piece becomes a flat graph in torch.compile's backend protocol, and a
+program of pieces and calls takes the graph's place.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from weft_compiled_autograd.accumulation import set_grad, set_grad_copy
 from weft_compiled_autograd.cache import Compiler
+from weft_compiled_autograd.hooks import call_cpp_hook, call_hook
 from weft_compiled_autograd.lower import EFFECTS
+from weft_compiled_autograd.ownership import storage_of
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Sequence[Any]]]
 
@@ -74,24 +77,81 @@ def _is_access(node: Node) -> bool:
     )
 
 
-def _cut(graph: Graph) -> list[Piece | Node]:
-    """The graph as pieces and single calls, in order."""
-    parts: list[Piece | Node] = []
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if node.target in EFFECTS or _is_access(node):
-            parts.append(node)
-            continue
-        if not parts or not isinstance(parts[-1], Piece):
-            parts.append(Piece())
-        part = parts[-1]
-        assert isinstance(part, Piece)
-        part.nodes.append(node)
-    for part in parts:
-        if isinstance(part, Piece):
-            _find_borders(part)
-    return parts
+# Calls that ops may be moved before.
+_MOVABLE: frozenset[Any] = frozenset({call_hook, call_cpp_hook, set_grad, set_grad_copy})
+
+# After these, ops stay behind: the hook may free what it is called for, or anything else.
+_BARRIERS = ("post_acc_grad_hook",)
+
+
+class _Cutting:
+    """Assigns every op to a stage: stage k lies between the calls number k - 1 and k.
+
+    An op goes to the earliest stage that has its inputs, so that hooks on the gradients of
+    parameters do not cut the ops apart. Calls keep their order; an op that mutates stays after the
+    calls that precede it, and so does an op that reads memory that such a call has seen.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.calls: list[list[Node]] = []
+        self.ops: dict[int, list[Node]] = {}
+        self.accesses: list[Node] = []
+        self._stage: dict[Node, int] = {}
+        self._touched: dict[int, int] = {}
+        self._barrier = 0
+
+    def run(self) -> list[Piece | Node]:
+        """The graph as pieces and single calls, in order."""
+        for node in self.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                self._place(node)
+        parts: list[Piece | Node] = [*self.accesses]
+        for stage in range(len(self.calls) + 1):
+            if stage in self.ops:
+                parts.append(Piece(self.ops[stage]))
+            parts += self.calls[stage] if stage < len(self.calls) else []
+        for part in parts:
+            if isinstance(part, Piece):
+                _find_borders(part)
+        return parts
+
+    def _place(self, node: Node) -> None:
+        if node.target in EFFECTS:
+            self.calls.append([node])
+            self._after(node, len(self.calls))
+            if node.kwargs.get("hook_type") in _BARRIERS or node.target not in _MOVABLE:
+                self._barrier = len(self.calls)
+        elif _is_access(node):
+            source = node.args[0]
+            assert isinstance(source, Node)
+            if source.op == "placeholder":
+                self.accesses.append(node)
+            else:
+                self.calls[self._stage[source] - 1].append(node)
+                self._stage[node] = self._stage[source]
+        else:
+            stage = self._earliest(node)
+            self.ops.setdefault(stage, []).append(node)
+            self._stage[node] = stage
+
+    def _after(self, node: Node, stage: int) -> None:
+        """Let everything that shares memory with a node's arguments be read from `stage` on."""
+        self._stage[node] = stage
+        for used in node.all_input_nodes:
+            storage = storage_of(used)
+            if storage is not None:
+                self._touched[storage] = stage
+
+    def _earliest(self, node: Node) -> int:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            self._after(node, len(self.calls))
+            return len(self.calls)
+        stage = self._barrier
+        for used in node.all_input_nodes:
+            touched = self._touched.get(storage_of(used) or 0, 0)
+            stage = max(stage, self._stage.get(used, 0), touched)
+        return stage
 
 
 def _find_borders(piece: Piece) -> None:
@@ -113,7 +173,7 @@ def compile_pieces(module: GraphModule, backend: Backend) -> GraphModule:
     copies: dict[Node, Node] = {}
     for node in module.graph.find_nodes(op="placeholder"):
         copies[node] = graph.placeholder(node.name)
-    for index, part in enumerate(_cut(module.graph)):
+    for index, part in enumerate(_Cutting(module.graph).run()):
         if isinstance(part, Node):
             copies[part] = graph.node_copy(part, copies.__getitem__)
             continue
