@@ -116,6 +116,8 @@ def _silu(x: Expr) -> Expr:
 
 
 def _sign(x: Expr) -> Expr:
+    if x.dtype is torch.bool:
+        return x
     zero = literal(x, 0)
     up, down = apply("gt", x, zero), apply("lt", x, zero)
     return apply("sub", cast(up, x.dtype), cast(down, x.dtype))
@@ -145,7 +147,6 @@ def _pow(base: Expr, exponent: Expr) -> Expr:
         return simple[power]()
     if power in (1, 2, 3):
         return simple[power]()
-    require(base.dtype.is_floating_point, "integer power")
     return apply("pow", base, exponent)
 
 
@@ -167,7 +168,6 @@ _RESULT: dict[str, Function] = {
     "sign": _sign,
     "relu": _relu,
     "square": _square,
-    "pow": _pow,
     "abs": _one("abs"),
     "clone": lambda x: x,
     "alias_copy": lambda x: x,
@@ -300,6 +300,13 @@ def _float_test(name: str) -> Callable[..., LazyTensor]:
 
 for _name in ("isnan", "isinf", "signbit"):
     lowers(f"aten.{_name}")(_float_test(_name))
+
+
+@lowers("aten.pow")
+def _power(call: Call, base: Any, exponent: Any) -> LazyTensor:
+    dtype = compute_dtype(call.fake.dtype)
+    require(dtype.is_floating_point or exponent in (1, 2, 3), "integer power")
+    return pointwise(call, _pow, (base, exponent), dtype)
 
 
 @lowers("aten.where")

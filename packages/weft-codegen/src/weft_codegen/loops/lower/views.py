@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
-from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const, in_range
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const, in_range, product
 from weft_codegen.loops.lower.masking import masked
 from weft_codegen.loops.lower.pointwise import SUPPORTED, number
 from weft_codegen.loops.lower.shapes import to_index, to_shape
@@ -22,6 +22,7 @@ from weft_codegen.loops.lower.values import (
     LazyTensor,
     broadcast_at,
     compute_dtype,
+    contiguous_strides,
     flatten,
     unflatten,
 )
@@ -49,6 +50,28 @@ lowers("aten._reshape_alias")(_view)
 @lowers("aten.alias", "aten.detach", "aten.lift_fresh")
 def _identity(call: Call, x: LazyTensor) -> LazyTensor:
     return call.view(x, x.at)
+
+
+@lowers("aten.as_strided")
+def _as_strided(
+    call: Call, x: LazyTensor, size: Any, stride: Any, storage_offset: Any = None
+) -> LazyTensor:
+    """Positions in the memory of `x`, when all of them are inside it and it is contiguous."""
+    require(x.root is None and x.strides == contiguous_strides(x.shape), "as_strided of a view")
+    shape, strides = to_shape(size), to_shape(stride)
+    offset = to_index(storage_offset or 0)
+    last = offset
+    for extent, step in zip(shape, strides, strict=True):
+        last = last + (extent - 1) * step
+    require(in_range(last, product(x.shape)), "as_strided outside its argument")
+
+    def element(place: Indices) -> Expr:
+        position = offset
+        for at, step in zip(place, strides, strict=True):
+            position = position + at * step
+        return x.at(unflatten(position, x.shape))
+
+    return call.view(x, element, offset)
 
 
 @lowers("aten.permute")

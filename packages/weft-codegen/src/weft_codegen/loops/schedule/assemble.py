@@ -187,7 +187,7 @@ class _Assembly:
             return []
         local = self._rows[value] = self._new_local(value.dtype, self._row)
         self._locals[name] = (local,)
-        return [Set(local, self._at, value)]
+        return [Set(local, self._at, cast(value, local.dtype))]
 
     def _start(self, member: Member) -> list[Stmt]:
         """Accumulators of a reduction, set to its identity."""
@@ -229,7 +229,7 @@ class _Assembly:
         value = self._value(member, sweep)
         local = self._new_local(value.dtype, product(loop.extent for loop in loops))
         self._temporaries[member.node.result] = local
-        return Set(local, _position(loops), value)
+        return Set(local, _position(loops), cast(value, local.dtype))
 
     def _store(self, member: Member, value: Expr) -> Stmt:
         buffer = self._buffers[member.node.result]
@@ -266,7 +266,7 @@ class _Assembly:
         if name in self._temporaries and self._plan.temporaries[name] < sweep:
             loops = [loop for loop in self._group.axes if loop in self._group.reduced]
             loops += [] if self._lane is None else [self._lane]
-            return read(self._temporaries[name], _position(loops))
+            return cast(read(self._temporaries[name], _position(loops)), node.dtype)
         if name in self._plan.stored and made < sweep:
             return None
         return self._value(maker, sweep)
