@@ -323,6 +323,7 @@ class TestDynamicShapes:
             lambda n, x, w: ((x @ w).view(n * 3).sin().sum() * n,),
             lambda n, x, w: (x.view(n * 3), n + 1, F.softmax(x @ w, 0)),
             lambda n, x, w: (lambda y: (y.view(n * 3), y.t()))(x @ w),
+            lambda n, x, w: (x[(x[:, 0] > 0).nonzero()[:, 0]] @ w,),
             lambda n, x, w: (x.new_zeros(n, 2).sum() + x.sum(0).mean() / x.shape[0],),
         ],
     )

@@ -13,7 +13,7 @@ def memory_order(value: torch.Tensor) -> list[int]:
     Symbolic sizes and strides are judged by their example values, so nothing is guarded.
     """
     plain = list(range(value.dim()))
-    sizes, strides = [*map(_hint, value.shape)], [*map(_hint, value.stride())]
+    sizes, strides = [*map(hint, value.shape)], [*map(hint, value.stride())]
     order = sorted(plain, key=lambda dim: (-strides[dim], dim))
     span = 1
     for dim in reversed(order):
@@ -25,5 +25,8 @@ def memory_order(value: torch.Tensor) -> list[int]:
     return plain if matters == sorted(matters) else order
 
 
-def _hint(number: Any) -> int:
-    return number if isinstance(number, int) else int(number.node.hint)
+def hint(number: Any, unknown: int = 4096) -> int:
+    """The example value of a size; `unknown` for one that only the data decides."""
+    if isinstance(number, int):
+        return number
+    return int(number.node.hint) if number.node.has_hint() else unknown

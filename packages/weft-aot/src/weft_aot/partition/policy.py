@@ -9,13 +9,14 @@ that nobody thought of is saved, which is always correct.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 from weft_core.tracing import has_effect
+
+from weft_aot.layout import hint
 
 aten = torch.ops.aten
 
@@ -88,13 +89,5 @@ class MemoryPolicy:
 def _byte_count(value: torch.Tensor) -> int:
     count = value.element_size()
     for size in value.shape:
-        count *= _hint(size)
+        count *= hint(size)
     return count
-
-
-def _hint(size: Any) -> int:
-    """The example value of a symbolic size; unbacked ones count as a large guess."""
-    if isinstance(size, int):
-        return size
-    hint: Callable[[], Any] | None = getattr(size.node, "hint", None)
-    return int(hint) if isinstance(hint, int) else 4096
