@@ -292,6 +292,8 @@ def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
     }
     if name in special:
         return special[name]()
+    if name == "apply" and issubclass(cls, torch.autograd.Function):
+        return MethodOf(self, name)
     found = lookup(cls, name)
     if found is None or isinstance(lookup(type(cls), name), property):
         return _metaclass_attribute(tx, self, name)

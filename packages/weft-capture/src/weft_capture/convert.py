@@ -116,7 +116,7 @@ class BreakUnderFullgraph(Exception):
 
 
 def _convert(do: _Attempt) -> Converted:
-    with span("capture", do.function.__qualname__), _modes_restored():
+    with span("capture", do.function.__qualname__), _modes_restored(), _own_saved_tensors():
         tx = Tracer(do.function, do.symbolic, do.policy)
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
@@ -141,7 +141,7 @@ def _convert(do: _Attempt) -> Converted:
         # What the backend made is no program to capture: it runs with the hook off.
         return functools.partial(frame.run, None, compiled)
 
-    with _modes_restored():
+    with _modes_restored(), _own_saved_tensors():
         torch._C._set_grad_enabled(grad_at_end)
         try:
             assembled: Assembled = assemble(tx, outer, stopped, compile_graph, do.tail_call)
@@ -209,6 +209,20 @@ def _modes_restored() -> Iterator[None]:
     finally:
         if torch.is_grad_enabled() is not grad:
             torch._C._set_grad_enabled(grad)
+
+
+@contextmanager
+def _own_saved_tensors() -> Iterator[None]:
+    """Keep the user's saved-tensor hooks from seeing the fake tensors of a capture."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+        yield
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 @contextmanager

@@ -206,6 +206,8 @@ class OuterFrame(Frame):
                     self.unwind(raised, instr)
             except Break as error:
                 return self._take_back(error, at, saved)
+            except RecursionError:
+                return self._take_back(Break("recursion", "calls nest too deeply"), at, saved)
             except Raised as raised:
                 if raised_at[raised.value] != step:
                     raise RaisesAtStep(raised_at[raised.value]) from None

@@ -45,6 +45,13 @@ class GraphInput:
     example: object
     node_example: object
 
+    version: int
+
+    def is_written(self) -> bool:
+        """Say whether the graph writes to this input in place."""
+        twin = self.node_example
+        return isinstance(twin, torch.Tensor) and twin._version != self.version
+
 
 class GraphBuilder:
     """Builds the graph of one traced frame."""
@@ -105,7 +112,7 @@ class GraphBuilder:
         node.meta["source_name"] = source.expr()
         self._last_input = node
         self._input_sources[node] = source
-        self.inputs.append(GraphInput(node, source, real, example))
+        self.inputs.append(GraphInput(node, source, real, example, getattr(example, "_version", 0)))
         return node
 
     # ---- operations

@@ -246,6 +246,12 @@ class Tracer:
     def all_guards(self) -> list[Guard]:
         """Return every guard of the capture, those on symbolic sizes included."""
         guards = list(self.guards)
+        tensors = [entry for entry in self.graph.inputs if isinstance(entry.example, torch.Tensor)]
+        if any(entry.is_written() for entry in tensors):
+            # A backend may reorder reads and writes of what it takes for different tensors.
+            first, *others = [entry.source for entry in tensors]
+            if others:
+                guards.append(Guard.of(first, "NO_ALIAS", tuple(others)))
         if self.graph.shape_env is not None:
             from weft_guards.shapes import shape_guards  # noqa: PLC0415 - imports sympy
 

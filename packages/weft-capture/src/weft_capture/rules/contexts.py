@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
@@ -59,6 +60,18 @@ def _autocast(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 @rule(torch.profiler.record_function)
 def _record_function(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     return NullContext(torch.profiler.record_function)
+
+
+_CHECKPOINT_OPTIONS = (
+    "use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop",
+)  # fmt: skip
+
+
+@rule(torch.utils.checkpoint.checkpoint)
+def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
+    """Trace the function itself: what to recompute in the backward is the partitioner's choice."""
+    kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
+    return function.call(tx, list(args), kept)
 
 
 def _asked_now(function: Any) -> None:

@@ -49,10 +49,10 @@ class GradModeContext(MutableValue):
         return self.cls
 
     def snapshot(self) -> Callable[[], None]:
-        saved = self.previous
+        saved = self.previous, self.source
 
         def restore() -> None:
-            self.previous = saved
+            self.previous, self.source = saved
 
         return restore
 
@@ -62,6 +62,8 @@ class GradModeContext(MutableValue):
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
         tx.journal.touch(self)
+        # An object that was passed in is not entered for real; after a break there is one that is.
+        self.source = None
         self.previous = torch.is_grad_enabled()
         tx.set_grad_mode(self.mode)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MutableValue, Value
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.dicts import DictValue
 
@@ -319,6 +319,12 @@ class ClassValue(ObjectConstant):
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         return tx.static_attribute(self, name)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        method = self.getattr(tx, name)
+        if isinstance(method, MethodOf):
+            raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
+        return method.call(tx, args, kwargs)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         raise Break("unsupported-value", f"setting {name} of class {self.obj.__qualname__}")
