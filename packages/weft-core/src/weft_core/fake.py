@@ -123,7 +123,7 @@ class _Mode(FakeTensorMode):
     __init__ = _rebind(FakeTensorMode.__init__)
 
 
-_DISABLE_WRAPPER = torch._disable_dynamo(lambda: None).__code__
+_DISABLE_WRAPPER = torch._compile._disable_dynamo(lambda: None).__code__
 _WRAPPED_MODULES = (
     "torch._meta_registrations",
     "torch._refs",
@@ -229,7 +229,7 @@ class NamedSource(Source):
 def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
     """A fresh fake mode; with `shape_env` (see `make_shape_env`) sizes may be symbolic."""
     _prepare_torch()
-    mode = _Mode(shape_env=shape_env, allow_non_fake_inputs=True)
+    mode: FakeTensorMode = _Mode(shape_env=shape_env, allow_non_fake_inputs=True)
     # With a shape environment, `.item()` and friends yield unbacked symbols instead of an error.
     mode.allow_scalar_outputs = shape_env is not None
     return mode
@@ -244,7 +244,7 @@ def _shape_env_class() -> type[ShapeEnv]:
     # Imports sympy, 0.35 s. (torch 2.13's fake dispatch does so for static shapes as well.)
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
 
-    no_stack = symbolic_shapes.SLoc(None, None)
+    no_stack = symbolic_shapes.SLoc(None, None)  # type: ignore[attr-defined]
 
     class WeftShapeEnv(symbolic_shapes.ShapeEnv):
         """A ShapeEnv that does not look up user frames through Dynamo's skip lists."""
@@ -330,16 +330,15 @@ def to_fake(
             raise ValueError("dynamic dimensions need a fake mode made with a shape environment")
         sizes, strides = _symbolic_layout(tensor, mode.shape_env, dynamic_dims, source_name)
     with mode, torch.no_grad():
-        fake = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
-    if tensor.is_inference():
-        return fake
+        fake: Any = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
     if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)  # type: ignore[return-value]
-    if tensor.requires_grad:
+        fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    elif tensor.requires_grad:
         fake.requires_grad_()
         if not tensor.is_leaf:
             with mode, torch.enable_grad():
                 fake = torch.ops.aten.alias.default(fake)
+    assert isinstance(fake, FakeTensor)
     return fake
 
 

@@ -4,6 +4,7 @@
 
     operators   +, -, ==, in, ... on every kind of value       (entry points for the opcodes)
     builtins    len, isinstance, zip, sorted, getattr, ...
+    operator_module  the operators as functions
     sequences   methods of list, tuple, set, range
     dicts       methods of dict and its views
     tensors     attributes and methods of tensors that are not simply graph nodes

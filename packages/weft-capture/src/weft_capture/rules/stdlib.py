@@ -86,7 +86,7 @@ def _reduce(tx: Tracer, function: Value, items: Value, *initial: Value) -> Value
 _SYMBOLIC_MATH: dict[Any, Any] = {
     math.ceil: math.ceil,
     math.floor: math.floor,
-    math.sqrt: torch._sym_sqrt,
+    math.sqrt: torch.sym_sqrt,
 }
 
 
@@ -165,14 +165,14 @@ def _listed(value: Value) -> bool:
     return isinstance(value, (ListValue, TupleValue)) or value.python_type() in (range, str)
 
 
-for _function in (
+for _listing in (
     itertools.product,
     itertools.permutations,
     itertools.combinations,
     itertools.combinations_with_replacement,
     itertools.pairwise,
 ):
-    _finite(_function)
+    _finite(_listing)
 
 
 @rule(itertools.islice)

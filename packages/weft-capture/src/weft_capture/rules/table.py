@@ -25,7 +25,16 @@ PURE: set[object] = set()
 GRAPH: set[object] = set()
 """Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
 
-_FAMILIES = ("builtins", "sequences", "dicts", "tensors", "torch_rules", "stdlib", "contexts")
+_FAMILIES = (
+    "builtins",
+    "operator_module",
+    "sequences",
+    "dicts",
+    "tensors",
+    "torch_rules",
+    "stdlib",
+    "contexts",
+)
 
 _DESCRIPTORS = (
     types.MethodDescriptorType,

@@ -24,16 +24,16 @@ F = torch.nn.functional
 _NATIVE = (
     torch._C._VariableFunctions,
     torch._C._nn,
-    torch._C._fft,
-    torch._C._linalg,
-    torch._C._special,
+    *(getattr(torch._C, name) for name in ("_fft", "_linalg", "_special")),  # not in the stubs
 )
 """Namespaces of C functions that compute on tensors."""
 
 _PYTHON_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
 """Python functions defined here are nodes of their own: AOT sees through them later."""
 
-_INLINED = frozenset((F.multi_head_attention_forward, torch.nn.functional._canonical_mask))
+_INLINED: frozenset[object] = frozenset(
+    (F.multi_head_attention_forward, torch.nn.functional._canonical_mask)
+)
 """...except those whose Python does more than call operators."""
 
 _DYNAMIC_SHAPE = (
@@ -146,7 +146,7 @@ def _no(*functions: object) -> None:
         return FALSE
 
 
-_no(torch.jit.is_scripting, torch.jit.is_tracing, torch._C._is_tracing)
+_no(torch._jit_internal.is_scripting, torch.jit._trace.is_tracing, torch._C._is_tracing)
 _no(torch.onnx.is_in_onnx_export, torch.compiler.is_exporting)
 _no(torch._C._has_torch_function, torch._C._has_torch_function_unary)
 _no(torch._C._has_torch_function_variadic, overrides.has_torch_function)
