@@ -6,41 +6,10 @@ import traceback
 from types import CodeType, FunctionType
 
 import corpus
-from weft_capture.bytecode import Decoded, Writer, call_pair, decode, make_resume
-from weft_capture.bytecode.encode import _effect
-from weft_capture.bytecode.lower import Lowering
-from weft_capture.bytecode.program import FrameShape, Op, program_of
+from weft_capture.bytecode import Decoded, Writer, decode, make_resume, stack_after
+from weft_capture.bytecode.program import Op, program_of
 
-_NO_RESULT = frozenset(
-    """POP_TOP STORE_FAST STORE_DEREF STORE_NAME STORE_GLOBAL STORE_ATTR STORE_SUBSCR DELETE_SUBSCR
-    LIST_APPEND LIST_EXTEND SET_ADD SET_UPDATE MAP_ADD DICT_UPDATE DICT_MERGE POP_EXCEPT NOP RESUME
-    POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE DELETE_ATTR JUMP
-    DELETE_FAST DELETE_DEREF MAKE_CELL COPY_FREE_VARS RETURN_VALUE RAISE_VARARGS RERAISE
-    END_FOR""".split()
-)
-_RESULTS = {
-    "LOAD_METHOD": lambda i: 2,
-    "LOAD_SUPER_ATTR": lambda i: 1 + i.argval[1],
-    "UNPACK_SEQUENCE": lambda i: i.arg,
-    "UNPACK_EX": lambda i: (i.arg & 255) + 1 + (i.arg >> 8),
-    "BEFORE_WITH": lambda i: 2,
-    "FOR_ITER": lambda i: 2,
-    "PUSH_EXC_INFO": lambda i: 2,
-    "CHECK_EXC_MATCH": lambda i: 2,
-}
 _ENDS = ("JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE")
-
-
-def _net(instr) -> int:
-    """Net stack effect of falling through."""
-    if instr.opname == "LOAD_METHOD":
-        return 1
-    if instr.target is not None:
-        return {"FOR_ITER": 1, "JUMP": 0}.get(instr.opname, -1)
-    names = (instr.argval,) if isinstance(instr.argval, str) else ()
-    lowering = Lowering(FrameShape("f", "f", "f", 1, 0, names, (), (), 0, 0, 0))
-    lowering.run([Op(instr.opname, instr.arg, instr.argval)])
-    return sum(_effect(raw.op, raw.arg, False) for raw in lowering.raws)
 
 
 class State:
@@ -82,8 +51,7 @@ def states(decoded: Decoded) -> list[State | None]:
             both = state.merge(after)
             todo.append((instr.handler.target, State(saved, both.must, both.may)))
         if instr.target is not None:
-            cut = {"JUMP": 0}.get(instr.opname, 1)
-            stack = state.stack[: len(state.stack) - cut]
+            stack = stack_after(instr, state.stack, jump=True)
             todo.append((instr.target, State(stack, after.must, after.may)))
         if instr.opname not in _ENDS:
             todo.append((index + 1, after))
@@ -93,31 +61,14 @@ def states(decoded: Decoded) -> list[State | None]:
 def _after(instr, state: State) -> State:
     stack, must, may = state.stack, state.must, state.may
     name = {instr.argval} if isinstance(instr.argval, str) else set()
-    if instr.opname == "SWAP":
-        items = list(stack)
-        items[-1], items[-instr.arg] = items[-instr.arg], items[-1]
-        return State(tuple(items), must, may)
-    if instr.opname == "COPY":
-        return State((*stack, stack[-instr.arg]), must, may)
-    if instr.opname == "PUSH_NULL":
-        return State((*stack, False), must, may)
-    if instr.opname == "LOAD_FAST_AND_CLEAR":
-        return State((*stack, bool(name & must)), must - name, may - name)
-    if instr.opname == "STORE_FAST":
-        is_value = stack[-1]
-        return State(
-            stack[:-1],
-            must | name if is_value else must - name,
-            may | name if is_value else may - name,
-        )
-    if instr.opname == "DELETE_FAST":
-        return State(stack, must - name, may - name)
-    if instr.opname in ("LOAD_METHOD", "LOAD_SUPER_ATTR") and "scale" in str(instr.argval):
-        below = stack[: len(stack) + _net(instr) - 2]
-        return State((*below, *call_pair(True, False)), must, may)
-    results = _RESULTS.get(instr.opname, lambda i: i.opname not in _NO_RESULT)(instr)
-    kept = len(stack) + _net(instr) - results
-    return State(stack[:kept] + (True,) * results, must, may)
+    if instr.opname == "LOAD_METHOD" and "scale" not in instr.argval:
+        return State((*stack[:-1], True, True), must, may)
+    after = stack_after(instr, stack, bound=name <= must)
+    if instr.opname == "STORE_FAST" and stack[-1]:
+        return State(after, must | name, may | name)
+    if instr.opname in ("STORE_FAST", "LOAD_FAST_AND_CLEAR", "DELETE_FAST"):
+        return State(after, must - name, may - name)
+    return State(after, must, may)
 
 
 def cut_code(decoded: Decoded, index: int, stack, bound) -> CodeType:

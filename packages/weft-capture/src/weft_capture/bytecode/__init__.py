@@ -88,6 +88,7 @@ lines are kept, so breaks inside for, with and try need nothing more.
 """
 
 from .decode import decode
+from .effects import stack_after
 from .encode import AssemblyError
 from .instr import NULL_BELOW, Decoded, Handler, Instr, call_pair
 from .liveness import live_at
@@ -111,5 +112,6 @@ __all__ = [
     "is_resume",
     "live_at",
     "make_resume",
+    "stack_after",
     "stack_name",
 ]

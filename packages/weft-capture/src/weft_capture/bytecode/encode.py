@@ -89,7 +89,8 @@ def reencode(decoded: Decoded) -> CodeType:
 
 
 @cache
-def _effect(op: int, arg: int, jump: bool) -> int:
+def raw_effect(op: int, arg: int, jump: bool) -> int:
+    """The stack effect of a raw instruction, as CPython states it."""
     if dis.opname[op] == "RETURN_GENERATOR":
         return 1  # the None that resuming pushes; dis says so only from 3.13 on
     return dis.stack_effect(op, arg if op in HAS_ARG else None, jump=jump)
@@ -124,9 +125,9 @@ def _stack_size(raws: list[Raw]) -> int:
             if cover is not None and cover.label.index is not None:
                 reach(cover.label.index, cover.depth + cover.lasti + 1)
             if raw.jump is not None:
-                reach(_target(raw), depth + _effect(raw.op, raw.arg, True))
+                reach(_target(raw), depth + raw_effect(raw.op, raw.arg, True))
             # What an instruction pushes before it pops is bounded by its operands.
-            depth += _effect(raw.op, raw.arg, False)
+            depth += raw_effect(raw.op, raw.arg, False)
             if depth < 0:
                 raise AssemblyError(f"{dis.opname[raw.op]} takes more than the stack holds")
             largest = max(largest, depth)

@@ -8,7 +8,6 @@ Everything is loaded before anything is written, so that no write changes what a
 
 from __future__ import annotations
 
-import dis
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import NULL_BELOW, Instr, Writer, live_at, make_resume
+from weft_capture.bytecode import NULL_BELOW, Instr, Writer, live_at, make_resume, stack_after
 from weft_capture.graph import GraphInput
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import MethodOf, Value
@@ -30,26 +29,6 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 _NO_FALLTHROUGH = frozenset(("RAISE_VARARGS", "RERAISE", "RETURN_VALUE"))
-_EFFECTS: dict[str, int] = {
-    # Vocabulary that is not an opcode of every version.
-    "LIST_TO_TUPLE": 0,
-    "UNARY_POSITIVE": 0,
-    "FORMAT_SIMPLE": 0,
-    "FORMAT_WITH_SPEC": -1,
-    "CONVERT_VALUE": 0,
-    "BINARY_SUBSCR": -1,
-    "STORE_SUBSCR": -3,
-    "BEFORE_WITH": 1,
-    "WITH_EXCEPT_START": 1,
-    "LOAD_GLOBAL": 1,
-    "LOAD_ATTR": 0,
-    "LOAD_FAST": 1,
-    "LOAD_DEREF": 1,
-    "GET_ITER": 0,
-    "COMPARE_OP": -1,
-    "BINARY_OP": -1,
-    "IMPORT_STAR": -1,
-}
 
 
 @dataclass(frozen=True)
@@ -59,22 +38,6 @@ class Assembled:
     code: types.CodeType
     graph: GraphModule | None
     inputs: list[GraphInput]
-
-
-def stack_effect(instr: Instr) -> int:
-    """Return by how much an instruction changes the depth of the stack when it does not jump."""
-    if instr.opname == "CALL":
-        return -instr.arg - 1
-    if instr.opname == "CALL_FUNCTION_EX":
-        return -2 - (instr.arg & 1)
-    if instr.opname == "LOAD_SUPER_ATTR":
-        return -2
-    known = _EFFECTS.get(instr.opname)
-    if known is not None:
-        return known
-    opcode = dis.opmap[instr.opname]
-    arg = instr.arg if opcode >= dis.HAVE_ARGUMENT else None
-    return dis.stack_effect(opcode, arg, jump=False)
 
 
 def assemble(
@@ -265,42 +228,27 @@ class _Assembly:
             if instr.opname == "RETURN_VALUE":
                 raise Break("unsupported-value", "the value to return cannot be rebuilt")
             return
-        after = _after(instr, below)
+        after = list(stack_after(instr, below, bound=instr.argval in names))
         self._resume(index + 1, after, names, instr)
 
     def _branch(self, index: int, instr: Instr, below: list[bool], names: tuple[str, ...]) -> None:
         assert instr.target is not None
+        if instr.opname == "JUMP":
+            self._resume(instr.target, below, names)
+            return
         writer = self.writer
         taken = writer.label()
         writer.original(index, taken)
-        loop = instr.opname == "FOR_ITER"
-        self._resume(index + 1, [*below, True] if loop else below[:-1], names)
+        self._resume(index + 1, list(stack_after(instr, below)), names)
         writer.mark(taken)
-        self._resume(instr.target, below[:-1], names)
+        self._resume(instr.target, list(stack_after(instr, below, jump=True)), names)
 
     def _resume(
         self, index: int, stack: list[bool], names: tuple[str, ...], done: Instr | None = None
     ) -> None:
         if done is not None and done.opname == "STORE_FAST":
             names = (*names, done.argval)
-        if done is not None and done.opname == "DELETE_FAST":
+        if done is not None and done.opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
             names = tuple(name for name in names if name != done.argval)
         resume = make_resume(self.frame.decoded, index, stack, names)
         self.writer.call_resume(resume)
-
-
-def _after(instr: Instr, below: list[bool]) -> list[bool]:
-    """Return the stack after an instruction that ran for real: its results are no NULLs."""
-    change = stack_effect(instr)
-    popped = _pops(instr)
-    kept = below[: len(below) - popped]
-    return kept + [True] * (popped + change)
-
-
-def _pops(instr: Instr) -> int:
-    """Return how many values an instruction takes off the stack, at least."""
-    if instr.opname == "CALL":
-        return instr.arg + 2
-    if instr.opname == "CALL_FUNCTION_EX":
-        return 3 + (instr.arg & 1)
-    return max(0, -stack_effect(instr))
