@@ -80,8 +80,10 @@ def _value(tree, env):
     if isinstance(tree, tuple) and len(tree) == 3:
         op, left, right = tree
         a, b = _value(left, env), _value(right, env)
-        return {"+": a + b, "-": a - b, "*": a * b}[op] if op in "+-*" else (
-            a // max(abs(b), 1) if op == "/" else a % max(abs(b), 1)
+        return (
+            {"+": a + b, "-": a - b, "*": a * b}[op]
+            if op in "+-*"
+            else (a // max(abs(b), 1) if op == "/" else a % max(abs(b), 1))
         )
     return env.get(tree[1], tree[1]) if isinstance(tree[1], str) else tree[1]
 
@@ -100,8 +102,10 @@ def _build(tree):
 
 _trees = st.recursive(
     _leaves,
-    lambda inner: st.tuples(st.sampled_from("+-*"), inner, inner)
-    | st.tuples(st.sampled_from("/%"), inner, st.integers(1, 12).map(lambda n: (const(n), n))),
+    lambda inner: (
+        st.tuples(st.sampled_from("+-*"), inner, inner)
+        | st.tuples(st.sampled_from("/%"), inner, st.integers(1, 12).map(lambda n: (const(n), n)))
+    ),
     max_leaves=8,
 )
 

@@ -27,7 +27,9 @@ def test_unary(name):
     assert externs(program) == []
 
 
-@pytest.mark.parametrize("name", "add sub mul div maximum minimum atan2 eq lt ge logical_and".split())
+@pytest.mark.parametrize(
+    "name", "add sub mul div maximum minimum atan2 eq lt ge logical_and".split()
+)
 @pytest.mark.parametrize("left, right", [(X, Y), (X, B), (INT, Y), (INT, INT + 1), (X > 0, Y > 0)])
 def test_binary_promotes_and_broadcasts(name, left, right):
     if left.dtype is torch.bool and name in ("sub", "div", "atan2"):
@@ -158,7 +160,14 @@ def test_mutations_are_written_back_in_order():
 def test_what_has_no_lowering_goes_through_the_dispatcher():
     program = check(lambda x: (x.sort(1)[0], x.cumsum(0), x.relu()), X, native=True)
     assert len(externs(program)) == 2
-    check(lambda x, w: F.conv2d(x, w).relu(), C4, torch.randn(2, 3, 2, 2), atol=1e-5, rtol=1e-5, native=True)
+    check(
+        lambda x, w: F.conv2d(x, w).relu(),
+        C4,
+        torch.randn(2, 3, 2, 2),
+        atol=1e-5,
+        rtol=1e-5,
+        native=True,
+    )
     check(lambda x: torch.view_as_complex(x.reshape(-1, 2)).abs(), X, native=True)
 
 

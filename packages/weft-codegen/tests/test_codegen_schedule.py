@@ -76,7 +76,9 @@ def test_a_kernel_never_waits_for_an_extern_inside_itself():
 
 
 def test_views_of_realised_tensors_are_aliases():
-    program = program_of(lambda x, w: (x.exp().view(4, 4, 32).transpose(0, 1), x.exp() @ w), X, X.t())
+    program = program_of(
+        lambda x, w: (x.exp().view(4, 4, 32).transpose(0, 1), x.exp() @ w), X, X.t()
+    )
     assert "view of" in program_text(program)
     assert launches(program) == 1
 

@@ -1,0 +1,96 @@
+"""compile_graph and the torch.compile backend: the public interface."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+from weft_codegen import compile_graph
+from weft_codegen.config import settings
+from weft_core import events
+from weft_core.errors import CompilerNotFound, InvalidOption
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(torch.relu(x) * 2, 1).sum(0)
+
+
+GRAPH = fx.symbolic_trace(Model())
+X = torch.randn(8, 16)
+
+
+def test_a_torch_level_graph_compiles():
+    events.counters.clear()
+    run = compile_graph(GRAPH, [X])
+    torch.testing.assert_close(run(X)[0], Model()(X))
+    assert events.counters["codegen"]["graphs"] == 1
+
+
+def test_the_interpreter_can_stand_in_for_the_compiler():
+    with settings.patch(interpret=True):
+        run = compile_graph(GRAPH, [X])
+    torch.testing.assert_close(run(X)[0], Model()(X))
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(InvalidOption, match="epilogue_fusion"):
+        compile_graph(GRAPH, [X], options={"epilog_fusion": True})
+
+
+def test_options_turn_fusion_off():
+    events.counters.clear()
+    compile_graph(GRAPH, [X], options={"epilogue_fusion": False, "triton.cudagraphs": False})
+    assert events.counters["codegen"]["launches"] > 1
+
+
+def test_without_a_compiler_the_graph_runs_eagerly(monkeypatch):
+    def missing(program):
+        raise CompilerNotFound(["gcc"])
+
+    monkeypatch.setattr("weft_codegen.compile.compile_program", missing)
+    with pytest.warns(UserWarning, match="install one"):
+        run = compile_graph(GRAPH, [X])
+    torch.testing.assert_close(run(X), Model()(X))
+
+
+def test_dynamic_sizes_serve_every_size():
+    from weft_core.fake import fake_mode, make_shape_env, to_fake
+    from weft_core.tracing import trace_aten
+
+    mode = fake_mode(make_shape_env())
+    fake = to_fake(mode, X, dynamic_dims=[0], source_name="x")
+    run = compile_graph(trace_aten(Model(), [fake]), [fake])
+    for rows in (8, 3, 21):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(run(x)[0], Model()(x))
+
+
+def _python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+
+def test_readme_blocks_run():
+    for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.S):
+        done = _python(block)
+        assert done.returncode == 0, done.stderr
+
+
+def test_nothing_of_torchs_compiler_is_imported():
+    done = _python(
+        "import sys, torch\n"
+        "from torch import fx\n"
+        "from weft_codegen import compile_graph\n"
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, x): return x.sin().sum(0)\n"
+        "x = torch.randn(4, 4)\n"
+        "compile_graph(fx.symbolic_trace(M()), [x])(x)\n"
+        "bad = [m for m in sys.modules if m.startswith(('torch._dynamo', 'torch._inductor'))]\n"
+        "assert not bad, bad\n"
+    )
+    assert done.returncode == 0, done.stderr
