@@ -1,0 +1,205 @@
+"""nn.Modules: outputs, gradients, buffers and counters as in eager, in one graph where possible."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+import weft_capture
+from test_capture_language import eager_backend, same
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm(x)).split(width, dim=2)
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(x)
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(50, 16)
+        self.places = nn.Embedding(16, 16)
+        self.blocks = nn.ModuleList([Block(16, 2) for _ in range(2)])
+        self.head = nn.Linear(16, 50, bias=False)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, ids):
+        x = self.drop(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return logits, F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+class Members(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(3)])
+        self.named = nn.ModuleDict({"a": nn.Linear(3, 3)})
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x):
+        for scale in self.scales:
+            x = x * scale
+        for module in self.named.values():
+            x = module(x)
+        self.count = self.count + 1
+        total = sum(p.sum() for p in self.parameters())
+        return x + self.count, total, [name for name, _ in self.named_parameters()]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+class CustomFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return Doubling.apply(self.linear(x)) + 1
+
+
+class MakesModule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return nn.ReLU()(self.linear(x))
+
+
+def hooked():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: output * 2)
+    model[1].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    return model
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+    )  # fmt: skip
+
+
+X = torch.randn(2, 3)
+WHOLE = {
+    "gpt": (GPT, torch.randint(0, 50, (2, 8))),
+    "convolutional": (convolutional, torch.randn(2, 3, 8, 8)),
+    "members": (Members, X),
+    "checkpointed": (Checkpointed, X),
+    "hooked": (hooked, X),
+    "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), X),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+                  torch.randn(2, 4, 8)),
+    "lstm_cell": (lambda: nn.LSTMCell(3, 4), X),
+}  # fmt: skip
+WITH_BREAKS = {
+    "lstm": (lambda: nn.LSTM(3, 4), torch.randn(5, 2, 3)),
+    "custom_function": (CustomFunction, X),
+    "makes_module": (MakesModule, X),
+}
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors(item)]
+    return []
+
+
+def check_training(make, x):
+    weft_capture.settings.raise_internal_errors = True
+    torch.manual_seed(0)
+    eager = make()
+    captured = copy.deepcopy(eager)
+    optimised = weft_capture.capture(captured, eager_backend)
+    for _ in range(2):
+        torch.manual_seed(1)
+        expected = eager(x)
+        torch.manual_seed(1)
+        result = optimised(x)
+        assert same(expected, result)
+        for output in (expected, result):
+            sum(t.sum() for t in tensors(output) if t.requires_grad).backward()
+    for (name, a), (_, b) in zip(eager.named_parameters(), captured.named_parameters()):
+        assert (a.grad is None) == (b.grad is None), name
+        assert a.grad is None or torch.equal(a.grad, b.grad), name
+    assert same(dict(eager.named_buffers()), dict(captured.named_buffers()))
+    return optimised._weft_capture
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_module_in_one_graph(name):
+    state = check_training(*WHOLE[name])
+    assert not state.breaks
+    assert len(state.graphs) == 1
+
+
+@pytest.mark.parametrize("name", WITH_BREAKS)
+def test_module_with_breaks(name):
+    assert check_training(*WITH_BREAKS[name]).breaks
+
+
+def test_layers_of_one_class_share_a_graph():
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Breaking() for _ in range(4)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    class Breaking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            x = self.linear(x)
+            weft_capture.graph_break()
+            return x.relu()
+
+    model = Stack()
+    x = torch.randn(2, 3, requires_grad=True)
+    optimised = weft_capture.capture(model, eager_backend)
+    assert torch.equal(optimised(x), model(x))
+    assert torch.equal(optimised(x), model(x))
+    assert len(optimised._weft_capture.graphs) == 2
