@@ -61,7 +61,8 @@ def _fitted(hook: Any, new: Any, old: Maybe) -> Maybe:
         if new is not None:
             raise RuntimeError("can't replace a None gradient with a non-None value")
         return None
-    if new is old:
+    unchanged: bool = new is old
+    if unchanged:
         return old
     _check(hook, new, old)
     return restride(new, old)

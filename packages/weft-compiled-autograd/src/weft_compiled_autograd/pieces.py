@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from weft_core.events import counters
 
 from weft_compiled_autograd.accumulation import set_grad, set_grad_copy
 from weft_compiled_autograd.cache import Compiler
@@ -64,6 +65,7 @@ class _Compiled:
     def __call__(self, *args: Any) -> Sequence[Any]:
         if self.function is None:
             self.function = self.backend(self.piece.module(), list(args))
+            counters["stats"]["unique_graphs"] += 1
         return self.function(*args)
 
 

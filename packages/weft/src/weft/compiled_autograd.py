@@ -9,12 +9,9 @@ of the thread that sets it, until it is set to False.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
-from torch import fx
-from weft_compiled_autograd import disable, enable
+from weft_compiled_autograd import disable, enable, graph_compiler
 
 from weft import pipeline
 
@@ -23,8 +20,8 @@ __all__ = ["disable", "enable"]
 _switched_on = ExitStack()
 
 
-def _compile(gm: fx.GraphModule) -> Callable[..., Any]:
-    return pipeline.compile_function(gm.forward, pipeline.Request())
+# A captured backward is aten ops already: the backend takes it without a second capture.
+_compile = graph_compiler(pipeline.graph_compiler(pipeline.Request()))
 
 
 def switch(on: bool) -> None:
