@@ -10,7 +10,7 @@ import pytest
 import torch
 from aot_helpers import Graphs, check, copy_inputs, function_graph, run
 from torch import fx
-from weft_aot import aot_compile
+from weft_aot import aot_compile, settings
 from weft_core.fake import fake_mode, make_shape_env, to_fake
 
 F = torch.nn.functional
@@ -357,6 +357,18 @@ def test_no_dynamo_import():
 def test_copy_inputs_keeps_layout():
     _, (copy,) = copy_inputs([torch.randn(3, 4).t()])
     assert copy.stride() == (1, 4)
+
+
+def test_lazy_backward():
+    graphs = Graphs()
+    x = leaf(3)
+    with settings.patch(lazy_backward=True):
+        compiled = aot_compile(function_graph(lambda x: (x.sin(),), 1), [x], fw_compiler=graphs)
+    (result,) = compiled(x)
+    assert len(graphs.modules) == 1
+    result.sum().backward()
+    assert len(graphs.modules) == 2
+    torch.testing.assert_close(x.grad, x.detach().cos())
 
 
 def test_parameter_that_is_no_input_runs_eagerly():

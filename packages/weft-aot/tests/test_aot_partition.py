@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from weft_aot import MemoryPolicy, partition, trace_joint
+from weft_aot import MemoryPolicy, partition, settings, trace_joint
 from weft_aot.partition.classify import classify
 from weft_aot.partition.network import choose_saved
 
@@ -142,6 +142,14 @@ def test_a_policy_of_ones_own():
 
     joint = trace_joint(lambda x: x.cos().cos(), [leaf(4)])
     parts = partition(joint, SaveAll)
+    assert aten.cos.default not in calls(parts.backward)
+    assert len(parts.saved) == 2
+
+
+def test_without_recomputation():
+    joint = trace_joint(lambda x: x.cos().cos().view(2, 2), [leaf(4)])
+    with settings.patch(recompute=False):
+        parts = partition(joint)
     assert aten.cos.default not in calls(parts.backward)
     assert len(parts.saved) == 2
 

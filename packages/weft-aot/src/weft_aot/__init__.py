@@ -7,8 +7,9 @@ puts the autograd function around the compiled pair, `api.py` runs the steps in 
 """
 
 from weft_aot.api import aot_compile
+from weft_aot.config import settings
 from weft_aot.joint import trace_joint
-from weft_aot.partition import MemoryPolicy, Policy, partition
+from weft_aot.partition import MemoryPolicy, Policy, SavingPolicy, partition
 from weft_aot.records import JointGraph, OutputPlan, Partition, Saved
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "Partition",
     "Policy",
     "Saved",
+    "SavingPolicy",
     "aot_compile",
     "partition",
+    "settings",
     "trace_joint",
 ]
 __version__ = "0.1.0"

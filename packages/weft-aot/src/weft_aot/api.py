@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from weft_core.errors import Unsupported
 from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import Decompositions
 
+from weft_aot.config import settings
 from weft_aot.joint import trace_joint
 from weft_aot.partition import partition
 from weft_aot.records import JointGraph, Partition
@@ -69,13 +71,29 @@ def aot_compile(
     _log("aot_graphs", "forward graph", parts.forward)
     _log("aot_graphs", "backward graph", parts.backward)
     forward = _compile(fw_compiler, parts.forward)
-    backward = _compile(bw_compiler or fw_compiler, parts.backward)
+    compile_backward = _compile_later if settings.lazy_backward else _compile
+    backward = compile_backward(bw_compiler or fw_compiler, parts.backward)
     return build_training(joint, parts, forward, backward)
 
 
 def _compile(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     return compiler(module, examples)
+
+
+def _compile_later(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
+    """A callable that compiles `module` at its first call; threads wait for the one that does."""
+    lock = threading.Lock()
+    compiled: list[Callable[..., Any]] = []
+
+    def run(*args: Any) -> Any:
+        if not compiled:
+            with lock:
+                if not compiled:
+                    compiled.append(_compile(compiler, module))
+        return compiled[0](*args)
+
+    return run
 
 
 def _log(artifact: str, title: str, module: fx.GraphModule) -> None:

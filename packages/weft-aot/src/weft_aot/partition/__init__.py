@@ -10,23 +10,25 @@ from collections.abc import Callable
 
 from torch import fx
 
+from weft_aot.config import settings
 from weft_aot.partition.classify import classify
 from weft_aot.partition.extract import extract
 from weft_aot.partition.network import choose_saved
-from weft_aot.partition.policy import MemoryPolicy, Policy
+from weft_aot.partition.policy import MemoryPolicy, Policy, SavingPolicy
 from weft_aot.records import JointGraph, Partition
 
 PolicyFactory = Callable[[set[fx.Node], set[fx.Node]], Policy]
 
-__all__ = ["MemoryPolicy", "Policy", "PolicyFactory", "partition"]
+__all__ = ["MemoryPolicy", "Policy", "PolicyFactory", "SavingPolicy", "partition"]
 
 
-def partition(joint: JointGraph, policy: PolicyFactory = MemoryPolicy) -> Partition:
+def partition(joint: JointGraph, policy: PolicyFactory | None = None) -> Partition:
     """Choose what to save by minimum cut and split `joint` there.
 
     Args:
         joint: a joint graph with at least one gradient.
         policy: called with the input nodes and the value nodes; decides costs and recomputation.
+            Default: `MemoryPolicy`, or `SavingPolicy` without ``settings.recompute``.
 
     Raises:
         ValueError: the joint graph has no gradients, so there is nothing to cut.
@@ -35,5 +37,6 @@ def partition(joint: JointGraph, policy: PolicyFactory = MemoryPolicy) -> Partit
         raise ValueError("the joint graph is inference only: nothing to partition")
     classes = classify(joint)
     values = {node for node in classes.values if node is not None}
+    policy = policy or (MemoryPolicy if settings.recompute else SavingPolicy)
     rules = policy(set(classes.inputs), values)
     return extract(joint, classes, choose_saved(classes, rules))

@@ -86,6 +86,13 @@ class MemoryPolicy:
         return 2 + (size if in_memory else 2 * size)
 
 
+class SavingPolicy(MemoryPolicy):
+    """Compute nothing twice but views; saving the fewest bytes under that rule."""
+
+    def recomputable(self, node: fx.Node) -> bool:
+        return is_fusible(node) and getattr(node.target, "is_view", False)
+
+
 def _byte_count(value: torch.Tensor) -> int:
     count = value.element_size()
     for size in value.shape:

@@ -1,0 +1,24 @@
+"""Settings of weft_aot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft_core.settings import Settings
+
+
+@dataclass
+class AotSettings(Settings):
+    """Process-wide settings.
+
+    Args:
+        lazy_backward: compile a backward when it is first called, so that a program that never
+            calls it does not pay; errors of its compiler then appear there.
+        recompute: let the backward compute cheap values again; without it all it needs is saved.
+    """
+
+    lazy_backward: bool = False
+    recompute: bool = True
+
+
+settings = AotSettings()
