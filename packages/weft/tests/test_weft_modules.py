@@ -68,3 +68,23 @@ def test_compiling_a_compiled_module_compiles_the_original(model):
     twin = compile_again(compile_again(model))
     assert original_of(twin) is model
     assert isinstance(twin(torch.ones(1, 2))[1], torch.Tensor)
+
+
+def test_a_forward_replaced_later_is_the_one_that_runs(model):
+    twin = compile_again(model)
+    assert twin(torch.ones(1, 2))[0] == "compiled"
+    model.forward = lambda x: "own"
+    assert twin(1) == ("compiled", "own")
+    del model.forward
+    assert twin(torch.ones(1, 2))[1].shape == (1, 3)
+
+
+def test_a_forward_replaced_in_the_class_is_the_one_that_runs():
+    class Add(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    twin = compile_again(Add())
+    assert twin(1) == ("compiled", 2)
+    Add.forward = lambda self, x: x * 10
+    assert twin(1) == ("compiled", 10)

@@ -22,19 +22,25 @@ class _Compiled:
     __slots__ = ()
 
     _weft_call: Callable[..., Any]
+    _weft_forward: Any
     _weft_original: nn.Module
     _weft_compile: Callable[[nn.Module], nn.Module]
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """The compiled forward; a property, because it must win over one in the instance."""
+        """The compiled forward; a property, because it must win over one in the instance.
+
+        A forward that was replaced since, in the instance or in its class, is compiled anew.
+        """
+        if _plain_forward(self._weft_original) is not self._weft_forward:
+            fresh: Any = self._weft_compile(self._weft_original)
+            object.__setattr__(self, "_weft_call", fresh._weft_call)
+            object.__setattr__(self, "_weft_forward", fresh._weft_forward)
         return self._weft_call
 
     @forward.setter
     def forward(self, function: Callable[..., Any]) -> None:
-        self._weft_original.__dict__["forward"] = function
-        fresh = self._weft_compile(self._weft_original)
-        object.__setattr__(self, "_weft_call", fresh._weft_call)
+        self.__dict__["forward"] = function
 
     def __repr__(self) -> str:
         return f"weft.compile({self._weft_original!r})"
@@ -42,6 +48,11 @@ class _Compiled:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the original; the copy compiles itself anew on its first call."""
         return _rebuild, (self._weft_original, self._weft_compile)
+
+
+def _plain_forward(module: nn.Module) -> Any:
+    """Return the function that calling the original would run, as it stands now."""
+    return module.__dict__.get("forward") or type(module).forward
 
 
 def _rebuild(original: nn.Module, compile_again: Callable[[nn.Module], nn.Module]) -> nn.Module:
@@ -67,13 +78,14 @@ def wrap_module(
     """
     original = original_of(module)
     base = type(original)
-    slots = ("_weft_call", "_weft_original", "_weft_compile")
+    slots = ("_weft_call", "_weft_forward", "_weft_original", "_weft_compile")
     names = {"__slots__": slots, "__module__": base.__module__, "__doc__": base.__doc__}
     twin_class = type(base.__name__, (_Compiled, base), names)
     # Not twin_class.__new__: fx.GraphModule's makes one more class of its own.
     twin: Any = object.__new__(twin_class)
     object.__setattr__(twin, "__dict__", original.__dict__)
     object.__setattr__(twin, "_weft_call", compile_forward(original.forward))
+    object.__setattr__(twin, "_weft_forward", _plain_forward(original))
     object.__setattr__(twin, "_weft_original", original)
     object.__setattr__(twin, "_weft_compile", compile_again)
     return cast(Module, twin)
