@@ -7,7 +7,7 @@ of (`escaping`) are therefore never replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,54 +75,54 @@ def _freeze(argument: Any) -> Any:
 def _simplify(node: fx.Node) -> fx.Node | None:
     """The node that `node` merely repeats, or None."""
     rule = _RULES.get(node.target)
-    if rule is None or not node.args or not isinstance(node.args[0], fx.Node):
-        return None
-    source = node.args[0]
-    if node.target is aten.t.default:
-        # A transpose undoes a transpose; equal sizes alone would not make it a no-op.
-        twice = source.target is aten.t.default
-        return source.args[0] if twice else None  # type: ignore[return-value]
-    return source if rule(node, source) and _same_value(node, source) else None
+    source = node.args[0] if node.args else None
+    return rule(node, source) if rule and isinstance(source, fx.Node) else None
 
 
-def _same_value(node: fx.Node, source: fx.Node) -> bool:
-    """Same dtype, device, sizes and strides: then a no-op is one whatever its arguments."""
+def _unchanged(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    """For ops that keep the elements: a no-op if dtype, device, sizes and strides are the same."""
     a, b = node.meta["val"], source.meta["val"]
-    return bool(
-        a.dtype == b.dtype and a.device == b.device and a.dim() == b.dim()
-        and all(_surely_equal(m, n) for m, n in zip(a.shape, b.shape))
-        and all(_surely_equal(m, n) for m, n in zip(a.stride(), b.stride()))
-    )  # fmt: skip
+    same = a.dtype == b.dtype and a.device == b.device and a.dim() == b.dim()
+    return source if same and _equal(a.shape, b.shape) and _equal(a.stride(), b.stride()) else None
 
 
-def _surely_equal(a: Any, b: Any) -> bool:
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return a is b or (hasattr(a, "node") and hasattr(b, "node") and a.node.expr == b.node.expr)
+def _equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether sizes are equal for every value of their symbols; asks for no guards."""
+    return all(
+        a == b if isinstance(a, int) and isinstance(b, int) else _expression(a) == _expression(b)
+        for a, b in zip(left, right, strict=True)
+    )
 
 
-def _always(node: fx.Node, source: fx.Node) -> bool:
-    return True
+def _expression(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr
 
 
-def _by_one(node: fx.Node, source: fx.Node) -> bool:
+def _by_one(node: fx.Node, source: fx.Node) -> fx.Node | None:
     factor = node.args[1]
-    return isinstance(factor, (int, float)) and factor == 1 and not node.kwargs
+    one = isinstance(factor, (int, float)) and factor == 1 and not node.kwargs
+    return _unchanged(node, source) if one else None
 
 
-def _identity_permutation(node: fx.Node, source: fx.Node) -> bool:
-    order = node.args[1]
-    return list(order) == list(range(len(order)))  # type: ignore[arg-type]
+def _twice(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    """t(t(x)) = x. Equal sizes alone would not do: a square matrix is not its transpose."""
+    undone = source.args[0] if source.target is node.target else None
+    return undone if isinstance(undone, fx.Node) else None
 
 
-_RULES: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {
-    aten.view.default: _always,
-    aten._unsafe_view.default: _always,
-    aten.expand.default: _always,
-    aten.clone.default: _always,
-    aten._to_copy.default: _always,
-    aten.t.default: _always,
-    aten.permute.default: _identity_permutation,
+def _in_order(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    order: Any = node.args[1]
+    return source if list(order) == list(range(len(order))) else None
+
+
+_RULES: dict[Any, Callable[[fx.Node, fx.Node], fx.Node | None]] = {
+    aten.view.default: _unchanged,
+    aten._unsafe_view.default: _unchanged,
+    aten.expand.default: _unchanged,
+    aten.clone.default: _unchanged,
+    aten._to_copy.default: _unchanged,
+    aten.permute.default: _in_order,
+    aten.t.default: _twice,
     aten.mul.Tensor: _by_one,
     aten.mul.Scalar: _by_one,
     aten.div.Tensor: _by_one,

@@ -1,0 +1,80 @@
+"""The simplifications before the cut, and what they must leave alone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from aot_helpers import Graphs, function_graph
+from weft_aot import aot_compile, trace_joint
+
+aten = torch.ops.aten
+
+
+def calls(fn, *args):
+    graph = trace_joint(fn, args).module.graph
+    return [node.target for node in graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.view(3, 3).sin(),
+        lambda x: (x * 1).sin(),
+        lambda x: (x / 1.0).sin(),
+        lambda x: x.t().t().sin(),
+        lambda x: x.clone().sin(),
+        lambda x: x.expand(3, 3).sin(),
+        lambda x: x.permute(0, 1).sin(),
+        lambda x: x.to(torch.float32, copy=True).sin(),
+        lambda x: (x.cos(), x.sin())[1],
+    ],
+)
+def test_no_ops_disappear(fn):
+    assert calls(fn, torch.randn(3, 3)) == [aten.sin.default]
+
+
+@pytest.mark.parametrize(
+    ("fn", "kept"),
+    [
+        (lambda x: x.t().sin(), aten.t.default),
+        (lambda x: (x * 1.5).sin(), aten.mul.Tensor),
+        (lambda x: x.double().sin(), aten._to_copy.default),
+        (lambda x: x.permute(1, 0).sin(), aten.permute.default),
+        (lambda x: x.t().clone(memory_format=torch.contiguous_format).sin(), aten.clone.default),
+        (lambda x: x.clone(), aten.clone.default),
+        (lambda x: x.clone().view(9), aten.clone.default),
+    ],
+)
+def test_what_matters_stays(fn, kept):
+    assert kept in calls(fn, torch.randn(3, 3))
+
+
+def test_common_subexpressions():
+    found = calls(lambda x: x.sin() + x.sin() * x.sin().exp(), torch.randn(3))
+    assert found.count(aten.sin.default) == 1
+
+
+def test_numbers_that_compare_equal_are_not_the_same_argument():
+    def fn(x):
+        return (x + 1).sum() + (x + True).sum() + torch.full((3,), 0.0) / torch.full((3,), -0.0)
+
+    assert calls(fn, torch.randn(3)).count(aten.full.default) == 2
+
+
+def test_random_numbers_are_not_common():
+    found = calls(lambda x: torch.rand_like(x) + torch.rand_like(x), torch.randn(3))
+    assert found.count(aten.rand_like.default) == 2
+
+
+def test_a_dropped_function_frees_its_graphs():
+    graphs = Graphs()
+    x = torch.randn(3, requires_grad=True)
+    compiled = aot_compile(function_graph(lambda x: (x.sin(),), 1), [x], fw_compiler=graphs)
+    compiled(x)[0].sum().backward()
+    alive = [weakref.ref(module) for module in graphs.modules]
+    del compiled, graphs
+    gc.collect()
+    assert [module() for module in alive] == [None, None]
