@@ -289,7 +289,9 @@ def _other_writes(tx: Tracer, self: InstanceDict, *args: Value) -> Value:
 
 # ---- what must not be inlined
 
-_NEVER = ("weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging", "warnings")
+_NEVER = (
+    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "torch.optim", "logging", "warnings",
+)  # fmt: skip
 
 
 def check_inlinable(function: types.FunctionType) -> None:
@@ -300,6 +302,9 @@ def check_inlinable(function: types.FunctionType) -> None:
     """
     namespace = function.__dict__
     if namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
+        raise Break("disabled", function.__qualname__)
+    if function.__code__.co_filename == torch._compile.__file__:
+        # torch's own marker: its wrapper would import torch's compiler.
         raise Break("disabled", function.__qualname__)
     module = function.__module__ or ""
     if module.startswith(_NEVER) and not namespace.get("_weft_inline"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
@@ -174,6 +175,8 @@ def _import_name(frame: Frame, instr: Instr) -> None:
     from_list = frame.stack.pop().as_constant()
     level = frame.stack.pop().as_constant()
     global_dict = frame.function.globals
+    if instr.argval.startswith("torch._") and instr.argval not in sys.modules:
+        raise Break("unknown-call", f"import of {instr.argval}")
     try:
         module = builtins.__import__(instr.argval, global_dict, None, from_list, level)
     except ImportError as error:
