@@ -59,7 +59,7 @@ def check(
     native: bool = False,
     **close: Any,
 ) -> Program:
-    """Assert that the interpreter (and with `native` the C code) gives eager's results and mutations.
+    """Assert that interpreter (with `native`: C code) and eager agree on results and mutations.
 
     `fn` returns a tensor or a tuple of them.  Extra keywords go to assert_close.
     """

@@ -17,23 +17,23 @@ from weft_codegen.loops.index import (
     substitute,
 )
 
-I = axis("i", 6)
+ROW = axis("i", 6)
 J = axis("j", 8)
 S, T = size("s0"), size("s1")
 
 
 def test_equal_expressions_are_one_object():
-    assert I * 8 + J is J + I * 4 * 2
-    assert (I + 1) * 2 - 2 is I * 2
-    assert I - I is ZERO
+    assert ROW * 8 + J is J + ROW * 4 * 2
+    assert (ROW + 1) * 2 - 2 is ROW * 2
+    assert ROW - ROW is ZERO
 
 
 def test_division_uses_the_ranges_of_axes():
-    flat = I * 8 + J
-    assert flat // 8 is I
+    flat = ROW * 8 + J
+    assert flat // 8 is ROW
     assert flat % 8 is J
     assert (flat % 4) is J % 4
-    assert (flat // 2) // 4 is I
+    assert (flat // 2) // 4 is ROW
 
 
 def test_symbolic_sizes_divide_like_constants():
@@ -57,23 +57,25 @@ def test_minimum_folds_when_the_order_is_known():
 
 def test_coefficient_is_none_when_not_linear():
     loop = as_axis(J)
-    assert coefficient(I * 8 + J * 3, loop) is const(3)
-    assert coefficient(I, loop) is ZERO
+    assert coefficient(ROW * 8 + J * 3, loop) is const(3)
+    assert coefficient(ROW, loop) is ZERO
     assert coefficient(J % 4, loop) is None
     assert coefficient(J * J, loop) is None
 
 
 def test_as_axis_refuses_other_expressions():
     with pytest.raises(TypeError):
-        as_axis(I + 1)
+        as_axis(ROW + 1)
 
 
 def test_substitute_replaces_axes_inside_quotients():
-    replaced = substitute((I * 8 + J) // 3, lambda atom: const(2) if atom is as_axis(I) else None)
+    replaced = substitute(
+        (ROW * 8 + J) // 3, lambda atom: const(2) if atom is as_axis(ROW) else None
+    )
     assert evaluate(replaced, lambda atom: 5) == (2 * 8 + 5) // 3
 
 
-_leaves = st.sampled_from([(I, "i"), (J, "j")]) | st.integers(-9, 9).map(lambda n: (const(n), n))
+_leaves = st.sampled_from([(ROW, "i"), (J, "j")]) | st.integers(-9, 9).map(lambda n: (const(n), n))
 
 
 def _value(tree, env):

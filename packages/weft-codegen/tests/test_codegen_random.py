@@ -1,4 +1,4 @@
-"""Random graphs: chains of views, pointwise operators and reductions over odd shapes and strides."""
+"""Random graphs: views, pointwise operators and reductions over odd shapes and strides."""
 
 import torch
 from codegen_check import check

@@ -9,12 +9,12 @@ from weft_codegen.loops.index import ONE, ZERO, as_axis, axis
 from weft_codegen.loops.program import Kernel, Loop, Param, Reduce, Set, Store
 from weft_codegen.loops.verify import InvalidProgram, verify_kernel
 
-I = axis("i0", 8)
+ROW = axis("i0", 8)
 F32 = torch.float32
-VALUE = load("a0", I, F32)
+VALUE = load("a0", ROW, F32)
 TOTAL = Local("t0", F32, ONE)
 PARAMS = (Param("a0", F32, False), Param("a1", F32, True))
-GOOD = Kernel("k", PARAMS, (), (), (Loop(as_axis(I), (Store("a1", I, VALUE),), "parallel"),))
+GOOD = Kernel("k", PARAMS, (), (), (Loop(as_axis(ROW), (Store("a1", ROW, VALUE),), "parallel"),))
 
 
 def broken(body, **changes):
@@ -28,7 +28,7 @@ def test_a_good_kernel_passes():
 @pytest.mark.parametrize(
     "kernel, rule",
     [
-        (broken((Store("a1", I, VALUE),)), "not bound"),
+        (broken((Store("a1", ROW, VALUE),)), "not bound"),
         (broken((Store("a2", ZERO, constant(0, F32)),)), "unknown a2"),
         (broken((Store("a0", ZERO, constant(0, F32)),)), "not marked written"),
         (broken((Store("a1", ZERO, constant(0, torch.int64)),)), "store of"),
@@ -40,11 +40,11 @@ def test_a_good_kernel_passes():
             "after a store",
         ),
         (
-            broken((Loop(as_axis(I), (Loop(as_axis(I), ()),)),)),
+            broken((Loop(as_axis(ROW), (Loop(as_axis(ROW), ()),)),)),
             "bound twice",
         ),
         (
-            broken((Loop(as_axis(I), (Loop(as_axis(axis("i1", 4)), (), "parallel"),)),)),
+            broken((Loop(as_axis(ROW), (Loop(as_axis(axis("i1", 4)), (), "parallel"),)),)),
             "inside a serial",
         ),
     ],

@@ -52,7 +52,7 @@ def _trains(inputs: Sequence[Any]) -> bool:
 
 def _autograd_stage() -> Callable[..., Any] | None:
     found = next(iter(entry_points(group="weft_autograd")), None)
-    return None if found is None else found.load()  # type: ignore[no-any-return]
+    return None if found is None else found.load()
 
 
 @functools.cache

@@ -125,12 +125,18 @@ def _count(program: Program) -> None:
 def _is_aten(gm: fx.GraphModule) -> bool:
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
     has_values = all("val" in n.meta for n in gm.graph.nodes if n.op == "placeholder")
-    return has_values and not any(
-        node.op == "call_method"
-        or not isinstance(node.target, torch._ops.OpOverload)
-        and getattr(node.target, "__module__", "") not in ("_operator", "builtins", "math", "torch")
-        for node in calls
-    )
+    return has_values and all(_is_aten_call(node) for node in calls)
+
+
+# Modules whose functions do arithmetic on sizes.
+_ARITHMETIC = ("_operator", "builtins", "math", "torch")
+
+
+def _is_aten_call(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return False
+    known = isinstance(node.target, torch._ops.OpOverload)
+    return known or getattr(node.target, "__module__", "") in _ARITHMETIC
 
 
 def _trace(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

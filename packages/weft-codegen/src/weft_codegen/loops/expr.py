@@ -52,7 +52,7 @@ class Expr:
             for where in self.indices:
                 found |= {atom for atom in atoms(where) if isinstance(atom, Axis)}
             self.__dict__["_axes"] = found
-        return found  # type: ignore[no-any-return]
+        return found
 
     @property
     def indices(self) -> tuple[IndexExpr, ...]:

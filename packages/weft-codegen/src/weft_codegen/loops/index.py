@@ -162,7 +162,7 @@ def _polynomial(sums: dict[Monomial, int]) -> IndexExpr:
         found = IndexExpr()
         found.terms = terms
         _interned[terms] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _times(left: Monomial, right: Monomial) -> Monomial:

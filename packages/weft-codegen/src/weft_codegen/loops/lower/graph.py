@@ -330,8 +330,12 @@ class _Lowering:
         where = [axis(loop.key, loop.extent) for loop in axes]
         position = flatten(where, shape)
         # Over dimensions of size one there is nothing to combine: the value (or position) itself.
-        work = (reduced, op, values) if reduced else ((), None, (cast(values[-1], dtype),))
-        self._items.append(Compute(buffer.name, axes, *work, position, call.origins))
+        kind = op if reduced else None
+        if not reduced:
+            values = (cast(values[-1], dtype),)
+        self._items.append(
+            Compute(buffer.name, axes, reduced, kind, values, position, call.origins)
+        )
         tensor = self._in_memory(buffer)
         tensor.origins = call.origins
         return tensor

@@ -6,6 +6,7 @@ node by node; what the index language lacks raises NoLowering and the graph runs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def _sum(parts: list[IndexExpr]) -> IndexExpr:
     return total
 
 
-_BUILD = {
+_BUILD: dict[str, Callable[[list[IndexExpr]], IndexExpr]] = {
     "Add": _sum,
     "Mul": product,
     "FloorDiv": lambda parts: parts[0] // parts[1],

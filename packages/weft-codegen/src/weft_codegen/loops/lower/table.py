@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -76,10 +76,13 @@ class Call:
         return view
 
 
-def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+Row = TypeVar("Row", bound=Lowering)
+
+
+def lowers(*names: str) -> Callable[[Row], Row]:
     """Register a lowering for these operators (`aten.add`: every functional overload)."""
 
-    def register(function: Lowering) -> Lowering:
+    def register(function: Row) -> Row:
         for name in names:
             LOWERINGS[name] = function
         return function

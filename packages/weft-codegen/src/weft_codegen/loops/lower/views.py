@@ -93,12 +93,12 @@ def _transpose(call: Call, x: LazyTensor, first: int, second: int) -> LazyTensor
     if dims:
         a, b = normalise_dim(first, len(dims)), normalise_dim(second, len(dims))
         dims[a], dims[b] = dims[b], dims[a]
-    return _permute(call, x, dims)  # type: ignore[no-any-return]
+    return _permute(call, x, dims)
 
 
 @lowers("aten.t")
 def _t(call: Call, x: LazyTensor) -> LazyTensor:
-    return _permute(call, x, range(len(x.shape))[::-1])  # type: ignore[no-any-return]
+    return _permute(call, x, range(len(x.shape))[::-1])
 
 
 @lowers("aten.expand")
@@ -110,17 +110,16 @@ def _clamped(bound: Any, extent: IndexExpr, default: IndexExpr) -> IndexExpr:
     """A Python slice bound as an index in [0, extent]; both must be known."""
     if bound is None:
         return default
-    bound = to_index(bound)
-    if bound is extent or bound is ZERO:
-        return bound
-    if not (bound.is_const and extent.is_const):
-        require(in_range(bound, extent + 1) or bound.is_const, "symbolic slice bound")
-        if bound.is_const and bound.value >= 2**62:
-            return extent
-        require(in_range(bound, extent + 1), "symbolic slice bound")
-        return bound
-    value, top = bound.value, extent.value
-    return const(max(0, min(top, value + top if value < 0 else value)))
+    at: IndexExpr = to_index(bound)
+    if at is extent or at is ZERO:
+        return at
+    if at.is_const and extent.is_const:
+        value, top = at.value, extent.value
+        return const(max(0, min(top, value + top if value < 0 else value)))
+    if at.is_const and at.value >= 2**62:
+        return extent
+    require(in_range(at, extent + 1), "symbolic slice bound")
+    return at
 
 
 @lowers("aten.slice")

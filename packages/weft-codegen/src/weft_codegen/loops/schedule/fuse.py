@@ -119,7 +119,7 @@ class Fusion:
         tried: set[int] = set()
         for earlier in (*sorted(made, reverse=True), *sorted(shared, reverse=True)):
             a, b = self._unit_of[earlier], self._unit_of[order]
-            if a == b or (a, b) in tried or a in tried:
+            if a == b or a in tried:
                 continue
             tried.add(a)
             self._try(a, b)

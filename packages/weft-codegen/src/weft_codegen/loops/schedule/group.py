@@ -42,7 +42,7 @@ class Member:
             for load in self.node.loads:
                 cached.setdefault(load.buffer, []).append(load.index)
             self.__dict__["_accesses"] = cached
-        return cached  # type: ignore[no-any-return]
+        return cached
 
 
 @dataclass(frozen=True)
