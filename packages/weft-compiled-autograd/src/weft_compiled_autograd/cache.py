@@ -20,6 +20,7 @@ from weft_compiled_autograd.config import settings
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.interpret import run_tape
 from weft_compiled_autograd.lower import Lowered, lower
+from weft_compiled_autograd.ownership import release_inputs
 from weft_compiled_autograd.tape import Tape
 
 Compiler = Callable[[Any], Callable[..., Any]]
@@ -119,6 +120,9 @@ class Entry:
         counters["compiled_autograd"]["graphs"] += 1
         report.show_graph(lowered.module)
         function = compiler(lowered.module)
+        if function is lowered.module:
+            release_inputs(lowered.module.graph)
+            lowered.module.recompile()
         key = (compiler_key(compiler), _global_state())
         made = CompiledBackward(key, compiler, check, function, lowered)
         self.graphs.insert(0, made)

@@ -1,4 +1,4 @@
-"""Which first gradients may become `.grad` as they are, and which have to be copied.
+"""Who owns what: which first gradients may become `.grad` as they are, and when inputs are freed.
 
 A gradient that something else still uses (another variable, a hook, an output, an input that it is
 a view of) must not be handed over: whoever changes `.grad` in place would change that too. The
@@ -94,3 +94,17 @@ def _copy_output(graph: Graph, output: Node, value: Node, mode: Any) -> None:
     items: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     items[len(items) - 1 - items[::-1].index(value)] = copy
     output.args = (tuple(items),)
+
+
+def clear_list(values: list[Any]) -> None:
+    """Empty the list that the engine passed, so that each tensor dies with its last use."""
+    values.clear()
+
+
+def release_inputs(graph: Graph) -> None:
+    """Let a captured backward drop its inputs once all are taken out of their list."""
+    inputs = next(iter(graph.find_nodes(op="placeholder")))
+    accesses = [node for node in graph.nodes if node in inputs.users]
+    if accesses:
+        with graph.inserting_after(accesses[-1]):
+            graph.call_function(clear_list, (inputs,))

@@ -22,7 +22,7 @@ from weft_compiled_autograd.accumulation import set_grad, set_grad_copy
 from weft_compiled_autograd.cache import Compiler
 from weft_compiled_autograd.hooks import call_cpp_hook, call_hook
 from weft_compiled_autograd.lower import EFFECTS
-from weft_compiled_autograd.ownership import storage_of
+from weft_compiled_autograd.ownership import release_inputs, storage_of
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Sequence[Any]]]
 
@@ -187,20 +187,6 @@ def compile_pieces(module: GraphModule, backend: Backend) -> GraphModule:
     graph.output(map_arg(last.args[0], copies.__getitem__))
     release_inputs(graph)
     return GraphModule(torch.nn.Module(), graph, "CompiledAutogradProgram")
-
-
-def clear_list(values: list[Any]) -> None:
-    """Empty the list that the engine passed, so that each tensor dies with its last use."""
-    values.clear()
-
-
-def release_inputs(graph: Graph) -> None:
-    """Let a captured backward drop its inputs once all are taken out of their list."""
-    inputs = next(iter(graph.find_nodes(op="placeholder")))
-    accesses = [node for node in graph.nodes if node in inputs.users]
-    if accesses:
-        with graph.inserting_after(accesses[-1]):
-            graph.call_function(clear_list, (inputs,))
 
 
 def graph_compiler(backend: Backend) -> Compiler:

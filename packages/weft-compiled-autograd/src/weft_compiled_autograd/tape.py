@@ -69,7 +69,6 @@ class Tape:
     names: list[str] = field(default_factory=list)
     effects: bool = False
     contexts: dict[int, Any] = field(default_factory=dict)
-    size_symbols: int = 0
 
     def signature(self) -> tuple[str, ...]:
         """Names of the autograd nodes in order: tells which tapes are the same program."""
@@ -139,7 +138,6 @@ class Recorder:
             self._bind(stand_in, self._item("inputs", index))
             stand_ins.append(stand_in)
         symbols = self._symbols(sizes)
-        self.tape.size_symbols = len(symbols)
         self._mode = _RecordFactories(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return stand_ins, symbols
