@@ -90,7 +90,7 @@ def convert(
         except NeedsSymbols:
             attempt = replace(attempt, symbolic=True)
         except RaisesAtStep as error:
-            attempt = replace(attempt, break_at=error.step)
+            attempt = replace(attempt, break_at=error.step, reason=error.reason)
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class _Attempt:
     tail_call: Any
     symbolic: bool = False
     break_at: int = -1
+    reason: Break | None = None
 
 
 class BreakUnderFullgraph(Exception):
@@ -123,7 +124,7 @@ def _convert(do: _Attempt) -> Converted:
         with _contexts_closed(tx), tx.graph.mode:
             outer = outer_frame(tx, do.flat_args)
             limit = config.settings.instruction_limit
-            stopped = outer.step_until_break(limit, do.break_at)
+            stopped = outer.step_until_break(limit, do.break_at, do.reason)
             tx.end_step()
             record = report_break(stopped) if stopped is not None else None
             if record is not None and do.fullgraph:

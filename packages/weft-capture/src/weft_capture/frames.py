@@ -158,14 +158,16 @@ class Frame:
 
 
 class RaisesAtStep(Exception):
-    """The frame ends with an exception that was raised at instruction number `step`.
+    """The exception raised at instruction number `step` has to be raised by the real instruction.
 
-    The real instruction must raise it, so that the user's traceback is right: capture again.
+    Either it leaves the frame, and the user's traceback must be right, or a break lies in its
+    handler, where the interpreter must know it as the exception being handled: capture again.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, reason: Break) -> None:
         super().__init__(step)
         self.step = step
+        self.reason = reason
 
 
 class OuterFrame(Frame):
@@ -173,7 +175,9 @@ class OuterFrame(Frame):
 
     __slots__ = ()
 
-    def step_until_break(self, limit: int, break_at: int = -1) -> Break | None:
+    def step_until_break(
+        self, limit: int, break_at: int = -1, reason: Break | None = None
+    ) -> Break | None:
         """Execute until the function returns (None) or breaks.
 
         At a break, `ip` is the breaking instruction and the state is as before it.
@@ -181,9 +185,11 @@ class OuterFrame(Frame):
         Args:
             limit: how many instructions to execute at most.
             break_at: the number of the instruction to break at in any case.
+            reason: why to break there.
 
         Raises:
-            RaisesAtStep: when an exception that a handler saw leaves the frame in the end.
+            RaisesAtStep: when an exception that a handler saw leaves the frame in the end, or a
+                break lies in the handler of an exception.
         """
         raised_at: dict[Value, int] = {}
         tx = self.tx
@@ -199,19 +205,24 @@ class OuterFrame(Frame):
             try:
                 try:
                     if step == break_at:
-                        raise Break("uncaught-exception")
+                        raise reason or Break("uncaught-exception")
                     handler(self, instr)
                 except Raised as raised:
                     raised_at.setdefault(raised.value, step)
                     self.unwind(raised, instr)
             except Break as error:
+                active = saved if self.exception is None else [*saved, self.exception]
+                handled = [raised_at[value] for value in active if value in raised_at]
+                if handled:
+                    error.user_stack = error.user_stack or tx.user_stack()
+                    raise RaisesAtStep(min(handled), error) from None
                 return self._take_back(error, at, saved)
             except RecursionError:
                 return self._take_back(Break("recursion", "calls nest too deeply"), at, saved)
             except Raised as raised:
-                if raised_at[raised.value] != step:
-                    raise RaisesAtStep(raised_at[raised.value]) from None
                 uncaught = Break("uncaught-exception", raised.value.describe())
+                if raised_at[raised.value] != step:
+                    raise RaisesAtStep(raised_at[raised.value], uncaught) from None
                 return self._take_back(uncaught, at, saved)
             if self.result is not None:
                 return None
