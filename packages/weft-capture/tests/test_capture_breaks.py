@@ -267,3 +267,37 @@ def uses_contextlib(x):
 
 def test_contextlib_manager():
     check(uses_contextlib, X, fullgraph=False)
+
+
+def test_functions_without_tensors_are_left_alone():
+    seen = []
+
+    def note(step, text):
+        seen.append(f"{step}: {text}")
+
+    def function(x, step):
+        x = x + 1
+        weft_capture.graph_break()
+        note(step, "text")
+        return x * 2
+
+    def note_only(x):
+        with torch.no_grad():
+            print_later(len(seen))
+        return x + 1
+
+    optimised = weft_capture.capture(function, eager_backend)
+    for step in range(3):
+        assert same(optimised(X, step), (X + 1) * 2)
+    assert seen == ["0: text", "1: text", "2: text"]
+    logged = []
+
+    def print_later(count):
+        weft_capture.graph_break()
+        logged.append(count)
+
+    optimised = weft_capture.capture(note_only, eager_backend)
+    for _ in range(3):
+        optimised(X)
+        seen.append("x")
+    assert logged == [3, 4, 5]

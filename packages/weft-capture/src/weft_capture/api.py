@@ -20,8 +20,8 @@ from weft_guards import CodeCache, arg_names_of, compile_check
 from weft_capture import config, frame, stance
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
-from weft_capture.classes import is_skipped_code
 from weft_capture.convert import Backend, BreakUnderFullgraph, Converted, convert
+from weft_capture.selection import has_tensor_work, is_skipped_code
 
 F = TypeVar("F", bound=Callable[..., Any])
 _lock = threading.RLock()
@@ -59,7 +59,8 @@ class Capture:
         """Answer the frame hook: code to run in the place of this call, or None."""
         if getattr(self._busy, "on", False):
             return None
-        if not is_resume(code) and is_skipped_code(code, function.__module__):
+        resumed = is_resume(code)
+        if not resumed and is_skipped_code(code, function.__module__):
             frame.skip(code)
             return None
         with _lock:
@@ -68,6 +69,8 @@ class Capture:
             if found is not None:
                 frame.set_lookup(code, cache.lookup, self.miss)
                 return found
+            if not (resumed or cache.entries or has_tensor_work(function, flat_args)):
+                return None
             if cache.entries and not stance.may_recompile(code.co_qualname):
                 return None
             strict = self.fullgraph

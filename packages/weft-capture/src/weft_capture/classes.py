@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import enum
-import inspect
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -309,23 +308,3 @@ def check_inlinable(function: types.FunctionType) -> None:
     module = function.__module__ or ""
     if module.startswith(_NEVER) and not namespace.get("_weft_inline"):
         raise Break("unknown-call", f"{module}.{function.__qualname__}")
-
-
-_MODULE_CALLS = frozenset(
-    (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
-)
-
-
-def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
-    """Say whether frames of a function are never captured on their own: library internals."""
-    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-        return True
-    if code in _MODULE_CALLS:
-        return True
-    if not module:
-        return code.co_filename.startswith("<frozen")
-    if module.startswith("weft_") or module == "weft" or module.startswith("weft."):
-        return True
-    if module.startswith("torch."):
-        return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
-    return module != "__main__" and attributes.is_trusted(module)

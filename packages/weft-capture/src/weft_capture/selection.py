@@ -1,0 +1,80 @@
+"""Which frames are worth capturing on their own.
+
+Inside an optimised call every Python frame comes by: those that capture inlined never do, but
+after a break the functions that run for real do, down into libraries.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from weft_capture import attributes
+
+_MODULE_CALLS = frozenset(
+    (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
+)
+
+
+def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
+    """Say whether frames of a function are never captured on their own: library internals."""
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return True
+    if code in _MODULE_CALLS:
+        return True
+    if not module:
+        return code.co_filename.startswith("<frozen")
+    if module.startswith("weft_") or module == "weft" or module.startswith("weft."):
+        return True
+    if module.startswith("torch."):
+        return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
+    return module != "__main__" and attributes.is_trusted(module)
+
+
+def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:
+    """Say whether a frame may work on tensors: it gets one, or its names lead to torch.
+
+    Frames that do not (a logger, a tokenizer) run as they are; capturing them would only make
+    guards on the numbers and texts they get.
+    """
+    if any(_holds_tensor(value, 2) for value in flat_args):
+        return True
+    cells = function.__closure__ or ()
+    if any(_holds_tensor(_contents(cell), 1) for cell in cells):
+        return True
+    global_dict = function.__globals__
+    return any(_is_torch(global_dict.get(name)) for name in function.__code__.co_names)
+
+
+def _contents(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _holds_tensor(value: object, depth: int) -> bool:
+    if isinstance(value, torch.Tensor | torch.nn.Module):
+        return True
+    if depth == 0:
+        return False
+    inner: Iterable[object] = ()
+    if isinstance(value, list | tuple):
+        inner = value[:16]
+    elif isinstance(value, dict):
+        inner = list(value.values())[:64]
+    elif type(value).__module__ != "builtins":
+        inner = list(getattr(value, "__dict__", {}).values())[:64]
+    return any(_holds_tensor(item, depth - 1) for item in inner)
+
+
+def _is_torch(value: object) -> bool:
+    if isinstance(value, torch.Tensor | torch.nn.Module):
+        return True
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0] == "torch"
+    return (getattr(value, "__module__", None) or "").startswith("torch.")
