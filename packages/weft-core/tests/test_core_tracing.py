@@ -205,3 +205,22 @@ def test_no_dynamo_import():
         assert "torch._dynamo" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+
+
+@pytest.mark.parametrize(
+    "arithmetic",
+    [
+        lambda n: n // 2 * 3,
+        lambda n: (n * n + 5) % 7,
+        lambda n: torch.sym_max(n - 7, 2) + torch.sym_min(n, 7),
+        lambda n: n * 4 // (n + 1),
+        lambda n: 2 * n * n - n,
+        lambda n: -n,
+    ],
+)
+def test_size_arithmetic(arithmetic):
+    mode = fake_mode(make_shape_env())
+    x = to_fake(mode, torch.randn(6, 3), dynamic_dims=[0], source_name="x")
+    gm = trace_aten(lambda x: (arithmetic(x.shape[0]), x * 2), [x])
+    for size in (6, 8, 11):
+        assert gm(torch.randn(size, 3))[0] == arithmetic(size)

@@ -152,7 +152,6 @@ class Recorder(TorchDispatchMode):
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = value
         node = self.graph.get_attr(name)
-        # get_attr warns when the owning module is not known yet; the attribute is set at the end.
         node.meta["val"] = self._fake_mode.from_tensor(value)
         self._nodes[id(value)] = node
         return node
@@ -206,8 +205,8 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _record_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
-        # Only a decomposition that fills its own fresh tensor gets here: functionalisation is
-        # above this mode. Record the pure twin, and let the tensor mean the new node.
+        # Only a decomposition that writes a tensor without views gets here (functionalisation is
+        # above this mode). Record the pure twin, and let the tensor mean the new node.
         pure = getattr(getattr(aten, _base_name(func)[:-1], None), func._overloadname, None)
         if pure is None:
             raise NotImplementedError(f"a decomposition uses {func}, which has no pure variant")
