@@ -92,3 +92,12 @@ def test_without_fusion_every_node_has_its_kernel():
 def test_dead_work_disappears():
     program = check(lambda x: x.max(1)[0], X)
     assert "argmax" not in program_text(program)
+
+
+def test_concatenation_cuts_the_loop_where_the_pieces_meet():
+    program = check(lambda x, y: torch.cat([x, y * 2], 1).exp(), X, X + 1, native=True)
+    text = kernel_text(only_kernel(program))
+    assert "where" not in text
+    assert " if " not in text
+    check(lambda x, y: torch.cat([x, y], 1).sum(0), X, X + 1, native=True)
+    check(lambda x: torch.cat([x[:, 16:], -x[:, :16]], 1) * x, X, native=True)

@@ -26,7 +26,17 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, atoms, computed, substitute
+from weft_codegen.loops.index import (
+    Atom,
+    Axis,
+    IndexExpr,
+    Value,
+    atoms,
+    computed,
+    const,
+    nonnegative,
+    substitute,
+)
 from weft_codegen.loops.ops import OPS
 
 Number = bool | int | float
@@ -270,7 +280,38 @@ def _is_const(arg: Expr, value: Number) -> bool:
 _NEUTRAL = (("mul", 0, 1), ("mul", 1, 1), ("div", 1, 1), ("sub", 1, 0))
 
 
+def _decided(name: str, args: tuple[Expr, ...]) -> Expr | None:
+    """A comparison of index expressions whose answer the axes' ranges give."""
+    left, right = (index_of(arg) for arg in args)
+    if left is None or right is None:
+        return None
+    if nonnegative(right - left - 1):
+        return constant(name == "lt", torch.bool)
+    return constant(name == "ge", torch.bool) if nonnegative(left - right) else None
+
+
+def index_of(arg: Expr) -> IndexExpr | None:
+    """The index expression that an integer expression is, or None."""
+    if isinstance(arg, Index):
+        return arg.index
+    if isinstance(arg, Const) and not arg.dtype.is_floating_point:
+        return const(int(arg.value))
+    return None
+
+
+def _conjunction(left: Expr, right: Expr) -> Expr | None:
+    if isinstance(left, Const):
+        return right if left.value else left
+    if isinstance(right, Const):
+        return left if right.value else right
+    return None
+
+
 def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
+    if name in ("lt", "ge"):
+        return _decided(name, args)
+    if name == "and" and args[0].dtype is torch.bool:
+        return _conjunction(*args)
     for op, position, value in _NEUTRAL:
         if name == op and _is_const(args[position], value):
             return args[1 - position]

@@ -36,6 +36,7 @@ from weft_codegen.loops.schedule.group import Group, Member, rewritten
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
 from weft_codegen.loops.schedule.passes import Plan, plan
+from weft_codegen.loops.schedule.split import split_loops
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
@@ -76,7 +77,8 @@ def assemble(
 ) -> Nest:
     """The loop nest of a group; `needed` are the buffers read outside it."""
     group = merge_axes(group)
-    return _Assembly(group, plan(group, needed, mutated), mutated, buffers).build()
+    nest = _Assembly(group, plan(group, needed, mutated), mutated, buffers).build()
+    return Nest(split_loops(nest.body), nest.locals)
 
 
 class _Assembly:
