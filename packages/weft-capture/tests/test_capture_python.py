@@ -399,3 +399,57 @@ def test_global_writes_happen_once_a_call():
     for calls in (1, 2):
         assert torch.equal(optimised(X), X * (before + calls))
         assert GW == before + calls
+
+
+def generator_protocol(x):
+    log = []
+
+    def talk():
+        try:
+            got = yield x
+            while got is not None:
+                got = yield x * got
+        except KeyError as error:
+            log.append(error.args[0])
+            yield x + 100
+        finally:
+            log.append("closed")
+
+    g = talk()
+    values = [next(g), g.send(2), g.send(3), g.throw(KeyError("k"))]
+    g.close()
+    try:
+        next(g)
+    except StopIteration:
+        log.append("stopped")
+    h = talk()
+    next(h)
+    try:
+        h.send(None)
+    except StopIteration as stop:
+        log.append(stop.value)
+    return values, log
+
+
+@contextlib.contextmanager
+def guarded(log):
+    try:
+        yield 2
+    except ValueError:
+        log.append("caught")
+    finally:
+        log.append("end")
+
+
+def contextlib_manager(x):
+    log = []
+    with guarded(log) as factor:
+        x = x * factor
+    with guarded(log):
+        raise ValueError("inside")
+    return x, log
+
+
+@pytest.mark.parametrize("function", [generator_protocol, contextlib_manager])
+def test_generators_are_stepped(function):
+    assert not check(function, X).breaks

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import GraphModule
 from weft_core.errors import Unsupported, WeftError
-from weft_core.events import counters, logger, span
+from weft_core.events import counters, span
 from weft_guards import CodeCache, arg_names_of, compile_check
 
 from weft_capture import config, frame, stance
@@ -26,7 +26,6 @@ from weft_capture.selection import has_tensor_work, is_skipped_code
 F = TypeVar("F", bound=Callable[..., Any])
 _lock = threading.RLock()
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
-_log = logger("capture", "bytecode")
 
 
 class Capture:

@@ -8,7 +8,6 @@ dict, other class attributes, `__getattr__`. What is found in a class is turned 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -18,14 +17,13 @@ import torch
 from weft_guards.sources import (
     AttrSource,
     ConstSource,
-    DictSource,
     InstanceAttrSource,
     ItemSource,
     Source,
     TypeSource,
 )
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.functions import BoundMethod, ClassValue, SuperValue
@@ -360,26 +358,3 @@ def _super_getattr(tx: Tracer, self: SuperValue, mro: Any, name: str) -> Value |
     from weft_capture.values.objects import ModuleValue  # noqa: PLC0415 - import cycle
 
     return module_member(tx, self.owner, name) if isinstance(self.owner, ModuleValue) else None
-
-
-def try_getattr(tx: Tracer, value: Value, name: str) -> Value | None:
-    """Read an attribute; None when the program would get an AttributeError."""
-    try:
-        return value.getattr(tx, name)
-    except Raised as raised:
-        if issubclass(raised.value.python_type(), AttributeError):
-            return None
-        raise
-
-
-def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return a function's signature, None where it has none."""
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-
-
-def dict_source(source: Source) -> Source:
-    """Return the source of an instance's `__dict__`."""
-    return DictSource(source)

@@ -430,10 +430,6 @@ class Tracer:
             return None
         return wrap(self, instance_dict[name], InstanceAttrSource(tensor.source, name))
 
-    def decorate_with(self, context: Value, function: Value) -> Value:
-        """Apply a context manager as a decorator."""
-        raise Break("unknown-call", "a context manager used as a decorator inside the frame")
-
     # ---- where the program stands
 
     def user_stack(self) -> tuple[traceback.FrameSummary, ...]:

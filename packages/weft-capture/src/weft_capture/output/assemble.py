@@ -161,9 +161,6 @@ class _Assembly:
             if name in self.frame.decoded.cellvars and cell.contents is not None:
                 self.out.load(cell.contents)
                 temps[name] = self.out.store_temp()
-        if self.stopped is None and temps:
-            # Below the temporaries lies the value to return: nothing to do for it here.
-            return temps
         return temps
 
     def _store_cells(self, temps: dict[str, str]) -> None:
@@ -176,7 +173,7 @@ class _Assembly:
         index = frame.ip
         instr = frame.decoded.instrs[index]
         writer.at(instr)
-        live = self._live(index, instr)
+        live = live_at(frame.decoded, index)
         locals_ = {name: value for name, value in frame.locals.items() if name in live}
         temps: dict[str, str] = {}
         for name, value in locals_.items():
@@ -204,9 +201,6 @@ class _Assembly:
             return None
         self.out.load(value)
         return self.out.store_temp()
-
-    def _live(self, index: int, instr: Instr) -> frozenset[str]:
-        return live_at(self.frame.decoded, index)
 
     def _run_for_real(self, index: int, instr: Instr, names: tuple[str, ...]) -> None:
         """Write the breaking instruction itself and the way on."""

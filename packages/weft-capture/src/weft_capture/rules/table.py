@@ -34,6 +34,7 @@ _FAMILIES = (
     "torch_rules",
     "stdlib",
     "contexts",
+    "generators",
 )
 
 _DESCRIPTORS = (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Value, method
 from weft_capture.values.constant import FALSE, NONE
 
@@ -76,8 +77,7 @@ class GradModeContext(MutableValue):
         _rebuild(self, out, self.previous is not None)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        # The decorator form: the real class decorates the real function.
-        return tx.decorate_with(self, args[0])
+        raise Break("unknown-call", "a context manager used as a decorator inside the frame")
 
 
 class AutocastContext(MutableValue):

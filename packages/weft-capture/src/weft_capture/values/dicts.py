@@ -6,7 +6,7 @@ wrapped, and guarded, when they are first read.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +141,6 @@ class DictValue(MutableValue):
         return fresh
 
 
-DICT_CLASSES: tuple[type, ...] = (dict, OrderedDict, defaultdict)
 
 
 class DictView(Value):

@@ -389,7 +389,6 @@ def _wrap_opaque(tx: Tracer, obj: Any, source: Source) -> Value:
     return ObjectConstant(obj, source)
 
 
-_BASES: dict[type, Callable[[Any, Any, Source], Value]] = {}
 
 
 @_family(lambda obj: isinstance(obj, dict) and not dataclasses.is_dataclass(obj))
