@@ -1,8 +1,11 @@
 """Options and modes: the tables, and what wrong names and values say."""
 
+from dataclasses import fields
+
 import pytest
 import weft
 from weft import options
+from weft_codegen.config import Options
 
 
 def test_every_mode_sets_known_options():
@@ -27,6 +30,12 @@ def test_options_have_defaults_and_words():
 def test_wrong_names_and_values(mode, chosen, message):
     with pytest.raises(weft.InvalidOption, match=message):
         options.resolve(mode, chosen)
+
+
+def test_codegen_knows_the_same_options_with_the_same_defaults():
+    defaults = {name: default for name, (default, _) in weft.list_options().items()}
+    assert Options.parse(defaults) == Options()
+    assert len(defaults) == len(fields(Options))
 
 
 def test_dashes_are_underscores():

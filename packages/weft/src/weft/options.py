@@ -29,12 +29,12 @@ class Option:
 
 OPTIONS: dict[str, Option] = {
     "epilogue_fusion": Option(True, "fuse pointwise work into the kernels before it"),
-    "max_autotune": Option(False, "try several kernels for an operation and keep the fastest"),
-    "fallback_random": Option(True, "draw random numbers exactly as eager does under a seed"),
-    "shape_padding": Option(False, "pad matrix sizes to multiples that the hardware likes"),
-    "triton.cudagraphs": Option(False, "replay recorded CUDA graphs; no effect on CPU"),
-    "trace.enabled": Option(False, "write each stage's result into the WEFT_DUMP folder"),
-    "trace.graph_diagram": Option(False, "add a diagram of the graph to the trace"),
+    "max_autotune": Option(False, "try several kernels and keep the fastest (accepted, no effect)"),
+    "fallback_random": Option(True, "draw random numbers exactly as eager does (always so)"),
+    "shape_padding": Option(False, "pad matrices to sizes the hardware likes (no effect on CPU)"),
+    "triton.cudagraphs": Option(False, "replay recorded CUDA graphs (no effect on CPU)"),
+    "trace.enabled": Option(False, "write each stage's result to a folder (accepted, no effect)"),
+    "trace.graph_diagram": Option(False, "add a diagram to that (accepted, no effect)"),
 }
 
 MODES: dict[str, dict[str, Any]] = {
