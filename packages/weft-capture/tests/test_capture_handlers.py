@@ -5,7 +5,9 @@ import traceback
 
 import pytest
 import torch
-from weft_capture import capture, graph_break
+from weft_capture import capture, config, graph_break, reset
+from weft_capture.bytecode import decode
+from weft_capture.frames import OuterFrame
 
 
 class Manager:
@@ -170,3 +172,22 @@ def test_break_inside(program):
     optimised = capture(program, lambda graph, inputs: graph.forward)
     assert outcome(optimised) == expected
     assert outcome(optimised) == expected
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_break_forced_at_every_instruction(program, monkeypatch):
+    expected = outcome(program)
+    step_until_break = OuterFrame.step_until_break
+    names = [instr.opname for instr in decode(program.__code__).instrs]
+    for forced in range(names.index("RESUME") + 1, len(names)):
+
+        def step(frame, limit, break_at=-1, reason=None, forced=forced):
+            first = frame.function.code is program.__code__ and break_at < 0
+            return step_until_break(frame, limit, forced if first else break_at, reason)
+
+        monkeypatch.setattr(OuterFrame, "step_until_break", step)
+        with config.settings.patch(raise_internal_errors=True):
+            optimised = capture(program, lambda graph, inputs: graph.forward)
+            assert outcome(optimised) == expected, forced
+        assert outcome(optimised) == expected, forced
+        reset()
