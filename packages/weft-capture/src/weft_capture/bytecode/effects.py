@@ -87,8 +87,10 @@ def stack_after(
         items = list(before)
         items[-1], items[-instr.arg] = items[-instr.arg], items[-1]
         return tuple(items)
-    results = _RESULTS.get(opname, lambda i: i.opname not in _NO_RESULT)(instr)
+    count = _RESULTS.get(opname)
+    results = count(instr) if count is not None else int(opname not in _NO_RESULT)
     kept = before[: len(before) + net_effect(instr) - results]
     if opname == "LOAD_METHOD" or (opname == "LOAD_SUPER_ATTR" and results == 2):
-        return kept + call_pair(True, False)
+        pair: tuple[bool, bool] = call_pair(True, False)
+        return kept + pair
     return kept + (True,) * results
