@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.frames import Frame
 
+_STOPITERATION_ERROR = 3
+
 
 @opcode("RAISE_VARARGS")
 def _raise_varargs(frame: Frame, instr: Instr) -> None:
@@ -52,6 +54,15 @@ def _pop_except(frame: Frame, instr: Instr) -> None:
 @opcode("RERAISE")
 def _reraise(frame: Frame, instr: Instr) -> None:
     raise Raised(frame.stack.pop())
+
+
+@opcode("CALL_INTRINSIC_1")
+def _intrinsic(frame: Frame, instr: Instr) -> None:
+    """INTRINSIC_STOPITERATION_ERROR, with which 3.12 and later end a generator's body (PEP 479)."""
+    if instr.arg != _STOPITERATION_ERROR:
+        raise Break("unsupported-opcode", f"CALL_INTRINSIC_1 {instr.arg}")
+    if issubclass(frame.stack[-1].python_type(), StopIteration):
+        frame.tx.raise_(RuntimeError, "generator raised StopIteration")
 
 
 @opcode("CHECK_EXC_MATCH")
