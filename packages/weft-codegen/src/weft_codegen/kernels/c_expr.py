@@ -19,9 +19,9 @@ from weft_codegen.loops.index import (
     Remainder,
     Value,
     nonnegative,
-    render,
 )
 from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.render import render
 
 COSTLY = 4
 

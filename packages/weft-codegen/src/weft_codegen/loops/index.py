@@ -10,7 +10,7 @@ zero never runs.  No sympy: `shapes.py` converts from it when a graph is symboli
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -135,6 +135,8 @@ class IndexExpr:
         return self.terms[0][1]
 
     def __repr__(self) -> str:
+        from weft_codegen.loops.render import render  # noqa: PLC0415 (render imports this file)
+
         return render(self)
 
 
@@ -282,7 +284,7 @@ def floordiv(num: IndexExpr, den: IndexExpr) -> IndexExpr:
         if common > 1:
             scaled = _polynomial({m: c // common for m, c in rest.terms})
             return floordiv(scaled, const(den.value // common))
-    inner = _single(rest)
+    inner = single(rest)
     if isinstance(inner, Quotient):
         return floordiv(inner.num, inner.den * den)
     if isinstance(inner, Remainder):
@@ -300,7 +302,7 @@ def mod(num: IndexExpr, den: IndexExpr) -> IndexExpr:
     _, rest = _divide_terms(num, den)
     if in_range(rest, den):
         return rest
-    inner = _single(rest)
+    inner = single(rest)
     if isinstance(inner, Remainder):
         _, left = _divide_terms(inner.den, den)
         if not left.terms:
@@ -309,7 +311,8 @@ def mod(num: IndexExpr, den: IndexExpr) -> IndexExpr:
     return _atom(_intern((Remainder, rest, den), lambda: Remainder(key, rest, den)))
 
 
-def _single(expr: IndexExpr) -> Atom | None:
+def single(expr: IndexExpr) -> Atom | None:
+    """The atom that `expr` is, None when it is anything else."""
     if len(expr.terms) == 1:
         monomial, coefficient = expr.terms[0]
         if coefficient == 1 and len(monomial) == 1:
@@ -474,60 +477,6 @@ def _evaluate_atom(atom: Atom, leaf: Callable[[Atom], Any]) -> Any:
     if isinstance(atom, Remainder):
         return left % right
     return left - (left - right) * (left > right)
-
-
-@dataclass(frozen=True)
-class Style:
-    """How `render` writes each kind of atom; `leaf` names axes, sizes and computed values."""
-
-    quotient: str = "({0} // {1})"
-    remainder: str = "({0} % {1})"
-    least: str = "min({0}, {1})"
-
-
-PYTHON = Style()
-
-
-def render(
-    expr: IndexExpr,
-    leaf: Callable[[Atom], str] = lambda atom: atom.key,
-    style: Style | Mapping[type[Atom], Callable[[Atom, str, str], str]] = PYTHON,
-) -> str:
-    """Text of `expr` with infix + and *.
-
-    `style` gives the formats for quotients, remainders and minima, or a table of functions
-    (atom, left text, right text) -> text when a target needs to look at the operands' signs.
-    """
-    if not expr.terms:
-        return "0"
-    pieces: list[str] = []
-    # The constant term sorts first canonically but reads better last.
-    for monomial, scale in sorted(expr.terms, key=lambda term: not term[0]):
-        factors = [_render_atom(atom, leaf, style) for atom in monomial]
-        if abs(scale) != 1 or not factors:
-            factors.append(str(abs(scale)))
-        sign = "-" if scale < 0 else "+"
-        pieces.append(f" {sign} " if pieces else ("-" if scale < 0 else ""))
-        pieces.append("*".join(factors))
-    return "".join(pieces)
-
-
-def _render_atom(atom: Atom, leaf: Callable[[Atom], str], style: Any) -> str:
-    pieces = parts(atom)
-    if not pieces:
-        return leaf(atom)
-    left, right = (render(piece, leaf, style) for piece in pieces)
-    if not isinstance(style, Style):
-        return str(style[type(atom)](atom, left, right))
-    text = {Quotient: style.quotient, Remainder: style.remainder, Least: style.least}
-    if isinstance(atom, Least):
-        return text[Least].format(left, right)
-    return text[type(atom)].format(_enclosed(pieces[0], left), _enclosed(pieces[1], right))
-
-
-def _enclosed(piece: IndexExpr, text: str) -> str:
-    simple = piece.is_const or _single(piece) is not None
-    return text if simple else f"({text})"
 
 
 ZERO = const(0)

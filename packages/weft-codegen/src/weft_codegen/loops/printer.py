@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Op, Read, walk
-from weft_codegen.loops.index import Atom, IndexExpr, Value, render
+from weft_codegen.loops.index import Atom, IndexExpr, Value
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.program import (
     Alias,
@@ -32,6 +32,7 @@ from weft_codegen.loops.program import (
     Store,
     stmt_exprs,
 )
+from weft_codegen.loops.render import render
 
 _SHORT = {
     torch.float32: "f32",

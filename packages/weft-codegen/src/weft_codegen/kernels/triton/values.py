@@ -21,11 +21,11 @@ from weft_codegen.loops.index import (
     Value,
     atoms,
     nonnegative,
-    render,
     upper,
 )
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.program import Kernel
+from weft_codegen.loops.render import render
 
 TYPES = {
     torch.float64: "tl.float64",
