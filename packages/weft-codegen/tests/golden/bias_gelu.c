@@ -1,5 +1,5 @@
 /* gelu */
-WEFT_PART void weft_kc90a7b5e1db88d31_part(const float *restrict a0, const float *restrict a1, float *restrict a2, int64_t lo, int64_t hi)
+WEFT_PART void weft_k0099397b4fce919d_part(const float *a0, const float *restrict a1, float *a2, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         #pragma omp simd
@@ -12,13 +12,13 @@ WEFT_PART void weft_kc90a7b5e1db88d31_part(const float *restrict a0, const float
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_kc90a7b5e1db88d31(const float *a0, const float *a1, float *a2)
+void weft_k0099397b4fce919d(const float *a0, const float *a1, float *a2)
 {
-    weft_kc90a7b5e1db88d31_part(a0, a1, a2, 0, 32);
+    weft_k0099397b4fce919d_part(a0, a1, a2, 0, 32);
 }
 
 
-void weft_kc90a7b5e1db88d31(const float *a0, const float *a1, float *a2);
+void weft_k0099397b4fce919d(const float *a0, const float *a1, float *a2);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -41,7 +41,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* gelu */
     if (weft_empty(&own[2], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf2 = (void *)(weft_data(own[2]));
-    weft_kc90a7b5e1db88d31(p_in0, p_in1, p_buf2);
+    weft_k0099397b4fce919d(p_in0, p_in1, p_buf2);
     out[0] = own[2];
     own[2] = NULL;
     status = 0;

@@ -1,23 +1,33 @@
 /* mul.Tensor */
-WEFT_PART void weft_k32fb2ba547f439d0_part(const float *restrict a0, const float *restrict a1, float *restrict a2, int64_t lo, int64_t hi)
+WEFT_PART void weft_k3e7b54174b0bce2c_part0(const float *restrict a0, float *restrict a1, const float *restrict a2, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         #pragma omp simd
         for (int64_t i1 = 0; i1 < 64; i1++) {
-            const _Bool v0 = (((int64_t)(i0)) < 32);
-            a2[i0*64 + i1] = ((v0 ? (v0 ? a0[i0*64 + i1] : 0) : (((((int64_t)(i0)) >= 32) & (((int64_t)(i0)) < 64)) ? a1[i0*64 + i1 - 2048] : 0)) * 2.0f);
+            a1[i0*64 + i1] = (a0[i0*64 + i1] * 2.0f);
+        }
+    }
+}
+
+WEFT_PART void weft_k3e7b54174b0bce2c_part1(const float *restrict a0, float *restrict a1, const float *restrict a2, int64_t lo, int64_t hi)
+{
+    for (int64_t i2 = lo; i2 < hi; i2++) {
+        #pragma omp simd
+        for (int64_t i1 = 0; i1 < 64; i1++) {
+            a1[i1 + i2*64 + 2048] = (a2[i1 + i2*64] * 2.0f);
         }
     }
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k32fb2ba547f439d0(const float *a0, const float *a1, float *a2)
+void weft_k3e7b54174b0bce2c(const float *a0, float *a1, const float *a2)
 {
-    weft_k32fb2ba547f439d0_part(a0, a1, a2, 0, 64);
+    weft_k3e7b54174b0bce2c_part0(a0, a1, a2, 0, 32);
+    weft_k3e7b54174b0bce2c_part1(a0, a1, a2, 0, 32);
 }
 
 
-void weft_k32fb2ba547f439d0(const float *a0, const float *a1, float *a2);
+void weft_k3e7b54174b0bce2c(const float *a0, float *a1, const float *a2);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -39,7 +49,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* mul.Tensor */
     if (weft_empty(&own[2], 2, dims_64_64, dims_64_1, 6)) goto done;
     float *const p_buf2 = (void *)(weft_data(own[2]));
-    weft_k32fb2ba547f439d0(p_in0, p_in1, p_buf2);
+    weft_k3e7b54174b0bce2c(p_in0, p_buf2, p_in1);
     out[0] = own[2];
     own[2] = NULL;
     status = 0;

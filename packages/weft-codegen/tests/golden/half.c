@@ -1,5 +1,5 @@
 /* add.Tensor */
-WEFT_PART void weft_k10da777dec759381_part(const uint16_t *restrict a0, uint16_t *restrict a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_ke07c90aaf41ee523_part(const uint16_t *a0, uint16_t *a1, int64_t lo, int64_t hi)
 {
     #pragma omp simd
     for (int64_t i0 = lo; i0 < hi; i0++) {
@@ -8,13 +8,13 @@ WEFT_PART void weft_k10da777dec759381_part(const uint16_t *restrict a0, uint16_t
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k10da777dec759381(const uint16_t *a0, uint16_t *a1)
+void weft_ke07c90aaf41ee523(const uint16_t *a0, uint16_t *a1)
 {
-    weft_k10da777dec759381_part(a0, a1, 0, 2048);
+    weft_ke07c90aaf41ee523_part(a0, a1, 0, 2048);
 }
 
 
-void weft_k10da777dec759381(const uint16_t *a0, uint16_t *a1);
+void weft_ke07c90aaf41ee523(const uint16_t *a0, uint16_t *a1);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -32,7 +32,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* add.Tensor */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 15)) goto done;
     uint16_t *const p_buf1 = (void *)(weft_data(own[1]));
-    weft_k10da777dec759381(p_in0, p_buf1);
+    weft_ke07c90aaf41ee523(p_in0, p_buf1);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;

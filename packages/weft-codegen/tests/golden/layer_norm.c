@@ -1,6 +1,6 @@
 /* var_mean.correction */
 /* add.Tensor */
-WEFT_PART void weft_k3e2ca96182e7c01c_part(const float *restrict a0, const float *restrict a1, const float *restrict a2, float *restrict a3, int64_t lo, int64_t hi)
+WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restrict a1, const float *restrict a2, float *a3, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
@@ -49,13 +49,13 @@ WEFT_PART void weft_k3e2ca96182e7c01c_part(const float *restrict a0, const float
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k3e2ca96182e7c01c(const float *a0, const float *a1, const float *a2, float *a3)
+void weft_kd15ba51f85b814f6(const float *a0, const float *a1, const float *a2, float *a3)
 {
-    weft_k3e2ca96182e7c01c_part(a0, a1, a2, a3, 0, 32);
+    weft_kd15ba51f85b814f6_part(a0, a1, a2, a3, 0, 32);
 }
 
 
-void weft_k3e2ca96182e7c01c(const float *a0, const float *a1, const float *a2, float *a3);
+void weft_kd15ba51f85b814f6(const float *a0, const float *a1, const float *a2, float *a3);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -82,7 +82,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* add.Tensor */
     if (weft_empty(&own[3], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf7 = (void *)(weft_data(own[3]));
-    weft_k3e2ca96182e7c01c(p_in0, p_in1, p_in2, p_buf7);
+    weft_kd15ba51f85b814f6(p_in0, p_in1, p_in2, p_buf7);
     out[0] = own[3];
     own[3] = NULL;
     status = 0;

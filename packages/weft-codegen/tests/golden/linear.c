@@ -1,5 +1,5 @@
 /* tanh */
-WEFT_PART void weft_kffce57b5b4827cad_part(const float *restrict a0, const float *restrict a1, float *restrict a2, int64_t lo, int64_t hi)
+WEFT_PART void weft_ke7ea16aa9d0d7481_part(const float *a0, const float *restrict a1, float *a2, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         #pragma omp simd
@@ -11,13 +11,13 @@ WEFT_PART void weft_kffce57b5b4827cad_part(const float *restrict a0, const float
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_kffce57b5b4827cad(const float *a0, const float *a1, float *a2)
+void weft_ke7ea16aa9d0d7481(const float *a0, const float *a1, float *a2)
 {
-    weft_kffce57b5b4827cad_part(a0, a1, a2, 0, 32);
+    weft_ke7ea16aa9d0d7481_part(a0, a1, a2, 0, 32);
 }
 
 
-void weft_kffce57b5b4827cad(const float *a0, const float *a1, float *a2);
+void weft_ke7ea16aa9d0d7481(const float *a0, const float *a1, float *a2);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -51,7 +51,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* tanh */
     if (weft_empty(&own[4], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf4 = (void *)(weft_data(own[4]));
-    weft_kffce57b5b4827cad(p_buf3, p_in2, p_buf4);
+    weft_ke7ea16aa9d0d7481(p_buf3, p_in2, p_buf4);
     out[0] = own[4];
     own[4] = NULL;
     status = 0;

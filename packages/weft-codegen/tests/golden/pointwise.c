@@ -1,5 +1,5 @@
 /* mul.Tensor */
-WEFT_PART void weft_k02f733cabb3312a4_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_k4374b1ab95cb1b94_part(const float *a0, float *a1, int64_t lo, int64_t hi)
 {
     #pragma omp simd
     for (int64_t i0 = lo; i0 < hi; i0++) {
@@ -9,13 +9,13 @@ WEFT_PART void weft_k02f733cabb3312a4_part(const float *restrict a0, float *rest
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k02f733cabb3312a4(const float *a0, float *a1)
+void weft_k4374b1ab95cb1b94(const float *a0, float *a1)
 {
-    weft_k02f733cabb3312a4_part(a0, a1, 0, 2048);
+    weft_k4374b1ab95cb1b94_part(a0, a1, 0, 2048);
 }
 
 
-void weft_k02f733cabb3312a4(const float *a0, float *a1);
+void weft_k4374b1ab95cb1b94(const float *a0, float *a1);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -33,7 +33,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* mul.Tensor */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf1 = (void *)(weft_data(own[1]));
-    weft_k02f733cabb3312a4(p_in0, p_buf1);
+    weft_k4374b1ab95cb1b94(p_in0, p_buf1);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;

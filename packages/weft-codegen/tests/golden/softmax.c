@@ -2,7 +2,7 @@
 /* exp */
 /* sum.dim_IntList */
 /* div.Tensor */
-WEFT_PART void weft_ke0d0d2aa713558ad_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
@@ -42,13 +42,13 @@ WEFT_PART void weft_ke0d0d2aa713558ad_part(const float *restrict a0, float *rest
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_ke0d0d2aa713558ad(const float *a0, float *a1)
+void weft_k93d0e9a4dc455c57(const float *a0, float *a1)
 {
-    weft_ke0d0d2aa713558ad_part(a0, a1, 0, 32);
+    weft_k93d0e9a4dc455c57_part(a0, a1, 0, 32);
 }
 
 
-void weft_ke0d0d2aa713558ad(const float *a0, float *a1);
+void weft_k93d0e9a4dc455c57(const float *a0, float *a1);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -69,7 +69,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* div.Tensor */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf4 = (void *)(weft_data(own[1]));
-    weft_ke0d0d2aa713558ad(p_in0, p_buf4);
+    weft_k93d0e9a4dc455c57(p_in0, p_buf4);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;

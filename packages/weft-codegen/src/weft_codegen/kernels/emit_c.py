@@ -54,10 +54,12 @@ def emit_kernel(kernel: Kernel) -> KernelCode:
 
 
 def _parameters(kernel: Kernel, *, restrict: bool) -> str:
-    mark = "restrict " if restrict else ""
+    # The memory plan may put one of an in-place pair on the other: no promise about those.
+    shared = {name for pair in kernel.in_place for name in pair}
     parts = []
     for param in kernel.params:
         kind = C_TYPES[param.dtype].memory
+        mark = "restrict " if restrict and param.name not in shared else ""
         parts.append(f"{'' if param.written else 'const '}{kind} *{mark}{param.name}")
     parts += [f"int64_t {name}" for name in kernel.sizes]
     return ", ".join(parts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from weft_codegen.loops.nodes import Item, Lowered
 from weft_codegen.loops.program import Alias, Buffer, Extern, Program, Ref, Step
 from weft_codegen.loops.schedule.assemble import assemble
-from weft_codegen.loops.schedule.fuse import Fusion, live_items, reads
+from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items, reads
+from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
 from weft_codegen.loops.schedule.kernels import KernelTable
 
@@ -14,10 +15,10 @@ __all__ = ["schedule"]
 
 def schedule(lowered: Lowered, *, fuse: bool = True) -> Program:
     """The program of a lowered graph; without `fuse` every node gets a kernel of its own."""
-    items = live_items(lowered)
+    mutated = frozenset(lowered.mutations)
+    items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)
     table = KernelTable()
-    mutated = frozenset(lowered.mutations)
     outside = _Readers(items, lowered)
     steps: list[Step] = []
     stored: set[str] = set()

@@ -9,52 +9,21 @@ the `fusion` log.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 
-import torch
 from weft_core import events
 
 from weft_codegen.loops.nodes import Compute, Item, Lowered
-from weft_codegen.loops.program import Alias, Extern, Ref, refs
+from weft_codegen.loops.program import Alias, Extern
+from weft_codegen.loops.schedule.dependences import dependences, reads, writes
 from weft_codegen.loops.schedule.group import Group, join, single
 
 _log = events.logger("codegen", "fusion")
 
 Unit = Group | Extern | Alias
 
-
-def reads(item: Item) -> list[str]:
-    """The buffers an item reads."""
-    if isinstance(item, Compute):
-        return list(dict.fromkeys(load.buffer for load in item.loads))
-    if isinstance(item, Alias):
-        return [item.base]
-    return list(refs([item.args, [value for _, value in item.kwargs]]))
-
-
-def writes(item: Item) -> list[str]:
-    """The buffers an item makes or stores to."""
-    if isinstance(item, Compute):
-        return [item.result]
-    if isinstance(item, Alias):
-        return [item.name]
-    return [name for name in item.results if name is not None]
-
-
-def live_items(lowered: Lowered) -> list[Item]:
-    """The items whose results somebody needs, and those that advance the random stream."""
-    needed = {output.name for output in lowered.outputs if isinstance(output, Ref)}
-    needed.update(lowered.mutations)
-    kept: list[Item] = []
-    for item in reversed(lowered.items):
-        if needed.intersection(writes(item)) or _draws(item):
-            kept.append(item)
-            needed.update(reads(item))
-    return kept[::-1]
-
-
-def _draws(item: Item) -> bool:
-    return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
+# Readers of the same elements share a kernel only when their places in the program are this close:
+# computing a value long before its use keeps it alive all the while.
+_NEAR = 24
 
 
 class Fusion:
@@ -63,41 +32,12 @@ class Fusion:
     def __init__(self, lowered: Lowered, items: list[Item]) -> None:
         self._mutated = frozenset(lowered.mutations)
         self._items = items
-        self._roots = _storage_roots(items)
         self.units: dict[int, Unit] = {}
         self._unit_of: dict[int, int] = {}
-        self._before: dict[int, set[int]] = {}
-        self._after: dict[int, set[int]] = {}
+        self._before, self._after = dependences(items, self._mutated)
         for order, item in enumerate(items):
             self.units[order] = single(order, item) if isinstance(item, Compute) else item
             self._unit_of[order] = order
-        self._link()
-
-    def _link(self) -> None:
-        """Edges between items: writer to reader, reader to later writer, draw to draw."""
-        writer: dict[str, int] = {}
-        readers: dict[str, list[int]] = {}
-        last_draw: int | None = None
-        for order, item in enumerate(self._items):
-            before: set[int] = set()
-            for name in reads(item):
-                root = self._roots.get(name, name)
-                before.update(w for w in (writer.get(name), writer.get(root)) if w is not None)
-                readers.setdefault(root, []).append(order)
-            for name in writes(item):
-                if name in self._mutated:
-                    before.update(readers.get(name, ()))
-                    before.update(w for w in (writer.get(name),) if w is not None)
-                writer[name] = order
-            if _draws(item):
-                if last_draw is not None:
-                    before.add(last_draw)
-                last_draw = order
-            before.discard(order)
-            self._before[order] = before
-            self._after.setdefault(order, set())
-            for earlier in before:
-                self._after[earlier].add(order)
 
     def run(self, join_groups: bool = True) -> list[Unit]:
         """Join what can be joined; the units in an order that respects every edge."""
@@ -115,7 +55,7 @@ class Fusion:
     def _join_earlier(self, order: int, item: Compute, touching: dict[str, list[int]]) -> None:
         """Try the makers of what `item` reads, nearest first, then its fellow readers."""
         made = [o for name in reads(item) for o in touching.get(name, ()) if self._makes(o, name)]
-        shared = [o for name in reads(item) for o in touching.get(name, ())]
+        shared = [o for name in reads(item) for o in touching.get(name, ()) if order - o <= _NEAR]
         tried: set[int] = set()
         for earlier in (*sorted(made, reverse=True), *sorted(shared, reverse=True)):
             a, b = self._unit_of[earlier], self._unit_of[order]
@@ -183,14 +123,6 @@ class Fusion:
                     heapq.heappush(ready, after)
         assert len(result) == len(self.units), "fusion made a cycle"
         return result
-
-
-def _storage_roots(items: Iterable[Item]) -> dict[str, str]:
-    roots: dict[str, str] = {}
-    for item in items:
-        if isinstance(item, Alias):
-            roots[item.name] = roots.get(item.base, item.base)
-    return roots
 
 
 def _names(group: Group) -> str:

@@ -1,0 +1,109 @@
+"""Which item must run before which, and an order of items that keeps values alive briefly."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import torch
+
+from weft_codegen.loops.nodes import Compute, Item, Lowered
+from weft_codegen.loops.program import Alias, Extern, Ref, refs
+
+Edges = dict[int, set[int]]
+
+
+def reads(item: Item) -> list[str]:
+    """The buffers an item reads."""
+    if isinstance(item, Compute):
+        return list(dict.fromkeys(load.buffer for load in item.loads))
+    if isinstance(item, Alias):
+        return [item.base]
+    return list(refs([item.args, [value for _, value in item.kwargs]]))
+
+
+def writes(item: Item) -> list[str]:
+    """The buffers an item makes or stores to."""
+    if isinstance(item, Compute):
+        return [item.result]
+    if isinstance(item, Alias):
+        return [item.name]
+    return [name for name in item.results if name is not None]
+
+
+def live_items(lowered: Lowered) -> list[Item]:
+    """The items whose results somebody needs, and those that advance the random stream."""
+    needed = {output.name for output in lowered.outputs if isinstance(output, Ref)}
+    needed.update(lowered.mutations)
+    kept: list[Item] = []
+    for item in reversed(lowered.items):
+        if needed.intersection(writes(item)) or _draws(item):
+            kept.append(item)
+            needed.update(reads(item))
+    return kept[::-1]
+
+
+def _draws(item: Item) -> bool:
+    return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
+
+
+def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edges]:
+    """(before, after) of each item: writer and reader, reader and later writer, draw and draw."""
+    roots = _storage_roots(items)
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    last_draw: int | None = None
+    edges: Edges = {}
+    for order, item in enumerate(items):
+        before: set[int] = set()
+        for name in reads(item):
+            root = roots.get(name, name)
+            before.update(w for w in (writer.get(name), writer.get(root)) if w is not None)
+            readers.setdefault(root, []).append(order)
+        for name in writes(item):
+            if name in mutated:
+                before.update(readers.get(name, ()))
+                before.update(w for w in (writer.get(name),) if w is not None)
+            writer[name] = order
+        if _draws(item):
+            before.update(() if last_draw is None else (last_draw,))
+            last_draw = order
+        before.discard(order)
+        edges[order] = before
+    after: Edges = {order: set() for order in edges}
+    for order, before in edges.items():
+        for earlier in before:
+            after[earlier].add(order)
+    return edges, after
+
+
+def as_late_as_possible(items: list[Item], mutated: frozenset[str]) -> list[Item]:
+    """`items` with each one just before the first that needs it.
+
+    Backward graphs begin with everything that is recomputed; run in that order, recomputation
+    would save no memory.
+    """
+    before, after = dependences(items, mutated)
+    place: dict[int, int] = {}
+    for order in reversed(range(len(items))):
+        place[order] = min((place[user] for user in after[order]), default=order)
+    waiting = {order: len(sources) for order, sources in before.items()}
+    ready = [(place[order], order) for order, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    result: list[Item] = []
+    while ready:
+        _, order = heapq.heappop(ready)
+        result.append(items[order])
+        for user in after[order]:
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                heapq.heappush(ready, (place[user], user))
+    return result
+
+
+def _storage_roots(items: Iterable[Item]) -> dict[str, str]:
+    roots: dict[str, str] = {}
+    for item in items:
+        if isinstance(item, Alias):
+            roots[item.name] = roots.get(item.base, item.base)
+    return roots
