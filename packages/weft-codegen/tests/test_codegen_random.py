@@ -29,7 +29,7 @@ REDUCTIONS = [
     lambda a: a - a.amax(1, keepdim=True),
     lambda a: a / (1 + a.abs().sum()),
     lambda a: a + a.sum(0),
-    lambda a: a * a.var(1, keepdim=True),
+    lambda a: a * a.var(1, correction=0, keepdim=True),
 ]
 
 _steps = st.lists(

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from codegen_check import check, externs, launches, program_of
+from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.loops.printer import kernel_text, program_text
 from weft_codegen.loops.program import Loop, statements
 
@@ -101,3 +102,24 @@ def test_concatenation_cuts_the_loop_where_the_pieces_meet():
     assert " if " not in text
     check(lambda x, y: torch.cat([x, y], 1).sum(0), X, X + 1, native=True)
     check(lambda x: torch.cat([x[:, 16:], -x[:, :16]], 1) * x, X, native=True)
+
+
+def test_parameters_that_may_share_memory_are_not_restrict():
+    kernel = only_kernel(program_of(lambda x, y: (x * y, x + 1), X, X))
+    assert kernel.in_place
+    text = emit_kernel(kernel).text
+    for pair in kernel.in_place:
+        for name in pair:
+            assert f"restrict {name}" not in text
+
+
+def test_values_are_computed_just_before_their_use():
+    def layers(x, a):
+        # Both exponentials could come first; the second belongs after the first product.
+        first, second = x.exp(), (x * 2).sin().exp()
+        y = first @ a
+        return (second @ (a + y)).sum(), second
+
+    program = check(layers, X[:, :16].contiguous(), torch.randn(16, 16), atol=1e-3, rtol=1e-4)
+    assert externs(program) == ["aten.mm.default", "aten.mm.default"]
+    assert launches(program) <= 3
