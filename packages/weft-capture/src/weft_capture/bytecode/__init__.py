@@ -60,7 +60,7 @@ Writing a transformed frame
 ---------------------------
 `Writer(decoded, tail_call=...)` starts code that takes decoded's frame arguments as positionals in
 flat order (positional, keyword-only, *args tuple, **kwargs dict) and has decoded's freevars. Its
-methods are the opcodes as verbs (see writer.py); it is a `weft_guards.sources.Builder`. Of note:
+methods are the opcodes as verbs (see writer.py). Of note:
 
     begin_call(); <push callable>; <push arguments>; call(n, kwnames)      NULLs are its business
     load_local(name), store_local(name)   a cell variable goes through its cell

@@ -1,7 +1,6 @@
 """`Writer`: emit the code of a transformed frame without knowing the CPython version.
 
-The methods are the vocabulary as verbs. It implements `weft_guards.sources.Builder`, so sources
-can rebuild their values with it. The new code takes the original frame's arguments as positionals
+The methods are the vocabulary as verbs. The new code takes the original frame's arguments as positionals
 in flat order, has the original's free variables, and makes cells for those of the original's cell
 variables that it hands to closures.
 """
@@ -320,9 +319,12 @@ class Writer:
 
         If it raises, the original's handlers run, and then the rest of the original as it was.
         A jump instruction goes to `jump`. The stack below its operands and the variables must be
-        the original frame's. MAKE_CELL and jumps without `jump` raise ValueError.
+        the original frame's. Raises ValueError for the prologue's MAKE_CELL, whose cell this frame
+        makes itself, and when `jump` is missing or not wanted.
         """
         instr = self._decoded.instrs[index]
+        if instr.opname == "MAKE_CELL":
+            raise ValueError("cells are made by the new frame's own prologue")
         if (instr.target is None) != (jump is None):
             raise ValueError(f"{instr.opname} and jump label do not fit")
         cover = None
