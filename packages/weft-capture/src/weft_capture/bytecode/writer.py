@@ -1,8 +1,8 @@
 """`Writer`: emit the code of a transformed frame without knowing the CPython version.
 
-The methods are the vocabulary as verbs. The new code takes the original frame's arguments as positionals
-in flat order, has the original's free variables, and makes cells for those of the original's cell
-variables that it hands to closures.
+The methods are the vocabulary as verbs. The new code takes the original frame's arguments as
+positionals in flat order, has the original's free variables, and makes cells for those of the
+original's cell variables that it hands to closures.
 """
 
 from __future__ import annotations
