@@ -123,3 +123,11 @@ def test_values_are_computed_just_before_their_use():
     program = check(layers, X[:, :16].contiguous(), torch.randn(16, 16), atol=1e-3, rtol=1e-4)
     assert externs(program) == ["aten.mm.default", "aten.mm.default"]
     assert launches(program) <= 3
+
+
+def test_transposing_copies_run_in_tiles():
+    x = torch.randn(70, 100)
+    kernel = only_kernel(check(lambda x: x.t().contiguous() * 2, x, native=True))
+    assert depth(kernel) == 4
+    check(lambda x, y: x.t() + y, x, torch.randn(100, 70), native=True)
+    check(lambda x: x.transpose(1, 2).contiguous(), torch.randn(3, 64, 96), native=True)

@@ -24,7 +24,6 @@ from weft_codegen.loops.index import (
     ZERO,
     Axis,
     IndexExpr,
-    as_axis,
     axis,
     product,
 )
@@ -32,11 +31,12 @@ from weft_codegen.loops.lower.values import compute_dtype, flatten
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import Buffer, Loop, Reduce, Set, Stmt, Store
 from weft_codegen.loops.schedule.align import linear
-from weft_codegen.loops.schedule.group import Group, Member, rewritten
+from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
 from weft_codegen.loops.schedule.passes import Plan, plan
 from weft_codegen.loops.schedule.split import split_loops
+from weft_codegen.loops.schedule.tile import TILE, blocked, substituted, transposed
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
@@ -96,7 +96,6 @@ class _Assembly:
         self._all_locals: list[Local] = []
         self._memo: dict[tuple[str, int], Expr] = {}
         self._group = group
-        self._block: tuple[Axis, ...] = ()
         self._lane: Axis | None = None
         self._limit: IndexExpr | None = None
         lane = _lane(group)
@@ -106,22 +105,15 @@ class _Assembly:
     # ---- loops
 
     def _split_lane(self, lane: Axis) -> None:
-        """Block the lane axis: lane = block * size + inner."""
+        """Block the lane axis."""
         extent = lane.extent
-        size = extent.value if extent.is_const and extent.value <= _BLOCK else _BLOCK
-        blocks = axis("block", (extent + size - 1) // size)
-        inner = axis("lane", size)
-        mapped = {loop: axis(loop.key, loop.extent) for loop in self._group.axes}
-        mapped[lane] = blocks * size + inner
-        members = tuple(rewritten(m, mapped) for m in self._group.members)
+        cut = blocked(lane, min(extent.value, _BLOCK) if extent.is_const else _BLOCK, "lane")
         kept = tuple(loop for loop in self._group.kept if loop is not lane)
         reduced = tuple(loop for loop in self._group.axes if loop in self._group.reduced)
-        self._block = () if blocks is ZERO else (as_axis(blocks),)
-        self._lane = as_axis(inner)
-        every = (*kept, *self._block, self._lane, *reduced)
-        self._group = Group(members, every, self._group.reduced)
-        if not (extent.is_const and extent.value % size == 0):
-            self._limit = extent - blocks * size
+        block = () if cut.block is None else (cut.block,)
+        self._lane, self._limit = cut.inner, cut.limit
+        axes = (*kept, *block, self._lane, *reduced)
+        self._group = substituted(self._group, {lane: cut}, axes)
 
     def build(self) -> Nest:
         group = self._group
@@ -138,6 +130,9 @@ class _Assembly:
     def _pointwise(self) -> Nest:
         """Every axis kept, one sweep: outer loops parallel, the innermost one a vector loop."""
         axes = self._group.axes
+        tile = transposed(self._group) if len(axes) > 1 else None
+        if tile is not None:
+            return self._tiled(*tile)
         statements = self._statements(0)
         if not axes:
             return Nest(tuple(statements), tuple(self._all_locals))
@@ -147,6 +142,19 @@ class _Assembly:
         before, statements = hoist(statements, frozenset((inner,)), self._new_local)
         body = (*before, Loop(inner, tuple(statements)))
         return Nest(_loops(outer, body, "parallel"), tuple(self._all_locals))
+
+    def _tiled(self, row: Axis, inner: Axis) -> Nest:
+        """A pointwise nest over square tiles of two axes; the tiles are parallel."""
+        cuts = {row: blocked(row, TILE, "row"), inner: blocked(inner, TILE, "column")}
+        others = [loop for loop in self._group.axes if loop not in cuts]
+        tiles = [cut.block for cut in cuts.values() if cut.block is not None]
+        inside = [cut.inner for cut in cuts.values()]
+        axes = (*others, *tiles, *inside)
+        self._group = substituted(self._group, cuts, axes)
+        body = tuple(self._statements(0))
+        for cut in reversed(cuts.values()):
+            body = (Loop(cut.inner, body, "serial", cut.limit),)
+        return Nest(_loops([*others, *tiles], body, "parallel"), tuple(self._all_locals))
 
     def _sweep(self, sweep: int) -> list[Stmt]:
         statements = self._statements(sweep)
