@@ -40,6 +40,7 @@ from weft_codegen.loops.schedule.tile import TILE, blocked, substituted, transpo
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
+_WIDE_BLOCK = 512
 
 
 def lowest(dtype: torch.dtype) -> Expr:
@@ -107,13 +108,24 @@ class _Assembly:
     def _split_lane(self, lane: Axis) -> None:
         """Block the lane axis."""
         extent = lane.extent
-        cut = blocked(lane, min(extent.value, _BLOCK) if extent.is_const else _BLOCK, "lane")
+        size = min(extent.value, self._block_size(extent.value)) if extent.is_const else _BLOCK
+        cut = blocked(lane, size, "lane")
         kept = tuple(loop for loop in self._group.kept if loop is not lane)
         reduced = tuple(loop for loop in self._group.axes if loop in self._group.reduced)
         block = () if cut.block is None else (cut.block,)
         self._lane, self._limit = cut.inner, cut.limit
         axes = (*kept, *block, self._lane, *reduced)
         self._group = substituted(self._group, {lane: cut}, axes)
+
+    def _block_size(self, columns: int) -> int:
+        """Columns per block: more when whole rows are written, so that each page serves longer."""
+        writes = any(
+            member.node.op is None and member.node.result in self._plan.stored
+            for member in self._group.members
+            if member.axes == frozenset(self._group.axes)
+        )
+        quarter = columns // 4 // _BLOCK * _BLOCK
+        return max(_BLOCK, min(quarter, _WIDE_BLOCK)) if writes else _BLOCK
 
     def build(self) -> Nest:
         group = self._group
