@@ -19,8 +19,9 @@ def cache_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Forget what the test compiled."""
+    """Start with empty counters and caches (other suites share the process), and leave none."""
     import weft
 
+    weft.reset()
     yield
     weft.reset()
