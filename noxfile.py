@@ -93,6 +93,8 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test of every package, and the integration tests, in one environment."""
     _install_all(session)
+    # Two processes of one thread each: with OpenMP's threads on top they would wait on each other.
+    session.env["OMP_NUM_THREADS"] = "1"
     _pytest(session, "packages", "integration", "-n", "2", "--dist", "worksteal", "-q")
 
 
