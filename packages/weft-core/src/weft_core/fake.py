@@ -24,6 +24,8 @@ from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from weft_core import static_shapes
+
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -91,8 +93,10 @@ class _DynamoStandIn:
         return getattr(module, name)
 
 
-# What `import` inside a rebound function gives for the modules that are, or load, Dynamo.
+# What `import` inside a rebound function gives for modules that are, or load, Dynamo or sympy.
 _IMPORTS: dict[str, Any] = {
+    "sympy": static_shapes.LazySympy(),
+    "torch.utils._sympy.functions": static_shapes.LazySympyFunctions,
     "torch._dynamo.config": torch,
     "torch._functorch.config": torch,
     "torch.fx.experimental.validator": types.SimpleNamespace(
@@ -101,15 +105,15 @@ _IMPORTS: dict[str, Any] = {
 }
 
 
-def _import_without_dynamo(name: str, *args: Any, **kwargs: Any) -> Any:
+def _import(name: str, *args: Any, **kwargs: Any) -> Any:
     return _IMPORTS[name] if name in _IMPORTS else builtins.__import__(name, *args, **kwargs)
 
 
 def _rebind(function: Any) -> Any:
-    """`function` with the same code, which neither imports Dynamo nor writes torch's trace log."""
+    """`function` with the same code, but `_IMPORTS`; it does not write torch's trace log."""
     scope = {
         **function.__globals__,
-        "__builtins__": {**vars(builtins), "__import__": _import_without_dynamo},
+        "__builtins__": {**vars(builtins), "__import__": _import},
         "trace_structured": lambda *args, **kwargs: None,
     }
     copy = types.FunctionType(
@@ -121,6 +125,7 @@ def _rebind(function: Any) -> Any:
 
 class _Mode(FakeTensorMode):
     __init__ = _rebind(FakeTensorMode.__init__)
+    _dispatch_impl = _rebind(FakeTensorMode._dispatch_impl)
 
 
 _DISABLE_WRAPPER = torch._compile._disable_dynamo(lambda: None).__code__
@@ -135,6 +140,10 @@ _WRAPPED_MODULES = (
     "torch._prims",
     "torch.library",
 )
+
+
+# Functions of torch._prims_common that import sympy for values that need not be symbolic.
+_SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_false")
 
 
 class _DisableOnceDynamoIsLoaded:
@@ -184,7 +193,15 @@ def _contents(cell: types.CellType) -> Any:
 
 @functools.cache
 def _prepare_torch() -> None:
-    """Once a process: the stand-in for Dynamo, and the functions that would import it."""
+    """Once a process: the stand-ins for Dynamo and sympy, the functions that would import them."""
+    static_shapes.install()
+    users = ("torch._prims_common", "torch._subclasses.fake_impls", *_WRAPPED_MODULES)
+    for name in _SYMPY_IMPORTERS:
+        function = getattr(torch._prims_common, name, None)
+        copy = function and _rebind(function)
+        for scope in [vars(sys.modules[user]) for user in users if user in sys.modules]:
+            if name in scope and scope[name] is function:
+                scope[name] = copy
     # A real import of either module rebinds the attribute.
     if "config" not in vars(torch._functorch):
         vars(torch._functorch)["config"] = _FUNCTORCH_SETTINGS
@@ -241,7 +258,7 @@ def _names(function: types.FunctionType | None) -> tuple[str, ...]:
 
 @functools.cache
 def _shape_env_class() -> type[ShapeEnv]:
-    # Imports sympy, 0.35 s. (torch 2.13's fake dispatch does so for static shapes as well.)
+    # Imports sympy, 0.35 s.
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
 
     no_stack = symbolic_shapes.SLoc(None, None)  # type: ignore[attr-defined]
@@ -329,7 +346,7 @@ def to_fake(
         if mode.shape_env is None:
             raise ValueError("dynamic dimensions need a fake mode made with a shape environment")
         sizes, strides = _symbolic_layout(tensor, mode.shape_env, dynamic_dims, source_name)
-    with mode, torch.no_grad():
+    with mode, torch.inference_mode(tensor.is_inference()), torch.no_grad():
         fake: Any = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
     if isinstance(tensor, torch.nn.Parameter):
         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)

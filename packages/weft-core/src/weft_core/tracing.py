@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C import _functorch as functorch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -171,6 +172,8 @@ class Recorder(TorchDispatchMode):
             return self._decompose
         if func in _TRANSPARENT:
             return self._pass_through
+        if func is aten.size.default:
+            return _concrete_sizes
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return _call
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
@@ -221,20 +224,27 @@ def _base_name(func: OpOverload) -> str:
     return func._schema.name.split("::")[1]
 
 
+def _concrete_sizes(func: Any, args: Any, kwargs: Any) -> list[int]:
+    """Sizes for a C++ function that cannot take symbols: they are specialised, with a guard."""
+    return [int(size) for size in args[0].shape]
+
+
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-class _BatchNormMode(TorchFunctionMode):
-    """Route `batch_norm` to the op whose schema admits that it updates the running statistics.
+class _AdapterMode(TorchFunctionMode):
+    """Route functions whose own ops cannot be traced to ops that can.
 
-    `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update.
+    `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update of
+    the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides a workspace tensor
+    between its forward and its backward, and leaves it undefined without one.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        adapter = _BATCH_NORMS.get(func)
+        adapter = _ADAPTERS.get(func)
         if adapter is not None:
             result = adapter(*args, **(kwargs or {}))
             if result is not None:
@@ -262,10 +272,35 @@ def _torch_batch_norm(
     )[0]
 
 
-_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
+def _lstm(
+    x: Any, hidden: Any, weights: Any, biases: Any, layers: Any = None, dropout: Any = None,
+    train: Any = None, bidirectional: Any = None, batch_first: Any = None,
+) -> Any:  # fmt: skip
+    if batch_first is None:
+        return None  # packed sequences are not computed by oneDNN
+    from torch._decomp import decompositions as known  # noqa: PLC0415 - rarely needed
+
+    projected = hidden[0].size(2) != hidden[1].size(2)
+    weights = known.gather_params(weights, biases, projected)
+    states = list(zip(hidden[0], hidden[1], strict=True))
+    out, finals = known._rnn_helper(
+        x, states, weights, biases, layers, dropout, train, bidirectional, batch_first,
+        known.one_layer_lstm,
+    )  # fmt: skip
+    return out, *(torch.stack(parts, 0) for parts in zip(*finals, strict=True))
+
+
+_ADAPTERS: dict[Any, Callable[..., Any]] = {
+    torch.lstm: _lstm,
     torch.nn.functional.batch_norm: _functional_batch_norm,
     torch.batch_norm: _torch_batch_norm,
 }
+
+
+def _leave_levels(level: int | None) -> None:
+    """Leave the functorch levels (vmap, grad) that a program which raised left open."""
+    while (functorch.maybe_current_level() or 0) > (level or 0):
+        functorch.pop_dynamic_layer_stack()
 
 
 class Tracer:
@@ -304,11 +339,12 @@ class Tracer:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             stack.callback(torch.set_autocast_cache_enabled, cache)
+            stack.callback(_leave_levels, functorch.maybe_current_level())
             # A cast cached by weight would outlive the trace; CSE finds repeated casts anyway.
             torch.set_autocast_cache_enabled(False)
             stack.enter_context(self._fake_mode)
             stack.enter_context(self.recorder)
-            stack.enter_context(_BatchNormMode())
+            stack.enter_context(_AdapterMode())
             if self.functionalize:
                 torch._enable_functionalization(reapply_views=True)
                 stack.callback(torch._disable_functionalization)

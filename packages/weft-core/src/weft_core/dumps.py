@@ -1,0 +1,102 @@
+"""Stage results as files: `WEFT_DUMP=folder` makes every stage write what it made, numbered.
+
+    000-aot.joint.py   001-aot.forward.py   002-codegen.graph.py   003-codegen.loops.txt   ...
+
+Graphs are Python files that run by themselves, on inputs like those that they were made for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+_HEADER = """\
+import torch
+from torch import device, inf, nan
+
+"""
+# Constants up to this many elements are written out; larger ones are zeros of the same layout.
+_WRITTEN_OUT = 64
+
+
+class Dump:
+    """A folder that takes numbered files; a number that exists already is left alone."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._numbers = itertools.count()
+
+    def write(self, name: str, text: str) -> Path:
+        """Write `text` as `<number>-<name>`, and return where."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for number in self._numbers:
+            path = self.folder / f"{number:03}-{name}"
+            try:
+                with path.open("x") as out:
+                    out.write(text)
+            except FileExistsError:
+                continue
+            return path
+        raise AssertionError("unreachable")
+
+
+_open: dict[str, Dump] = {}
+
+
+def environment_dump() -> Dump | None:
+    """The Dump that `WEFT_DUMP` names, None when it is not set."""
+    folder = os.environ.get("WEFT_DUMP")
+    return _open.setdefault(folder, Dump(folder)) if folder else None
+
+
+def dump_graph(name: str, gm: fx.GraphModule) -> None:
+    """Write a graph as `<number>-<name>.py` if `WEFT_DUMP` is set."""
+    dump = environment_dump()
+    if dump is not None:
+        dump.write(f"{name}.py", graph_script(gm))
+
+
+def graph_script(gm: fx.GraphModule) -> str:
+    """A graph as a Python program that runs it.
+
+    Inputs are random numbers (zeros for integers) with the layout of the placeholders' fakes;
+    symbolic sizes take the values they had when the graph was traced.
+    """
+    text = gm.print_readable(print_output=False)
+    name = text.split("class ", 1)[1].split("(", 1)[0]
+    lines = [f"    module = {name}()"]
+    for attribute in dict.fromkeys(str(n.target) for n in gm.graph.find_nodes(op="get_attr")):
+        value: Any = gm
+        for part in attribute.split("."):
+            value = getattr(value, part)
+        lines.append(f"    module.{attribute} = {_example(value, exact=True)}")
+    lines.append("    inputs = [")
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val", node.meta.get("example_value"))
+        lines.append(f"        {_example(value)},  # {node.name}")
+    lines += ["    ]", "    print(module(*inputs))"]
+    main = 'if __name__ == "__main__":\n    torch.manual_seed(0)\n' + "\n".join(lines)
+    return f"{_HEADER}\n{text.strip()}\n\n\n{main}\n"
+
+
+def _example(value: Any, exact: bool = False) -> str:
+    """Python text that makes a value like `value` (with `exact`: the same, if it is small)."""
+    if isinstance(value, torch.SymInt):
+        return str(_number(value))
+    if not isinstance(value, torch.Tensor):
+        return repr(value) if isinstance(value, int | float | bool) else "None"
+    if exact and value.numel() <= _WRITTEN_OUT and type(value) is torch.Tensor:
+        return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
+    sizes, strides = (tuple(map(_number, dims)) for dims in (value.shape, value.stride()))
+    made = f"torch.empty_strided({sizes}, {strides}, dtype={value.dtype})"
+    return f"{made}.uniform_()" if value.is_floating_point() else f"{made}.zero_()"
+
+
+def _number(size: Any) -> int:
+    """The value a size had when it was traced."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)

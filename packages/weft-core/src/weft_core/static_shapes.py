@@ -1,0 +1,184 @@
+"""Put off loading sympy (0.3 s) until a program has a symbolic size.
+
+torch's fake tensors ask `torch.fx.experimental.symbolic_shapes` at every operator, whether sizes
+are symbolic or not, and that module imports sympy. `install` puts a module in its place that
+answers the questions asked of plain sizes, loads the real module when asked anything else, and
+passes every question on to it from then on. Symbols are made by the real module only: until it is
+loaded there are none, which is what makes the answers below right.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx.experimental
+
+_PACKAGE, _NAME = "torch.fx.experimental", "symbolic_shapes"
+_FULL_NAME = f"{_PACKAGE}.{_NAME}"
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def install() -> None:
+    """Put the stand-in in place, unless the real module is loaded already."""
+    if _FULL_NAME not in sys.modules:
+        stand_in = _StandIn(_FULL_NAME)
+        sys.modules[_FULL_NAME] = stand_in
+        setattr(torch.fx.experimental, _NAME, stand_in)
+
+
+class _StandIn(types.ModuleType):
+    """The module until the real one is needed; afterwards a way to it for who still holds this."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, __doc__)
+        self.__spec__ = importlib.util.find_spec(name)
+        self._real: types.ModuleType | None = None
+        self._lent: list[tuple[dict[str, Any], str]] = []
+        self._lock = threading.RLock()
+        for answer, names in _ANSWERS.items():
+            for plain in names:
+                vars(self)[f"_static_{plain}"] = _asker(self, plain, answer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        static = vars(self).get(f"_static_{name}") if self._real is None else None
+        if static is None:
+            return getattr(self.load(), name)
+        importer = sys._getframe(1)
+        if importer.f_code.co_name == "<module>":
+            self._lent.append((importer.f_globals, name))
+        return static
+
+    def load(self) -> types.ModuleType:
+        """Import the real module, and hand it to the modules that had names of this one."""
+        with self._lock:
+            if self._real is None:
+                if sys.modules.get(_FULL_NAME) is self:
+                    del sys.modules[_FULL_NAME]
+                self._real = importlib.import_module(_FULL_NAME)
+                for scope, name in self._lent:
+                    if scope.get(name) is vars(self)[f"_static_{name}"]:
+                        scope[name] = getattr(self._real, name)
+                self._lent.clear()
+            return self._real
+
+
+def _asker(stand_in: _StandIn, name: str, answer: Callable[..., Any]) -> Any:
+    """The stand-in's function `name`: `answer`, or the real one's if that cannot tell."""
+    if isinstance(answer, type):
+        return answer
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        if vars(stand_in)["_real"] is None:
+            result = answer(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return getattr(stand_in.load(), name)(*args, **kwargs)
+
+    ask.__name__ = ask.__qualname__ = name
+    return ask
+
+
+class LazySympy:
+    """What `import sympy` gives in the functions of torch that only ask for a class of it."""
+
+    class _NoExpression:
+        """Stands for sympy.Basic, of which there are no objects before sympy is loaded."""
+
+    @property
+    def Basic(self) -> type:
+        """The class of all expressions."""
+        return sys.modules["sympy"].Basic if "sympy" in sys.modules else self._NoExpression
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("sympy"), name)
+
+
+class LazySympyFunctions:
+    """What `from torch.utils._sympy.functions import Max` gives there."""
+
+    @staticmethod
+    def Max(*args: Any) -> Any:
+        """torch's symbolic maximum."""
+        return importlib.import_module("torch.utils._sympy.functions").Max(*args)
+
+
+# ---- what is true of plain sizes
+
+
+def _itself(value: Any, *_: Any, **__: Any) -> Any:
+    return value if type(value) in (bool, int) else NotImplemented
+
+
+def _equal(left: Any, right: Any) -> Any:
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        if len(left) != len(right):
+            return False
+        answers = [_equal(*pair) for pair in zip(left, right, strict=True)]
+        return NotImplemented if NotImplemented in answers else all(answers)
+    if type(left) is int and type(right) is int:
+        return left == right
+    return NotImplemented
+
+
+def _all(*values: Any) -> Any:
+    return NotImplemented if any(isinstance(v, _SYMBOLIC) for v in values) else all(values)
+
+
+def _any(*values: Any) -> Any:
+    return NotImplemented if any(isinstance(v, _SYMBOLIC) for v in values) else any(values)
+
+
+def _is_plain(value: Any) -> Any:
+    return NotImplemented if isinstance(value, _SYMBOLIC) else True
+
+
+def _is_not_plain(value: Any) -> Any:
+    return NotImplemented if isinstance(value, _SYMBOLIC) else False
+
+
+def _no_symbols(*_: Any, **__: Any) -> Any:
+    return ()
+
+
+def _has_no_symbols(*_: Any, **__: Any) -> Any:
+    return False
+
+
+def _no_bindings(shape_env: Any, *_: Any, **__: Any) -> Any:
+    return None if shape_env is None else NotImplemented
+
+
+class _DataDependent(RuntimeError):
+    """Stands for GuardOnDataDependentSymNode, which only the real module can raise."""
+
+
+_ANSWERS: dict[Callable[..., Any], tuple[str, ...]] = {
+    _itself: (
+        "guard_or_true",
+        "guard_or_false",
+        "guard_size_oblivious",
+        "statically_known_true",
+        "expect_true",
+        "guard_bool",
+        "guard_int",
+        "guarding_hint_or_throw",
+    ),
+    _equal: ("sym_eq",),
+    _all: ("sym_and",),
+    _any: ("sym_or",),
+    _is_plain: ("has_guarding_hint",),
+    _is_not_plain: ("is_nested_int",),
+    _no_symbols: ("free_unbacked_symbols", "_iterate_exprs", "_iterate_nodes"),
+    _has_no_symbols: ("has_free_unbacked_symbols",),
+    _no_bindings: ("compute_unbacked_bindings",),
+    _DataDependent: ("GuardOnDataDependentSymNode",),
+}
