@@ -2,12 +2,14 @@
 
 from setuptools import Extension, setup
 
+PARTS = ("classes", "memo", "memory", "ops", "state", "table", "tensor")
+
 setup(
     ext_modules=[
         Extension(
             "weft_guards._native",
             ["src/weft_guards/_native.c"],
-            depends=["src/weft_guards/_tensor.h", "src/weft_guards/_state.h"],
+            depends=[f"src/weft_guards/_{part}.h" for part in PARTS],
             extra_compile_args=["-O2", "-std=c11"],
             optional=True,
         )

@@ -9,7 +9,7 @@ import torch
 from weft_guards.check import arg_names_of, compile_check
 from weft_guards.explain import explain_miss
 from weft_guards.guards import KINDS, GuardSet
-from weft_guards.payloads import ShapeExpr, TensorSpec
+from weft_guards.payloads import MemoryUse, ShapeExpr, TensorSpec
 from weft_guards.sources import (
     AttrSource,
     ClosureSource,
@@ -119,33 +119,44 @@ def test_kind(kind, seen, same, different):
 
 
 def test_every_kind_is_tested():
-    relational = {"ALIAS", "NO_ALIAS", "GRAD_MODE", "GLOBAL_STATE", "CELL_EMPTY"}
+    relational = {"ALIAS", "MEMORY", "GRAD_MODE", "GLOBAL_STATE", "CELL_EMPTY", "CLASS"}
     assert {row[0] for row in TABLE} | relational == set(KINDS)
 
 
-def test_alias_and_no_alias():
+def test_alias():
     def two(x, y):
         return x, y
 
-    names = arg_names_of(two.__code__)
     a, b = [], []
-    for kind, hit, miss in [("ALIAS", (a, a), (a, b)), ("NO_ALIAS", (a, b), (a, a))]:
-        guards = GuardSet()
-        guards.add(X, kind, LocalSource("y"))
-        check = compile_check(guards, names)
-        assert check(two, *hit)
-        assert not check(two, *miss)
-        assert "object" in explain_miss(guards, two, miss)[0].new
-
-
-def test_many_no_alias():
-    names = [f"x{i}" for i in range(5)]
     guards = GuardSet()
-    guards.add(LocalSource("x0"), "NO_ALIAS", tuple(map(LocalSource, names[1:])))
+    guards.add(X, "ALIAS", LocalSource("y"))
+    check = compile_check(guards, arg_names_of(two.__code__))
+    assert check(two, a, a)
+    assert not check(two, a, b)
+    assert "object" in explain_miss(guards, two, (a, b))[0].new
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory(shared):
+    names = [f"x{i}" for i in range(5)]
+    sources = tuple(map(LocalSource, names))
+    guards = GuardSet()
+    for source in sources:
+        guards.add(source, "TYPE", torch.Tensor)
+    guards.add(sources[0], "MEMORY", MemoryUse(sources[:2], sources[2:], shared))
     check = compile_check(guards, names)
-    values = [[] for _ in names]
-    assert check(one, *values)
-    assert not check(one, *values[:4], values[0])
+    apart = [torch.zeros(4) for _ in names]
+    only_read = [*apart[:3], apart[4][1:], apart[4]]
+    one_twice = [*apart[:4], apart[0]]
+    views = [*apart[:3], apart[1].view(2, 2), apart[4]]
+    both_written = [apart[0][:2], apart[0][2:], *apart[2:]]
+    for values in (apart, only_read):
+        assert check(one, *values) is not shared
+    for values in (one_twice, views, both_written):
+        assert check(one, *values) is shared
+    texts = str(explain_miss(guards, lambda x0, x1, x2, x3, x4: 0, apart if shared else views)[0])
+    assert "shared" in texts
+    assert check(one, *(apart if not shared else views))
 
 
 def test_torch_state():

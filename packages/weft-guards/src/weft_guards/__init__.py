@@ -17,13 +17,15 @@ from weft_guards.dynamic import (
 )
 from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import KINDS, Guard, GuardSet
-from weft_guards.payloads import DictKeys, Held, ShapeExpr, TensorSpec
+from weft_guards.loading import call_with
+from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
 from weft_guards.sources import Source
 from weft_guards.state import TorchState
 
 __all__ = [
     "KINDS",
     "Check",
+    "ClassUse",
     "CodeCache",
     "DictKeys",
     "Dim",
@@ -32,12 +34,14 @@ __all__ = [
     "Guard",
     "GuardSet",
     "Held",
+    "MemoryUse",
     "Miss",
     "ShapeExpr",
     "Source",
     "TensorSpec",
     "TorchState",
     "arg_names_of",
+    "call_with",
     "check_marks",
     "compile_check",
     "explain_miss",

@@ -1,12 +1,14 @@
-/* A check of guards as a small register program: fetch a value, test it, next.
+/* Guards as a small register program: fetch a value, test it, next.
  *
  * `Check(program, n_args, residual)` is called like a compiled check of `check.py`:
  * check(func, *flat_locals) -> bool. The program is a tuple of (code, a, n, object) rows that
  * `native.py` assembles; every fetch fills the next register, `a` names the register that is read.
  * A test that fails, or a read that raises, ends the run with False. What has no instruction here
  * is tested by `residual`, a Python check that runs last.
+ * `Caller(program, n_args, registers, target)` runs reads only, and calls target with registers.
  *
- * How tensors are read is in _tensor.h, how torch's state is in _state.h.
+ * The instructions are in _ops.h, how tensors are read in _tensor.h, torch's state in _state.h, what
+ * is taken from classes in _classes.h, what a run leaves for the next one in _memo.h.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,234 +16,112 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_state.h"
-#include "_tensor.h"
-
-/* Rows of this table are the instruction set; native.py reads the names from the module. */
-#define INSTRUCTIONS(X)                                                                          \
-    X(ARG)       /* next = argument n */                                                         \
-    X(CONST)     /* next = object */                                                             \
-    X(GLOBALS)   /* next = the function's globals */                                             \
-    X(CELL)      /* next = contents of the function's n-th cell */                               \
-    X(DICT)      /* next = instance dict of a */                                                 \
-    X(ITEM)      /* next = a[object] */                                                          \
-    X(INDEX)     /* next = a[n] */                                                               \
-    X(ATTR)      /* next = a.object */                                                           \
-    X(TYPEOF)    /* next = type(a) */                                                            \
-    X(IS)        /* a is object */                                                               \
-    X(IS_REF)    /* a is object(), a weak reference */                                           \
-    X(IS_REG)    /* a is register n */                                                           \
-    X(TYPE)      /* type(a) is object */                                                         \
-    X(TYPE_REF)  /* type(a) is object(), a weak reference */                                     \
-    X(NOT_NONE)  /* a is not None */                                                             \
-    X(EQUAL)     /* same type and equal; object is an int, str, bytes or ordinary float */       \
-    X(LENGTH)    /* len(a) == n */                                                               \
-    X(KEYS)      /* list(a) == object, a tuple of exact str and int; types too */                \
-    X(NOT_IN)    /* object not in a */                                                           \
-    X(CALL)      /* object[0]() == object[1]; reads no register */                               \
-    X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
-    X(GRAD)      /* grad mode is n; reads no register */                                         \
-    X(TENSOR)    /* a is the tensor that object describes */
-
-#define AS_ENUM(name) OP_##name,
-enum { INSTRUCTIONS(AS_ENUM) N_INSTRUCTIONS };
-
-typedef struct {
-    int code;
-    Py_ssize_t a, n;
-    PyObject *object; /* borrowed from the program tuple */
-    Tensor *tensor;
-} Op;
-
-/* Roots read the arguments; tests of torch's state read nothing. */
-#define READS_REGISTER(op) \
-    ((op)->code > OP_CELL && ((op)->code < OP_CALL || (op)->code > OP_GRAD))
+#include "_memo.h"
+#include "_ops.h"
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *program, *residual;
+    PyObject *program, *residual; /* of a caller, the registers to call with */
+    PyObject *target;             /* of a caller */
     Py_ssize_t n_args, n_ops, n_registers;
     Op *ops;
+    Memo memo;
 } Check;
 
 /* ---- running */
 
-static PyObject *
-referent(PyObject *reference)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *target;
-    return PyWeakref_GetRef(reference, &target) == 1 ? target : NULL;
-#else
-    PyObject *target = PyWeakref_GetObject(reference);
-    return target && target != Py_None ? Py_NewRef(target) : NULL;
-#endif
-}
-
+/* Run the whole program, and remember how to run less of it. Returns 1 when all guards hold, else 0;
+ * `results` gets new references to the registers to return, where it is given. */
 static int
-is_referent(PyObject *value, PyObject *reference)
+run_program(Check *self, PyObject *const *args, PyObject **results)
 {
-    PyObject *target = referent(reference);
-    int same = target == value;
-    Py_XDECREF(target);
-    return same;
-}
-
-static PyObject *
-instance_dict(PyObject *value)
-{
-    return PyType_Check(value) ? PyObject_GetAttrString(value, "__dict__")
-                               : PyObject_GenericGetDict(value, NULL);
-}
-
-static PyObject *
-item(PyObject *value, PyObject *key)
-{
-    if (PyDict_CheckExact(value))
-        return Py_XNewRef(PyDict_GetItemWithError(value, key));
-    return PyObject_GetItem(value, key);
-}
-
-static PyObject *
-item_at(PyObject *value, Py_ssize_t index)
-{
-    if (PyList_CheckExact(value))
-        return index < PyList_GET_SIZE(value) ? Py_NewRef(PyList_GET_ITEM(value, index)) : NULL;
-    if (PyTuple_CheckExact(value))
-        return index < PyTuple_GET_SIZE(value) ? Py_NewRef(PyTuple_GET_ITEM(value, index)) : NULL;
-    PyObject *key = PyLong_FromSsize_t(index);
-    PyObject *result = key ? item(value, key) : NULL;
-    Py_XDECREF(key);
-    return result;
-}
-
-static PyObject *
-cell_contents(PyObject *func, Py_ssize_t index)
-{
-    PyObject *closure = PyFunction_Check(func) ? PyFunction_GET_CLOSURE(func) : NULL;
-    if (!closure || index >= PyTuple_GET_SIZE(closure))
-        return NULL;
-    return PyCell_Get(PyTuple_GET_ITEM(closure, index));
-}
-
-/* `known` is an exact str or int, so comparing runs no user code. */
-static int
-same_key(PyObject *key, PyObject *known)
-{
-    return key == known ||
-           (Py_IS_TYPE(key, Py_TYPE(known)) && PyObject_RichCompareBool(key, known, Py_EQ) == 1);
-}
-
-static int
-same_keys(PyObject *value, PyObject *keys)
-{
-    Py_ssize_t count = PyTuple_GET_SIZE(keys), position = 0, index = 0;
-    PyObject *key;
-    if (PyDict_CheckExact(value)) {
-        if (PyDict_GET_SIZE(value) != count)
-            return 0;
-        while (PyDict_Next(value, &position, &key, NULL))
-            if (!same_key(key, PyTuple_GET_ITEM(keys, index++)))
-                return 0;
-        return 1;
-    }
-    PyObject *listed = PySequence_List(value); /* subclasses may keep an order of their own */
-    int same = listed && PyList_GET_SIZE(listed) == count;
-    for (; same && index < count; index++)
-        same = same_key(PyList_GET_ITEM(listed, index), PyTuple_GET_ITEM(keys, index));
-    Py_XDECREF(listed);
-    return same;
-}
-
-static int
-test_call(PyObject *pair)
-{
-    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0));
-    int same = now && PyObject_RichCompareBool(now, PyTuple_GET_ITEM(pair, 1), Py_EQ) == 1;
-    Py_XDECREF(now);
-    return same;
-}
-
-static PyObject *
-fetch(const Op *op, PyObject *const *args, PyObject **registers)
-{
-    switch (op->code) {
-    case OP_ARG: return Py_NewRef(args[1 + op->n]);
-    case OP_CONST: return Py_NewRef(op->object);
-    case OP_GLOBALS:
-        return PyFunction_Check(args[0]) ? Py_NewRef(PyFunction_GET_GLOBALS(args[0])) : NULL;
-    case OP_CELL: return cell_contents(args[0], op->n);
-    case OP_DICT: return instance_dict(registers[op->a]);
-    case OP_ITEM: return item(registers[op->a], op->object);
-    case OP_INDEX: return item_at(registers[op->a], op->n);
-    case OP_ATTR: return PyObject_GetAttr(registers[op->a], op->object);
-    default: return Py_NewRef((PyObject *)Py_TYPE(registers[op->a])); /* OP_TYPEOF */
-    }
-}
-
-static int
-test(const Op *op, PyObject **registers)
-{
-    PyObject *value = READS_REGISTER(op) ? registers[op->a] : NULL;
-    switch (op->code) {
-    case OP_IS: return value == op->object;
-    case OP_IS_REF: return is_referent(value, op->object);
-    case OP_IS_REG: return value == registers[op->n];
-    case OP_TYPE: return (PyObject *)Py_TYPE(value) == op->object;
-    case OP_TYPE_REF: return is_referent((PyObject *)Py_TYPE(value), op->object);
-    case OP_NOT_NONE: return value != Py_None;
-    case OP_EQUAL:
-        return Py_IS_TYPE(value, Py_TYPE(op->object)) &&
-               PyObject_RichCompareBool(value, op->object, Py_EQ) == 1;
-    case OP_LENGTH: return PyObject_Size(value) == op->n;
-    case OP_KEYS: return same_keys(value, op->object);
-    case OP_NOT_IN:
-        return (PyDict_CheckExact(value) ? PyDict_Contains(value, op->object)
-                                         : PySequence_Contains(value, op->object)) == 0;
-    case OP_CALL: return test_call(op->object);
-    case OP_STATE: return test_state_words(op->object);
-    case OP_GRAD: return torch_state.grad_mode() == op->n;
-    default: return test_tensor(op->tensor, value); /* OP_TENSOR */
-    }
-}
-
-#define ON_STACK 256
-
-static PyObject *
-check_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
-{
-    Check *self = (Check *)callable;
     PyObject *small[ON_STACK], **registers = small;
-    Py_ssize_t filled = 0, given = PyVectorcall_NARGS(flags);
+    Py_ssize_t filled = 0;
     int passed = self->program != NULL; /* NULL once the garbage collector took it apart */
-    if (given != self->n_args + 1 || (keywords && PyTuple_GET_SIZE(keywords))) {
-        PyErr_Format(PyExc_TypeError, "check takes a function and %zd values", self->n_args);
-        return NULL;
-    }
     if (self->n_registers > ON_STACK &&
-        !(registers = PyMem_Malloc(self->n_registers * sizeof *registers)))
-        return PyErr_NoMemory();
-    for (const Op *op = self->ops, *end = op + self->n_ops; passed && op < end; op++) {
-        if (op->code <= OP_TYPEOF) {
-            PyObject *value = fetch(op, args, registers);
+        !(registers = PyMem_Malloc(self->n_registers * sizeof *registers))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Op *op = self->ops, *end = op + self->n_ops; passed && op < end; op++) {
+        PyObject *base = READS_REGISTER(op) ? registers[op->a] : NULL;
+        if (IS_FETCH(op)) {
+            PyObject *value = fetch(op, args, base);
             if ((passed = value != NULL))
                 registers[filled++] = value;
         }
         else
-            passed = test(op, registers);
+            passed = test(op, base, op->code == OP_IS_REG ? registers[op->n] : NULL);
     }
+    for (Py_ssize_t i = 0; passed && results && i < PyTuple_GET_SIZE(self->residual); i++)
+        results[i] = Py_NewRef(registers[PyLong_AsSsize_t(PyTuple_GET_ITEM(self->residual, i))]);
+    if (passed)
+        remember(&self->memo, self->ops, self->n_ops, self->n_registers, registers);
     while (filled)
         Py_DECREF(registers[--filled]);
     if (registers != small)
         PyMem_Free(registers);
-    if (!passed) {
-        PyErr_Clear();
-        Py_RETURN_FALSE;
+    return passed;
+}
+
+/* Run a check: 1 when all guards hold, 0 when not, -1 with an exception. `args` has the function in
+ * front. */
+static int
+run_check(Check *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != self->n_args + 1) {
+        PyErr_Format(PyExc_TypeError, "check takes a function and %zd values", self->n_args);
+        return -1;
     }
-    if (self->residual == Py_None)
-        Py_RETURN_TRUE;
-    return PyObject_Vectorcall(self->residual, args, flags, NULL);
+    int passed = run_memo(&self->memo, args, NULL, NULL);
+    if (passed == STALE)
+        passed = run_program(self, args, NULL);
+    if (!passed)
+        PyErr_Clear();
+    if (passed <= 0 || self->residual == Py_None)
+        return passed;
+    PyObject *answer = PyObject_Vectorcall(self->residual, args, given, NULL);
+    passed = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return passed;
+}
+
+static PyObject *
+check_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
+{
+    if (keywords && PyTuple_GET_SIZE(keywords))
+        return PyErr_Format(PyExc_TypeError, "a check takes no keyword arguments");
+    int passed = run_check((Check *)callable, args, PyVectorcall_NARGS(flags));
+    return passed < 0 ? NULL : PyBool_FromLong(passed);
+}
+
+/* caller(func, *roots) -> target(*registers asked for). Raises what a read raises. */
+static PyObject *
+caller_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
+{
+    Check *self = (Check *)callable;
+    if (PyVectorcall_NARGS(flags) != self->n_args + 1 || !self->program)
+        return PyErr_Format(PyExc_TypeError, "caller takes a function and %zd values", self->n_args);
+    PyObject *small[ON_STACK + 1], **room = small, *result = NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(self->residual);
+    if (count > ON_STACK && !(room = PyMem_Malloc((count + 1) * sizeof *room)))
+        return PyErr_NoMemory();
+    PyObject **results = room + 1, *target = Py_NewRef(self->target); /* a free place in front */
+    int passed = run_memo(&self->memo, args, self->residual, results);
+    if (passed == STALE)
+        passed = run_program(self, args, results);
+    if (passed > 0) {
+        result = PyObject_Vectorcall(target, results, count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        for (Py_ssize_t i = 0; i < count; i++)
+            Py_DECREF(results[i]);
+    }
+    else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_LookupError, "an input of compiled code is gone");
+    if (room != small)
+        PyMem_Free(room);
+    Py_DECREF(target);
+    return result;
 }
 
 /* ---- building */
@@ -265,13 +145,16 @@ read_op(Check *self, PyObject *row, Op *op)
                                   PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||
         (op->code == OP_KEYS && !PyTuple_Check(op->object)) ||
+        (op->code == OP_CLASS && !is_class_use(op->object)) ||
         ((op->code == OP_CELL || op->code == OP_INDEX) && op->n < 0)) {
         PyErr_Format(PyExc_ValueError, "not an instruction: %R", row);
         return -1;
     }
     if (op->code == OP_TENSOR && !(op->tensor = new_tensor(op->object)))
         return -1;
-    if (op->code <= OP_TYPEOF)
+    if (op->code == OP_CLASS)
+        op->version = (unsigned int)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(op->object, 1));
+    if (IS_FETCH(op))
         self->n_registers++;
     return 0;
 }
@@ -283,9 +166,11 @@ check_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     for (Py_ssize_t i = 0; self->ops && i < self->n_ops; i++)
         PyMem_Free(self->ops[i].tensor);
+    forget_memo(&self->memo);
     PyMem_Free(self->ops);
     Py_XDECREF(self->program);
     Py_XDECREF(self->residual);
+    Py_XDECREF(self->target);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -294,30 +179,52 @@ check_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(((Check *)object)->program);
     Py_VISIT(((Check *)object)->residual);
+    Py_VISIT(((Check *)object)->target);
     return 0;
 }
 
 static int
 check_clear(PyObject *object)
 {
+    forget_memo(&((Check *)object)->memo);
     Py_CLEAR(((Check *)object)->program); /* from now on it answers False */
     Py_CLEAR(((Check *)object)->residual);
+    Py_CLEAR(((Check *)object)->target);
     return 0;
 }
+
+static void
+are_registers(Check *self, PyObject *numbers)
+{
+    int fits = PyTuple_CheckExact(numbers);
+    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(numbers); i++) {
+        PyObject *number = PyTuple_GET_ITEM(numbers, i);
+        fits = PyLong_CheckExact(number) && PyLong_AsSsize_t(number) >= 0 &&
+               PyLong_AsSsize_t(number) < self->n_registers;
+    }
+    for (Py_ssize_t i = 0; fits && i < self->n_ops; i++)
+        fits = IS_FETCH(&self->ops[i]);
+    if (!fits)
+        PyErr_SetString(PyExc_ValueError, "a caller reads, and calls with registers it filled");
+}
+
+static PyTypeObject CallerType;
 
 static PyObject *
 check_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *program, *residual;
+    PyObject *program, *residual, *target = NULL;
     Py_ssize_t n_args;
-    if (!PyArg_ParseTuple(args, "O!nO", &PyTuple_Type, &program, &n_args, &residual))
+    const char *format = type == &CallerType ? "O!nOO" : "O!nO";
+    if (!PyArg_ParseTuple(args, format, &PyTuple_Type, &program, &n_args, &residual, &target))
         return NULL;
     Check *self = (Check *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
-    self->vectorcall = check_call;
+    self->vectorcall = type == &CallerType ? caller_call : check_call;
     self->program = Py_NewRef(program);
     self->residual = Py_NewRef(residual);
+    self->target = Py_XNewRef(target);
     self->n_args = n_args;
     Py_ssize_t count = PyTuple_GET_SIZE(program);
     if (!(self->ops = PyMem_Calloc(count ? count : 1, sizeof(Op))))
@@ -325,6 +232,8 @@ check_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     while (self->ops && self->n_ops < count &&
            !read_op(self, PyTuple_GET_ITEM(program, self->n_ops), &self->ops[self->n_ops]))
         self->n_ops++;
+    if (type == &CallerType && !PyErr_Occurred())
+        are_registers(self, residual);
     if (!PyErr_Occurred())
         return (PyObject *)self;
     Py_DECREF(self);
@@ -352,9 +261,27 @@ static PyTypeObject CheckType = {
     .tp_members = check_members,
 };
 
+static PyTypeObject CallerType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "weft_guards._native.Caller",
+    .tp_doc = "Caller(program, n_args, registers, target): call it as caller(func, *roots)",
+    .tp_basicsize = sizeof(Check),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Check, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = check_new,
+    .tp_dealloc = check_dealloc,
+    .tp_traverse = check_traverse,
+    .tp_clear = check_clear,
+};
+
+#include "_table.h"
+
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS, "Say how to read tensors; see abi.py."},
     {"describe", describe, METH_O, "Read a tensor the way checks do."},
+    {"configure_metadata", configure_metadata, METH_VARARGS, "Say where metadata lies; see abi.py."},
+    {"class_version", class_version, METH_O, "The version of a class; 0 where it has none."},
     {"configure_state", configure_state, METH_VARARGS, "Say how to read torch's state; see abi.py."},
     {"state_words", state_words, METH_NOARGS, "Read torch's state as bytes; None if unknown."},
     {NULL},
@@ -367,8 +294,12 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 PyMODINIT_FUNC
 PyInit__native(void)
 {
-    PyObject *module = PyType_Ready(&CheckType) ? NULL : PyModule_Create(&definition);
-    if (module && (PyModule_AddObjectRef(module, "Check", (PyObject *)&CheckType)
+    int ready = !PyType_Ready(&CheckType) && !PyType_Ready(&CallerType) &&
+                !PyType_Ready(&TableType);
+    PyObject *module = ready ? PyModule_Create(&definition) : NULL;
+    if (module && (PyModule_AddObjectRef(module, "Check", (PyObject *)&CheckType) ||
+                   PyModule_AddObjectRef(module, "Caller", (PyObject *)&CallerType) ||
+                   PyModule_AddObjectRef(module, "Table", (PyObject *)&TableType)
                        INSTRUCTIONS(ADD_CODE)))
         Py_CLEAR(module);
     return module;

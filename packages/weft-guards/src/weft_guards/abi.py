@@ -90,12 +90,58 @@ def _configure_tensors(native: Any) -> bool:
     keys = _offset(
         (_words(t._cdata, _IMPL_BYTES), torch._C._dispatch_keys(t).raw_repr()) for t in samples
     )
+    storage = _offset((_words(t._cdata, 64), t.untyped_storage()._cdata & mask) for t in samples)
     addresses = [_address(_library("torch_cpu"), f"aoti_torch_{name}") for name in _EXPORTS]
-    native.configure(handle, keys, *addresses, torch._C.TensorBase.__dict__["requires_grad"])
+    requires_grad = torch._C.TensorBase.__dict__["requires_grad"]
+    native.configure(handle, keys, storage, *addresses, requires_grad)
     return all(
         native.describe(t)[1:] == (-1, torch._C._dispatch_keys(t).raw_repr(), tuple(t.shape))
         for t in samples
     )
+
+
+_REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
+_PAIRS: tuple[tuple[Any, Any], ...] = (
+    # two ways to make a tensor, which differ in one property
+    (lambda: torch.empty(2, 3), lambda: torch.empty(2, 4)),
+    (lambda: torch.empty(2, 2), lambda: torch.empty(2, 2).t()),
+    (lambda: torch.empty(2), lambda: torch.empty(2, dtype=torch.int32)),
+    (lambda: torch.empty(2), lambda: torch.empty(2, device="meta")),
+    (lambda: torch.empty(2, dtype=torch.cfloat), lambda: torch.empty(2, dtype=torch.cfloat).conj()),
+)
+
+
+def _configure_metadata(native: Any) -> None:
+    """Tell the extension where a TensorImpl keeps sizes, strides and the rest, if that is certain.
+
+    The sizes are found as the number of dimensions followed by them. What lies from there to the
+    key set must be the same for tensors that are alike, and differ for tensors that are not.
+    """
+    samples = [torch.empty(7, 11), torch.empty(5, 3, 2), torch.empty(13, 17, 19, 23)]
+    found: set[int] | None = None
+    for sample in samples:
+        words = list(_words(sample._cdata, _IMPL_BYTES))
+        wanted = [sample.dim(), *sample.shape]
+        here = {i * 8 for i in range(len(words)) if words[i : i + len(wanted)] == wanted}
+        found = here if found is None else found & here
+    if not found or len(found) != 1:
+        return
+    (offset,) = found
+    plain = torch.empty(2, 3)
+    memory = list(_words(plain._cdata, _IMPL_BYTES))
+    keys = memory.index(torch._C._dispatch_keys(plain).raw_repr()) * 8
+
+    def metadata(make: Any) -> bytes:
+        tensor = make()
+        return ctypes.string_at(tensor._cdata + offset, keys + 8 - offset)
+
+    certain = keys > offset and all(
+        metadata(a) == metadata(a) and metadata(b) == metadata(b) and metadata(a) != metadata(b)
+        for a, b in _PAIRS
+    )
+    address = getattr(_library("c10"), _REQUIRES_GRAD, None)
+    if certain and address is not None:
+        native.configure_metadata(offset, ctypes.cast(address, ctypes.c_void_p).value)
 
 
 @cache
@@ -103,7 +149,10 @@ def extension() -> ModuleType | None:
     """Return the C extension, ready for use; None where it is absent or cannot read tensors."""
     try:
         native = importlib.import_module("weft_guards._native")  # built where there is a compiler
-        return native if _configure_tensors(native) else None
+        if not _configure_tensors(native):
+            return None
+        _configure_metadata(native)
+        return native
     except (ImportError, LookupError, OSError, AttributeError, KeyError, TypeError):
         return None
 

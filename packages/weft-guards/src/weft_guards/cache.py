@@ -1,13 +1,15 @@
 """The compiled entries of one code object, and what happens on a miss.
 
-`lookup` runs on every call, so it only walks a tuple: newest hit first, no lock. Whatever changes
-the entries swaps in a new tuple under a lock. An entry whose guards wait for an object that died
-can never match again; a weak reference's callback evicts it, and with it the compiled graph.
+`lookup` runs on every call, so it is a table in C where there is one: it walks a tuple, newest hit
+first, and takes no lock. Whatever changes the entries swaps in a new tuple under a lock. An entry
+whose guards wait for an object that died can never match again; a weak reference's callback evicts
+it, and with it the compiled graph.
 """
 
 from __future__ import annotations
 
 import threading
+import traceback
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -22,10 +24,17 @@ from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
 from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import Guard
+from weft_guards.table import Table, new_table
 
 _guards_log = logger("guards", "guards")
 _recompiles_log = logger("guards", "recompiles")
 _verbose_log = logger("guards", "recompiles_verbose")
+
+
+def _callers() -> str:
+    """Return the user's frames on the stack as a traceback prints them."""
+    stack = [f for f in traceback.extract_stack() if "weft_" not in f.filename.replace("-", "_")]
+    return "".join(traceback.format_list(stack))
 
 
 class Entry:
@@ -44,45 +53,34 @@ class Entry:
 class CodeCache:
     """Compiled entries of one code object.
 
+    `lookup(func, *flat_locals)` returns the code whose guards hold for a call of `func`, or None;
+    the flat locals are the positional and keyword-only arguments, the *args tuple, the **kwargs
+    dict. `lookup.hits` and `lookup.misses` count; `recompiles` tells why each later entry was made.
+
     Args:
         code: the original code object; only its name is kept.
         dynamic: the `dynamic` argument of compile, for the cache's `policy`.
+        patience: how many times the recompile limit may be compiled.
     """
 
-    def __init__(self, code: CodeType, dynamic: bool | None = None) -> None:
+    def __init__(self, code: CodeType, dynamic: bool | None = None, patience: int = 1) -> None:
         self.name = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
-        self.entries: tuple[Entry, ...] = ()
+        self.lookup: Table = new_table()
+        self.recompiles: list[str] = []
         self.skip_reason: str | None = None
+        self.patience = patience
         self.policy = DynamicPolicy(dynamic)
         # Weak reference callbacks may run anywhere, also inside our own locked sections.
         self._lock = threading.RLock()
 
-    def lookup(self, func: FunctionType, *flat_locals: object) -> CodeType | None:
-        """Return code whose guards hold for this call, or None.
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries, the one hit last in front."""
+        return tuple([row[2] for row in self.lookup.rows])
 
-        Args:
-            func: the function called (gives globals and closure).
-            flat_locals: positional and keyword-only arguments, the *args tuple, the **kwargs dict.
-        """
-        entries = self.entries
-        for entry in entries:
-            if entry.check(func, *flat_locals):
-                if entry is not entries[0]:
-                    self._move_to_front(entry)
-                return entry.code
-        return None
-
-    def _move_to_front(self, entry: Entry) -> None:
-        """Let the next call find this entry first; skipped when another thread is at work."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if entry in self.entries:
-                rest = tuple(other for other in self.entries if other is not entry)
-                self.entries = (entry, *rest)
-            self._sweep()
-        finally:
-            self._lock.release()
+    @entries.setter
+    def entries(self, entries: Iterable[Entry]) -> None:
+        self.lookup.rows = tuple([(entry.check, entry.code, entry) for entry in entries])
 
     def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> Entry:
         """Add an entry in front; it is evicted when an object its guards name dies."""
@@ -129,6 +127,7 @@ class CodeCache:
         with self._lock:
             self.entries = ()
             self.skip_reason = None
+            self.recompiles = []
             self.policy = DynamicPolicy(self.policy.dynamic)
 
     def may_compile(
@@ -151,11 +150,12 @@ class CodeCache:
         entries = self.entries
         if not entries:
             return True
-        at_limit = len(entries) >= settings.recompile_limit
-        if at_limit or enabled("recompiles") or enabled("recompiles_verbose"):
-            reasons = self.reasons(func, flat_locals)
-            self._log_reasons(reasons)
+        at_limit = len(entries) >= settings.recompile_limit * self.patience
+        all_of_them = at_limit or enabled("recompiles_verbose")
+        reasons = self.reasons(func, flat_locals, entries if all_of_them else entries[:1])
+        self._log_reasons(reasons)
         if not at_limit:
+            self.recompiles += [f"{m.what}: {m.old} -> {m.new}" for m in reasons[0][1][:1]]
             counters["guards"]["recompiles"] += 1
             return True
         counters["guards"]["recompile_limit"] += 1
@@ -167,10 +167,14 @@ class CodeCache:
         return False
 
     def reasons(
-        self, func: FunctionType, flat_locals: Sequence[Any]
+        self,
+        func: FunctionType,
+        flat_locals: Sequence[Any],
+        entries: Iterable[Entry] | None = None,
     ) -> list[tuple[Entry, list[Miss]]]:
-        """Return, for each entry, why it does not admit a call (no misses: it does)."""
-        return [(entry, explain_miss(entry.guards, func, flat_locals)) for entry in self.entries]
+        """Return, for each entry (default: all), why it does not admit a call; [] if it does."""
+        chosen = self.entries if entries is None else entries
+        return [(entry, explain_miss(entry.guards, func, flat_locals)) for entry in chosen]
 
     def _log_reasons(self, reasons: list[tuple[Entry, list[Miss]]]) -> None:
         """Log why the newest entry does not fit, and verbosely why each does not."""
@@ -178,6 +182,8 @@ class CodeCache:
             lines = "\n  ".join(map(str, misses))
             if index == 0:
                 _recompiles_log.info("recompiling %s\n  %s", self.name, lines)
+                if enabled("recompiles_verbose"):
+                    _verbose_log.info("%s is called from\n%s", self.name, _callers())
             _verbose_log.info("%s: entry %#x does not fit:\n  %s", self.name, id(entry), lines)
 
     def _limit_text(self, misses: list[Miss]) -> str:
@@ -187,7 +193,8 @@ class CodeCache:
             + (f" (used at {miss.user_line})" if miss.user_line else "")
             for miss in misses
         }
-        remedies = {miss.remedy for miss in misses} | {"raise weft.config.recompile_limit"}
+        raised = f"weft.config.recompile_limit = {2 * settings.recompile_limit}"
+        remedies = {miss.fix or miss.remedy for miss in misses} | {raised}
         return (
             f"[recompile-limit] {self.name} was compiled {len(self.entries)} times and runs "
             "eagerly from now on.\n  Failing guards:\n    "

@@ -99,7 +99,7 @@ class DynamicPolicy:
 
     dynamic: bool | None = None
     _sizes: dict[tuple[Source, int], list[int | None]] = field(default_factory=dict)
-    _ints: dict[Source, int | None] = field(default_factory=dict)
+    _numbers: dict[Source, float | None] = field(default_factory=dict)
 
     def dims(self, source: Source, tensor: torch.Tensor) -> tuple[Dim, ...]:
         """Decide for each dimension of a tensor, and remember its sizes.
@@ -132,16 +132,35 @@ class DynamicPolicy:
         """Return the dimensions that `dims` decides to make symbolic."""
         return [dim for dim, how in enumerate(self.dims(source, tensor)) if how is Dim.DYNAMIC]
 
-    def int_is_dynamic(self, source: Source, value: int) -> bool:
-        """Decide whether an int argument becomes symbolic, and remember its value."""
-        seen = self._ints.setdefault(source, value)
-        if seen != value:
-            if seen is not None:
-                _log.info("int %s: %s, then %d", source, seen, value)
-            self._ints[source] = None
-        if settings.specialize_int or value in (0, 1):
+    def observe(self, source: Source, value: object) -> None:
+        """Remember the size or value of an argument of a call that is not compiled."""
+        if isinstance(value, torch.Tensor):
+            self.dims(source, value)
+        elif type(value) in (int, float):
+            self._changed(source, value)  # type: ignore[arg-type]
+
+    def int_is_dynamic(self, source: Source, value: int, *, argument: bool = True) -> bool:
+        """Decide whether an int becomes symbolic, and remember its value.
+
+        Attributes, globals and the like are configuration until they change, whatever `dynamic`.
+        """
+        changed = self._changed(source, value)
+        if settings.specialize_int or value in (0, 1) or not (argument or changed):
             return False
-        return self._decide(self._ints[source] is None, None, parameter=False) is Dim.DYNAMIC
+        return self._decide(changed, None, parameter=False) is Dim.DYNAMIC
+
+    def float_is_dynamic(self, source: Source, value: float) -> bool:
+        """Decide whether a float becomes an input of the graph: when it has changed once."""
+        changed = self._changed(source, value)
+        return changed and self.dynamic is not False and settings.automatic_dynamic_shapes
+
+    def _changed(self, source: Source, value: float) -> bool:
+        """Say whether a number was ever another one, and remember it."""
+        seen = self._numbers.setdefault(source, value)
+        if seen is not None and seen != value:
+            _log.info("%s %s: %s, then %s", type(value).__name__, source, seen, value)
+            self._numbers[source] = None
+        return self._numbers[source] is None
 
 
 def check_marks(

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from weft_guards.check import HIT, CheckNames, arg_names_of, compile_check
+from weft_guards.fixes import fix_for
 from weft_guards.guards import KINDS, Guard
 from weft_guards.payloads import TensorSpec, name_of
 from weft_guards.sources import Source, render_whole
@@ -27,13 +28,15 @@ class Miss:
     new: str
     user_line: str
     remedy: str
+    fix: str = ""
 
     def __str__(self) -> str:
-        where = f"\n    used at {self.user_line}" if self.user_line else ""
-        return (
-            f"{self.what}: {self.old} -> {self.new}\n    failed guard: {self.guard}{where}\n"
-            f"    what to do: {self.remedy}"
-        )
+        lines = [f"{self.what}: {self.old} -> {self.new}", f"    failed guard: {self.guard}"]
+        stack = [f"{f.filename}:{f.lineno} in {f.name}" for f in self.guard.user_stack[::-1]]
+        if stack:
+            lines.append(f"    used at {', called from '.join(stack)}")
+        lines.append(f"    what to do: {self.remedy}")
+        return "\n".join([*lines, f"    for example: {self.fix}"] if self.fix else lines)
 
 
 def explain_miss(
@@ -91,10 +94,12 @@ def _differences(guard: Guard, values: Sequence[object]) -> list[Miss]:
             return [Miss(guard, name, "readable", str(value), line, remedy)]
     if isinstance(guard.payload, TensorSpec):
         found = guard.payload.differences(values[0])
-        return [Miss(guard, f"{what} of {name}", old, new, line, remedy)
-                for what, old, new in found]  # fmt: skip
+        return [
+            Miss(guard, f"{what} of {name}", old, new, line, remedy, fix_for(guard, what, old))
+            for what, old, new in found
+        ]
     old, new = _TEXTS.get(guard.kind, _plain)(guard.payload, values)
-    return [Miss(guard, name, old, new, line, remedy)]
+    return [Miss(guard, name, old, new, line, remedy, fix_for(guard, name, old))]
 
 
 # ---- old and new text by kind: (payload, values) -> (old, new)
@@ -123,6 +128,10 @@ def _try(describe: Callable[[], str], value: object) -> str:
         return name_of(value)
 
 
+def _shares(shared: bool) -> str:
+    return "memory is shared with another input" if shared else "no memory is shared"
+
+
 _TEXTS: dict[str, Texts] = {
     "TYPE": lambda p, v: (name_of(p), name_of(type(v[0]))),
     "NOT_NONE": lambda p, v: ("not None", "None"),
@@ -132,7 +141,8 @@ _TEXTS: dict[str, Texts] = {
     "KEY_ABSENT": lambda p, v: (f"no key {p!r}", "a key of that name"),
     "SHAPE": lambda p, v: (str(p), f"values {', '.join(map(name_of, v))}"),
     "ALIAS": lambda p, v: ("the same object", "different objects"),
-    "NO_ALIAS": lambda p, v: ("different objects", "the same object twice"),
+    "MEMORY": lambda p, v: (_shares(p.shared), _shares(not p.shared)),
+    "CLASS": lambda p, v: ("unchanged", f"changed: {', '.join(p.changed(v[0])) or 'something'}"),
     "CELL_EMPTY": lambda p, v: ("empty", "filled"),
     "GRAD_MODE": lambda p, v: (f"grad mode {p}", f"grad mode {not p}"),
     "GLOBAL_STATE": lambda p, v: p.difference(),

@@ -17,12 +17,14 @@ import torch
 from weft_core.errors import UserStack
 
 from weft_guards.payloads import (
+    ClassUse,
     DictKeys,
     Held,
+    MemoryUse,
     ShapeExpr,
     TensorSpec,
 )
-from weft_guards.sources import DictSource, Source, is_literal
+from weft_guards.sources import DictSource, ProgramSource, Source, is_literal
 from weft_guards.state import STATE_READERS, TorchState, autocast_state
 
 
@@ -118,6 +120,10 @@ def _match(value: str, wanted: tuple[int | None, ...]) -> str:
     return " and ".join([f"len(s := {value}) == {len(wanted)}", *tests])
 
 
+def _test_class(x: Sequence[str], use: ClassUse, bind: Bind) -> str:
+    return f"{x[0]} is not None and not {bind.const(use)}.changed({x[0]})"
+
+
 def _test_state(x: Sequence[str], state: TorchState, bind: Bind) -> str:
     pairs = zip(STATE_READERS, state.values)
     conditions = [f"{bind.const(read)}() == {bind.const(value)}" for (_, read), value in pairs]
@@ -130,10 +136,8 @@ def _test_grad_mode(x: Sequence[str], enabled: bool, bind: Bind) -> str:
     return f"{bind.const(torch.is_grad_enabled)}() is {enabled}"
 
 
-def _test_distinct(x: Sequence[str], others: tuple[Source, ...], bind: Bind) -> str:
-    if len(x) == 2:
-        return f"{x[0]} is not {x[1]}"
-    return f"len({{{', '.join(f'id({e})' for e in x)}}}) == {len(x)}"
+def _test_memory(x: Sequence[str], use: MemoryUse, bind: Bind) -> str:
+    return f"{bind.const(use)}.holds({', '.join(x)})"
 
 
 def _constant(value: Any) -> Any:
@@ -216,9 +220,9 @@ KINDS: dict[str, KindSpec] = {
         "{x} is {p}", lambda s: s, lambda x, p, b: f"{x[0]} is {x[1]}",
         "always or never pass the same object twice",
     ),
-    "NO_ALIAS": KindSpec(
-        "{x} differs from {p}", lambda s: s if isinstance(s, tuple) else (s,), _test_distinct,
-        "always or never pass the same object twice",
+    "MEMORY": KindSpec(
+        "what is written ({p}) shares memory with other inputs or not as before", lambda use: use,
+        _test_memory, "always or never pass tensors that share memory",
     ),
     "SHAPE": KindSpec(
         "{p}", lambda s: s, lambda x, p, b: p.template.format(*x),
@@ -227,6 +231,10 @@ KINDS: dict[str, KindSpec] = {
     "CELL_EMPTY": KindSpec(
         "{x} is an empty cell", lambda _: None, lambda x, p, b: f"{b.const(is_empty)}({x[0]})",
         "assign the variable before or after, not in between",
+    ),
+    "CLASS": KindSpec(
+        "{x} has the same {p}", lambda use: use, _test_class,
+        "change classes before compiling, or call weft.reset()",
     ),
     "GRAD_MODE": KindSpec("grad mode is {p}", bool, _test_grad_mode, _MODE),
     "GLOBAL_STATE": KindSpec(
@@ -269,8 +277,8 @@ class Guard:
             return tuple(self.payload.sources)
         if self.kind == "ALIAS":
             return (self.source, self.payload)
-        if self.kind == "NO_ALIAS":
-            return (self.source, *self.payload)
+        if self.kind == "MEMORY":
+            return (*self.payload.written, *self.payload.read)
         if self.kind == "ATTR_ABSENT":
             return (DictSource(self.source),)
         return (self.source,)
@@ -278,16 +286,16 @@ class Guard:
     def held(self) -> list[Held]:
         """Return the objects whose death makes this guard fail for ever."""
         payload = self.payload
+        root = self.source if self.source.base is None else self.source.base
+        if isinstance(root, ProgramSource):
+            payload = root.held
         if isinstance(payload, TensorSpec):
             payload = payload.cls
         found = payload.held if isinstance(payload, DictKeys) else [payload]
         return [one for one in found if isinstance(one, Held) and not one.immortal]
 
     def __str__(self) -> str:
-        text = self.payload
-        if self.kind == "NO_ALIAS":
-            text = ", ".join(source.expr() for source in self.payload)
-        return KINDS[self.kind].means.format(x=self.source.expr(), p=text)
+        return KINDS[self.kind].means.format(x=self.source.expr(), p=self.payload)
 
     def user_line(self) -> str:
         """Return `file:line` of the innermost user frame, or an empty text."""

@@ -7,6 +7,7 @@ guard that is in neither goes to the Python form. `abi` says whether C can be us
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from weft_guards.abi import extension, state_words
 from weft_guards.guards import Guard
-from weft_guards.payloads import DictKeys, Held, TensorSpec
+from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, TensorSpec
 from weft_guards.sources import (
     AttrSource,
     ClosureSource,
@@ -26,6 +27,7 @@ from weft_guards.sources import (
     ItemSource,
     LocalSource,
     ModuleSource,
+    ProgramSource,
     Source,
     TypeSource,
 )
@@ -102,17 +104,30 @@ def _fetch_module(asm: Assembler, source: ModuleSource) -> Row:
     return (asm.code.ITEM, asm.fetch(ConstSource(sys.modules)), 0, source.name)
 
 
+def _fetch_program(asm: Assembler, source: ProgramSource) -> Row:
+    held: Held = source.held
+    if held.immortal:
+        return (asm.code.CONST, 0, 0, held.get())
+    return (asm.code.REF, 0, 0, held.get)
+
+
+def _fetch_attr(asm: Assembler, source: AttrSource) -> Row:
+    code = asm.code.CODE if source.name == "__code__" else asm.code.ATTR
+    return (code, asm.fetch(source.base), 0, source.name)
+
+
 _FETCHES: dict[type, Callable[[Assembler, Any], Row]] = {
     LocalSource: lambda asm, s: (asm.code.ARG, 0, asm.arguments[s.name], None),
     ConstSource: lambda asm, s: (asm.code.CONST, 0, 0, s.value),
     GlobalsSource: lambda asm, s: (asm.code.GLOBALS, 0, 0, None),
     ClosureSource: lambda asm, s: (asm.code.CELL, 0, asm.cells[s.name], None),
     DictSource: lambda asm, s: (asm.code.DICT, asm.fetch(s.base), 0, None),
-    AttrSource: lambda asm, s: (asm.code.ATTR, asm.fetch(s.base), 0, s.name),
+    AttrSource: _fetch_attr,
     TypeSource: lambda asm, s: (asm.code.TYPEOF, asm.fetch(s.base), 0, None),
     ItemSource: _fetch_item,
     GlobalSource: _fetch_global,
     ModuleSource: _fetch_module,
+    ProgramSource: _fetch_program,
 }
 
 
@@ -172,9 +187,36 @@ def _test_grad_mode(asm: Assembler, guard: Guard) -> list[Row]:
     return [(asm.code.CALL, 0, 0, (torch.is_grad_enabled, guard.payload))]
 
 
+def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
+    use: ClassUse = guard.payload
+    source = guard.source
+    if not isinstance(source, ProgramSource):
+        raise NotNative
+    reference = weakref.ref(source.held.get())
+    names = []
+    for name, wanted in use.names:
+        if isinstance(wanted, int):  # only the version can tell
+            if not use.version:
+                raise NotNative
+            return [(asm.code.CLASS, 0, 0, (reference, use.version, None))]
+        strong = wanted is not None and wanted.immortal
+        names.append((name, (wanted.get(),) if wanted and strong else wanted and wanted.get))
+    return [(asm.code.CLASS, 0, 0, (reference, use.version, tuple(names)))]
+
+
 def _test_alias(asm: Assembler, guard: Guard) -> list[Row]:
     first, second = map(asm.fetch, guard.sources())
     return [(asm.code.IS_REG, first, second, None)]
+
+
+def _test_memory(asm: Assembler, guard: Guard) -> list[Row]:
+    use: MemoryUse = guard.payload
+    if use.shared:
+        raise NotNative
+    written, read = [asm.fetch(s) for s in use.written], [asm.fetch(s) for s in use.read]
+    rows: list[Row] = [(asm.code.MEMORY, 0, len(written) + len(read), None)]
+    rows += [(asm.code.WRITES, register, 0, None) for register in written]
+    return rows + [(asm.code.READS, register, 0, None) for register in read]
 
 
 def _test_tensor(asm: Assembler, guard: Guard) -> list[Row]:
@@ -201,6 +243,8 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
     "ATTR_ABSENT": _test_absent,
     "KEY_ABSENT": _test_absent,
     "ALIAS": _test_alias,
+    "CLASS": _test_class,
+    "MEMORY": _test_memory,
     "GRAD_MODE": _test_grad_mode,
     "GLOBAL_STATE": _test_state,
 }

@@ -1,20 +1,22 @@
 """What a guard remembers of the value it saw: small immutable records that keep no user object.
 
 `Held` refers to an object weakly (so a guard cannot keep it alive), `TensorSpec` is what must hold
-of a tensor, `DictKeys` of a dict, `ShapeExpr` of several sizes; `state` has that of the process.
+of a tensor, `DictKeys` of a dict, `ClassUse` of a class, `ShapeExpr` of several sizes; `state` has
+that of the process.
 """
 
 from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
 import torch
 
+from weft_guards.abi import extension
 from weft_guards.sources import Source, is_literal
 
 # Objects of these types live as long as the process, or hold nothing that a user would miss.
@@ -208,6 +210,87 @@ class DictKeys:
 
     def __str__(self) -> str:
         return repr(list(self.keys))
+
+
+def find_in_class(cls: type, name: str) -> tuple[type, Any] | None:
+    """Find a name in a class and its bases without running descriptors: (definer, attribute)."""
+    for kind in cls.__mro__:
+        if name in kind.__dict__:
+            return kind, kind.__dict__[name]
+    return None
+
+
+@dataclass(frozen=True)
+class ClassUse:
+    """What code took from a class and its bases.
+
+    Args:
+        names: (name, wanted), where wanted is None (found nowhere), a `Held`, or the id of an
+            object that cannot be held weakly, such as a property.
+        version: CPython's version of the class at that time; 0 where it has none.
+    """
+
+    names: tuple[tuple[str, Held | int | None], ...]
+    version: int
+
+    @staticmethod
+    def of(cls: type, names: Mapping[str, tuple[type, Any] | None]) -> ClassUse:
+        """Take a class, and what `find_in_class` found for names."""
+        native: Any = extension()
+        version = native.class_version(cls) if native is not None else 0
+        rows = [(name, found and _held_or_id(found[1])) for name, found in names.items()]
+        return ClassUse(tuple(rows), version)
+
+    def changed(self, cls: type) -> list[str]:
+        """Return the names that mean something else by now."""
+        now = {name: find_in_class(cls, name) for name, _ in self.names}
+        return [name for name, wanted in self.names if not _is_wanted(now[name], wanted)]
+
+    def __str__(self) -> str:
+        return ", ".join(name for name, _ in self.names)
+
+
+def _held_or_id(value: object) -> Held | int:
+    try:
+        return Held(value)
+    except TypeError:
+        return id(value)
+
+
+def _is_wanted(found: tuple[type, Any] | None, wanted: Held | int | None) -> bool:
+    if found is None or wanted is None:
+        return found is None and wanted is None
+    return id(found[1]) == wanted if isinstance(wanted, int) else found[1] is wanted.get()
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Whether tensors that the code writes share memory with each other or with those it reads.
+
+    Args:
+        written: sources of the tensors that are written.
+        read: sources of the others.
+        shared: whether any of the first shares its storage with another tensor.
+    """
+
+    written: tuple[Source, ...]
+    read: tuple[Source, ...]
+    shared: bool = False
+
+    def holds(self, *tensors: torch.Tensor) -> bool:
+        """Test the tensors of all sources, the written ones first."""
+        first = len(self.written)
+        return shares_memory(tensors[:first], tensors[first:]) is self.shared
+
+    def __str__(self) -> str:
+        return ", ".join(source.expr() for source in self.written)
+
+
+def shares_memory(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
+    """Say whether a written tensor has the storage of another one, or is one object with it."""
+    storages = [t.untyped_storage()._cdata for t in written]
+    found = set(storages)
+    return len(found) < len(storages) or any(t.untyped_storage()._cdata in found for t in read)
 
 
 @dataclass(frozen=True)

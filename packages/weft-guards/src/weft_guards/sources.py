@@ -9,6 +9,7 @@
     ModuleSource("math")          M['math']                an imported module
     ConstSource(v)                its repr                 an object that capture itself holds
     TorchStateSource()            torch                    settings of the process (guards only)
+    ProgramSource(held)           its name                 a class or function (guards only)
     AttrSource(b, "a")            b.a                      an attribute (descriptors run!)
     DictSource(b)                 b.__dict__               an instance's own dict
     InstanceAttrSource(b, "a")    b.__dict__['a']          an instance attribute, no user code run
@@ -281,6 +282,17 @@ class TorchStateSource(RootSource):
     @override
     def render(self, base: str, names: Names) -> str:
         return "torch" if names is PRINTED else names.const(torch)
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramSource(RootSource):
+    """A class or function of the program, by weak reference: None once it is gone."""
+
+    held: Any  # payloads.Held
+
+    @override
+    def render(self, base: str, names: Names) -> str:
+        return str(self.held) if names is PRINTED else f"{names.const(self.held.get)}()"
 
 
 # ---- read from another source

@@ -1,0 +1,184 @@
+/* The instruction set of checks: reads that fill the next register, and tests. */
+#ifndef WEFT_GUARDS_OPS_H
+#define WEFT_GUARDS_OPS_H
+
+#include <Python.h>
+
+#include "_classes.h"
+#include "_memory.h"
+#include "_state.h"
+#include "_tensor.h"
+
+/* Rows of this table are the instruction set; native.py reads the names from the module. */
+#define INSTRUCTIONS(X)                                                                          \
+    X(ARG)       /* next = argument n */                                                         \
+    X(CONST)     /* next = object */                                                             \
+    X(GLOBALS)   /* next = the function's globals */                                             \
+    X(CELL)      /* next = contents of the function's n-th cell */                               \
+    X(REF)       /* next = object(), a weak reference */                                         \
+    X(DICT)      /* next = instance dict of a */                                                 \
+    X(ITEM)      /* next = a[object] */                                                          \
+    X(INDEX)     /* next = a[n] */                                                               \
+    X(ATTR)      /* next = a.object */                                                           \
+    X(CODE)      /* next = code of the function a */                                             \
+    X(TYPEOF)    /* next = type(a) */                                                            \
+    X(IS)        /* a is object */                                                               \
+    X(IS_REF)    /* a is object(), a weak reference */                                           \
+    X(IS_REG)    /* a is register n */                                                           \
+    X(TYPE)      /* type(a) is object */                                                         \
+    X(TYPE_REF)  /* type(a) is object(), a weak reference */                                     \
+    X(NOT_NONE)  /* a is not None */                                                             \
+    X(EQUAL)     /* same type and equal; object is an int, str, bytes or ordinary float */       \
+    X(LENGTH)    /* len(a) == n */                                                               \
+    X(KEYS)      /* list(a) == object, a tuple of exact str and int; types too */                \
+    X(NOT_IN)    /* object not in a */                                                           \
+    X(CALL)      /* object[0]() == object[1]; reads no register */                               \
+    X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
+    X(GRAD)      /* grad mode is n; reads no register */                                         \
+    X(CLASS)     /* names of a class mean what object says; reads no register */                 \
+    X(MEMORY)    /* n tensors are to follow; reads no register */                                \
+    X(WRITES)    /* tensor a is written, and shares memory with none before */                   \
+    X(READS)     /* tensor a shares memory with none that is written */                          \
+    X(TENSOR)    /* a is the tensor that object describes */
+
+#define AS_ENUM(name) OP_##name,
+enum { INSTRUCTIONS(AS_ENUM) N_INSTRUCTIONS };
+
+typedef struct {
+    int code;
+    Py_ssize_t a, n;
+    PyObject *object; /* borrowed from the program tuple */
+    Tensor *tensor;
+    unsigned int version; /* of the class, when it was last compared */
+} Op;
+
+#define IS_FETCH(op) ((op)->code <= OP_TYPEOF)
+/* Roots read the arguments; tests of state and classes read nothing. */
+#define READS_REGISTER(op) \
+    ((op)->code > OP_REF && ((op)->code < OP_CALL || (op)->code > OP_MEMORY))
+
+static PyObject *
+instance_dict(PyObject *value)
+{
+    return PyType_Check(value) ? PyObject_GetAttrString(value, "__dict__")
+                               : PyObject_GenericGetDict(value, NULL);
+}
+
+static PyObject *
+item(PyObject *value, PyObject *key)
+{
+    if (PyDict_CheckExact(value))
+        return Py_XNewRef(PyDict_GetItemWithError(value, key));
+    return PyObject_GetItem(value, key);
+}
+
+static PyObject *
+item_at(PyObject *value, Py_ssize_t index)
+{
+    if (PyList_CheckExact(value))
+        return index < PyList_GET_SIZE(value) ? Py_NewRef(PyList_GET_ITEM(value, index)) : NULL;
+    if (PyTuple_CheckExact(value))
+        return index < PyTuple_GET_SIZE(value) ? Py_NewRef(PyTuple_GET_ITEM(value, index)) : NULL;
+    PyObject *key = PyLong_FromSsize_t(index);
+    PyObject *result = key ? item(value, key) : NULL;
+    Py_XDECREF(key);
+    return result;
+}
+
+static PyObject *
+cell_contents(PyObject *func, Py_ssize_t index)
+{
+    PyObject *closure = PyFunction_Check(func) ? PyFunction_GET_CLOSURE(func) : NULL;
+    if (!closure || index >= PyTuple_GET_SIZE(closure))
+        return NULL;
+    return PyCell_Get(PyTuple_GET_ITEM(closure, index));
+}
+
+/* `known` is an exact str or int, so comparing runs no user code. */
+static int
+same_key(PyObject *key, PyObject *known)
+{
+    return key == known ||
+           (Py_IS_TYPE(key, Py_TYPE(known)) && PyObject_RichCompareBool(key, known, Py_EQ) == 1);
+}
+
+static int
+same_keys(PyObject *value, PyObject *keys)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(keys), position = 0, index = 0;
+    PyObject *key;
+    if (PyDict_CheckExact(value)) {
+        if (PyDict_GET_SIZE(value) != count)
+            return 0;
+        while (PyDict_Next(value, &position, &key, NULL))
+            if (!same_key(key, PyTuple_GET_ITEM(keys, index++)))
+                return 0;
+        return 1;
+    }
+    PyObject *listed = PySequence_List(value); /* subclasses may keep an order of their own */
+    int same = listed && PyList_GET_SIZE(listed) == count;
+    for (; same && index < count; index++)
+        same = same_key(PyList_GET_ITEM(listed, index), PyTuple_GET_ITEM(keys, index));
+    Py_XDECREF(listed);
+    return same;
+}
+
+static int
+test_call(PyObject *pair)
+{
+    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0));
+    int same = now && PyObject_RichCompareBool(now, PyTuple_GET_ITEM(pair, 1), Py_EQ) == 1;
+    Py_XDECREF(now);
+    return same;
+}
+
+/* New reference to what an instruction reads, from `base` where it reads a register; or NULL. */
+static PyObject *
+fetch(const Op *op, PyObject *const *args, PyObject *base)
+{
+    switch (op->code) {
+    case OP_ARG: return Py_NewRef(args[1 + op->n]);
+    case OP_CONST: return Py_NewRef(op->object);
+    case OP_GLOBALS:
+        return PyFunction_Check(args[0]) ? Py_NewRef(PyFunction_GET_GLOBALS(args[0])) : NULL;
+    case OP_CELL: return cell_contents(args[0], op->n);
+    case OP_REF: return referent(op->object);
+    case OP_DICT: return instance_dict(base);
+    case OP_ITEM: return item(base, op->object);
+    case OP_INDEX: return item_at(base, op->n);
+    case OP_ATTR: return PyObject_GetAttr(base, op->object);
+    case OP_CODE: return PyFunction_Check(base) ? Py_NewRef(PyFunction_GET_CODE(base)) : NULL;
+    default: return Py_NewRef((PyObject *)Py_TYPE(base)); /* OP_TYPEOF */
+    }
+}
+
+/* Run a test on `value` (NULL where it reads no register); `other` is register n of IS_REG. */
+static int
+test(Op *op, PyObject *value, PyObject *other)
+{
+    switch (op->code) {
+    case OP_IS: return value == op->object;
+    case OP_IS_REF: return is_referent(value, op->object);
+    case OP_IS_REG: return value == other;
+    case OP_TYPE: return (PyObject *)Py_TYPE(value) == op->object;
+    case OP_TYPE_REF: return is_referent((PyObject *)Py_TYPE(value), op->object);
+    case OP_NOT_NONE: return value != Py_None;
+    case OP_EQUAL:
+        return Py_IS_TYPE(value, Py_TYPE(op->object)) &&
+               PyObject_RichCompareBool(value, op->object, Py_EQ) == 1;
+    case OP_LENGTH: return PyObject_Size(value) == op->n;
+    case OP_KEYS: return same_keys(value, op->object);
+    case OP_NOT_IN:
+        return (PyDict_CheckExact(value) ? PyDict_Contains(value, op->object)
+                                         : PySequence_Contains(value, op->object)) == 0;
+    case OP_CALL: return test_call(op->object);
+    case OP_STATE: return test_state_words(op->object);
+    case OP_GRAD: return torch_state.grad_mode() == op->n;
+    case OP_CLASS: return test_class(op->object, &op->version);
+    case OP_MEMORY: return begin_memory(op->n);
+    case OP_WRITES: case OP_READS: return note_storage(value, op->code == OP_WRITES);
+    default: return test_tensor(op->tensor, value); /* OP_TENSOR */
+    }
+}
+
+#endif
