@@ -138,11 +138,11 @@ def break_in_enumerate(x):
 
 
 def break_in_generator_argument(x):
-    return sum(float(t) for t in (x + 1).flatten())
+    return sum(int(t) for t in (x + 1).flatten())
 
 
 def break_in_comprehension(x):
-    return [float(row.sum()) for row in x]
+    return [int(row.sum()) for row in x]
 
 
 def mutation_before_break(x, items):

@@ -1,5 +1,6 @@
 """Guards, recompiles and automatic dynamic shapes."""
 
+import pytest
 import torch
 import weft_capture
 from test_capture_language import eager_backend, same
@@ -178,3 +179,97 @@ def test_explain_counts():
     assert report.graph_count == 2
     assert [record.code for record in report.breaks] == ["data-dependent-branch"]
     assert "data-dependent-branch" in str(report)
+
+
+class Schedule:
+    def __init__(self):
+        self.rate = 0.5
+        self.count = 3
+
+
+schedule = Schedule()
+GAIN = 1.5
+SHIFT = 4
+
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+        self.step = 5
+
+    def forward(self, x):
+        self.step += 1
+        return x * self.scale + self.step
+
+
+def numbers_of_attributes(x):
+    return x * schedule.rate + schedule.count
+
+
+def numbers_of_globals(x):
+    return x / GAIN - SHIFT
+
+
+def numbers_of_closures():
+    factor, shift = 0.25, 7
+
+    def inner(x):
+        return x * factor + shift
+
+    def change():
+        nonlocal factor, shift
+        factor *= 1.5
+        shift += 3
+
+    return inner, change
+
+
+def change_schedule():
+    schedule.rate *= 1.3
+    schedule.count += 2
+
+
+def change_globals():
+    global GAIN, SHIFT
+    GAIN += 0.7
+    SHIFT += 1
+
+
+def no_change():
+    pass
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("case", ["attributes", "globals", "closure", "module"])
+def test_numbers_that_change_compile_twice(case, dtype):
+    inner, change_cells = numbers_of_closures()
+    module, twin = Counts(), Counts()
+    function, expected_of, change = {
+        "attributes": (numbers_of_attributes, numbers_of_attributes, change_schedule),
+        "globals": (numbers_of_globals, numbers_of_globals, change_globals),
+        "closure": (inner, inner, change_cells),
+        "module": (module.forward, twin.forward, no_change),
+    }[case]
+    compiled = weft_capture.capture(function, lambda graph, inputs: graph.forward)
+    x = torch.arange(1, 7).to(dtype)
+    for _ in range(6):
+        expected, actual = expected_of(x), compiled(x)
+        assert torch.equal(actual, expected)
+        assert actual.dtype is expected.dtype
+        assert module.step == twin.step or case != "module"
+        module.scale = twin.scale = module.scale * 1.25
+        change()
+    assert len(compiled._weft_capture.graphs) == 2
+
+
+def test_with_dynamic_true_attributes_are_constants_until_they_change():
+    schedule.count = 3
+    compiled = weft_capture.capture(
+        lambda x: x.reshape(schedule.count, -1), lambda graph, inputs: graph.forward, dynamic=True
+    )
+    assert compiled(torch.ones(6)).shape == (3, 2)
+    (graph,) = compiled._weft_capture.graphs
+    assert len([node for node in graph.graph.nodes if node.op == "placeholder"]) == 2
+    schedule.count = 2
+    assert compiled(torch.ones(6)).shape == (2, 3)

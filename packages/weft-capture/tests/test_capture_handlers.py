@@ -7,7 +7,10 @@ import pytest
 import torch
 from weft_capture import capture, config, graph_break, reset
 from weft_capture.bytecode import decode
-from weft_capture.frames import OuterFrame
+from weft_capture.steps import OuterFrame
+
+# Handlers that break the graph run eagerly from there on, and say so.
+pytestmark = pytest.mark.filterwarnings(r"ignore:\[handler\]")
 
 
 class Manager:
@@ -181,9 +184,10 @@ def test_break_forced_at_every_instruction(program, monkeypatch):
     names = [instr.opname for instr in decode(program.__code__).instrs]
     for forced in range(names.index("RESUME") + 1, len(names)):
 
-        def step(frame, limit, break_at=-1, reason=None, forced=forced):
-            first = frame.function.code is program.__code__ and break_at < 0
-            return step_until_break(frame, limit, forced if first else break_at, reason)
+        def step(frame, forced=forced):
+            if frame.function.code is program.__code__ and frame.tx.steps.break_at < 0:
+                frame.tx.steps.break_at = forced
+            return step_until_break(frame)
 
         monkeypatch.setattr(OuterFrame, "step_until_break", step)
         with config.settings.patch(raise_internal_errors=True):

@@ -99,7 +99,8 @@ class MakesModule(nn.Module):
         self.linear = nn.Linear(3, 3)
 
     def forward(self, x):
-        return nn.ReLU()(self.linear(x))
+        torch.manual_seed(0)
+        return nn.Linear(3, 2)(self.linear(x))
 
 
 def hooked():
@@ -127,10 +128,12 @@ WHOLE = {
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
                   torch.randn(2, 4, 8)),
     "lstm_cell": (lambda: nn.LSTMCell(3, 4), X),
+    "custom_function": (CustomFunction, X),
+    "lstm": (lambda: nn.LSTM(3, 4), torch.randn(5, 2, 3)),
+    "gru": (lambda: nn.GRU(3, 4, 2, bidirectional=True), torch.randn(5, 2, 3)),
+    "rnn": (lambda: nn.RNN(3, 4, batch_first=True), torch.randn(5, 2, 3)),
 }  # fmt: skip
 WITH_BREAKS = {
-    "lstm": (lambda: nn.LSTM(3, 4), torch.randn(5, 2, 3)),
-    "custom_function": (CustomFunction, X),
     "makes_module": (MakesModule, X),
 }
 
@@ -202,4 +205,5 @@ def test_layers_of_one_class_share_a_graph():
     optimised = weft_capture.capture(model, eager_backend)
     assert torch.equal(optimised(x), model(x))
     assert torch.equal(optimised(x), model(x))
-    assert len(optimised._weft_capture.graphs) == 2
+    # The first layer up to its break, the rest of any layer, any next layer up to its break.
+    assert len(optimised._weft_capture.graphs) == 3

@@ -374,7 +374,7 @@ CAPTURED_WHOLE = [
 ]  # fmt: skip
 WITH_BREAKS = [
     setattr_break, rec_break, assert_tensor, index_mask, autocast_break, enumerate_break,
-    while_data, gen_break, tolist, item_index, try_op, counter, exit_stack,
+    while_data, gen_break, tolist, item_index, try_op, exit_stack,
 ]  # fmt: skip
 
 
@@ -453,3 +453,39 @@ def contextlib_manager(x):
 @pytest.mark.parametrize("function", [generator_protocol, contextlib_manager])
 def test_generators_are_stepped(function):
     assert not check(function, X).breaks
+
+
+KINDS = {int, float}
+
+
+def test_set_of_classes():
+    """dataclasses of 3.12 keep such a set; adding to it is seen by the guards."""
+
+    def f(x, value):
+        return x + 1 if type(value) in KINDS else x - 1
+
+    compiled = wc.capture(f, lambda graph, inputs: graph.forward, fullgraph=True)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x, 2), x + 1)
+    assert torch.equal(compiled(x, "2"), x - 1)
+    KINDS.add(str)
+    try:
+        assert torch.equal(compiled(x, "2"), x + 1)
+    finally:
+        KINDS.discard(str)
+
+
+def test_inputs_with_like_names():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.W = torch.nn.Parameter(torch.ones(2))
+            self.w = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, x):
+            return x * self.W + self.w
+
+    model = Twice()
+    compiled = wc.capture(model.forward, lambda graph, inputs: graph.forward, fullgraph=True)
+    x = torch.randn(2)
+    assert torch.equal(compiled(x), model(x))

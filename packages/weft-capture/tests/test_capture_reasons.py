@@ -10,7 +10,9 @@ SOURCES = Path(weft_capture.__file__).parent.rglob("*.py")
 
 def test_every_break_code_is_in_the_table():
     used = {
-        code for path in SOURCES for code in re.findall(r'Break\(\s*"([a-z-]+)"', path.read_text())
+        code
+        for path in SOURCES
+        for code in re.findall(r'(?:Break\(|lost_record\(code,)\s*"([a-z-]+)"', path.read_text())
     }
     assert used
     assert used <= set(weft_capture.REASONS)

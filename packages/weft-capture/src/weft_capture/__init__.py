@@ -4,7 +4,7 @@
 makes of it. `convert` is the pipeline; values, opcodes and rules are what it computes with.
 """
 
-from weft_capture.api import Capture, Explanation, capture, explain, reset
+from weft_capture.api import Capture, Explanation, capture, explain, report, reset
 from weft_capture.breaks import REASONS, Break, BreakRecord
 from weft_capture.config import settings
 from weft_capture.markers import (
@@ -16,6 +16,7 @@ from weft_capture.markers import (
     is_compiling,
     substitute_in_graph,
 )
+from weft_capture.reports import FrameReport, Report
 from weft_capture.stance import set_stance
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "BreakRecord",
     "Capture",
     "Explanation",
+    "FrameReport",
+    "Report",
     "allow_in_graph",
     "assume_constant_result",
     "capture",
@@ -32,6 +35,7 @@ __all__ = [
     "explain",
     "graph_break",
     "is_compiling",
+    "report",
     "reset",
     "set_stance",
     "settings",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import os
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,19 +14,34 @@ from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
+from weft_core.collector import collector_paused
 from weft_core.errors import Unsupported, WeftError
 from weft_core.events import counters, span
 from weft_guards import CodeCache, arg_names_of, compile_check
+from weft_guards.sources import LocalSource
 
 from weft_capture import config, frame, stance
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
 from weft_capture.convert import Backend, BreakUnderFullgraph, Converted, convert
+from weft_capture.output.entry import entry_replacement, is_entry
+from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
 from weft_capture.selection import has_tensor_work, is_skipped_code
 
 F = TypeVar("F", bound=Callable[..., Any])
+_SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _lock = threading.RLock()
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have been compiling; it does not exist in the child."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Capture:
@@ -35,19 +51,26 @@ class Capture:
         backend: (graph module, example inputs) -> callable.
         fullgraph: a graph break is an error.
         dynamic: see `weft_guards.DynamicPolicy`.
+        first_backend: compiles the first call under the stance `aot_eager_then_compile`.
     """
 
     def __init__(
-        self, backend: Backend, fullgraph: bool = False, dynamic: bool | None = None
+        self,
+        backend: Backend,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        first_backend: Backend | None = None,
     ) -> None:
         self.backend = backend
+        self.first_backend = first_backend
         self.fullgraph = fullgraph
         self.dynamic = dynamic
         self.caches: dict[types.CodeType, CodeCache] = {}
         self.breaks: list[BreakRecord] = []
         self.graphs: list[GraphModule] = []
-        self._warned: set[types.CodeType] = set()
+        self.logs: dict[types.CodeType, CodeLog] = {}
         self._busy = threading.local()
+        self._others: dict[Backend, Capture] = {}  # captures of the same for other backends
         # One object for good: the hook tells the runs of different captures apart by it.
         self.miss = self.on_miss
         _all.add(self)
@@ -56,8 +79,13 @@ class Capture:
         self, function: types.FunctionType, code: types.CodeType, flat_args: tuple[Any, ...]
     ) -> types.CodeType | None:
         """Answer the frame hook: code to run in the place of this call, or None."""
-        if getattr(self._busy, "on", False):
-            return None
+        if getattr(self._busy, "on", False) or torch._C._are_functorch_transforms_active():
+            return None  # what vmap and grad call on their tensors runs as it is
+        if is_entry(code):
+            return entry_replacement(code)
+        known = self.caches.get(code)
+        if known is not None and known.skip_reason is not None:
+            return known.lookup(function, *flat_args)
         resumed = is_resume(code)
         if not resumed and is_skipped_code(code, function.__module__):
             frame.skip(code)
@@ -70,22 +98,68 @@ class Capture:
                 return found
             if not (resumed or cache.entries or has_tensor_work(function, flat_args)):
                 return None
-            if cache.entries and not stance.may_recompile(code.co_qualname):
+            reasons = functools.partial(self._reasons, cache, function, flat_args)
+            if not stance.may_compile(code.co_qualname, reasons):
                 return None
-            strict = self.fullgraph
-            if not cache.may_compile(function, flat_args, strict=strict):
-                frame.skip(code)
+            if not cache.may_compile(function, flat_args, strict=self.fullgraph):
+                # The cache has warned about it, with the failing guards.
+                self.log(code).lost = lost_record(code, "recompile-limit", cache.skip_reason or "")
                 return None
             self._busy.on = True
             try:
-                return self._compile(cache, function, flat_args)
+                with collector_paused():
+                    return self._compile(cache, function, flat_args)
             finally:
                 self._busy.on = False
+
+    def _reasons(
+        self, cache: CodeCache, function: types.FunctionType, flat_args: tuple[Any, ...]
+    ) -> str:
+        rows = [miss for _, misses in cache.reasons(function, flat_args) for miss in misses]
+        return "".join(f"\n  {miss}" for miss in rows)
+
+    def under_stance(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function as the stance in force says (see `stance`)."""
+        now = stance.active
+        if now is None or now.name == "force_eager" or torch._C._is_tracing():
+            return function(*args, **kwargs)
+        chosen = self if now.backend is None else self._for_backend(now.backend)
+        if now.name in ("eager_then_compile", "aot_eager_then_compile") and not self.caches:
+            self._observe(function, args, kwargs)
+            if now.name == "eager_then_compile" or self.first_backend is None:
+                return function(*args, **kwargs)
+            chosen = self._for_backend(self.first_backend)
+        return frame.run(chosen.miss, function, *args, **kwargs)
+
+    def _for_backend(self, backend: Backend) -> Capture:
+        with _lock:
+            if backend not in self._others:
+                self._others[backend] = Capture(backend, self.fullgraph, self.dynamic)
+            return self._others[backend]
+
+    def _observe(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Let the policy see the arguments of a call that is not compiled."""
+        plain = getattr(function, "__func__", function)
+        if not isinstance(plain, types.FunctionType):
+            return
+        policy = self._cache(plain.__code__).policy
+        for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+            policy.observe(LocalSource(name), value)
+
+    def log(self, code: types.CodeType) -> CodeLog:
+        """Return the record of a code object."""
+        return self.logs.setdefault(code, CodeLog())
 
     def _cache(self, code: types.CodeType) -> CodeCache:
         cache = self.caches.get(code)
         if cache is None:
-            cache = self.caches[code] = CodeCache(code, self.dynamic)
+            # One call of a loop with a break enters a piece of it once an iteration.
+            patience = 4 if is_resume(code) else 1
+            cache = self.caches[code] = CodeCache(code, self.dynamic, patience)
         return cache
 
     def _compile(
@@ -101,7 +175,7 @@ class Capture:
                 fullgraph=self.fullgraph,
                 tail_call=frame.tail_call,
             )
-            return self._install(cache, function, converted)
+            return self._install(cache, function, flat_args, converted)
         except BreakUnderFullgraph as error:
             record = error.record
             raise Unsupported(
@@ -112,7 +186,11 @@ class Capture:
         except Exception as error:
             if self.fullgraph or config.settings.raise_internal_errors:
                 raise
-            self._give_up(cache, code, error)
+            cache.mark_skip(f"internal error: {error}")
+            frame.skip(code)
+            counters["graph_break"]["internal"] += 1
+            text = f"{type(error).__name__}: {error}"
+            self.log(code).lose(code, lost_record(code, "internal", text))
             return None
 
     def _record_graph(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -120,15 +198,28 @@ class Capture:
         return self.backend(graph, inputs)
 
     def _install(
-        self, cache: CodeCache, function: types.FunctionType, converted: Converted
+        self,
+        cache: CodeCache,
+        function: types.FunctionType,
+        flat_args: tuple[Any, ...],
+        converted: Converted,
     ) -> types.CodeType | None:
         code = function.__code__
+        log = self.log(code)
         if converted.stopped is not None:
             self.breaks.append(converted.stopped)
+            log.breaks.append(converted.stopped)
         if converted.code is None:
+            assert converted.stopped is not None
+            if converted.stopped.code == "uncaught-exception":
+                return None  # another call may go another way
             cache.mark_skip("capture cannot rebuild the state at the break")
             frame.skip(code)
+            if has_tensor_work(function, flat_args):
+                log.lose(code, converted.stopped)
             return None
+        if converted.graph is not None:
+            log.ops.append(count_ops(converted.graph))
         frame.skip(converted.code)
         with span("guards", code.co_qualname):
             check = compile_check(converted.guards, arg_names_of(code), code.co_freevars)
@@ -136,19 +227,6 @@ class Capture:
         frame.set_lookup(code, cache.lookup, self.miss)
         counters["frames"]["compiled"] += 1
         return converted.code
-
-    def _give_up(self, cache: CodeCache, code: types.CodeType, error: Exception) -> None:
-        cache.mark_skip(f"internal error: {error}")
-        frame.skip(code)
-        counters["graph_break"]["internal"] += 1
-        if code not in self._warned:
-            self._warned.add(code)
-            warnings.warn(
-                f"[internal] weft could not capture {code.co_qualname} "
-                f"({code.co_filename}:{code.co_firstlineno}), which runs eagerly: "
-                f"{type(error).__name__}: {error}",
-                stacklevel=3,
-            )
 
     def __del__(self) -> None:
         self.forget()
@@ -159,8 +237,10 @@ class Capture:
             cache.clear()
             frame.forget(code)
         self.caches.clear()
+        self.logs.clear()
         self.breaks.clear()
         self.graphs.clear()
+        self._others.clear()
 
 
 def capture(
@@ -169,6 +249,7 @@ def capture(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
+    first_backend: Backend | None = None,
 ) -> Callable[..., Any]:
     """Return `function` with its graphs compiled by `backend`.
 
@@ -177,17 +258,21 @@ def capture(
         backend: (fx.GraphModule, list of example inputs) -> callable on the inputs.
         fullgraph: raise Unsupported at a graph break instead of splitting the graph.
         dynamic: None: symbolic sizes once a size changed; True: from the start; False: never.
+        first_backend: see `Capture`.
     """
-    state = Capture(backend, fullgraph, dynamic)
+    state = Capture(backend, fullgraph, dynamic, first_backend)
     miss = state.miss
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
-        if stance.forces_eager() or torch._C._is_tracing():
-            return function(*args, **kwargs)
+        if stance.active is not None or torch._C._is_tracing():
+            return state.under_stance(function, args, kwargs)
         return frame.run(miss, function, *args, **kwargs)
 
     if isinstance(function, types.FunctionType | types.MethodType):
         functools.update_wrapper(optimised, function)
+        if function.__code__.co_flags & _SUSPENDING:
+            code = function.__code__
+            state.log(code).lose(code, lost_record(code, "generator-frame", code.co_qualname))
     frame.skip(optimised.__code__)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
@@ -220,8 +305,7 @@ class Explanation:
     @property
     def op_count(self) -> int:
         """Number of operations in all graphs."""
-        kinds = ("call_function", "call_method", "call_module")
-        return sum(node.op in kinds for graph in self.graphs for node in graph.graph.nodes)
+        return sum(map(count_ops, self.graphs))
 
     def __str__(self) -> str:
         head = f"{self.graph_count} graphs, {len(self.breaks)} breaks, {self.op_count} ops, "
@@ -241,6 +325,16 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
         return result
 
     return run
+
+
+def report() -> Report:
+    """Tell what became of every frame that was captured since the last reset."""
+    with _lock:
+        return gather(
+            (code, log, state.caches.get(code))
+            for state in list(_all)
+            for code, log in state.logs.items()
+        )
 
 
 def reset() -> None:

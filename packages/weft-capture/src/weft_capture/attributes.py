@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_guards import ClassUse, Guard, Held
+from weft_guards.payloads import find_in_class
 from weft_guards.sources import (
     AttrSource,
     ConstSource,
+    DictSource,
     InstanceAttrSource,
     ItemSource,
+    ModuleSource,
+    ProgramSource,
     Source,
     TypeSource,
 )
@@ -26,7 +33,9 @@ from weft_guards.sources import (
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, Value
 from weft_capture.values.constant import constant
+from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, ClassValue, SuperValue
+from weft_capture.values.made_classes import MADE
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -47,12 +56,52 @@ def is_trusted(module: str | None) -> bool:
     return root == "torch" or (root in sys.stdlib_module_names and root != "__main__")
 
 
+class ClassReads(threading.local):
+    """The names that the capture under way looked up in classes, and what was found."""
+
+    def __init__(self) -> None:
+        self.found: dict[type, dict[str, Found | None]] | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[dict[type, dict[str, Found | None]]]:
+        """Record the lookups of a block; the table is filled as they happen."""
+        before, self.found = self.found, {}
+        try:
+            yield self.found
+        finally:
+            self.found = before
+
+
+class_reads = ClassReads()
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
 def lookup(cls: type, name: str) -> Found | None:
-    """Find a name in a class and its bases without running descriptors."""
-    for kind in cls.__mro__:
-        if name in kind.__dict__:
-            return kind, kind.__dict__[name]
-    return None
+    """Find a name in a class and its bases without running descriptors.
+
+    During a capture, code comes to depend on what is found, and on names that are not.
+    """
+    found = find_in_class(cls, name)
+    if class_reads.found is not None and not cls.__flags__ & _IMMUTABLE_TYPE:
+        class_reads.found.setdefault(cls, {})[name] = found
+    return found
+
+
+def class_guards(reads: dict[type, dict[str, Found | None]]) -> Iterator[Guard]:
+    """Yield one guard for each class that was read.
+
+    What is no descriptor is guarded by its value where it is read, unless nobody changes it.
+    """
+    for cls, names in reads.items():
+        kept = {
+            name: found
+            for name, found in names.items()
+            if found is None
+            or hasattr(type(found[1]), "__get__")
+            or is_trusted(found[0].__module__)
+        }
+        if kept:
+            yield Guard.of(ProgramSource(Held(cls)), "CLASS", ClassUse.of(cls, kept))
 
 
 def is_python_code(attribute: object) -> bool:
@@ -69,7 +118,7 @@ def _is_data_descriptor(attribute: object) -> bool:
 
 def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) -> Source:
     """Return where a class attribute is read from; constant for classes nobody changes."""
-    if is_trusted(definer.__module__):
+    if is_trusted(definer.__module__) or definer in MADE:
         return ConstSource(definer.__dict__[name])
     base = TypeSource(owner.source) if owner.source is not None else ConstSource(cls)
     return AttrSource(base, name)
@@ -121,6 +170,8 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
         if base is not None:
             read: Value = base.getattr(tx, name)
             return read
+        if isinstance(found[1], types.MemberDescriptorType):
+            tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
         raise Break("unsupported-value", f"attribute {name} of {owner.describe()}")
     try:
         real = found[1].__get__(obj)
@@ -129,9 +180,14 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     return tx.wrap(real, AttrSource(owner.source, name) if owner.source else ConstSource(real))
 
 
+def _bind_cached(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    return BoundMethod(tx.const_object(found[1]), owner)
+
+
 _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
     types.FunctionType: _bind_function,
     property: _bind_property,
+    functools._lru_cache_wrapper: _bind_cached,
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
     staticmethod: _bind_staticmethod,
@@ -214,8 +270,33 @@ def plain_set_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -
             tx.const_object(attribute.fset).call(tx, [self, value], {})
             return
         if not isinstance(attribute, types.MemberDescriptorType):
-            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+            _set_by_descriptor(tx, self, attribute, value, name)
+            return
+    elif not _has_dict(self.cls):
+        try:
+            object.__setattr__(object.__new__(self.cls), name, None)
+        except AttributeError as error:
+            tx.raise_real(error)
+        except TypeError:
+            pass
     self.store(tx, name, value)
+
+
+def _has_dict(cls: type) -> bool:
+    return bool(cls.__dictoffset__)
+
+
+def _set_by_descriptor(
+    tx: Tracer, self: UserObject, attribute: Any, value: Value, name: str
+) -> None:
+    setter = lookup(type(attribute), "__set__")
+    if name == "__class__" and isinstance(value, ClassValue) and self.obj is None:
+        tx.journal.on_rollback(functools.partial(setattr, self, "cls", self.cls))
+        self.cls = value.obj
+        return
+    if setter is None or not is_python_code(setter[1]):
+        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+    tx.const_object(setter[1]).call(tx, [tx.const_object(attribute), self, value], {})
 
 
 def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | None:
@@ -236,6 +317,12 @@ def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
     """Read a parameter, buffer or submodule."""
     for group in _MEMBER_DICTS:
         members = self.obj.__dict__.get(group)
+        changed = tx.known.get(id(members))
+        if changed is not None and isinstance(changed[0], DictValue):
+            entry = changed[0].entries.get(name)
+            if entry is not None:
+                return tx.force(entry[1])
+            continue
         if members is not None and name in members:
             if self.source is None:
                 return tx.const_object(members[name])
@@ -245,32 +332,35 @@ def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = tuple(
-    getattr(torch.nn.modules.module, name)
-    for name in (
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-    )
-)
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
 
-def call_module(tx: Tracer, self: ModuleValue, args: list[Value], kwargs: Kwargs) -> Value:
-    """Call a module: straight to `forward` when it has no hooks, which is guarded."""
+def _global_hooks(tx: Tracer) -> bool:
+    """Say whether hooks on all modules are set, and guard it."""
+    holder = DictSource(ModuleSource("torch.nn.modules.module"))
+    counts = {name: len(getattr(torch.nn.modules.module, name)) for name in _GLOBAL_HOOKS}
+    for name, count in counts.items():
+        tx.guard(ItemSource(holder, name), "LEN", count)
+    return any(counts.values())
+
+
+def module_call(
+    tx: Tracer, self: ModuleValue, args: list[Value], kwargs: Kwargs
+) -> tuple[Value, list[Value], Kwargs]:
+    """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
     cls = self.cls
     entry = lookup(cls, "__call__")
     if entry is None or entry[1] is not torch.nn.Module.__call__:
-        return self.special(tx, "__call__").call(tx, args, kwargs)
+        return self.special(tx, "__call__"), args, kwargs
     module_dict = self.obj.__dict__
-    if any(_GLOBAL_HOOKS) or any(module_dict.get(name) for name in _HOOKS):
-        return tx.const_object(torch.nn.Module._call_impl).call(tx, [self, *args], kwargs)
+    if _global_hooks(tx) or any(module_dict.get(name) for name in _HOOKS):
+        return tx.const_object(torch.nn.Module._call_impl), [self, *args], kwargs
     if module_dict.get("_compiled_call_impl") is not None:
         raise Break("disabled", f"{cls.__name__} is compiled on its own")
     if self.source is not None:
         for name in _HOOKS:
             tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)
-    return self.getattr(tx, "forward").call(tx, args, kwargs)
+    return self.getattr(tx, "forward"), args, kwargs
 
 
 # ---- classes, functions, modules, super
@@ -290,8 +380,6 @@ def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
     }
     if name in special:
         return special[name]()
-    if name == "apply" and issubclass(cls, torch.autograd.Function):
-        return MethodOf(self, name)
     found = lookup(cls, name)
     if found is None or isinstance(lookup(type(cls), name), property):
         return _metaclass_attribute(tx, self, name)
@@ -306,7 +394,7 @@ def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
         real = getattr(cls, name)
     except AttributeError as error:
         tx.raise_(AttributeError, *error.args)
-    if is_trusted(definer.__module__) or callable(real):
+    if is_trusted(definer.__module__) or callable(real) or definer in MADE:
         return tx.const_object(real)
     return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
 
@@ -326,22 +414,21 @@ _C_METHODS = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
     types.BuiltinFunctionType,
+    types.ClassMethodDescriptorType,
 )
 
 
 def super_attribute(tx: Tracer, self: SuperValue, name: str) -> Value:
     """Read an attribute through `super()`."""
     owner = self.owner
-    if isinstance(owner, ClassValue):
-        cls = owner.obj
-    else:
-        cls = owner.python_type()
+    through_class = isinstance(owner, ClassValue) and issubclass(owner.obj, self.cls)
+    cls = owner.obj if through_class else owner.python_type()  # type: ignore[attr-defined]
     mro = cls.__mro__
     for kind in mro[mro.index(self.cls) + 1 :]:
         if name not in kind.__dict__:
             continue
         attribute = kind.__dict__[name]
-        if isinstance(owner, ClassValue) and isinstance(attribute, types.FunctionType):
+        if through_class and isinstance(attribute, types.FunctionType):
             return tx.const_object(attribute)
         if isinstance(attribute, _C_METHODS):
             return tx.base_method(owner, kind, name)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+import types
+from typing import TYPE_CHECKING, NoReturn
 
+from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.containers import TupleValue
@@ -33,43 +35,66 @@ def bind_arguments(
         bound[names[after]] = TupleValue(extra)
         after += 1
     elif extra:
-        text = (
-            f"{function.name}() takes {positional} positional arguments but {len(args)} were given"
-        )
-        tx.raise_(TypeError, text)
+        _does_not_fit(tx, function, args, kwargs)
     rest: Kwargs = {}
     by_keyword = names[code.co_posonlyargcount : positional + keyword_only]
     for name, value in kwargs.items():
         if name not in by_keyword:
             rest[name] = value
         elif name in bound:
-            tx.raise_(TypeError, f"{function.name}() got multiple values for argument '{name}'")
+            _does_not_fit(tx, function, args, kwargs)
         else:
             bound[name] = value
     if code.co_flags & inspect.CO_VARKEYWORDS:
         bound[names[after]] = DictValue([(constant(name), value) for name, value in rest.items()])
     elif rest:
-        name = next(iter(rest))
-        tx.raise_(TypeError, f"{function.name}() got an unexpected keyword argument '{name}'")
-    _fill_defaults(tx, function, bound)
+        _does_not_fit(tx, function, args, kwargs)
+    if not _fill_defaults(function, bound):
+        _does_not_fit(tx, function, args, kwargs)
     return bound
 
 
-def _fill_defaults(tx: Tracer, function: FunctionValue, bound: dict[str, Value]) -> None:
+def _fill_defaults(function: FunctionValue, bound: dict[str, Value]) -> bool:
+    """Add the defaults of what is not given; False when something is missing."""
     code = function.code
     positional = code.co_argcount
     names = code.co_varnames
     first_default = positional - len(function.defaults)
     for index in range(positional):
         name = names[index]
-        if name in bound:
-            continue
-        if index < first_default:
-            tx.raise_(TypeError, f"{function.name}() missing required argument: '{name}'")
-        bound[name] = function.defaults[index - first_default]
+        if name not in bound:
+            if index < first_default:
+                return False
+            bound[name] = function.defaults[index - first_default]
     for name in names[positional : positional + code.co_kwonlyargcount]:
-        if name in bound:
-            continue
-        if name not in function.kwdefaults:
-            tx.raise_(TypeError, f"{function.name}() missing required keyword argument: '{name}'")
-        bound[name] = function.kwdefaults[name]
+        if name not in bound:
+            if name not in function.kwdefaults:
+                return False
+            bound[name] = function.kwdefaults[name]
+    return True
+
+
+_EMPTY = (lambda: None).__code__
+
+
+def _does_not_fit(
+    tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs
+) -> NoReturn:
+    """Raise CPython's own TypeError, by calling an empty function of the same parameters."""
+    code = function.code
+    empty = code.replace(
+        co_code=_EMPTY.co_code,
+        co_consts=_EMPTY.co_consts,
+        co_exceptiontable=b"",
+        co_flags=code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS),
+        co_freevars=(),
+        co_cellvars=(),
+    )
+    stub = types.FunctionType(empty, {}, code.co_name, tuple(function.defaults))
+    stub.__qualname__ = function.name
+    stub.__kwdefaults__ = dict(function.kwdefaults)
+    try:
+        stub(*args, **kwargs)
+    except TypeError as error:
+        tx.raise_real(error)
+    raise Break("internal", f"arguments of {function.name}")

@@ -56,6 +56,10 @@ REASONS: dict[str, Reason] = {
         "a generator that is still running cannot be carried across this point",
         "turn the generator into a list",
     ),
+    "loop": Reason(
+        "a loop that a graph break lies in goes on: its iterator is stepped for real",
+        "none needed: the loop's body is compiled; without the break there is one graph",
+    ),
     "op-failed": Reason(
         "the operation raises on tensors of these shapes and types",
         "fix the operation; eager execution shows the same error",
@@ -73,6 +77,18 @@ REASONS: dict[str, Reason] = {
         "the frame executes very many instructions",
         "compile an inner function instead of the whole loop",
     ),
+    "handler": Reason(
+        "the handler of an exception that was raised for real runs in one piece with what follows",
+        "let the handler only note what happened, and do the rest behind it",
+    ),
+    "generator-frame": Reason(
+        "the frame of a generator or coroutine is not replaced by compiled code",
+        "compile a function that runs the generator, or that it calls",
+    ),
+    "recompile-limit": Reason(
+        "the function was compiled as often as the recompile limit allows",
+        "see the warning for the failing guards, or raise the limit",
+    ),
     "internal": Reason(
         "capture failed on its own account; this is a bug in weft",
         "please report it with the program; the frame runs eagerly",
@@ -87,7 +103,11 @@ class Break(Exception):
     Args:
         code: a key of `REASONS`.
         detail: what exactly was met, such as the name of the function.
+
+    `retry_at` is set where a value cannot be rebuilt: the step that should run for real instead.
     """
+
+    retry_at = -1
 
     def __init__(self, code: str, detail: str = "") -> None:
         super().__init__(code, detail)
@@ -108,8 +128,15 @@ class Raised(Exception):
         self.value = value
 
 
-class NotConstant(Exception):
+class NotConstant(Break):
     """A Python constant was asked of a value that is not one."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("unsupported-value", f"{what} where a constant is needed")
+        self.what = what
+
+    def __str__(self) -> str:
+        return self.what
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,14 @@ from weft_guards.sources import DictSource
 from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
-from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.base import Kwargs, MutableValue, Value, method
 from weft_capture.values.constant import NONE, TRUE, constant, fold
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
+from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import BoundMethod, ClassValue
+from weft_capture.values.made_modules import MadeModule, is_plain_module
 from weft_capture.values.objects import DELETED, UserObject
 
 if TYPE_CHECKING:
@@ -31,7 +34,9 @@ _BUILTIN_BASES: tuple[tuple[type, Callable[[type], Value]], ...] = (
     (dict, lambda cls: DictValue()),
     (list, lambda cls: ListValue([])),
     (set, lambda cls: SetValue([])),
+    (collections.deque, lambda cls: DequeValue([])),
 )
+_SCALARS = (int, float, str, bytes, frozenset, complex)
 
 
 def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
@@ -42,6 +47,8 @@ def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) 
     """
     kind = cls.obj
     meta_call = attributes.lookup(type(kind), "__call__")
+    if meta_call is not None and meta_call[1] is dict:  # typing.TypedDict
+        return tx.call_builtin(dict, args, kwargs)
     if meta_call is not None and attributes.is_python_code(meta_call[1]):
         if issubclass(kind, enum.Enum):
             return fold(tx, kind, args, kwargs)
@@ -52,12 +59,19 @@ def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) 
 def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
     """Do what `type.__call__` does: `__new__`, then `__init__`."""
     kind = cls.obj
+    if getattr(kind, "__abstractmethods__", None):
+        try:
+            object.__new__(kind)
+        except TypeError as error:
+            tx.raise_real(error)
     if issubclass(kind, BaseException):
         instance: Value = ExceptionValue(kind, list(args))
     elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _named_tuple(tx, kind, args, kwargs)
     elif table.is_pure(kind):
         return fold(tx, kind, args, kwargs)
+    elif is_plain_module(kind):
+        return MadeModule(kind, args, kwargs)
     else:
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):
@@ -67,6 +81,8 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         return instance
     if attributes.is_python_code(init[1]):
         tx.const_object(init[1]).call(tx, [instance, *args], kwargs)
+    elif isinstance(instance, ExceptionValue):
+        instance.call_base_method(tx, kind, "__init__", args, kwargs)
     elif isinstance(instance, UserObject):
         BaseMethod(instance, init[0], "__init__").call(tx, args, kwargs)
     return instance
@@ -89,6 +105,9 @@ def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
             return UserObject(kind, base=make(kind))
     if issubclass(kind, tuple):
         return UserObject(kind, base=TupleValue(args[0].unpack(tx) if args else []))
+    for scalar in _SCALARS:
+        if issubclass(kind, scalar):
+            return UserObject(kind, base=tx.builtin(scalar, *args))
     if kind.__new__ is not object.__new__ and not _plain_new(kind):
         raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")
     return UserObject(kind)
@@ -117,6 +136,21 @@ def _named_tuple(tx: Tracer, kind: Any, args: list[Value], kwargs: Kwargs) -> Va
     return NamedTupleValue(kind, [given[name] for name in fields])
 
 
+def subscript_class(tx: Tracer, cls: ClassValue, key: Value) -> Value:
+    """Evaluate `cls[key]`: the metaclass's `__getitem__`, else `__class_getitem__`."""
+    kind = cls.obj
+    found = attributes.lookup(type(kind), "__getitem__")
+    by_program = found is not None and not attributes.is_trusted(found[0].__module__)
+    if found is not None and by_program and attributes.is_python_code(found[1]):
+        return BoundMethod(tx.const_object(found[1]), cls).call(tx, [key], {})
+    own = attributes.lookup(kind, "__class_getitem__")
+    if own is not None and attributes.is_python_code(own[1]):
+        if not attributes.is_trusted(own[0].__module__):
+            function = getattr(own[1], "__func__", own[1])
+            return tx.const_object(function).call(tx, [cls, key], {})
+    return fold(tx, operator.getitem, [cls, key], {})
+
+
 class BaseMethod(Value):
     """A method of a builtin class bound to an instance of a subclass: `super().__init__`."""
 
@@ -137,20 +171,23 @@ class BaseMethod(Value):
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         owner = self.owner
         if isinstance(owner, ExceptionValue):
-            return owner.call_method(tx, self.name, args, kwargs)
+            return owner.call_base_method(tx, self.kind, self.name, args, kwargs)
         row = _OBJECT_METHODS.get(self.name)
         if isinstance(owner, UserObject):
             if owner.base is not None and self.kind is not object:
                 if self.name == "__init__":
                     return _fill_base(tx, owner, args, kwargs)
-                if self.name == "__getitem__" and isinstance(owner.base, DictValue):
-                    found = owner.base.get(tx, args[0])
-                    return owner.base.getitem(tx, args[0]) if found is None else found
+                if self.name == "__getitem__":
+                    return owner.base_item(tx, args[0])
                 return owner.base_method(tx, self.name, args, kwargs)
             if row is not None:
                 return row(tx, owner, *args, **kwargs)
         if isinstance(owner, ClassValue) and self.name == "__new__":
+            if self.kind is object:
+                return UserObject(args[0].as_constant())
             return new_object(tx, args[0].as_constant(), args[1:])
+        if isinstance(owner, ClassValue) and self.name == "__call__":
+            return construct(tx, owner, args, kwargs)
         if row is not None:
             return row(tx, owner, *args, **kwargs)
         raise Break("unsupported-method", self.describe())
@@ -158,7 +195,7 @@ class BaseMethod(Value):
 
 def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
     name = {ListValue: "extend"}.get(type(owner.base), "update")  # type: ignore[arg-type]
-    if isinstance(owner.base, TupleValue) or not (args or kwargs):
+    if not isinstance(owner.base, MutableValue) or not (args or kwargs):
         return NONE
     return owner.base_method(tx, name, args, kwargs)
 
@@ -289,7 +326,7 @@ def _other_writes(tx: Tracer, self: InstanceDict, *args: Value) -> Value:
 # ---- what must not be inlined
 
 _NEVER = (
-    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "torch.optim", "logging", "warnings",
+    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging", "warnings",
 )  # fmt: skip
 
 

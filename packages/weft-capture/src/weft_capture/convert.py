@@ -24,12 +24,13 @@ from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
 
 from weft_capture import config, frame
+from weft_capture.attributes import class_guards, class_reads
 from weft_capture.breaks import Break, BreakRecord
 from weft_capture.bytecode import decode, in_prologue
-from weft_capture.frames import OuterFrame, RaisesAtStep
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import Assembled, assemble
 from weft_capture.rules import table
+from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import NeedsSymbols, Tracer
 from weft_capture.values.base import Value
 from weft_capture.values.dicts import LazyValue
@@ -58,6 +59,10 @@ class Converted:
     graph: GraphModule | None = None
     stopped: BreakRecord | None = None
     inputs: list[GraphInput] = field(default_factory=list)
+
+
+# The code of an exception that leaves the function: it ends the graph, it does not split it.
+_RAISES = "uncaught-exception"
 
 
 def convert(
@@ -89,7 +94,7 @@ def convert(
             return _convert(attempt)
         except NeedsSymbols:
             attempt = replace(attempt, symbolic=True)
-        except RaisesAtStep as error:
+        except BreakAtStep as error:
             attempt = replace(attempt, break_at=error.step, reason=error.reason)
 
 
@@ -118,20 +123,23 @@ class BreakUnderFullgraph(Exception):
 
 def _convert(do: _Attempt) -> Converted:
     with span("capture", do.function.__qualname__), _modes_restored(), _own_saved_tensors():
-        tx = Tracer(do.function, do.symbolic, do.policy)
+        steps = Steps(config.settings.instruction_limit, do.break_at, do.reason)
+        tx = Tracer(do.function, do.symbolic, do.policy, steps)
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
-        with _contexts_closed(tx), tx.graph.mode:
+        with _contexts_closed(tx), tx.graph.mode, class_reads.recorded() as reads:
             outer = outer_frame(tx, do.flat_args)
-            limit = config.settings.instruction_limit
-            stopped = outer.step_until_break(limit, do.break_at, do.reason)
-            tx.end_step()
-            record = report_break(stopped) if stopped is not None else None
-            if record is not None and do.fullgraph:
-                raise BreakUnderFullgraph(record)
+            try:
+                stopped = outer.step_until_break()
+            finally:
+                counters["capture"]["instructions"] += steps.now + 1 + tx.unstepped
+            tx.journal.begin()
+            splits = stopped is not None and stopped.error.code != _RAISES
+            if stopped is not None and splits and do.fullgraph:
+                raise BreakUnderFullgraph(report_break(stopped.error))
         grad_at_end = torch.is_grad_enabled()
-    if record is not None and in_prologue(outer.decoded, outer.ip):
-        return Converted(None, stopped=record)
+    if stopped is not None and in_prologue(outer.decoded, outer.ip):
+        return Converted(None, stopped=report_break(stopped.error))
 
     def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         _log_graph(graph)
@@ -148,12 +156,27 @@ def _convert(do: _Attempt) -> Converted:
             assembled: Assembled = assemble(tx, outer, stopped, compile_graph, do.tail_call)
         except Break as error:
             error.user_stack = error.user_stack or tx.user_stack()
-            record = report_break(error)
-            if do.fullgraph:
-                raise BreakUnderFullgraph(record) from None
-            return Converted(None, stopped=record)
-    guards = tx.all_guards()
+            _begin_again(stopped, steps, error)
+            failed = report_break(error)
+            if do.fullgraph and error.code != _RAISES:
+                raise BreakUnderFullgraph(failed) from None
+            return Converted(None, stopped=failed)
+    record = report_break(stopped.error) if stopped is not None else None
+    guards = [*tx.all_guards(), *class_guards(reads)]
     return Converted(assembled.code, guards, assembled.graph, record, assembled.inputs)
+
+
+def _begin_again(stopped: Stop | None, steps: Steps, error: Break) -> None:
+    """Break earlier where the state at a break cannot be rebuilt, if that can help.
+
+    Raises:
+        BreakAtStep: to run for real what made the value, or the call that was inlined.
+    """
+    end = steps.now if stopped is None else stopped.step
+    if 0 <= error.retry_at < end:
+        raise BreakAtStep(error.retry_at, error) from None
+    if stopped is not None and len(stopped.frames) > 1:
+        raise BreakAtStep(stopped.frames[0].step, stopped.error) from None
 
 
 def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
@@ -228,9 +251,11 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _contexts_closed(tx: Tracer) -> Iterator[None]:
-    """Leave the autocast blocks that the captured program entered and did not leave."""
+    """Leave the autocast blocks and functorch levels that the captured program left open."""
     try:
         yield
     finally:
+        while tx.transforms:
+            tx.transforms.pop()()
         while tx.open_contexts:
             tx.open_contexts.pop().__exit__(None, None, None)

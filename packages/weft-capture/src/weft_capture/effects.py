@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.objects import DELETED
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -59,8 +60,11 @@ class Effects:
         for value in self.changed:
             out.pin(value)
         writes = [value.replay(out) for value in self.changed]
-        temps = []
+        temps: list[tuple[dict[str, Any], str, str | None]] = []
         for (_, name), (global_dict, written) in self.globals.items():
+            if written is DELETED:
+                temps.append((global_dict, name, None))
+                continue
             out.load(written)
             temps.append((global_dict, name, out.store_temp()))
 
@@ -68,6 +72,14 @@ class Effects:
             for one in writes:
                 one()
             for global_dict, name, temp in temps:
+                if temp is None:
+                    out.writer.load_const(global_dict)
+                    out.writer.load_method("pop")
+                    out.writer.load_const(name)
+                    out.writer.load_const(None)
+                    out.writer.call_method(2)
+                    out.writer.pop()
+                    continue
                 out.writer.load_local(temp)
                 out.writer.load_const(global_dict)
                 out.writer.load_const(name)

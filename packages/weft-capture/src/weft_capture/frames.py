@@ -1,7 +1,7 @@
 """A symbolic frame: locals, cells, operand stack and instruction pointer, and its loop.
 
-`Frame.run` executes an inlined call to its end. `OuterFrame` executes the captured frame itself,
-one speculative step an instruction: a break takes back that one instruction and nothing else.
+`Frame.run` executes a call to its end within one step of the frame that needs it; `steps` has the
+frames whose every instruction can be taken back on its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.table import unsupported
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import NONE, constant
+from weft_capture.values.exceptions import chain, generator_error
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -51,6 +52,8 @@ class Frame:
         "tx",
         "yielded",
     )
+    stepped = False
+    """Whether each instruction is a step of its own (see `steps`)."""
 
     def __init__(
         self,
@@ -88,12 +91,27 @@ class Frame:
         """Stop at a yield."""
         self.yielded = value
 
-    def send_result(self, inner: Value) -> list[Value]:
-        """Return what SEND leaves on the stack when the inner iterator has ended.
+    def delegate(self) -> Value | None:
+        """Return the iterator that a suspended generator is in `yield from` of, if it is."""
+        after = self.decoded.instrs[self.ip]
+        in_yield_from = after.opname == "RESUME" and after.arg & 3 in (2, 3)
+        return self.stack[-1] if in_yield_from else None
+
+    def end_delegation(self, inner: Value) -> None:
+        """Go on behind a `yield from` whose iterator has ended by being thrown into."""
+        back = self.decoded.instrs[self.ip + 1]
+        assert back.target is not None
+        self.ip = back.target + 1
+        self.stack[-1:] = self.send_result(inner)
+        self.ip = self.decoded.instrs[back.target].target or 0
+
+    def send_result(self, inner: Value, result: Value | None = None) -> list[Value]:
+        """Return what SEND, the last instruction, leaves when the inner iterator has ended.
 
         Up to 3.11 that is the result; from 3.12 the iterator stays for END_SEND.
         """
-        result = getattr(inner, "returned", None) or NONE
+        if result is None:
+            result = getattr(inner, "returned", None) or NONE
         after = self.decoded.instrs[self.ip].opname
         target_op = self.decoded.instrs[self.decoded.instrs[self.ip - 1].target or 0].opname
         keeps = target_op == "END_SEND" or after == "END_SEND"
@@ -110,10 +128,12 @@ class Frame:
         self.parent = tx.frame
         tx.enter_frame(self)
         program = self.program
+        executed = 0
         try:
             while True:
                 handler, instr = program[self.ip]
                 self.ip += 1
+                executed += 1
                 try:
                     handler(self, instr)
                 except Raised as raised:
@@ -129,6 +149,7 @@ class Frame:
                     return value
         finally:
             tx.leave_frame(self)
+            tx.unstepped += executed
 
     def unwind(self, raised: Raised, instr: Instr) -> None:
         """Go to the handler of the instruction that raised, or let the exception out."""
@@ -157,92 +178,10 @@ class Frame:
         return known
 
 
-class RaisesAtStep(Exception):
-    """The exception raised at instruction number `step` has to be raised by the real instruction.
-
-    Either it leaves the frame, and the user's traceback must be right, or a break lies in its
-    handler, where the interpreter must know it as the exception being handled: capture again.
-    """
-
-    def __init__(self, step: int, reason: Break) -> None:
-        super().__init__(step)
-        self.step = step
-        self.reason = reason
-
-
-class OuterFrame(Frame):
-    """The frame that is captured."""
-
-    __slots__ = ()
-
-    def step_until_break(
-        self, limit: int, break_at: int = -1, reason: Break | None = None
-    ) -> Break | None:
-        """Execute until the function returns (None) or breaks.
-
-        At a break, `ip` is the breaking instruction and the state is as before it.
-
-        Args:
-            limit: how many instructions to execute at most.
-            break_at: the number of the instruction to break at in any case.
-            reason: why to break there.
-
-        Raises:
-            RaisesAtStep: when an exception that a handler saw leaves the frame in the end, or a
-                break lies in the handler of an exception.
-        """
-        raised_at: dict[Value, int] = {}
-        tx = self.tx
-        journal = tx.journal
-        program = self.program
-        tx.enter_frame(self)
-        for step in range(limit):
-            at = self.ip
-            handler, instr = program[at]
-            journal.begin()
-            saved = self.stack.copy()
-            self.ip = at + 1
-            try:
-                try:
-                    if step == break_at:
-                        raise reason or Break("uncaught-exception")
-                    handler(self, instr)
-                except Raised as raised:
-                    raised_at.setdefault(raised.value, step)
-                    self.unwind(raised, instr)
-            except Break as error:
-                active = saved if self.exception is None else [*saved, self.exception]
-                handled = [raised_at[value] for value in active if value in raised_at]
-                if handled:
-                    error.user_stack = error.user_stack or tx.user_stack()
-                    raise RaisesAtStep(min(handled), error) from None
-                return self._take_back(error, at, saved)
-            except RecursionError:
-                return self._take_back(Break("recursion", "calls nest too deeply"), at, saved)
-            except Raised as raised:
-                uncaught = Break("uncaught-exception", raised.value.describe())
-                if raised_at[raised.value] != step:
-                    raise RaisesAtStep(raised_at[raised.value], uncaught) from None
-                return self._take_back(uncaught, at, saved)
-            if self.result is not None:
-                return None
-        too_long = Break("too-long", f"{limit} instructions")
-        return self._take_back(too_long, self.ip, self.stack.copy())
-
-    def _take_back(self, error: Break, at: int, saved: list[Value]) -> Break:
-        if not error.user_stack:
-            error.user_stack = self.tx.user_stack()
-        self.tx.journal.rollback()
-        self.tx.frame = self
-        self.stack = saved
-        self.ip = at
-        return error
-
-
 class GeneratorValue(MutableValue):
     """A generator made by the program: a frame that runs one yield at a time."""
 
-    __slots__ = ("args", "frame", "function", "kwargs", "returned", "started")
+    __slots__ = ("args", "frame", "function", "kwargs", "made_at", "returned", "running", "started")
 
     def __init__(
         self, frame: Frame, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]
@@ -253,7 +192,9 @@ class GeneratorValue(MutableValue):
         self.args = args
         self.kwargs = kwargs
         self.started = False
+        self.running = False
         self.returned: Value | None = None
+        self.made_at = frame.tx.steps.now
 
     def python_type(self) -> type:
         return type(_ for _ in ())
@@ -267,6 +208,7 @@ class GeneratorValue(MutableValue):
 
         def restore() -> None:
             self.frame, self.started, self.returned = frame, started, returned
+            self.running = False
             if frame is not None and state is not None:
                 frame.stack, frame.locals, frame.ip, frame.exception = state
                 frame.result = None
@@ -289,37 +231,59 @@ class GeneratorValue(MutableValue):
         """Run to the next yield; None when the generator returned (its value in `returned`)."""
         frame = self.frame
         if frame is None:
+            self.returned = None
             return None
-        tx.journal.touch(self)
+        self._enter(tx)
         if self.started:
             frame.stack.append(value)
         self.started = True
-        try:
-            item = frame.run()
-        except Raised as raised:
-            self.frame = None
-            if issubclass(raised.value.python_type(), StopIteration):
-                tx.raise_(RuntimeError, "generator raised StopIteration")
-            raise
-        if frame.result is None:
-            return item
-        self.frame = None
-        self.returned = item
-        return None
+        return self._run(tx, frame)
 
     def throw(self, tx: Tracer, error: Value) -> Value | None:
         """Raise `error` at the yield where the generator stands, and run to the next yield."""
         frame = self.frame
         if frame is None or not self.started:
             self.frame = None
-            raise Raised(error)
-        tx.journal.touch(self)
+            raise Raised(chain(tx, error))
+        self._enter(tx)
+        inner = frame.delegate()
         try:
-            frame.unwind(Raised(error), frame.instr)
-            item = frame.run()
+            if inner is not None and issubclass(error.python_type(), GeneratorExit):
+                inner.call_method(tx, "close", [], {})
+            elif isinstance(inner, GeneratorValue):
+                item = inner.throw(tx, error)
+                if item is not None:
+                    self.running = False
+                    return item
+                frame.end_delegation(inner)
+                return self._run(tx, frame)
+            elif inner is not None and hasattr(inner.python_type(), "throw"):
+                raise Break("generator", "throwing into an iterator that is no generator")
+        except Raised as raised:
+            error = raised.value
+        try:
+            frame.unwind(Raised(chain(tx, error)), frame.instr)
         except Raised:
             self.frame = None
             raise
+        return self._run(tx, frame)
+
+    def _enter(self, tx: Tracer) -> None:
+        if self.running:
+            tx.raise_(ValueError, "generator already executing")
+        tx.journal.touch(self)
+        self.running = True
+
+    def _run(self, tx: Tracer, frame: Frame) -> Value | None:
+        try:
+            item = frame.run()
+        except Raised as raised:
+            self.frame = None
+            if issubclass(raised.value.python_type(), StopIteration):
+                raise Raised(generator_error(tx, raised.value)) from None
+            raise
+        finally:
+            self.running = False
         if frame.result is None:
             return item
         self.frame = None
@@ -328,7 +292,9 @@ class GeneratorValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.started:
-            raise Break("generator", "a generator that has started is needed after a graph break")
+            error = Break("generator", "a generator that has started is needed after a graph break")
+            error.retry_at = self.made_at
+            raise error
         out.writer.begin_call()
         out.load(self.function)
         out.load_all(self.args)

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx import Graph, GraphModule, Node
 from weft_core import fake
-from weft_guards.sources import Source, TensorProperty
+from weft_guards import Guard, MemoryUse
+from weft_guards.payloads import shares_memory
+from weft_guards.sources import CallSource, Source, TensorProperty
 
 from weft_capture.breaks import Break
+from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.containers import ListValue, NamedTupleValue, SizeValue, TupleValue
 from weft_capture.values.dicts import DictValue
@@ -47,10 +51,38 @@ class GraphInput:
 
     version: int
 
+    def is_shared(self) -> bool:
+        """Say whether this is a tensor that others may hold too, not one made for the call."""
+        made = isinstance(self.source, CallSource) and self.source.function is floats.scalar_tensor
+        return isinstance(self.example, torch.Tensor) and not made
+
     def is_written(self) -> bool:
         """Say whether the graph writes to this input in place."""
         twin = self.node_example
-        return isinstance(twin, torch.Tensor) and twin._version != self.version
+        return _version(twin) != self.version
+
+
+def _version(value: object) -> int:
+    """How often a tensor was written; 0 for those of inference mode, which do not count."""
+    counts = isinstance(value, torch.Tensor) and not value.is_inference()
+    return value._version if counts else 0  # type: ignore[attr-defined]
+
+
+def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
+    """Guard that what a graph writes shares memory with other inputs as it does now.
+
+    A backend may reorder reads and writes of what it takes for different tensors.
+    """
+    written: dict[Source, torch.Tensor] = {}
+    read: dict[Source, torch.Tensor] = {}
+    for entry in inputs:
+        if entry.is_shared() and isinstance(entry.example, torch.Tensor):
+            (written if entry.is_written() else read)[entry.source] = entry.example
+    if not written or len(written) + len(read) == 1:
+        return []
+    shared = shares_memory(list(written.values()), list(read.values()))
+    use = MemoryUse(tuple(written), tuple(read), shared)
+    return [Guard.of(use.written[0], "MEMORY", use)]
 
 
 class GraphBuilder:
@@ -66,7 +98,9 @@ class GraphBuilder:
         self._by_fake: dict[int, TensorValue] = {}
         self._last_input: Node | None = None
         self.op_count = 0
-        self._input_sources: dict[Node, Source] = {}
+        self.made_at: dict[Node, int] = {}  # the step that made each node
+        self.input_at: dict[Node, GraphInput] = {}
+        self.floats: dict[Source, floats.FloatValue] = {}
 
     # ---- inputs
 
@@ -75,7 +109,8 @@ class GraphBuilder:
     ) -> TensorValue:
         """Return the value of a tensor from outside, a new placeholder of the graph."""
         name = source.expr()
-        twin = fake.to_fake(self.mode, tensor, dynamic_dims, name)
+        with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
+            twin = fake.to_fake(self.mode, tensor, dynamic_dims, name)
         for dim in dynamic_dims:
             size = twin.shape[dim]
             if isinstance(size, torch.SymInt) and size.node.expr not in self.symbols:
@@ -83,7 +118,7 @@ class GraphBuilder:
                     TensorProperty(source, "size", dim), size, tensor.shape[dim]
                 )
         node = self._placeholder(source, twin, tensor)
-        value = TensorValue(node, twin, source, type(tensor))
+        value = TensorValue(node, twin, source, type(tensor), tensor)
         self._by_fake[id(twin)] = value
         return value
 
@@ -108,11 +143,14 @@ class GraphBuilder:
         else:
             with graph.inserting_after(anchor):
                 node = graph.placeholder(name)
+        # Of two sources with like names fx renames only the second node, not what it is called by.
+        node.target = node.name
         node.meta["example_value"] = example
         node.meta["source_name"] = source.expr()
         self._last_input = node
-        self._input_sources[node] = source
-        self.inputs.append(GraphInput(node, source, real, example, getattr(example, "_version", 0)))
+        entry = GraphInput(node, source, real, example, _version(example))
+        self.input_at[node] = entry
+        self.inputs.append(entry)
         return node
 
     # ---- operations
@@ -128,6 +166,12 @@ class GraphBuilder:
         Raises:
             Break: when the operation cannot run on fake tensors, or its result is not for a graph.
         """
+        if floats.concern(args, kwargs):
+            return floats.emit(self.tx, op, target, args, kwargs)
+        return self.emit_plain(op, target, args, kwargs)
+
+    def emit_plain(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
+        """Add an operation; floats among its arguments are constants."""
         node_args = tuple(arg.graph_arg() for arg in args)
         node_kwargs = {name: value.graph_arg() for name, value in kwargs.items()}
         result = self._run(op, target, args, kwargs)
@@ -142,10 +186,14 @@ class GraphBuilder:
         node.meta["example_value"] = example
         node.meta["stack_trace"] = self.tx.stack_text()
         self.op_count += 1
-        self.tx.journal.on_rollback(lambda: self._erase(node))
+        self.made_at[node] = self.tx.steps.now
+        self.tx.journal.on_rollback(lambda: self.discard(node))
         return node
 
-    def _erase(self, node: Node) -> None:
+    def discard(self, node: Node) -> None:
+        """Take a node out again that nothing uses."""
+        if node._erased:
+            return
         self._by_fake.pop(id(node.meta.get("example_value")), None)
         self.op_count -= 1
         self.graph.erase_node(node)
@@ -226,8 +274,8 @@ class GraphBuilder:
             node = self.node(
                 "call_function", torch.ops.aten.sym_size.int, (tensor.node, dim), {}, size
             )
-        source = self._input_sources.get(node)
-        return SymValue(node, size, source)
+        entry = self.input_at.get(node)
+        return SymValue(node, size, entry.source if entry else None)
 
     # ---- the finished graph
 

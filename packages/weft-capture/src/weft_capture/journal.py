@@ -4,12 +4,18 @@ Capture executes each instruction of the outermost frame speculatively: if it br
 the instruction did (also inside the calls it inlined) must be as if it had not begun. Whoever
 changes captured state calls `touch` first; the state before the change is saved once per
 instruction of the outermost frame, so a loop of a thousand appends costs one copy each.
+
+A step can be part of a longer one: `begin(keep=True)` keeps what was saved before, and `rollback`
+to the `mark` of the longer step undoes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
+
+from weft_capture.breaks import Break
 
 
 class Undoable(Protocol):
@@ -28,12 +34,26 @@ class Journal:
     def __init__(self) -> None:
         self.epoch = 0
         self._undo: list[Callable[[], None]] = []
+        self._forgotten = 0
 
-    def begin(self) -> None:
-        """Start a new speculative step; what was done before can no longer be undone."""
+    def begin(self, keep: bool = False) -> None:
+        """Start a new speculative step.
+
+        Args:
+            keep: what was done before can still be undone.
+        """
         self.epoch += 1
-        if self._undo:
+        if not keep:
+            self._forgotten += 1
             self._undo.clear()
+
+    def mark(self) -> tuple[int, int]:
+        """Return the present state, for `rollback`."""
+        return self._forgotten, len(self._undo)
+
+    def can_undo(self, mark: tuple[int, int]) -> bool:
+        """Say whether everything since `mark` can still be undone."""
+        return mark[0] == self._forgotten
 
     def touch(self, state: Undoable) -> None:
         """Save `state` before its first change in this step."""
@@ -45,8 +65,20 @@ class Journal:
         """Run `undo` if this step is rolled back."""
         self._undo.append(undo)
 
-    def rollback(self) -> None:
-        """Undo everything since `begin`, newest first."""
+    @contextmanager
+    def unchanged(self, what: str) -> Iterator[None]:
+        """Refuse changes of existing state in the block.
+
+        Raises:
+            Break: when there were any.
+        """
+        before = self.mark()
+        yield
+        if self.mark() != before:
+            raise Break("unsupported-value", what)
+
+    def rollback(self, mark: tuple[int, int]) -> None:
+        """Undo everything since `mark`, newest first."""
         self.epoch += 1
-        while self._undo:
+        while len(self._undo) > mark[1]:
             self._undo.pop()()

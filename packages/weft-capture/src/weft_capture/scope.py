@@ -25,6 +25,7 @@ from weft_capture import attributes
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import NONE
 from weft_capture.values.functions import FunctionValue, ModuleObject
+from weft_capture.values.objects import DELETED
 from weft_capture.values.wrap import function_cells
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def load_global(tx: Tracer, function: FunctionValue, name: str) -> Value:
     """Read a global of a function, or a builtin."""
     global_dict = function.globals
     written = tx.effects.global_value(global_dict, name)
+    if written is DELETED:
+        tx.raise_(NameError, f"name '{name}' is not defined")
     if written is not None:
         return written
     if name in global_dict:
@@ -75,6 +78,11 @@ def globals_source(tx: Tracer, global_dict: dict[str, Any]) -> Source:
     return ConstSource(global_dict)
 
 
+_OF_SYS = ("stdout", "stderr", "stdin", "argv", "path", "modules", "warnoptions")
+_CHANGING = frozenset([("warnings", "filters"), *(("sys", name) for name in _OF_SYS)])
+"""Names in the standard library that programs do rebind."""
+
+
 def module_attribute(tx: Tracer, module: ModuleObject, name: str) -> Value:
     """Read an attribute of a Python module."""
     real = module.obj
@@ -87,7 +95,8 @@ def module_attribute(tx: Tracer, module: ModuleObject, name: str) -> Value:
     if written is not None:
         return written
     obj = real.__dict__[name]
-    if attributes.is_trusted(real.__name__) and not isinstance(obj, torch.Tensor):
+    fixed = attributes.is_trusted(real.__name__) and (real.__name__, name) not in _CHANGING
+    if fixed and not isinstance(obj, torch.Tensor):
         return tx.const_object(obj)
     return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
 

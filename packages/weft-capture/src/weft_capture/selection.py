@@ -12,12 +12,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.optim import lr_scheduler, optimizer
 
 from weft_capture import attributes
 
 _MODULE_CALLS = frozenset(
     (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
 )
+# `optimizer.step` as the user calls it is one of these, around the function of the class.
+_STEP_FILES = frozenset((optimizer.__file__, lr_scheduler.__file__))
 
 
 def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
@@ -26,13 +29,20 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
         return True
     if code in _MODULE_CALLS:
         return True
+    if code.co_name == "wrapper" and code.co_filename in _STEP_FILES:
+        return False
     if not module:
-        return code.co_filename.startswith("<frozen")
+        return code.co_filename.startswith(("<frozen", "<weft"))
     if module.startswith("weft_") or module == "weft" or module.startswith("weft."):
         return True
     if module.startswith("torch."):
         return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
     return module != "__main__" and attributes.is_trusted(module)
+
+
+def is_library(code: types.CodeType, global_dict: dict[str, Any]) -> bool:
+    """Say whether a call of a function that capture inlines is one of a library's internals."""
+    return is_skipped_code(code, global_dict.get("__name__"))
 
 
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:
@@ -58,7 +68,7 @@ def _contents(cell: types.CellType) -> object:
 
 
 def _holds_tensor(value: object, depth: int) -> bool:
-    if isinstance(value, torch.Tensor | torch.nn.Module):
+    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
         return True
     if depth == 0:
         return False

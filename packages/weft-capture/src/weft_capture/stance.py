@@ -1,56 +1,119 @@
-"""The process-wide stance: whether optimised functions may compile, or run eagerly."""
+"""The process-wide stance: whether optimised functions may compile, or run eagerly.
+
+Every call of an optimised function passes `active`, which is None in the default stance, so that
+the stances cost such a call nothing. A frame that no entry admits asks `may_compile`.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from weft_core.errors import InvalidOption, WeftError
 
-STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
-_current = "default"
+F = TypeVar("F", bound=Callable[..., Any])
+STANCES = (
+    "default",
+    "force_eager",
+    "eager_on_recompile",
+    "fail_on_recompile",
+    "eager_then_compile",
+    "aot_eager_then_compile",
+)
+
+
+@dataclass(frozen=True)
+class Stance:
+    """One stance, and the backend that it forces on every function (default stance only)."""
+
+    name: str
+    backend: Callable[..., Any] | None = None
+
+
+active: Stance | None = None
 
 
 def current() -> str:
-    """Return the stance in force."""
-    return _current
+    """Return the name of the stance in force."""
+    return "default" if active is None else active.name
 
 
-def forces_eager() -> bool:
-    """Say whether optimised functions run as they are."""
-    return _current == "force_eager"
+def may_compile(name: str, reasons: Callable[[], str]) -> bool:
+    """Say whether a frame that no entry admits may be compiled.
 
-
-def may_recompile(name: str) -> bool:
-    """Say whether a function that was compiled before may be compiled again.
+    Args:
+        name: the function's name, for the message.
+        reasons: tells why no entry admits it.
 
     Raises:
         WeftError: under the stance `fail_on_recompile`.
     """
-    if _current == "fail_on_recompile":
-        raise WeftError(f"{name} would be compiled again, which the stance forbids")
-    return _current != "eager_on_recompile"
+    if active is None:
+        return True
+    if active.name == "fail_on_recompile":
+        raise WeftError(
+            f"{name} would be compiled, which the stance fail_on_recompile forbids{reasons()}"
+        )
+    return active.name != "eager_on_recompile"
+
+
+def _set(stance: Stance | None) -> Stance | None:
+    global active
+    before, active = active, stance
+    return before
 
 
 class set_stance:
-    """Set the stance, for good or for a `with` block.
+    """Set the stance: for good when called, for a `with` block, or for a decorated function.
 
     Args:
-        stance: `default`, `force_eager` (run everything as it is), `eager_on_recompile` (run what
-            no compiled entry admits as it is) or `fail_on_recompile` (raise there).
+        stance: `default`; `force_eager` (run everything as it is); `eager_on_recompile` (run what
+            no compiled entry admits as it is); `fail_on_recompile` (raise there);
+            `eager_then_compile` (the first call of each optimised function runs as it is, so that
+            sizes that change are known when the second one compiles); `aot_eager_then_compile`
+            (the same, but the first call goes through autograd ahead of time, op by op).
+        skip_guard_eval_unsafe: taken for compatibility; guards are always tested, being cheap.
+        force_backend: use this backend for all functions, with the default stance.
 
     Raises:
         InvalidOption: for an unknown stance.
+        WeftError: for a backend together with another stance than the default.
     """
 
-    def __init__(self, stance: str) -> None:
-        global _current
+    def __init__(
+        self,
+        stance: str = "default",
+        *,
+        skip_guard_eval_unsafe: bool = False,
+        force_backend: Callable[..., Any] | None = None,
+    ) -> None:
         if stance not in STANCES:
             raise InvalidOption(stance, STANCES)
-        self._before = _current
-        _current = stance
+        if force_backend is not None and stance != "default":
+            raise WeftError(f"force_backend goes with the default stance, not with {stance}")
+        plain = stance == "default" and force_backend is None
+        self.stance = None if plain else Stance(stance, force_backend)
+        self._before = _set(self.stance)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: the stance holds during its calls only."""
+        _set(self._before)
+
+        @functools.wraps(function)
+        def under_stance(*args: Any, **kwargs: Any) -> Any:
+            before = _set(self.stance)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _set(before)
+
+        return under_stance  # type: ignore[return-value]
 
     def __enter__(self) -> set_stance:
+        _set(self.stance)
         return self
 
     def __exit__(
@@ -59,6 +122,5 @@ class set_stance:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Literal[False]:
-        global _current
-        _current = self._before
+        _set(self._before)
         return False

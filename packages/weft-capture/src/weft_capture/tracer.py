@@ -14,25 +14,29 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
-from weft_guards import DynamicPolicy, Guard, GuardSet, check_marks
+from weft_guards import DynamicPolicy, Guard, GuardSet, Held, check_marks
 from weft_guards.sources import (
+    AttrSource,
     ConstSource,
     DictSource,
     InstanceAttrSource,
     ItemSource,
     LocalSource,
+    ProgramSource,
     Source,
 )
 
-from weft_capture import attributes, classes, config, scope
+from weft_capture import attributes, classes, config, current, scope
 from weft_capture.binding import bind_arguments
 from weft_capture.breaks import Break, Raised
+from weft_capture.bridge import Bridge
 from weft_capture.bytecode import call_pair, decode
 from weft_capture.effects import Effects
 from weft_capture.frames import Frame, GeneratorValue
-from weft_capture.graph import GraphBuilder
+from weft_capture.graph import GraphBuilder, memory_guards
 from weft_capture.journal import Journal
 from weft_capture.rules import table
+from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.containers import (
@@ -45,7 +49,7 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, LazyValue
-from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.functions import (
     BoundMethod,
     ClassValue,
@@ -62,13 +66,16 @@ class NeedsSymbols(Exception):
     """A size or int must be symbolic, but the capture began without symbols: begin again."""
 
 
-class Tracer:
+class Tracer(Bridge):
     """One capture of one frame.
 
     Args:
         function: the function whose frame is captured.
         symbolic: whether sizes and ints may become symbolic in this capture.
         policy: decides which ones do; None for none.
+        steps: how far to go.
+
+    `unstepped` counts the instructions that were executed as part of another instruction's step.
     """
 
     def __init__(
@@ -76,10 +83,14 @@ class Tracer:
         function: types.FunctionType,
         symbolic: bool = False,
         policy: DynamicPolicy | None = None,
+        steps: Steps | None = None,
     ) -> None:
+        current.set_tracer(self)
         self.function = function
         self.symbolic = symbolic
         self.policy = policy
+        self.steps = steps or Steps(config.settings.instruction_limit)
+        self.unstepped = 0
         self.journal = Journal()
         self.guards = GuardSet()
         self.graph = GraphBuilder(self, symbolic)
@@ -89,6 +100,7 @@ class Tracer:
         self.known: dict[int, tuple[Value, Source]] = {}
         self.keep_alive: list[object] = []
         self.open_contexts: list[Any] = []
+        self.transforms: list[Any] = []  # how to leave each functorch level that was entered
         self.entry_grad_mode = torch.is_grad_enabled()
         self._stack_text: dict[tuple[str, int], str] = {}
         self.none = NONE
@@ -117,7 +129,7 @@ class Tracer:
         if isinstance(obj, tuple):
             return TupleValue([self.literal_const(item) for item in obj])
         if isinstance(obj, frozenset):
-            return SetValue([constant(item) for item in obj], None, frozenset)
+            return SetValue([constant(item) for item in obj], None, frozenset, obj)
         return constant(obj)
 
     def literal(self, obj: Any) -> Value:
@@ -131,7 +143,7 @@ class Tracer:
         if kind is dict:
             return DictValue([(self.literal(k), self.literal(v)) for k, v in obj.items()])
         if kind in (set, frozenset):
-            return SetValue([self.literal(item) for item in obj], None, kind)
+            return SetValue([self.literal(item) for item in obj], None, kind, obj)
         if kind is range:
             return RangeValue(obj)
         if kind is slice:
@@ -162,8 +174,7 @@ class Tracer:
     def guard(self, source: Source, kind: str, value: Any) -> None:
         """Add a guard; none is needed on what capture itself holds."""
         if not isinstance(source, ConstSource):
-            frame = self.frame
-            self.guards.add(source, kind, value, (frame.summary(),) if frame else ())
+            self.guards.add(source, kind, value, self.user_stack())
 
     def guard_constant(self, source: Source, obj: Any) -> None:
         """Guard the value of a constant; enum members and the like by identity."""
@@ -201,6 +212,12 @@ class Tracer:
 
         self.guard_constant(CallSource(frozenset, (source,)), frozenset(obj))
 
+    def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
+        """Guard that a function that is inlined keeps its code, which can be assigned."""
+        if source is None or isinstance(source, ConstSource):
+            source = ProgramSource(Held(function))
+        self.guard(AttrSource(source, "__code__"), "ID", function.__code__)
+
     def guard_alias(self, first: Source, second: Source, obj: Any) -> None:
         """Guard that two sources give the same object, where that can differ."""
         shared = obj is None or isinstance(obj, types.FunctionType | types.ModuleType | type)
@@ -221,16 +238,14 @@ class Tracer:
         return dims
 
     def dynamic_int(self, number: int, source: Source) -> Value | None:
-        """Return a symbolic int for an input that varies; None to keep it constant.
-
-        Only arguments and their items can vary: attributes are configuration.
-        """
+        """Return a symbolic int for an input that varies; None to keep it constant."""
         root = source
         while isinstance(root, ItemSource) and not isinstance(root.base, DictSource):
             root = root.base
-        if self.policy is None or not isinstance(root, LocalSource):
+        if self.policy is None:
             return None
-        if not self.policy.int_is_dynamic(source, number):
+        argument = isinstance(root, LocalSource)
+        if not self.policy.int_is_dynamic(source, number, argument=argument):
             return None
         if not self.symbolic:
             raise NeedsSymbols
@@ -239,19 +254,10 @@ class Tracer:
             self.guard(source, "TYPE", int)
         return value
 
-    def end_step(self) -> None:
-        """Finish the last step of the outer frame: what follows cannot be taken back."""
-        self.journal.begin()
-
     def all_guards(self) -> list[Guard]:
         """Return every guard of the capture, those on symbolic sizes included."""
         guards = list(self.guards)
-        tensors = [entry for entry in self.graph.inputs if isinstance(entry.example, torch.Tensor)]
-        if any(entry.is_written() for entry in tensors):
-            # A backend may reorder reads and writes of what it takes for different tensors.
-            first, *others = [entry.source for entry in tensors]
-            if others:
-                guards.append(Guard.of(first, "NO_ALIAS", tuple(others)))
+        guards += memory_guards(self.graph.inputs)
         if self.graph.shape_env is not None:
             from weft_guards.shapes import shape_guards  # noqa: PLC0415 - imports sympy
 
@@ -291,16 +297,25 @@ class Tracer:
         """
         return table.call_rule(self, function, args, kwargs)
 
-    def call_function(self, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
-        """Inline a call of a Python function."""
+    def call_function(
+        self, function: FunctionValue, args: list[Value], kwargs: Kwargs, stepped: bool = False
+    ) -> Value:
+        """Inline a call of a Python function; `stepped` for the CALL of a stepped frame."""
+        handler = table.CODE_RULES.get(function.code)
+        if handler is not None:
+            return handler(self, function, args, kwargs)
         decoded = decode(function.code)
         if self.depth >= config.settings.inline_depth:
             raise Break("recursion", function.code.co_qualname)
         if function.obj is not None:
             classes.check_inlinable(function.obj)
+            self.guard_code(function.obj, function.source)
         local_values = bind_arguments(self, function, args, kwargs)
         cells = dict(zip(function.code.co_freevars, function.cells, strict=True))
-        frame = Frame(self, function, local_values, cells)
+        # A frame on a level of a functorch transform cannot be left and entered again.
+        whole = decoded.is_generator or self.transforms or not stepped
+        kind = Frame if whole else SteppedFrame
+        frame = kind(self, function, local_values, cells)
         if decoded.is_generator:
             if function.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
                 raise Break("unsupported-opcode", "async code")
@@ -362,11 +377,16 @@ class Tracer:
 
     def raise_(self, cls: type[BaseException], *args: object) -> NoReturn:
         """Raise an exception in the user's program."""
-        raise Raised(ExceptionValue(cls, [constant(arg) for arg in args]))
+        raise Raised(chain(self, ExceptionValue(cls, [self.literal(arg) for arg in args])))
 
     def raise_real(self, error: BaseException) -> NoReturn:
         """Raise in the user's program what a folded function raised."""
-        self.raise_(type(error), *error.args)
+        value = ExceptionValue(type(error), [self.literal(arg) for arg in error.args])
+        state = getattr(error, "__dict__", None) or {}
+        if isinstance(error, ImportError):
+            state = {**state, "name": error.name, "path": error.path}
+        value.attributes = {name: self.literal(item) for name, item in state.items()}
+        raise Raised(chain(self, value))
 
     # ---- state of the program
 
@@ -422,7 +442,7 @@ class Tracer:
 
     def tensor_dict_attribute(self, tensor: TensorValue, name: str) -> Value | None:
         """Read a Python attribute that the user put on an input tensor."""
-        entry = next((e for e in self.graph.inputs if e.node is tensor.node), None)
+        entry = self.graph.input_at.get(tensor.node)
         if entry is None or tensor.source is None:
             return None
         instance_dict = getattr(entry.example, "__dict__", {})

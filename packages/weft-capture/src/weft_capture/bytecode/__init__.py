@@ -93,8 +93,16 @@ from .encode import AssemblyError
 from .instr import NULL_BELOW, Decoded, Handler, Instr, call_pair
 from .liveness import live_at
 from .program import Label
-from .resume import Resume, in_prologue, is_resume, make_resume, stack_name
-from .writer import FUNCTION_ARG, Writer
+from .resume import (
+    Resume,
+    argument_names,
+    in_prologue,
+    is_resume,
+    make_resume,
+    stack_name,
+    state_at,
+)
+from .writer import FUNCTION_ARG, Signature, Writer
 
 __all__ = [
     "FUNCTION_ARG",
@@ -105,7 +113,9 @@ __all__ = [
     "Instr",
     "Label",
     "Resume",
+    "Signature",
     "Writer",
+    "argument_names",
     "call_pair",
     "decode",
     "in_prologue",
@@ -114,4 +124,5 @@ __all__ = [
     "make_resume",
     "stack_after",
     "stack_name",
+    "state_at",
 ]

@@ -26,7 +26,9 @@ _NO_RESULT = frozenset((
 # fmt: on
 _RESULTS: dict[str, Callable[[Instr], int]] = {
     "BEFORE_WITH": lambda i: 2,
+    "CHECK_EG_MATCH": lambda i: 2,
     "CHECK_EXC_MATCH": lambda i: 2,
+    "CLEANUP_THROW": lambda i: 2,
     "FOR_ITER": lambda i: 2,
     "LOAD_METHOD": lambda i: 2,
     "LOAD_SUPER_ATTR": lambda i: 2 if i.argval[1] else 1,

@@ -115,11 +115,8 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     ]
     entry = Label()
     body = program_of(decoded, keep, {index: entry})
-    args: list[int | str] = [i for i, is_value in enumerate(stack) if is_value]
-    args += [name for name in decoded.varnames if name in bound]
-    freevars = _free_names(decoded, index)
-    _put_self_first(args, decoded, live_at(decoded, index), freevars)
-    arg_names = tuple(_arg_name(arg, freevars) for arg in args)
+    args, freevars = state_at(decoded, index, stack, bound)
+    arg_names = argument_names(args, freevars)
     shape = FrameShape(
         name=decoded.name,
         qualname=f"{decoded.qualname}.<resume at {_line(decoded, index)}>",
@@ -138,7 +135,26 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     code = assemble(prologue + body, shape)
     kept = tuple(i for i, wanted in enumerate(keep) if wanted)
     decode(code).derived["origin"] = Origin(weakref.ref(decoded), len(prologue), kept)
-    return Resume(code, tuple(args), stack, index)
+    return Resume(code, args, stack, index)
+
+
+def state_at(
+    decoded: Decoded, index: int, stack: Sequence[bool], bound: frozenset[str]
+) -> tuple[tuple[int | str, ...], tuple[str, ...]]:
+    """Return how a frame's state at an instruction is passed on: arguments and cells.
+
+    The arguments are as in `Resume.args`, the cells the names of those in the closure.
+    """
+    args: list[int | str] = [i for i, is_value in enumerate(stack) if is_value]
+    args += [name for name in decoded.varnames if name in bound]
+    freevars = _free_names(decoded, index)
+    _put_self_first(args, decoded, live_at(decoded, index), freevars)
+    return tuple(args), freevars
+
+
+def argument_names(args: Sequence[int | str], freevars: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parameter names for arguments as `state_at` gives them."""
+    return tuple(_arg_name(arg, freevars) for arg in args)
 
 
 def _prologue(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import opcode
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .encode import assemble
 from .instr import (
@@ -34,16 +34,31 @@ _FAST_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_
 FUNCTION_ARG = "_weft_function"
 
 
+class Signature(NamedTuple):
+    """How new code is entered: its arguments, the cells it makes and those it is given."""
+
+    args: tuple[str, ...]
+    cellvars: tuple[str, ...]
+    freevars: tuple[str, ...]
+    qualname: str
+
+
 class Writer:
     """Assembles the code that replaces a frame; see the package docstring for the methods."""
 
-    def __init__(self, decoded: Decoded, *, tail_call: Any = None) -> None:
+    def __init__(
+        self, decoded: Decoded, *, tail_call: Any = None, signature: Signature | None = None
+    ) -> None:
         """Start code for a frame of `decoded`.
 
         `tail_call(func, *args)` makes what the frame hook takes as "return func(*args)"; with
-        None, `call_resume` emits a plain nested call.
+        None, `call_resume` emits a plain nested call. `signature` is for code that is entered in
+        the middle of the frame.
         """
         self._decoded = decoded
+        self._signature = signature or Signature(
+            decoded.flat_args, decoded.cellvars, decoded.freevars, decoded.qualname
+        )
         self._tail_call = tail_call
         self._items: list[Item] = []
         self._depth = 0
@@ -74,6 +89,12 @@ class Writer:
         name = f"_weft_temp{len(self._temps)}"
         self._temps.append(name)
         return name
+
+    def clear_temps(self, *others: str) -> None:
+        """Let go of what the temporaries and some variables hold."""
+        for name in (*self._temps, *others):
+            self.load_const(None)
+            self.store_local(name)
 
     def load_global(self, name: str) -> None:
         """Push a global or builtin."""
@@ -175,6 +196,12 @@ class Writer:
         """Call what followed `begin_call` with an args tuple and, maybe, a kwargs dict."""
         self._place_null(1 + has_kwargs)
         self._emit("CALL_FUNCTION_EX", -1 - has_kwargs, arg=int(has_kwargs))
+
+    def in_place_of(self, index: int) -> None:
+        """Handle what the last instruction raises as the original does at instruction `index`."""
+        op = self._items[-1]
+        assert isinstance(op, Op)
+        op.cover = self._cover(self._decoded.instrs[index])
 
     def _place_null(self, count: int) -> None:
         depth, place = self._calls.pop()
@@ -327,13 +354,20 @@ class Writer:
             raise ValueError("cells are made by the new frame's own prologue")
         if (instr.target is None) != (jump is None):
             raise ValueError(f"{instr.opname} and jump label do not fit")
-        cover = None
-        if instr.handler is not None:
-            label = self._handlers.setdefault(instr.handler.target, Label())
-            cover = Cover(label, instr.handler.depth, instr.handler.lasti)
+        cover = self._cover(instr)
         if instr.opname == "FOR_ITER" and jump is not None:
             jump = self._loop_exit(jump)
         self._items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
+
+    def begin_handler(self, target: int) -> None:
+        """Begin the code that runs when an instruction copied from under this handler raises."""
+        self.mark(self._handlers.pop(target))
+
+    def _cover(self, instr: Instr) -> Cover | None:
+        if instr.handler is None:
+            return None
+        label = self._handlers.setdefault(instr.handler.target, Label())
+        return Cover(label, instr.handler.depth, instr.handler.lasti)
 
     def _loop_exit(self, jump: Label) -> Label:
         """Where FOR_ITER can go (from 3.12 on only behind an END_FOR), and which goes to `jump`."""
@@ -371,23 +405,23 @@ class Writer:
         Its arguments are all positional-only: the original's in flat order and, if
         `load_function` was used, the function. Raises AssemblyError for an inconsistent stack.
         """
-        decoded = self._decoded
+        decoded, signature = self._decoded, self._signature
         items = self._items + self._tail + self._handler_code()
-        cells = _used_cells(items, decoded)
-        _resolve_variables(items, cells | set(decoded.freevars))
-        args = decoded.flat_args + ((FUNCTION_ARG,) if self._function_used else ())
-        cellvars = tuple(name for name in decoded.cellvars if name in cells)
-        varnames = _variable_names(items, args, cells | set(decoded.freevars))
+        cellvars = _used_cells(items, signature.cellvars)
+        cells = set(cellvars + signature.freevars)
+        _resolve_variables(items, cells)
+        args = signature.args + ((FUNCTION_ARG,) if self._function_used else ())
+        varnames = _variable_names(items, args, cells)
         flags = decoded.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED)
         shape = FrameShape(
             name=decoded.name,
-            qualname=decoded.qualname,
+            qualname=signature.qualname,
             filename=decoded.filename,
             firstlineno=decoded.firstlineno,
-            flags=flags | CO_NESTED if decoded.freevars else flags,
+            flags=flags | CO_NESTED if signature.freevars else flags,
             varnames=varnames,
             cellvars=cellvars,
-            freevars=decoded.freevars,
+            freevars=signature.freevars,
             argcount=len(args),
             posonly=len(args),
             kwonly=0,
@@ -396,8 +430,8 @@ class Writer:
 
     def _prologue(self, cellvars: tuple[str, ...]) -> list[Item]:
         items: list[Item] = []
-        if self._decoded.freevars:
-            items.append(Op("COPY_FREE_VARS", len(self._decoded.freevars)))
+        if self._signature.freevars:
+            items.append(Op("COPY_FREE_VARS", len(self._signature.freevars)))
         items += [Op("MAKE_CELL", 0, name) for name in cellvars]
         line = self._decoded.firstlineno
         items.append(Op("RESUME", positions=(line, line, None, None)))
@@ -421,9 +455,9 @@ class Writer:
             self._calls[-1][1] = len(self._items)
 
 
-def _used_cells(items: list[Item], decoded: Decoded) -> set[str]:
+def _used_cells(items: list[Item], cellvars: tuple[str, ...]) -> tuple[str, ...]:
     used = {op.argval for op in items if isinstance(op, Op) and op.opname in _CELL_OPS}
-    return used.intersection(decoded.cellvars)
+    return tuple(name for name in cellvars if name in used)
 
 
 def _resolve_variables(items: list[Item], cells: set[str]) -> None:

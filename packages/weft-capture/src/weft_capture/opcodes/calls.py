@@ -26,6 +26,16 @@ def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:
     return first, [second, *args]
 
 
+def _call_in(frame: Frame, callee: Value, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call from a frame, whose stack must be what lies below the call already."""
+    tx = frame.tx
+    while (forwarded := callee.forwards(tx, args, kwargs)) is not None:
+        callee, args, kwargs = forwarded
+    if type(callee) is FunctionValue:
+        return tx.call_function(callee, args, kwargs, stepped=frame.stepped)
+    return tx.call_value(callee, args, kwargs)
+
+
 @opcode("CALL")
 def _call(frame: Frame, instr: Instr) -> None:
     names = instr.argval
@@ -36,7 +46,7 @@ def _call(frame: Frame, instr: Instr) -> None:
         kwargs = dict(zip(names, given[positional:], strict=True))
         given = given[:positional]
     callee, args = _callee(frame, given)
-    frame.stack.append(frame.tx.call_value(callee, args, kwargs))
+    frame.stack.append(_call_in(frame, callee, args, kwargs))
 
 
 @opcode("CALL_FUNCTION_EX")
@@ -47,7 +57,7 @@ def _call_function_ex(frame: Frame, instr: Instr) -> None:
         kwargs = tx.keyword_arguments(frame.stack.pop())
     given = frame.stack.pop().unpack(tx)
     callee, args = _callee(frame, given)
-    frame.stack.append(tx.call_value(callee, args, kwargs))
+    frame.stack.append(_call_in(frame, callee, args, kwargs))
 
 
 @opcode("MAKE_FUNCTION")
@@ -57,21 +67,25 @@ def _make_function(frame: Frame, instr: Instr) -> None:
     cells: tuple[CellValue, ...] = ()
     if instr.arg & 8:
         cells = tuple(cell for cell in stack.pop().unpack(tx) if isinstance(cell, CellValue))
-    if instr.arg & 4:
-        stack.pop()
+    annotations = _annotations(stack.pop().unpack(tx)) if instr.arg & 4 else None
     kwdefaults: Kwargs = {}
     if instr.arg & 2:
         value = stack.pop()
         assert isinstance(value, DictValue)
         kwdefaults = {key.as_constant(): item for key, item in value.pairs(tx)}
     defaults = stack.pop().unpack(tx) if instr.arg & 1 else []
-    stack.append(
-        FunctionValue(
-            code,
-            frame.function.globals,
-            name=code.co_qualname,
-            defaults=defaults,
-            kwdefaults=kwdefaults,
-            cells=cells,
-        )
+    function = FunctionValue(
+        code,
+        frame.function.globals,
+        name=code.co_qualname,
+        defaults=defaults,
+        kwdefaults=kwdefaults,
+        cells=cells,
     )
+    if annotations is not None:
+        function.attributes["__annotations__"] = annotations
+    stack.append(function)
+
+
+def _annotations(flat: list[Value]) -> Value:
+    return DictValue(list(zip(flat[::2], flat[1::2], strict=True)))

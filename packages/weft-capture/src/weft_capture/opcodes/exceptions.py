@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.opcodes.table import opcode
+from weft_capture.rules import exception_groups as groups
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.exceptions import (
+    TRACEBACK,
+    ExceptionValue,
+    chain,
+    generator_error,
+    handled,
+)
 from weft_capture.values.functions import ClassValue
 
 if TYPE_CHECKING:
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from weft_capture.frames import Frame
 
 _STOPITERATION_ERROR = 3
+_PREP_RERAISE_STAR = 1
 
 
 @opcode("RAISE_VARARGS")
@@ -23,24 +31,30 @@ def _raise_varargs(frame: Frame, instr: Instr) -> None:
     tx = frame.tx
     cause = frame.stack.pop() if instr.arg == 2 else None
     if instr.arg == 0:
-        if frame.exception is None:
+        active = handled(tx)
+        if active is None:
             tx.raise_(RuntimeError, "No active exception to reraise")
-        raise Raised(frame.exception)
+        raise Raised(active)
     value = frame.stack.pop()
-    if isinstance(value, ClassValue):
+    if isinstance(value, ClassValue) and issubclass(value.obj, BaseException):
         value = value.call(tx, [], {})
     if not issubclass(value.python_type(), BaseException):
         tx.raise_(TypeError, "exceptions must derive from BaseException")
-    if cause is not None and isinstance(value, ExceptionValue):
-        tx.journal.touch(value)
-        value.attributes["__cause__"] = cause
-        value.attributes["__suppress_context__"] = constant(True)
-    raise Raised(value)
+    if cause is not None:
+        if isinstance(cause, ClassValue) and issubclass(cause.obj, BaseException):
+            cause = cause.call(tx, [], {})
+        if cause is not NONE and not issubclass(cause.python_type(), BaseException):
+            tx.raise_(TypeError, "exception causes must derive from BaseException")
+        value.setattr(tx, "__cause__", cause)
+    raise Raised(chain(tx, value))
 
 
 @opcode("PUSH_EXC_INFO")
 def _push_exc_info(frame: Frame, instr: Instr) -> None:
     raised = frame.stack.pop()
+    if isinstance(raised, ExceptionValue) and not raised.raised:  # by code that ran for real
+        frame.tx.journal.touch(raised)
+        raised.raised = True
     frame.stack.extend((NONE if frame.exception is None else frame.exception, raised))
     frame.exception = raised
 
@@ -61,30 +75,61 @@ def _intrinsic(frame: Frame, instr: Instr) -> None:
     """INTRINSIC_STOPITERATION_ERROR, with which 3.12 and later end a generator's body (PEP 479)."""
     if instr.arg != _STOPITERATION_ERROR:
         raise Break("unsupported-opcode", f"CALL_INTRINSIC_1 {instr.arg}")
-    if issubclass(frame.stack[-1].python_type(), StopIteration):
-        frame.tx.raise_(RuntimeError, "generator raised StopIteration")
+    error = frame.stack[-1]
+    if issubclass(error.python_type(), StopIteration):
+        raise Raised(generator_error(frame.tx, error))
+
+
+def _classes(frame: Frame, wanted: Value, bad: str) -> tuple[type, ...]:
+    """Return the classes of an except clause; what is no exception class raises TypeError."""
+    items = wanted.unpack(frame.tx) if issubclass(wanted.python_type(), tuple) else [wanted]
+    classes = tuple(item.as_constant() for item in items)
+    if not all(isinstance(c, type) and issubclass(c, BaseException) for c in classes):
+        frame.tx.raise_(TypeError, bad)
+    return classes
 
 
 @opcode("CHECK_EXC_MATCH")
 def _check_exc_match(frame: Frame, instr: Instr) -> None:
-    wanted = frame.stack.pop()
-    classes = (
-        tuple(item.as_constant() for item in wanted.unpack(frame.tx))
-        if issubclass(wanted.python_type(), tuple)
-        else wanted.as_constant()
-    )
+    bad = "catching classes that do not inherit from BaseException is not allowed"
+    classes = _classes(frame, frame.stack.pop(), bad)
     frame.stack.append(constant(issubclass(frame.stack[-1].python_type(), classes)))
 
 
-@opcode("CHECK_EG_MATCH", "PREP_RERAISE_STAR")
-def _exception_groups(frame: Frame, instr: Instr) -> None:
-    raise Break("unsupported-opcode", "except*")
+@opcode("CHECK_EG_MATCH")
+def _check_eg_match(frame: Frame, instr: Instr) -> None:
+    """except*: replace the exception by (what does not match, what does)."""
+    bad = "catching classes that do not inherit from BaseException is not allowed"
+    classes = _classes(frame, frame.stack.pop(), bad)
+    match, rest = groups.match(frame.tx, frame.stack.pop(), classes)
+    frame.stack.extend((rest, match))
+    if match is not NONE:
+        frame.exception = match
+
+
+@opcode("PREP_RERAISE_STAR")
+def _prep_reraise_star(frame: Frame, instr: Instr) -> None:
+    """The end of all except* clauses: what they raised and what none took, as one exception."""
+    raised = frame.stack.pop().unpack(frame.tx)
+    frame.stack.append(groups.rest_to_raise(frame.tx, frame.stack.pop(), raised))
+
+
+@opcode("CALL_INTRINSIC_2")
+def _intrinsic_2(frame: Frame, instr: Instr) -> None:
+    if instr.arg != _PREP_RERAISE_STAR:
+        raise Break("unsupported-opcode", f"CALL_INTRINSIC_2 {instr.arg}")
+    _prep_reraise_star(frame, instr)
 
 
 @opcode("BEFORE_WITH")
 def _before_with(frame: Frame, instr: Instr) -> None:
     tx = frame.tx
     manager = frame.stack.pop()
+    kind = manager.python_type()
+    for name, hint in (("__enter__", ""), ("__exit__", " (missed __exit__ method)")):
+        if not hasattr(kind, name) and manager.find_method(name) is None:
+            text = f"'{kind.__name__}' object does not support the context manager protocol{hint}"
+            tx.raise_(TypeError, text)
     leave = manager.getattr(tx, "__exit__")
     entered = manager.call_method(tx, "__enter__", [], {})
     frame.stack.extend((leave, entered))
@@ -95,4 +140,4 @@ def _with_except_start(frame: Frame, instr: Instr) -> None:
     tx, raised = frame.tx, frame.stack[-1]
     leave = frame.stack[-4]
     kind: Value = tx.const_object(raised.python_type())
-    frame.stack.append(leave.call(tx, [kind, raised, NONE], {}))
+    frame.stack.append(leave.call(tx, [kind, raised, TRACEBACK], {}))

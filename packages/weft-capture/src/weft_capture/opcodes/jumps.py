@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.opcodes.table import opcode
 from weft_capture.values.constant import NONE, Constant
+from weft_capture.values.objects import UserObject
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
@@ -83,16 +84,34 @@ def _yield_value(frame: Frame, instr: Instr) -> None:
 @opcode("SEND")
 def _send(frame: Frame, instr: Instr) -> None:
     """`yield from` and `await`: step the inner iterator; at its end go on with its result."""
+    tx = frame.tx
     sent = frame.stack.pop()
     inner = frame.stack[-1]
-    if not (isinstance(sent, Constant) and sent.value is None):
-        raise Break("generator", "sending a value through yield from")
-    item = inner.next(frame.tx)
+    result = None
+    try:
+        if sent is NONE and not isinstance(inner, UserObject):
+            item = inner.next(tx)
+        else:
+            name, args = ("__next__", []) if sent is NONE else ("send", [sent])
+            item = inner.call_method(tx, name, args, {})
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), StopIteration):
+            raise
+        item, result = None, raised.value.getattr(tx, "value")
     if item is not None:
         frame.stack.append(item)
         return
-    frame.stack[-1:] = frame.send_result(inner)
+    frame.stack[-1:] = frame.send_result(inner, result)
     frame.ip = _target(instr)
+
+
+@opcode("CLEANUP_THROW")
+def _cleanup_throw(frame: Frame, instr: Instr) -> None:
+    """From 3.12: what was thrown into `yield from` came out of the inner iterator."""
+    raised = frame.stack[-1]
+    if not issubclass(raised.python_type(), StopIteration):
+        raise Raised(raised)
+    frame.stack[-3:] = [NONE, raised.getattr(frame.tx, "value")]
 
 
 @opcode("END_SEND")

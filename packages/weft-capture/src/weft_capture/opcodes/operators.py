@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft_capture.breaks import Raised
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules.operators import binary, compare, contains, unary
 from weft_capture.values.constant import FALSE, TRUE, constant
@@ -74,11 +75,14 @@ def _delete_subscr(frame: Frame, instr: Instr) -> None:
     frame.stack.pop().delitem(frame.tx, key)
 
 
-@opcode("MATCH_MAPPING", "MATCH_SEQUENCE")
+_MATCHES = {"MATCH_MAPPING": 1 << 6, "MATCH_SEQUENCE": 1 << 5}
+"""Py_TPFLAGS_MAPPING and Py_TPFLAGS_SEQUENCE."""
+
+
+@opcode(*_MATCHES)
 def _match_kind(frame: Frame, instr: Instr) -> None:
-    kind = frame.stack[-1].python_type()
-    wanted: tuple[type, ...] = (dict,) if instr.opname == "MATCH_MAPPING" else (list, tuple, range)
-    frame.stack.append(constant(issubclass(kind, wanted)))
+    flags = frame.stack[-1].python_type().__flags__
+    frame.stack.append(constant(bool(flags & _MATCHES[instr.opname])))
 
 
 @opcode("MATCH_KEYS")
@@ -103,12 +107,26 @@ def _match_class(frame: Frame, instr: Instr) -> None:
         frame.stack.append(constant(None))
         return
     real = cls.as_constant()
-    positional = instr.arg
-    if positional and real in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str,
-                               tuple):  # fmt: skip
-        parts = [subject]
-    else:
-        fields = list(getattr(real, "__match_args__", ())[:positional])
-        parts = [subject.getattr(tx, name) for name in fields]
-    parts += [subject.getattr(tx, name) for name in names]
+    fields = list(getattr(real, "__match_args__", ()))
+    allowed = len(fields)
+    whole = bool(real.__flags__ & _MATCH_SELF) and "__match_args__" not in dir(real)
+    if whole:
+        allowed = 1
+    if instr.arg > allowed:
+        plural = "" if allowed == 1 else "s"
+        text = f"accepts {allowed} positional sub-pattern{plural} ({instr.arg} given)"
+        tx.raise_(TypeError, f"{real.__name__}() {text}")
+    parts = [subject] if whole and instr.arg else []
+    wanted = [*([] if whole else fields[: instr.arg]), *names]
+    try:
+        parts += [subject.getattr(tx, name) for name in wanted]
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        frame.stack.append(constant(None))
+        return
     frame.stack.append(tx.tuple_of(parts))
+
+
+_MATCH_SELF = 1 << 22
+"""_Py_TPFLAGS_MATCH_SELF: int(n) matches the object itself."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Break
 from weft_capture.opcodes.table import opcode
 from weft_capture.scope import load_global, store_global
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NULL, constant
+from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, CellValue, SuperValue
+from weft_capture.values.objects import DELETED
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
@@ -35,15 +37,20 @@ def _load_const(frame: Frame, instr: Instr) -> None:
     frame.stack.append(frame.tx.literal_const(instr.argval))
 
 
+def _unbound(frame: Frame, name: str) -> NoReturn:
+    text = "where it is not associated with a value"
+    if name in frame.decoded.freevars:
+        text = f"cannot access free variable '{name}' {text} in enclosing scope"
+        frame.tx.raise_(NameError, text)
+    frame.tx.raise_(UnboundLocalError, f"cannot access local variable '{name}' {text}")
+
+
 @opcode("LOAD_FAST", "LOAD_FAST_CHECK")
 def _load_fast(frame: Frame, instr: Instr) -> None:
     name = instr.argval
     value = frame.locals.get(name)
     if value is None:
-        frame.tx.raise_(
-            UnboundLocalError,
-            f"cannot access local variable '{name}' where it is not associated with a value",
-        )
+        _unbound(frame, name)
     frame.stack.append(frame.tx.force(value))
 
 
@@ -70,19 +77,23 @@ def _store_fast(frame: Frame, instr: Instr) -> None:
 @opcode("DELETE_FAST")
 def _delete_fast(frame: Frame, instr: Instr) -> None:
     if frame.locals.pop(instr.argval, None) is None:
-        frame.tx.raise_(UnboundLocalError, f"cannot access local variable '{instr.argval}'")
+        _unbound(frame, instr.argval)
 
 
 @opcode("LOAD_CLOSURE")
 def _load_closure(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.cells[instr.argval])
+    cell = frame.cells.get(instr.argval)
+    if cell is None:  # in a comprehension inlined by 3.12+, where the name is a plain variable
+        _load_fast(frame, instr)
+    else:
+        frame.stack.append(cell)
 
 
-@opcode("LOAD_DEREF", "LOAD_CLASSDEREF")
+@opcode("LOAD_DEREF")
 def _load_deref(frame: Frame, instr: Instr) -> None:
     cell = frame.cells[instr.argval]
     if cell.contents is None:
-        frame.tx.raise_(NameError, f"cannot access free variable '{instr.argval}'")
+        _unbound(frame, instr.argval)
     frame.stack.append(frame.tx.force(cell.contents))
 
 
@@ -93,10 +104,43 @@ def _store_deref(frame: Frame, instr: Instr) -> None:
 
 @opcode("DELETE_DEREF")
 def _delete_deref(frame: Frame, instr: Instr) -> None:
+    if frame.cells[instr.argval].contents is None:
+        _unbound(frame, instr.argval)
     frame.cells[instr.argval].store(frame.tx, None)
 
 
-@opcode("LOAD_GLOBAL", "LOAD_NAME")
+@opcode("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+def _load_name(frame: Frame, instr: Instr) -> None:
+    """A name in a class body; what the class has not bound is a global or a variable around it."""
+    if instr.opname.startswith("LOAD_FROM_DICT"):
+        frame.stack.pop()
+    own = frame.locals.get(instr.argval)
+    if own is not None:
+        frame.stack.append(frame.tx.force(own))
+    elif instr.opname.endswith("DEREF"):
+        _load_deref(frame, instr)
+    else:
+        _load_global(frame, instr)
+
+
+@opcode("STORE_NAME")
+def _store_name(frame: Frame, instr: Instr) -> None:
+    frame.locals[instr.argval] = frame.stack.pop()
+
+
+@opcode("DELETE_NAME")
+def _delete_name(frame: Frame, instr: Instr) -> None:
+    if frame.locals.pop(instr.argval, None) is None:
+        frame.tx.raise_(NameError, f"name '{instr.argval}' is not defined")
+
+
+@opcode("LOAD_LOCALS")
+def _load_locals(frame: Frame, instr: Instr) -> None:
+    # Only ever read by LOAD_FROM_DICT_OR_..., which look at the frame.
+    frame.stack.append(constant(None))
+
+
+@opcode("LOAD_GLOBAL")
 def _load_global(frame: Frame, instr: Instr) -> None:
     frame.stack.append(load_global(frame.tx, frame.function, instr.argval))
 
@@ -104,6 +148,12 @@ def _load_global(frame: Frame, instr: Instr) -> None:
 @opcode("STORE_GLOBAL")
 def _store_global(frame: Frame, instr: Instr) -> None:
     store_global(frame.tx, frame.function, instr.argval, frame.stack.pop())
+
+
+@opcode("DELETE_GLOBAL")
+def _delete_global(frame: Frame, instr: Instr) -> None:
+    load_global(frame.tx, frame.function, instr.argval)
+    store_global(frame.tx, frame.function, instr.argval, DELETED)
 
 
 @opcode("LOAD_ATTR")
@@ -180,7 +230,7 @@ def _import_name(frame: Frame, instr: Instr) -> None:
     try:
         module = builtins.__import__(instr.argval, global_dict, None, from_list, level)
     except ImportError as error:
-        frame.tx.raise_(type(error), *error.args)
+        frame.tx.raise_real(error)
     frame.stack.append(frame.tx.const_object(module))
 
 
@@ -198,7 +248,7 @@ def _import_from(frame: Frame, instr: Instr) -> None:
 
 @opcode("LOAD_BUILD_CLASS")
 def _load_build_class(frame: Frame, instr: Instr) -> None:
-    raise Break("unsupported-opcode", "a class statement")
+    frame.stack.append(frame.tx.const_object(builtins.__build_class__))
 
 
 @opcode("LOAD_ASSERTION_ERROR")
@@ -213,4 +263,4 @@ def _get_len(frame: Frame, instr: Instr) -> None:
 
 @opcode("SETUP_ANNOTATIONS")
 def _setup_annotations(frame: Frame, instr: Instr) -> None:
-    frame.locals.setdefault("__annotations__", constant(None))
+    frame.locals.setdefault("__annotations__", DictValue())

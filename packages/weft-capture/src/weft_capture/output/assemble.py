@@ -9,26 +9,28 @@ Everything is loaded before anything is written, so that no write changes what a
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
+from weft_guards import call_with
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import NULL_BELOW, Instr, Writer, live_at, make_resume, stack_after
+from weft_capture.bytecode import Writer, live_at
 from weft_capture.graph import GraphInput
+from weft_capture.output.entry import InnerFrames
+from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import NULL
 from weft_capture.values.contexts import AutocastContext, GradModeContext
 
 if TYPE_CHECKING:
-    from weft_capture.frames import OuterFrame
+    from weft_capture.frames import Frame
+    from weft_capture.steps import OuterFrame, Stop
     from weft_capture.tracer import Tracer
-
-_NO_FALLTHROUGH = frozenset(("RAISE_VARARGS", "RERAISE", "RETURN_VALUE"))
 
 
 @dataclass(frozen=True)
@@ -43,20 +45,23 @@ class Assembled:
 def assemble(
     tx: Tracer,
     frame: OuterFrame,
-    stopped: Break | None,
+    stopped: Stop | None,
     compile_graph: Callable[[GraphModule, list[GraphInput]], Any],
     tail_call: Any = None,
 ) -> Assembled:
-    """Write the code for a capture that returned (`stopped` None) or broke at `frame.ip`.
+    """Write the code for a capture that returned (`stopped` None) or broke.
 
     Args:
         compile_graph: (module, inputs) -> callable on the inputs' values.
         tail_call: what the frame hook offers to end a frame by calling another function.
 
     Raises:
-        Break: when something that is needed cannot be rebuilt.
+        Break: when something that is needed cannot be rebuilt, such as the state of the
+            interpreter inside an exception handler.
     """
-    end_mode = _close_contexts(tx, frame)
+    if stopped is not None and any(one.exception is not None for one in stopped.frames):
+        raise _in_handler(stopped.error)
+    end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
     draft = _Assembly(tx, frame, stopped, tail_call, end_mode)
     draft.body({})
     outputs = draft.out.graph_outputs
@@ -73,7 +78,20 @@ def assemble(
     return Assembled(final.writer.finish(), graph, inputs)
 
 
-def _close_contexts(tx: Tracer, frame: OuterFrame) -> bool:
+def _in_handler(error: Break) -> Break:
+    """Return the break for one inside the handler of an exception that came from outside.
+
+    It cannot be taken back to the instruction that raised, and no other frame can be made to
+    handle the exception.
+    """
+    if error.code == "uncaught-exception":
+        return error
+    result = Break("handler", " ".join(filter(None, (error.code, error.detail))))
+    result.user_stack = error.user_stack
+    return result
+
+
+def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
     """Let the graph end in the modes it began in; returns the grad mode to set after it.
 
     Blocks that are still open are entered again by the values on the stack.
@@ -81,10 +99,12 @@ def _close_contexts(tx: Tracer, frame: OuterFrame) -> bool:
     tx.journal.begin()
     end_mode = torch.is_grad_enabled()
     open_autocasts = []
-    for value in reversed(frame.stack):
+    for value in reversed([value for frame in frames for value in frame.stack]):
         if not isinstance(value, MethodOf) or value.name != "__exit__":
             continue
         owner = value.owner
+        if owner.source is not None:
+            continue  # entered before this capture
         if isinstance(owner, GradModeContext) and owner.previous is not None:
             end_mode = owner.previous
         elif isinstance(owner, AutocastContext) and owner.real is not None:
@@ -104,25 +124,34 @@ class _Assembly:
         self,
         tx: Tracer,
         frame: OuterFrame,
-        stopped: Break | None,
+        stopped: Stop | None,
         tail_call: Any,
         end_mode: bool,
     ) -> None:
         self.tx = tx
+        self.tail_call = tail_call
         self.frame = frame
         self.stopped = stopped
         self.end_mode = end_mode
         self.writer = Writer(frame.decoded, tail_call=tail_call)
-        self.out = Output(self.writer, {cell: name for name, cell in frame.cells.items()})
+        cells = {cell: name for name, cell in frame.cells.items()}
+        self.out = Output(self.writer, cells, tx.graph.made_at)
 
     def call_graph(self, compiled: Any, inputs: list[GraphInput]) -> None:
         """Run the graph and keep its results."""
         writer = self.writer
+        sources = [entry.source for entry in inputs]
+        caller = call_with(compiled, sources)
         writer.begin_call()
-        writer.load_const(compiled)
-        for entry in inputs:
-            entry.source.emit(self.out.builder)
-        writer.call(len(inputs))
+        if caller is None:
+            writer.load_const(compiled)
+        else:
+            function, sources = caller
+            writer.load_const(function)
+            writer.load_const(None)
+        for source in sources:
+            source.emit(self.out.builder)
+        writer.call(len(sources) + (caller is not None))
         writer.store_local(GRAPH_RESULT)
 
     def body(self, outputs: dict[Node, int]) -> None:
@@ -138,7 +167,7 @@ class _Assembly:
         if self.stopped is None:
             self._return(effects)
         else:
-            self._break(effects)
+            self._break(self.stopped.frames[1:], effects)
 
     def _return(self, effects: Callable[[], None] | None) -> None:
         value = self.frame.result
@@ -168,9 +197,9 @@ class _Assembly:
             self.writer.load_local(temp)
             self.writer.store_local(name)
 
-    def _break(self, effects: Callable[[], None] | None) -> None:
+    def _break(self, inlined: Sequence[Frame], effects: Callable[[], None] | None) -> None:
         frame, out, writer = self.frame, self.out, self.writer
-        index = frame.ip
+        index = frame.ip - 1 if inlined else frame.ip
         instr = frame.decoded.instrs[index]
         writer.at(instr)
         live = live_at(frame.decoded, index)
@@ -180,6 +209,7 @@ class _Assembly:
             out.load(value)
             temps[name] = out.store_temp()
         stack = [self._stack_temp(value) for value in frame.stack]
+        inner = InnerFrames(out, inlined, self.tail_call) if inlined else None
         temps.update(self._load_cells())
         if effects:
             effects()
@@ -194,55 +224,16 @@ class _Assembly:
                 writer.push_null()
             else:
                 writer.load_local(temp_or_null)
-        self._run_for_real(index, instr, tuple(locals_))
+        below = [value is not NULL for value in frame.stack]
+        step = RealStep(writer, frame.decoded, below, tuple(locals_))
+        if inner is None:
+            step.run(index)
+            return
+        inner.call()
+        step.returned(index)
 
     def _stack_temp(self, value: Value) -> str | None:
         if value is NULL:
             return None
         self.out.load(value)
         return self.out.store_temp()
-
-    def _run_for_real(self, index: int, instr: Instr, names: tuple[str, ...]) -> None:
-        """Write the breaking instruction itself and the way on."""
-        frame, writer = self.frame, self.writer
-        below = [value is not NULL for value in frame.stack]
-        if instr.opname == "LOAD_METHOD":
-            writer.load_attr(instr.argval)
-            pair = [False, True] if NULL_BELOW else [True, False]
-            writer.push_null()
-            if NULL_BELOW:
-                writer.swap(2)
-            self._resume(index + 1, below[:-1] + pair, names)
-            return
-        if instr.target is not None:
-            self._branch(index, instr, below, names)
-            return
-        writer.original(index)
-        if instr.opname in _NO_FALLTHROUGH:
-            if instr.opname == "RETURN_VALUE":
-                raise Break("unsupported-value", "the value to return cannot be rebuilt")
-            return
-        after = list(stack_after(instr, below, bound=instr.argval in names))
-        self._resume(index + 1, after, names, instr)
-
-    def _branch(self, index: int, instr: Instr, below: list[bool], names: tuple[str, ...]) -> None:
-        assert instr.target is not None
-        if instr.opname == "JUMP":
-            self._resume(instr.target, below, names)
-            return
-        writer = self.writer
-        taken = writer.label()
-        writer.original(index, taken)
-        self._resume(index + 1, list(stack_after(instr, below)), names)
-        writer.mark(taken)
-        self._resume(instr.target, list(stack_after(instr, below, jump=True)), names)
-
-    def _resume(
-        self, index: int, stack: list[bool], names: tuple[str, ...], done: Instr | None = None
-    ) -> None:
-        if done is not None and done.opname == "STORE_FAST":
-            names = (*names, done.argval)
-        if done is not None and done.opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
-            names = tuple(name for name in names if name != done.argval)
-        resume = make_resume(self.frame.decoded, index, stack, names)
-        self.writer.call_resume(resume)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from weft_capture.breaks import Break
 from weft_capture.output.builder import SourceBuilder
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NULL, Constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
-from weft_capture.values.dicts import DictValue, LazyValue
+from weft_capture.values.dicts import DictValue, LazyValue, check_keys
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
+from weft_capture.values.made_classes import load_class
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -33,13 +35,17 @@ class Output:
     Args:
         writer: the code.
         cells: the frame's own cell variables by value; their cells are made by the new code.
+        made_at: the step that made each node of the graph.
     """
 
-    def __init__(self, writer: Writer, cells: dict[CellValue, str]) -> None:
+    def __init__(
+        self, writer: Writer, cells: dict[CellValue, str], made_at: dict[Node, int]
+    ) -> None:
         self.writer = writer
         self.builder = SourceBuilder(writer)
         self.cells = cells
         self.graph_outputs: dict[Node, int] = {}
+        self.made_at = made_at
         self._temps: dict[Value, str] = {}
 
     def load(self, value: Value) -> None:
@@ -68,9 +74,22 @@ class Output:
         for value in values:
             self.load(value)
 
+    def check_keys(self, keys: Iterable[object]) -> None:
+        """Refuse keys that cannot be put into a new dict or set without the program noticing."""
+        check_keys(keys)
+
+    def load_class(self, cls: type) -> None:
+        """Push a class, one that the frame made included."""
+        load_class(self, cls)
+
     def load_graph_output(self, value: TensorValue | SymValue) -> None:
         """Push a result of the graph."""
         node = value.node
+        if isinstance(value, TensorValue) and value.is_new_leaf():
+            # Whatever traces the graph next makes a tensor with a history of it, or with none.
+            error = Break("unsupported-value", "a new leaf that requires grad leaves the graph")
+            error.retry_at = self.made_at.get(node, -1)
+            raise error
         index = self.graph_outputs.setdefault(node, len(self.graph_outputs))
         self.writer.load_local(GRAPH_RESULT)
         self.writer.load_const(index)

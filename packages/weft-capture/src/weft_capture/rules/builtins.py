@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from weft_capture import polyfills
+from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, NotConstant, Raised
-from weft_capture.rules.operators import binary, compare
+from weft_capture.rules.generators import item_or_stop
+from weft_capture.rules.operators import binary, by_methods, compare
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, Constant, constant, fold
@@ -25,12 +28,13 @@ from weft_capture.values.containers import (
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.functions import ClassValue, SuperValue
 from weft_capture.values.iterators import CombinedIterator
+from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
-PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, str, repr, ascii, format))
+PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
 PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
 
 _SIZED = (ListValue, TupleValue, SetValue, DictValue, DictView, RangeValue)
@@ -80,7 +84,7 @@ def _is_not(tx: Tracer, left: Value, right: Value) -> Value:
 
 @rule(callable)
 def _callable(tx: Tracer, value: Value) -> Value:
-    return constant(hasattr(value.python_type(), "__call__"))  # noqa: B004 - of the type, not the type itself
+    return constant(lookup(value.python_type(), "__call__") is not None)
 
 
 # Types and attributes.
@@ -119,18 +123,6 @@ def _is_union(known: object) -> bool:
 
 def _subclass(kind: type, wanted: tuple[type, ...]) -> bool:
     return any(issubclass(kind, one) for one in wanted)
-
-
-@rule(type)
-def _type(tx: Tracer, value: Value, *rest: Value) -> Value:
-    if rest:
-        raise Break("unknown-call", "type with three arguments")
-    return tx.type_of(value)
-
-
-@rule(id)
-def _id(tx: Tracer, value: Value) -> Value:
-    raise Break("unsupported-value", f"id of {value.describe()}")
 
 
 @rule(getattr)
@@ -182,7 +174,7 @@ def _super(tx: Tracer, cls: Value, owner: Value) -> Value:
 
 def _numeric(kind: type, conversion: Callable[[Any], Any]) -> None:
     @rule(kind)
-    def convert(tx: Tracer, *args: Value) -> Value:
+    def convert(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         if args and isinstance(args[0], TensorValue):
             return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
         if args and isinstance(args[0], SymValue):
@@ -190,7 +182,9 @@ def _numeric(kind: type, conversion: Callable[[Any], Any]) -> None:
                 return args[0]
             return tx.graph.emit("call_function", conversion, list(args), {})
         if all(arg.is_constant() for arg in args):
-            return fold(tx, kind, list(args), {})
+            return fold(tx, kind, list(args), kwargs)
+        if kind is int and isinstance(args[0], UserObject) and not args[0].has_special("__int__"):
+            return args[0].call_method(tx, "__index__", [], {})
         return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
 
 
@@ -198,7 +192,7 @@ _numeric(int, torch.sym_int)
 _numeric(float, torch.sym_float)
 
 
-@rule(abs)
+@rule(abs, operator.abs)
 def _abs(tx: Tracer, value: Value) -> Value:
     if isinstance(value, (TensorValue, SymValue)):
         return tx.graph.emit("call_function", operator.abs, [value], {})
@@ -216,11 +210,15 @@ def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
 def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
     if isinstance(value, TensorValue):
         return value.call_method(tx, "round", list(digits), {})
+    if isinstance(value, UserObject) and value.has_special("__round__"):
+        return value.special(tx, "__round__").call(tx, list(digits), {})
     return fold(tx, round, [value, *digits], {})
 
 
 @rule(divmod)
 def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
+    if isinstance(left, UserObject) or isinstance(right, UserObject):
+        return by_methods(tx, "divmod()", left, right)
     return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
 
 
@@ -231,7 +229,7 @@ def _extremum(function: Any, symbol: str, in_graph: Any) -> None:
         if not items:
             if default is not None:
                 return default
-            tx.raise_(ValueError, f"{function.__name__}() iterable argument is empty")
+            return fold(tx, function, [TupleValue([])], {})
         keys = items if key is NONE else [key.call(tx, [item], {}) for item in items]
         best = 0
         if key is NONE and any(isinstance(item, SymValue) for item in items):
@@ -292,7 +290,10 @@ def _tuple(tx: Tracer, items: Value | None = None) -> Value:
 def _set_class(kind: type) -> None:
     @rule(kind)
     def build(tx: Tracer, items: Value | None = None) -> Value:
-        return SetValue([] if items is None else items.unpack(tx), cls=kind)
+        if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
+            return items
+        order = items.order if isinstance(items, SetValue) else None
+        return SetValue([] if items is None else items.unpack(tx), cls=kind, order=order)
 
 
 _set_class(set)
@@ -308,10 +309,16 @@ def _slice(tx: Tracer, first: Value, *rest: Value) -> Value:
 @rule(range)
 def _range(tx: Tracer, *args: Value) -> Value:
     try:
-        bounds = [operator.index(arg.as_constant()) for arg in args]
+        bounds = [operator.index(_integer(tx, arg)) for arg in args]
         return RangeValue(range(*bounds))
     except (TypeError, ValueError) as error:
         tx.raise_real(error)
+
+
+def _integer(tx: Tracer, value: Value) -> Any:
+    if isinstance(value, UserObject) and value.has_special("__index__"):
+        value = value.call_method(tx, "__index__", [], {})
+    return value.as_constant()
 
 
 @rule(sorted)
@@ -339,7 +346,7 @@ def sort_values(tx: Tracer, items: list[Value], key: Value, reverse: Value) -> l
 @rule(iter)
 def _iter(tx: Tracer, items: Value, *sentinel: Value) -> Value:
     if sentinel:
-        raise Break("unknown-call", "iter with a sentinel")
+        return tx.const_object(polyfills.call_until).call(tx, [items, *sentinel], {})
     return items.iterate(tx)
 
 
@@ -348,9 +355,7 @@ def _next(tx: Tracer, iterator: Value, *default: Value) -> Value:
     item = iterator.next(tx)
     if item is not None:
         return item
-    if default:
-        return default[0]
-    tx.raise_(StopIteration)
+    return default[0] if default else item_or_stop(tx, iterator, None)
 
 
 @rule(enumerate)
@@ -439,21 +444,7 @@ def _reversed(tx: Tracer, items: Value) -> Value:
     return items.call_method(tx, "__reversed__", [], {})
 
 
-# Text.
-
-
-def _texts(function: Any, method: str) -> None:
-    @rule(function)
-    def text(tx: Tracer, *args: Value) -> Value:
-        if all(arg.is_constant() for arg in args):
-            return fold(tx, function, list(args), {})
-        if isinstance(args[0], (TensorValue, SymValue)):
-            raise Break("data-dependent-value", f"{function.__name__} of {args[0].describe()}")
-        return args[0].call_method(tx, method, [], {})
-
-
-_texts(str, "__str__")
-_texts(repr, "__repr__")
+# Output.
 
 
 @rule(builtins.print)

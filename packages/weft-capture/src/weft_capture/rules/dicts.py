@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
-from typing import TYPE_CHECKING
+from collections import OrderedDict, defaultdict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Raised
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.exceptions import ExceptionValue, chain
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
+
+
+def missing_key(tx: Tracer, key: Value) -> NoReturn:
+    """Raise KeyError in the program."""
+    raise Raised(chain(tx, ExceptionValue(KeyError, [key])))
 
 
 def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, Value]) -> None:
@@ -61,11 +68,6 @@ def _fromkeys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
     return DictValue([(key, value) for key in keys.unpack(tx)])
 
 
-@rule(Counter)
-def _counter(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "collections.Counter")
-
-
 # Reading.
 
 
@@ -79,7 +81,7 @@ def _getitem(tx: Tracer, self: DictValue, key: Value) -> Value:
         tx.mutate(self)
         self.put(key, value)
         return value
-    tx.raise_(KeyError, key.as_constant())
+    missing_key(tx, key)
 
 
 @method(DictValue, "get")
@@ -144,6 +146,8 @@ def _view_len(tx: Tracer, self: DictView) -> Value:
 
 @method(DictValue, "__setitem__")
 def _setitem(tx: Tracer, self: DictValue, key: Value, value: Value) -> Value:
+    if self.cls is MappingProxyType:
+        tx.raise_(TypeError, "'mappingproxy' object does not support item assignment")
     tx.mutate(self)
     self.put(key, value)
     return NONE
@@ -152,7 +156,7 @@ def _setitem(tx: Tracer, self: DictValue, key: Value, value: Value) -> Value:
 @method(DictValue, "__delitem__")
 def _delitem(tx: Tracer, self: DictValue, key: Value) -> Value:
     if key.hash_key() not in self.entries:
-        tx.raise_(KeyError, key.as_constant())
+        missing_key(tx, key)
     tx.mutate(self)
     del self.entries[key.hash_key()]
     return NONE
@@ -180,7 +184,7 @@ def _pop(tx: Tracer, self: DictValue, key: Value, *default: Value) -> Value:
     if found is None:
         if default:
             return default[0]
-        tx.raise_(KeyError, key.as_constant())
+        missing_key(tx, key)
     _delitem(tx, self, key)
     return found
 
@@ -211,7 +215,7 @@ def _move_to_end(
 ) -> Value:
     hashed = key.hash_key()
     if hashed not in self.entries:
-        tx.raise_(KeyError, key.as_constant())
+        missing_key(tx, key)
     tx.mutate(self)
     entry = self.entries.pop(hashed)
     rest = {} if last.truth(tx) else dict(self.entries)

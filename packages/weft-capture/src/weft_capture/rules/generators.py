@@ -1,4 +1,4 @@
-"""Methods of generators that the captured program made."""
+"""Methods of generators and iterators that the captured program made."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ from weft_capture.breaks import Raised
 from weft_capture.frames import GeneratorValue
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE
-from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.functions import ClassValue
+from weft_capture.values.iterators import IteratorValue
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 
-def _item_or_stop(self: GeneratorValue, item: Value | None) -> Value:
+def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
+    """Return what an iterator gave, or raise StopIteration with what its generator returned."""
     if item is not None:
         return item
-    returned = self.returned
+    returned = getattr(self, "returned", None)
     args = [] if returned is None or returned is NONE else [returned]
-    raise Raised(ExceptionValue(StopIteration, args))
+    raise Raised(chain(tx, ExceptionValue(StopIteration, args)))
 
 
 @method(GeneratorValue, "__next__")
-def _next(tx: Tracer, self: GeneratorValue) -> Value:
-    return _item_or_stop(self, self.next(tx))
+@method(IteratorValue, "__next__")
+def _next(tx: Tracer, self: GeneratorValue | IteratorValue) -> Value:
+    return item_or_stop(tx, self, self.next(tx))
 
 
 @method(GeneratorValue, "send")
 def _send(tx: Tracer, self: GeneratorValue, value: Value) -> Value:
     if not self.started and value is not NONE:
         tx.raise_(TypeError, "can't send non-None value to a just-started generator")
-    return _item_or_stop(self, self.send(tx, value))
+    return item_or_stop(tx, self, self.send(tx, value))
 
 
 @method(GeneratorValue, "throw")
@@ -41,7 +44,7 @@ def _throw(tx: Tracer, self: GeneratorValue, error: Value, *rest: Value) -> Valu
     value = rest[0] if rest and rest[0] is not NONE else error
     if isinstance(value, ClassValue):
         value = value.call(tx, [], {})
-    return _item_or_stop(self, self.throw(tx, value))
+    return item_or_stop(tx, self, self.throw(tx, value))
 
 
 @method(GeneratorValue, "close")
@@ -49,6 +52,7 @@ def _close(tx: Tracer, self: GeneratorValue) -> Value:
     if self.frame is None or not self.started:
         tx.journal.touch(self)
         self.frame = None
+        self.returned = None
         return NONE
     try:
         item = self.throw(tx, ExceptionValue(GeneratorExit, []))
@@ -59,3 +63,9 @@ def _close(tx: Tracer, self: GeneratorValue) -> Value:
     if item is not None:
         tx.raise_(RuntimeError, "generator ignored GeneratorExit")
     return NONE
+
+
+@method(GeneratorValue, "__iter__")
+@method(IteratorValue, "__iter__")
+def _iter(tx: Tracer, self: GeneratorValue | IteratorValue) -> Value:
+    return self

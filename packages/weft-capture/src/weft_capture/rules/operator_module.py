@@ -6,7 +6,7 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.rules.operators import BINARY, binary, compare, contains
+from weft_capture.rules.operators import BINARY, binary, compare, contains, unary
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE
@@ -21,6 +21,8 @@ def _operator_rows() -> None:
             rule(target)(functools.partial(_binary_row, text))
     for symbol, name in (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge")):
         rule(getattr(operator, name))(functools.partial(_compare_row, symbol))
+    for symbol, name in (("-", "neg"), ("+", "pos"), ("~", "invert")):
+        rule(getattr(operator, name))(functools.partial(_unary_row, symbol))
     rule(operator.eq)(functools.partial(_compare_row, "=="))
     rule(operator.ne)(functools.partial(_compare_row, "!="))
 
@@ -31,6 +33,10 @@ def _inplace(function: Any) -> Any:
 
 def _binary_row(symbol: str, tx: Tracer, left: Value, right: Value) -> Value:
     return binary(tx, symbol, left, right)
+
+
+def _unary_row(symbol: str, tx: Tracer, value: Value) -> Value:
+    return unary(tx, symbol, value)
 
 
 def _compare_row(symbol: str, tx: Tracer, left: Value, right: Value) -> Value:

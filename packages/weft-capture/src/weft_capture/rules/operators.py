@@ -12,10 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
+from weft_capture.rules.text import percent_text
+from weft_capture.values import floats
 from weft_capture.values.base import Value
 from weft_capture.values.constant import Constant, constant, fold
 from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
+from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -98,20 +102,24 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     plain = symbol.removesuffix("=")
     function = BINARY[plain][0]
     inplace = plain != symbol
+    if floats.applies(left, right):
+        return floats.binary(tx, function, left, right)
     if _in_graph(left, right):
         if not _keeps_class(left, right):
-            return _by_methods(tx, symbol, left, right)
+            return by_methods(tx, symbol, left, right)
         # A number on the left makes `+=` an ordinary addition.
         target = INPLACE[plain] if inplace and isinstance(left, TensorValue) else function
         return tx.graph.emit("call_function", target, [left, right], {})
     if isinstance(left, (Constant, RangeValue)) and isinstance(right, (Constant, RangeValue)):
         return fold(tx, function, [left, right], {})
+    if plain == "%" and isinstance(left, Constant) and isinstance(left.value, str):
+        return percent_text(tx, left.value, right)
     combined = _combine(tx, plain, left, right, inplace)
     if combined is not None:
         return combined
     if left.is_constant() and right.is_constant():
         return fold(tx, function, [left, right], {})
-    return _by_methods(tx, symbol, left, right)
+    return by_methods(tx, symbol, left, right)
 
 
 def _keeps_class(left: Value, right: Value) -> bool:
@@ -129,6 +137,8 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
                 return _repeat(tx, items, count, inplace)
     if isinstance(left, _SETS) and isinstance(right, _SETS) and symbol in "&|-^":
         return _set_algebra(tx, symbol, left, right, inplace)
+    if symbol in "&|-^" and isinstance(left, DictView) and left.kind != "values":
+        return _set_algebra(tx, symbol, left, SetValue(right.unpack(tx)), inplace=False)
     if symbol == "|" and isinstance(left, DictValue) and isinstance(right, DictValue):
         return _merge(tx, left, right, inplace)
     return None
@@ -141,7 +151,9 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
         left.items.extend(new)
         return left
     if isinstance(left, ListValue) and isinstance(right, ListValue):
-        return ListValue([*left.items, *right.items])
+        if _family(left) is not _family(right):
+            return None
+        return left.with_items([*left.items, *right.items])
     if isinstance(left, TupleValue) and isinstance(right, TupleValue):
         kind = SizeValue if isinstance(left, SizeValue) and _sizes(right) else TupleValue
         return kind([*left.items, *right.items])
@@ -171,33 +183,36 @@ def _repeat(tx: Tracer, items: Value, count: Value, inplace: bool) -> Value:
     return items.with_items(list(items.items) * times)
 
 
-_KEEPS: dict[str, Callable[[bool, bool], bool]] = {
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-    "-": lambda left, right: left and not right,
-}
-
-
 def _set_algebra(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
     one = {item.hash_key(): item for item in left.unpack(tx)}
     other = {item.hash_key(): item for item in right.unpack(tx)}
-    keep = _KEEPS[symbol]
-    items = [item for key, item in {**other, **one}.items() if keep(key in one, key in other)]
-    if inplace and isinstance(left, SetValue) and left.cls is set:
-        tx.mutate(left)
-        left.entries = {item.hash_key(): item for item in items}
+    every = {**other, **one}
+    in_place = inplace and isinstance(left, SetValue) and left.cls is set
+    first = left.order if isinstance(left, SetValue) else set(one)
+    second = right.order if isinstance(right, SetValue) else set(other)
+    function = INPLACE[symbol] if in_place else BINARY[symbol][0]
+    if in_place:
+        tx.mutate(left)  # type: ignore[arg-type]
+        first = left.order  # type: ignore[attr-defined]
+    order = function(first, second)
+    if in_place:
+        left.order, left.entries = order, {key: every[key] for key in order}  # type: ignore[attr-defined]
         return left
-    return SetValue(items, cls=left.cls if isinstance(left, SetValue) else set)
+    kind = left.cls if isinstance(left, SetValue) else set
+    result = SetValue([], cls=kind)
+    result.order, result.entries = order, {key: every[key] for key in order}
+    return result
 
 
-def _by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     """Try the special methods of both operands in CPython's order."""
     plain = symbol.removesuffix("=")
-    name = BINARY[plain][1]
+    name = "divmod" if plain == "divmod()" else BINARY[plain][1]
     attempts = [(left, f"__{name}__", right), (right, f"__r{name}__", left)]
     kinds = left.python_type(), right.python_type()
-    if kinds[0] is not kinds[1] and issubclass(kinds[1], kinds[0]):
+    if kinds[0] is kinds[1]:
+        attempts.pop()
+    elif issubclass(kinds[1], kinds[0]):
         attempts.reverse()
     if plain != symbol:
         attempts.insert(0, (left, f"__i{name}__", right))
@@ -208,9 +223,19 @@ def _by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     return result
 
 
+def _is_foreign(receiver: Value, argument: Value) -> bool:
+    """Say whether a builtin type's operator surely returns NotImplemented for this operand."""
+    if isinstance(receiver, TensorValue):
+        kind = argument.python_type()
+        return isinstance(argument, UserObject) and not hasattr(kind, "__torch_function__")
+    if not isinstance(receiver, Constant) or isinstance(receiver.value, str | bytes):
+        return False
+    return isinstance(argument, UserObject) and argument.base is None
+
+
 def _attempt(tx: Tracer, attempts: list[tuple[Value, str, Value]]) -> Value | None:
     for receiver, method, argument in attempts:
-        if not hasattr(receiver.python_type(), method):
+        if not hasattr(receiver.python_type(), method) or _is_foreign(receiver, argument):
             continue
         result = receiver.call_method(tx, method, [argument], {})
         if not (isinstance(result, Constant) and result.value is NotImplemented):
@@ -221,6 +246,8 @@ def _attempt(tx: Tracer, attempts: list[tuple[Value, str, Value]]) -> Value | No
 def unary(tx: Tracer, symbol: str, value: Value) -> Value:
     """Evaluate `-value`, `+value` or `~value`."""
     function, name = UNARY[symbol]
+    if isinstance(value, floats.FloatValue):
+        return floats.unary(tx, function, value)
     if isinstance(value, _GRAPH):
         return tx.graph.emit("call_function", function, [value], {})
     if isinstance(value, Constant):
@@ -234,7 +261,13 @@ def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     Raises:
         Raised: TypeError, when an ordering is not supported.
     """
-    function, name, mirrored = COMPARE[symbol]
+    if floats.applies(left, right):
+        return floats.compare(tx, COMPARE[symbol][0], left, right)
+    return _compare(tx, symbol, left, right)
+
+
+def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    function = COMPARE[symbol][0]
     if _in_graph(left, right) and _keeps_class(left, right):
         none = any(isinstance(v, Constant) and v.value is None for v in (left, right))
         if none and symbol in ("==", "!="):
@@ -252,17 +285,32 @@ def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
             return constant(_equal_dicts(tx, left, right) == (symbol == "=="))
     elif left.is_constant() and right.is_constant():
         return fold(tx, function, [left, right], {})
+    return _compare_by_methods(tx, symbol, left, right)
+
+
+def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
+    _, name, mirrored = COMPARE[symbol]
     attempts = [(left, f"__{name}__", right), (right, f"__{mirrored}__", left)]
     attempts = [row for row in attempts if not _is_default(row[0], row[1])]
     result = _attempt(tx, attempts)
     if result is not None:
         return result
+    if symbol == "!=" and not _is_default(left, "__eq__"):
+        return constant(not compare(tx, "==", left, right).truth(tx))
+    plain = [_without_class(value) for value in (left, right)]
+    if plain != [left, right]:
+        return compare(tx, symbol, *plain)
     if symbol in ("==", "!="):
-        if symbol == "!=" and not _is_default(left, "__eq__"):
-            return constant(not compare(tx, "==", left, right).truth(tx))
         return constant(left.same_object(right) == (symbol == "=="))
     kinds = f"'{left.python_type().__name__}' and '{right.python_type().__name__}'"
     tx.raise_(TypeError, f"'{symbol}' not supported between instances of {kinds}")
+
+
+def _without_class(value: Value) -> Value:
+    """Return the builtin part of an instance of a subclass of dict, list, int and the like."""
+    if isinstance(value, UserObject) and value.base is not None:
+        return value.base
+    return value
 
 
 def _is_default(value: Value, method: str) -> bool:
@@ -281,7 +329,7 @@ def equal(tx: Tracer, left: Value, right: Value) -> bool:
 def _compare_sequences(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     assert isinstance(left, (ListValue, TupleValue))
     assert isinstance(right, (ListValue, TupleValue))
-    same_kind = isinstance(left, ListValue) == isinstance(right, ListValue)
+    same_kind = _family(left) is _family(right)
     if symbol in ("==", "!="):
         equals = (
             same_kind
@@ -296,6 +344,10 @@ def _compare_sequences(tx: Tracer, symbol: str, left: Value, right: Value) -> Va
         if not equal(tx, a, b):
             return compare(tx, symbol, a, b)
     return constant(COMPARE[symbol][0](len(left.items), len(right.items)))
+
+
+def _family(value: Value) -> type:
+    return next(kind for kind in (DequeValue, ListValue, TupleValue) if isinstance(value, kind))
 
 
 def _equal_dicts(tx: Tracer, left: DictValue, right: DictValue) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.rules.builtins import sort_values
 from weft_capture.rules.operators import binary, equal
+from weft_capture.rules.text import text_of
 from weft_capture.values.base import Value, method
-from weft_capture.values.constant import FALSE, NONE, constant
+from weft_capture.values.constant import FALSE, NONE, constant, fold
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -18,6 +20,8 @@ from weft_capture.values.containers import (
     SliceValue,
     TupleValue,
 )
+from weft_capture.values.exceptions import ExceptionValue, chain
+from weft_capture.values.objects import UserObject
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -28,12 +32,25 @@ Sequence = ListValue | TupleValue
 # Reading.
 
 
-def _position(tx: Tracer, key: Value) -> int:
-    known = key.as_constant()
+def as_index(tx: Tracer, key: Value) -> int | None:
+    """Return what `operator.index` gives; None when the value is no integer."""
+    if isinstance(key, UserObject) and key.has_special("__index__"):
+        key = key.call_method(tx, "__index__", [], {})
     try:
-        return operator.index(known)
-    except TypeError:
-        tx.raise_(TypeError, f"indices must be integers or slices, not {type(known).__name__}")
+        return operator.index(key.as_constant())
+    except (TypeError, NotConstant):
+        return None
+
+
+def _position(tx: Tracer, key: Value, owner: Value | None = None) -> int:
+    position = as_index(tx, key)
+    if position is not None:
+        return position
+    found = key.python_type().__name__
+    if owner is None:
+        tx.raise_(TypeError, f"'{found}' object cannot be interpreted as an integer")
+    kind = owner.python_type().__name__
+    tx.raise_(TypeError, f"{kind} indices must be integers or slices, not {found}")
 
 
 @method(ListValue, "__getitem__")
@@ -41,7 +58,7 @@ def _position(tx: Tracer, key: Value) -> int:
 def _getitem(tx: Tracer, self: Sequence, key: Value) -> Value:
     if key.python_type() is slice:
         return self.with_items(self.items[key.as_constant()])
-    position = _position(tx, key)
+    position = _position(tx, key, self)
     if not -len(self.items) <= position < len(self.items):
         kind = "list" if isinstance(self, ListValue) else "tuple"
         tx.raise_(IndexError, f"{kind} index out of range")
@@ -53,7 +70,7 @@ def _range_getitem(tx: Tracer, self: RangeValue, key: Value) -> Value:
     if key.python_type() is slice:
         return RangeValue(self.range[key.as_constant()])
     try:
-        return constant(self.range[_position(tx, key)])
+        return constant(self.range[_position(tx, key, self)])
     except IndexError as error:
         tx.raise_real(error)
 
@@ -61,14 +78,16 @@ def _range_getitem(tx: Tracer, self: RangeValue, key: Value) -> Value:
 @method(ListValue, "index")
 @method(TupleValue, "index")
 def _index(tx: Tracer, self: Sequence, item: Value, *bounds: Value) -> Value:
-    limits = [bound.as_constant() for bound in bounds] or [0]
+    limits = [_position(tx, bound) for bound in bounds] or [0]
     start, stop, _ = slice(limits[0], limits[1] if len(limits) > 1 else None).indices(
         len(self.items)
     )
     for position in range(start, stop):
         if equal(tx, self.items[position], item):
             return constant(position)
-    tx.raise_(ValueError, f"{item.describe()} is not in list")
+    if not isinstance(self, ListValue):
+        tx.raise_(ValueError, "tuple.index(x): x not in tuple")
+    tx.raise_(ValueError, f"{text_of(tx, item, repr)} is not in list")
 
 
 @method(ListValue, "count")
@@ -85,7 +104,17 @@ def _numel(tx: Tracer, self: SizeValue) -> Value:
     return total
 
 
-@method(ListValue, "copy")
+def _range_method(name: str) -> None:
+    @method(RangeValue, name)
+    def run(tx: Tracer, self: RangeValue, item: Value) -> Value:
+        return fold(tx, getattr(self.range, name), [item], {})
+
+
+_range_method("index")
+_range_method("count")
+
+
+@method(ListValue, "copy", "__copy__")
 def _copy(tx: Tracer, self: ListValue) -> Value:
     return ListValue(self.items)
 
@@ -174,7 +203,7 @@ def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> Value:
         except ValueError as error:
             tx.raise_real(error)
         return NONE
-    position = _position(tx, key)
+    position = _position(tx, key, self)
     if not -len(self.items) <= position < len(self.items):
         tx.raise_(IndexError, "list assignment index out of range")
     tx.mutate(self)
@@ -204,15 +233,31 @@ def _changeable(self: SetValue) -> None:
 def _add(tx: Tracer, self: SetValue, item: Value) -> Value:
     _changeable(self)
     tx.mutate(self)
-    self.entries.setdefault(item.hash_key(), item)
+    self.put([item])
+    return NONE
+
+
+def keys_of(tx: Tracer, items: Value) -> tuple[list[Value], Set[object] | None]:
+    """Return the elements of an iterable, and their keys as a set when it is one."""
+    return items.unpack(tx), items.order if isinstance(items, SetValue) else None
+
+
+@method(SetValue, "__init__")
+def _set_init(tx: Tracer, self: SetValue, *others: Value) -> Value:
+    items, order = keys_of(tx, others[0]) if others else ([], None)
+    if self.cls is set:
+        _set_clear(tx, self)
+        self.put(items, order)
     return NONE
 
 
 @method(SetValue, "update")
 def _update(tx: Tracer, self: SetValue, *others: Value) -> Value:
+    _changeable(self)
     for other in others:
-        for item in other.unpack(tx):
-            _add(tx, self, item)
+        items, order = keys_of(tx, other)
+        tx.mutate(self)
+        self.put(items, order)
     return NONE
 
 
@@ -220,24 +265,24 @@ def _update(tx: Tracer, self: SetValue, *others: Value) -> Value:
 def _discard(tx: Tracer, self: SetValue, item: Value) -> Value:
     _changeable(self)
     tx.mutate(self)
-    self.entries.pop(item.hash_key(), None)
+    self.drop(item.hash_key())
     return NONE
 
 
 @method(SetValue, "remove")
 def _set_remove(tx: Tracer, self: SetValue, item: Value) -> Value:
     if item.hash_key() not in self.entries:
-        tx.raise_(KeyError, item.as_constant())
+        raise Raised(chain(tx, ExceptionValue(KeyError, [item])))
     return _discard(tx, self, item)
 
 
 @method(SetValue, "pop")
 def _set_pop(tx: Tracer, self: SetValue) -> Value:
-    # Which element goes depends on hashes and history; only one element leaves no choice.
-    if len(self.entries) != 1:
-        raise Break("unsupported-method", "set.pop")
+    _changeable(self)
+    if not self.entries:
+        tx.raise_(KeyError, "pop from an empty set")
     tx.mutate(self)
-    return self.entries.popitem()[1]
+    return self.entries.pop(self.order.pop())
 
 
 @method(SetValue, "clear")
@@ -245,27 +290,55 @@ def _set_clear(tx: Tracer, self: SetValue) -> Value:
     _changeable(self)
     tx.mutate(self)
     self.entries.clear()
+    self.order.clear()
     return NONE
 
 
-@method(SetValue, "copy")
+@method(SetValue, "copy", "__copy__")
 def _set_copy(tx: Tracer, self: SetValue) -> Value:
-    return SetValue(self.unpack(tx), cls=self.cls)
+    if self.cls is frozenset:
+        return self
+    return SetValue(self.unpack(tx), cls=self.cls, order=self.order)
 
 
-def _algebra(name: str, symbol: str) -> None:
+@method(SetValue, "__len__")
+def _set_len(tx: Tracer, self: SetValue) -> Value:
+    return constant(len(self.entries))
+
+
+@method(SetValue, "__contains__")
+def _set_contains(tx: Tracer, self: SetValue, item: Value) -> Value:
+    return constant(item.hash_key() in self.entries)
+
+
+@method(SetValue, "__iter__")
+@method(ListValue, "__iter__")
+@method(TupleValue, "__iter__")
+def _iter(tx: Tracer, self: SetValue | ListValue | TupleValue) -> Value:
+    return self.iterate(tx)
+
+
+def _algebra(name: str, symbol: str, in_place: str | None) -> None:
     @method(SetValue, name)
     def combine(tx: Tracer, self: SetValue, *others: Value) -> Value:
-        result: Value = SetValue(self.unpack(tx), cls=self.cls)
+        result: Value = SetValue(self.unpack(tx), cls=self.cls, order=self.order)
         for other in others:
-            result = binary(tx, symbol, result, SetValue(other.unpack(tx)))
+            items, order = keys_of(tx, other)
+            result = binary(tx, symbol, result, SetValue(items, order=order))
         return result
 
+    @method(SetValue, in_place or f"__i{name}__")
+    def change(tx: Tracer, self: SetValue, *others: Value) -> Value:
+        _changeable(self)
+        for other in others:
+            binary(tx, f"{symbol}=", self, SetValue(*keys_of(tx, other)[:1]))
+        return NONE
 
-_algebra("union", "|")
-_algebra("intersection", "&")
-_algebra("difference", "-")
-_algebra("symmetric_difference", "^")
+
+_algebra("union", "|", None)
+_algebra("intersection", "&", "intersection_update")
+_algebra("difference", "-", "difference_update")
+_algebra("symmetric_difference", "^", "symmetric_difference_update")
 
 
 def _set_test(name: str, test: str) -> None:

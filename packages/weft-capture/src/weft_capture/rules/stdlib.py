@@ -5,10 +5,10 @@ Library functions written in Python and free of C state are simply inlined and n
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import enum
 import functools
+import importlib.metadata
+import importlib.util
 import inspect
 import itertools
 import logging
@@ -17,6 +17,7 @@ import operator
 import os
 import random
 import re
+import sys
 import time
 import typing
 import warnings
@@ -31,8 +32,7 @@ from weft_capture.rules.operators import binary
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE, Constant, constant, fold
-from weft_capture.values.containers import ListValue, SetValue, TupleValue
-from weft_capture.values.dicts import DictValue
+from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.functions import PartialValue
 from weft_capture.values.iterators import CombinedIterator
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -46,7 +46,8 @@ PURE.update(f for f in vars(math).values() if callable(f))
 PURE.update((inspect.isclass, inspect.isfunction, inspect.ismodule, inspect.isbuiltin))
 PURE.update((inspect.signature, typing.get_origin, typing.get_args, os.path.join, os.getenv))
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.split))
-PURE.update((dataclasses.is_dataclass, operator.index, os.environ.get))
+PURE.update((importlib.metadata.version, importlib.util.find_spec))
+PURE.update((operator.index, os.environ.get, sys.intern, os.fspath))
 
 _FOR_REAL = (
     *(getattr(random, n) for n in ("random", "randint", "choice", "shuffle", "uniform", "seed")),
@@ -70,6 +71,9 @@ def _for_real(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 
 @rule(functools.partial)
 def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> Value:
+    if isinstance(function, PartialValue):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.function
     return PartialValue(function, list(args), kwargs)
 
 
@@ -175,28 +179,6 @@ for _listing in (
     _finite(_listing)
 
 
-@rule(itertools.islice)
-def _islice(tx: Tracer, items: Value, *bounds: Value) -> Value:
-    known = [bound.as_constant() for bound in bounds]
-    window = slice(*known)
-    start, stop, step = window.start or 0, window.stop, window.step or 1
-    iterator, taken, position = items.iterate(tx), [], 0
-    while stop is None or position < stop:
-        item = iterator.next(tx)
-        if item is None:
-            break
-        if position >= start and (position - start) % step == 0:
-            taken.append(item)
-        position += 1
-    return tx.iterator_over(taken)
-
-
-@rule(itertools.zip_longest)
-def _zip_longest(tx: Tracer, *columns: Value, fillvalue: Value = NONE) -> Value:
-    rows = itertools.zip_longest(*(c.unpack(tx) for c in columns), fillvalue=fillvalue)
-    return tx.iterator_over([tx.tuple_of(list(row)) for row in rows])
-
-
 @rule(itertools.starmap)
 def _starmap(tx: Tracer, function: Value, rows: Value) -> Value:
     def step(tx: Tracer, self: CombinedIterator) -> Value | None:
@@ -204,32 +186,6 @@ def _starmap(tx: Tracer, function: Value, rows: Value) -> Value:
         return None if row is None else self.prefix[0].call(tx, row.unpack(tx), {})
 
     return _combined(itertools.starmap, [rows.iterate(tx)], step, prefix=[function])
-
-
-@rule(itertools.takewhile)
-def _takewhile(tx: Tracer, function: Value, items: Value) -> Value:
-    taken = []
-    for item in items.unpack(tx):
-        if not function.call(tx, [item], {}).truth(tx):
-            break
-        taken.append(item)
-    return tx.iterator_over(taken)
-
-
-@rule(itertools.accumulate)
-def _accumulate(
-    tx: Tracer, items: Value, function: Value = NONE, *, initial: Value = NONE
-) -> Value:
-    values = ([] if initial is NONE else [initial]) + items.unpack(tx)
-    sums: list[Value] = []
-    for item in values:
-        if not sums:
-            sums.append(item)
-        elif function is NONE:
-            sums.append(binary(tx, "+", sums[-1], item))
-        else:
-            sums.append(function.call(tx, [sums[-1], item], {}))
-    return tx.iterator_over(sums)
 
 
 @rule(itertools.repeat)
@@ -255,66 +211,6 @@ def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) ->
     return _combined(
         itertools.count, [], advance, suffix=lambda self: [first + stride * self.position, stride]
     )
-
-
-@rule(itertools.groupby)
-def _groupby(tx: Tracer, items: Value, key: Value = NONE) -> Value:
-    groups: list[tuple[Value, list[Value]]] = []
-    for item in items.unpack(tx):
-        label = item if key is NONE else key.call(tx, [item], {})
-        if groups and groups[-1][0].hash_key() == label.hash_key():
-            groups[-1][1].append(item)
-        else:
-            groups.append((label, [item]))
-    return tx.iterator_over(
-        [tx.tuple_of([label, tx.iterator_over(members)]) for label, members in groups]
-    )
-
-
-# operator's callables
-
-
-@rule(operator.itemgetter)
-def _itemgetter(tx: Tracer, *keys: Value) -> Value:
-    return tx.const_object(operator.itemgetter(*(key.as_constant() for key in keys)))
-
-
-@rule(operator.attrgetter)
-def _attrgetter(tx: Tracer, *names: Value) -> Value:
-    return tx.const_object(operator.attrgetter(*(name.as_constant() for name in names)))
-
-
-@rule(operator.methodcaller)
-def _methodcaller(tx: Tracer, name: Value, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "operator.methodcaller")
-
-
-# copy
-
-
-@rule(copy.copy)
-def _copy(tx: Tracer, value: Value) -> Value:
-    if isinstance(value, (ListValue, DictValue, SetValue)):
-        return value.call_method(tx, "copy", [], {})
-    if isinstance(value, (Constant, TupleValue)):
-        return value
-    return value.call_method(tx, "__copy__", [], {})
-
-
-@rule(copy.deepcopy)
-def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
-    if isinstance(value, ListValue):
-        return ListValue([_deepcopy(tx, tx.force(item)) for item in value.items])
-    if isinstance(value, TupleValue):
-        return value.with_items([_deepcopy(tx, tx.force(item)) for item in value.items])
-    if isinstance(value, DictValue):
-        fresh = value.copy()
-        for key, item in value.pairs(tx):
-            fresh.put(key, _deepcopy(tx, item))
-        return fresh
-    if value.is_constant():
-        return value
-    raise Break("unknown-call", f"deepcopy of {value.describe()}")
 
 
 # typing, contextlib, weakref, enum

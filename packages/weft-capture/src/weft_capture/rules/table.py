@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 RULES: dict[object, Handler] = {}
-"""callable -> handler(tx, *args, **kwargs)."""
+"""callable -> handler(tx, *args, **kwargs); functions of late modules by name."""
 
 PURE: set[object] = set()
 """Callables that are run while capturing when every argument is constant."""
@@ -25,16 +25,31 @@ PURE: set[object] = set()
 GRAPH: set[object] = set()
 """Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
 
+CODE_RULES: dict[types.CodeType, Handler] = {}
+"""Code of functions that decorators make anew each time -> handler(tx, function, args, kwargs)."""
+
 _FAMILIES = (
     "builtins",
     "operator_module",
+    "text",
     "sequences",
     "dicts",
     "tensors",
+    "functions",
+    "gradients",
+    "autograd_functions",
+    "transforms",
+    "pytree",
+    "optimizers",
     "torch_rules",
     "stdlib",
     "contexts",
     "generators",
+    "deques",
+    "polyfilled",
+    "copying",
+    "namespaces",
+    "values_of_stdlib",
 )
 
 _DESCRIPTORS = (
@@ -64,9 +79,12 @@ def load() -> None:
 def find(obj: object) -> Handler | None:
     """Return the rule of a callable, or None."""
     try:
-        return RULES.get(obj)
+        found = RULES.get(obj)
     except TypeError:  # unhashable
         return None
+    if found is None and isinstance(obj, types.FunctionType):
+        return RULES.get(f"{obj.__module__}.{obj.__qualname__}")
+    return found
 
 
 def is_leaf(function: object) -> bool:
@@ -94,6 +112,10 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
         return tx.graph.emit("call_function", obj, args, kwargs)
     if is_pure(obj):
         return fold(tx, obj, args, kwargs)
+    if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, type):
+        for_class = find(getattr(type(obj.__self__), obj.__name__, None))
+        if for_class is not None:
+            return apply(tx, for_class, [tx.const_object(obj.__self__), *args], kwargs)
     raise Break("unknown-call", _name(obj))
 
 

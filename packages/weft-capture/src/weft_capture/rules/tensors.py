@@ -130,11 +130,6 @@ def _bool(tx: Tracer, self: TensorValue) -> Value:
     return constant(self.truth(tx))
 
 
-@tensor_attribute("grad")
-def _grad(tx: Tracer, self: TensorValue) -> Value:
-    raise Break("unsupported-value", "the gradient of a tensor")
-
-
 @tensor_attribute("__class__")
 def _class(tx: Tracer, self: TensorValue) -> Value:
     return tx.const_object(self.tensor_type)

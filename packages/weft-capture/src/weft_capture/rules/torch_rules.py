@@ -43,7 +43,8 @@ _DYNAMIC_SHAPE = (
     torch.masked_select,
     torch.argwhere,
 )
-_RANDOM_STATE = (torch.manual_seed, torch.seed, torch.get_rng_state, torch.set_rng_state)
+# By name where torch.distributed, once loaded, puts a wrapper in the function's place.
+_RANDOM_STATE = ("torch.random.manual_seed", torch.seed, torch.get_rng_state, torch.set_rng_state)
 _REAL = (torch.from_numpy, torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
 
 PURE.update((torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast))
@@ -147,7 +148,7 @@ def _no(*functions: object) -> None:
 
 
 _no(torch._jit_internal.is_scripting, torch.jit._trace.is_tracing, torch._C._is_tracing)
-_no(torch.onnx.is_in_onnx_export, torch.compiler.is_exporting)
+_no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
 _no(torch._C._has_torch_function, torch._C._has_torch_function_unary)
 _no(torch._C._has_torch_function_variadic, overrides.has_torch_function)
 _no(torch.is_deterministic_algorithms_warn_only_enabled, torch._C._is_torch_function_mode_enabled)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from weft_capture.breaks import Break, NotConstant
+from weft_capture.breaks import Break, NotConstant, Raised
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -54,6 +54,14 @@ class Value:
             NotConstant: when it depends on tensors or is mutable.
         """
         raise NotConstant(self.describe())
+
+    def data(self, tx: Tracer) -> Any:
+        """Return the Python object this value equals now; a new one for a mutable container.
+
+        Raises:
+            NotConstant: when it holds tensors or objects of the program's classes.
+        """
+        return self.as_constant()
 
     def is_constant(self) -> bool:
         """Say whether `as_constant` succeeds."""
@@ -98,8 +106,21 @@ class Value:
 
     # What the program does with it.
 
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs] | None:
+        """Return the call that a call of this value is, where it is that of another value."""
+        return None
+
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         """Call the value."""
+        forwarded = self.forwards(tx, args, kwargs)
+        if forwarded is not None:
+            callee, args, kwargs = forwarded
+            return callee.call(tx, args, kwargs)
+        kind = self.python_type()
+        if not any("__call__" in base.__dict__ for base in kind.__mro__):
+            tx.raise_(TypeError, f"'{kind.__name__}' object is not callable")
         raise Break("unknown-call", self.describe())
 
     def getattr(self, tx: Tracer, name: str) -> Value:
@@ -141,6 +162,8 @@ class Value:
         """Call a method that is not in the method table."""
         bound = self.getattr(tx, name)
         if isinstance(bound, MethodOf):
+            if self.python_type() in (tuple, range, slice, frozenset):
+                return tx.fold_method(self, name, args, kwargs)
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
         return bound.call(tx, args, kwargs)
 
@@ -197,6 +220,8 @@ class Value:
 
     def hash_key(self) -> object:
         """Return a hashable object equal for equal values; for dict keys and set elements."""
+        if getattr(self.python_type(), "__hash__", None) is None:
+            raise Raised(_unhashable(self.python_type()))
         try:
             constant = self.as_constant()
             hash(constant)
@@ -250,12 +275,26 @@ class MethodOf(Value):
     def as_constant(self) -> Any:
         return getattr(self.owner.as_constant(), self.name)
 
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "__self__":
+            return self.owner
+        if name in ("__name__", "__qualname__"):
+            return tx.literal(self.name if name == "__name__" else self.describe())
+        return super().getattr(tx, name)
+
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return self.owner.call_method(tx, self.name, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
         out.load(self.owner)
         out.writer.load_attr(self.name)
+
+
+def _unhashable(kind: type) -> Value:
+    from weft_capture.values.constant import constant  # noqa: PLC0415 - import cycle
+    from weft_capture.values.exceptions import ExceptionValue  # noqa: PLC0415 - import cycle
+
+    return ExceptionValue(TypeError, [constant(f"unhashable type: '{kind.__name__}'")])
 
 
 def method(kind: type[Value], *names: str) -> Callable[[Handler], Handler]:

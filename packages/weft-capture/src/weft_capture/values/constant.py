@@ -20,19 +20,17 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 SCALARS = (int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
-CONSTANT_TYPES: frozenset[type] = frozenset(
-    (
-        *SCALARS,
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-        types.CodeType,
-        type(torch.finfo(torch.float32)),
-        type(torch.iinfo(torch.int32)),
-    )
-)
-"""Exact types whose instances are wrapped as `Constant`."""
+CONSTANT_TYPES: set[type] = {
+    *SCALARS,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    types.CodeType,
+    type(torch.finfo(torch.float32)),
+    type(torch.iinfo(torch.int32)),
+}
+"""Exact types whose instances are wrapped as `Constant`; rules add theirs."""
 
 _RAISES_ARE_PYTHONS = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError)
 
@@ -105,6 +103,8 @@ class Constant(Value):
         bound = getattr(self.value, name, None)
         if isinstance(bound, types.MethodType) or bound is None:
             return self.getattr(tx, name).call(tx, args, kwargs)
+        if name == "format" and isinstance(self.value, str):
+            return tx.format_text(self.value, args, kwargs)
         if isinstance(self.value, str) and name == "join":
             args = [tx.tuple_of(arg.unpack(tx)) for arg in args]
         return fold(tx, bound, args, kwargs)
@@ -155,8 +155,8 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         Raised: when the function raises.
     """
     try:
-        real_args = [arg.as_constant() for arg in args]
-        real_kwargs = {name: value.as_constant() for name, value in kwargs.items()}
+        real_args = [arg.data(tx) for arg in args]
+        real_kwargs = {name: value.data(tx) for name, value in kwargs.items()}
     except NotConstant as error:
         name = getattr(function, "__qualname__", repr(function))
         raise Break("unsupported-value", f"{name} of {error}") from None

@@ -6,7 +6,8 @@ it is written back by `replay`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,9 @@ class TupleValue(Value):
 
     def as_constant(self) -> Any:
         return tuple(item.as_constant() for item in self.items)
+
+    def data(self, tx: Tracer) -> Any:
+        return tuple(tx.force(item).data(tx) for item in self.items)
 
     def is_constant(self) -> bool:
         return all(item.is_constant() for item in self.items)
@@ -69,6 +73,9 @@ class SizeValue(TupleValue):
 
     __slots__ = ()
 
+    def data(self, tx: Tracer) -> Any:
+        return torch.Size(super().data(tx))
+
     def python_type(self) -> type:
         return torch.Size
 
@@ -97,12 +104,19 @@ class NamedTupleValue(TupleValue):
     def python_type(self) -> type:
         return self.cls
 
+    def find_python(self, name: str) -> bool:
+        """Say whether the class defines a method in Python."""
+        return any(isinstance(k.__dict__.get(name), FunctionType) for k in self.cls.__mro__)
+
     def fields(self) -> tuple[str, ...]:
         """Return the field names in order."""
         named: tuple[str, ...] | None = getattr(self.cls, "_fields", None)
         if named is not None:
             return named
         return tuple(getattr(self.cls, "__match_args__", ()))
+
+    def data(self, tx: Tracer) -> Any:
+        return self.build([tx.force(item).data(tx) for item in self.items])
 
     def build(self, items: list[Any]) -> Any:
         """Return an instance of the class over Python objects."""
@@ -123,7 +137,7 @@ class NamedTupleValue(TupleValue):
         out.writer.begin_call()
         if hasattr(self.cls, "_fields"):
             out.writer.load_const(tuple.__new__)
-            out.writer.load_const(self.cls)
+            out.load_class(self.cls)
             super().reconstruct(out)
             out.writer.call(2)
         else:
@@ -144,6 +158,9 @@ class ListValue(MutableValue):
     """A list."""
 
     __slots__ = ("items",)
+
+    def data(self, tx: Tracer) -> Any:
+        return [tx.force(item).data(tx) for item in self.items]
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
         super().__init__(source)
@@ -206,18 +223,46 @@ class ListValue(MutableValue):
 
 
 class SetValue(MutableValue):
-    """A set or frozenset: hash key -> element."""
+    """A set or frozenset: hash key -> element.
 
-    __slots__ = ("cls", "entries")
+    `order` is a real set of the keys that goes through the same operations: it iterates in the
+    order in which the program's set does.
+    """
+
+    __slots__ = ("cls", "entries", "order")
 
     def __init__(
-        self, items: Sequence[Value], source: Source | None = None, cls: type = set
+        self,
+        items: Sequence[Value],
+        source: Source | None = None,
+        cls: type = set,
+        order: Set[object] | None = None,
     ) -> None:
         super().__init__(source)
         self.cls = cls
         self.entries: dict[object, Value] = {}
+        self.order: set[object] = set()
+        self.put(items, order)
+
+    def put(self, items: Sequence[Value], order: Set[object] | None = None) -> None:
+        """Add elements without recording it.
+
+        Args:
+            order: the elements' keys as a set, when they come from one.
+        """
+        keys = []
         for item in items:
-            self.entries.setdefault(item.hash_key(), item)
+            keys.append(item.hash_key())
+            self.entries.setdefault(keys[-1], item)
+        self.order.update(keys if order is None else order)
+
+    def drop(self, key: object) -> None:
+        """Remove an element without recording it."""
+        self.entries.pop(key, None)
+        self.order.discard(key)
+
+    def data(self, tx: Tracer) -> Any:
+        return self.cls([tx.force(item).data(tx) for item in self.unpack(tx)])
 
     def python_type(self) -> type:
         return self.cls
@@ -231,18 +276,19 @@ class SetValue(MutableValue):
         return frozenset(self.entries) if self.cls is frozenset else super().hash_key()
 
     def snapshot(self) -> Callable[[], None]:
-        saved = dict(self.entries)
+        saved, order = dict(self.entries), self.order.copy()
 
         def restore() -> None:
-            self.entries = saved
+            self.entries, self.order = saved, order
 
         return restore
 
     def reconstruct(self, out: Output) -> None:
+        out.check_keys(self.entries)
         if self.cls is not set:
             out.writer.begin_call()
             out.writer.load_const(self.cls)
-        out.load_all(self.entries.values())
+        out.load_all([self.entries[key] for key in self.order])
         out.writer.build_set(len(self.entries))
         if self.cls is not set:
             out.writer.call(1)
@@ -262,10 +308,10 @@ class SetValue(MutableValue):
         return bool(self.entries)
 
     def unpack(self, tx: Tracer) -> list[Value]:
-        return list(self.entries.values())
+        return [self.entries[key] for key in self.order]
 
     def iterate(self, tx: Tracer) -> Value:
-        return tx.iterator_over(list(self.entries.values()))
+        return tx.set_iterator(self)
 
 
 class SliceValue(Value):
@@ -309,6 +355,11 @@ class RangeValue(Value):
 
     def python_type(self) -> type:
         return range
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name in ("start", "stop", "step"):
+            return constant(getattr(self.range, name))
+        return super().getattr(tx, name)
 
     def as_constant(self) -> Any:
         return self.range

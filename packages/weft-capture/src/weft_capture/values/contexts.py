@@ -65,7 +65,8 @@ class GradModeContext(MutableValue):
         tx.journal.touch(self)
         # An object that was passed in is not entered for real; after a break there is one that is.
         self.source = None
-        self.previous = torch.is_grad_enabled()
+        if self.cls is not torch.set_grad_enabled:  # which set the mode when it was made
+            self.previous = torch.is_grad_enabled()
         tx.set_grad_mode(self.mode)
 
     def exit(self, tx: Tracer) -> None:
@@ -172,6 +173,25 @@ class NullContext(Value):
         out.writer.call(1)
 
 
+class ExternalContext(Value):
+    """An autocast object from outside: it is entered and left for real, by breaks.
+
+    What lies between is captured in the mode that is on, which is guarded.
+    """
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: Any, source: Source) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+
 def _rebuild(context: GradModeContext | AutocastContext, out: Output, entered: bool) -> None:
     writer = out.writer
     kwargs: dict[str, object] = getattr(context, "kwargs", {})
@@ -181,12 +201,14 @@ def _rebuild(context: GradModeContext | AutocastContext, out: Output, entered: b
     writer.load_const(context.args)
     writer.load_const(tuple(kwargs.items()))
     writer.load_const(entered)
-    writer.call(4)
+    writer.load_const(getattr(context, "previous", None))
+    writer.call(5)
 
 
 def _make_context(
-    cls: Any, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...], entered: bool
-) -> Any:
+    cls: Any, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...], entered: bool,
+    previous: bool | None,
+) -> Any:  # fmt: skip
     """Make a context manager again, and enter it where the captured program was inside."""
     before = torch.is_grad_enabled()
     context = cls(*args, **dict(kwargs))
@@ -194,6 +216,8 @@ def _make_context(
         torch._C._set_grad_enabled(before)
     if entered:
         context.__enter__()
+    if previous is not None:
+        context.prev = previous
     return context
 
 

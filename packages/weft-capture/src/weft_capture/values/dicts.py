@@ -6,12 +6,15 @@ wrapped, and guarded, when they are first read.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import NONE
+from weft_guards.sources import CallSource
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -29,8 +32,29 @@ class LazyValue(Value):
         self.obj = obj
         self.forced: Value | None = None
 
+    def data(self, tx: Tracer) -> Any:
+        return tx.force(self).data(tx)
+
     def describe(self) -> str:
         return f"unread {type(self.obj).__name__}"
+
+    def hash_key(self) -> object:
+        return identity_key(self.obj)
+
+
+def identity_key(obj: object) -> object:
+    """Return the hash key of an object from outside that is hashed by its identity."""
+    return ("identity", id(obj))
+
+
+def check_keys(keys: Iterable[object]) -> None:
+    """Refuse to rebuild a dict or set whose keys run the program's `__hash__`.
+
+    Raises:
+        Break: when there is one.
+    """
+    if any(type(key).__name__ == "ObjectKey" for key in keys):
+        raise Break("unsupported-value", "rebuilding a dict or set runs a key's __hash__ again")
 
 
 class DictValue(MutableValue):
@@ -61,12 +85,19 @@ class DictValue(MutableValue):
     def get(self, tx: Tracer, key: Value) -> Value | None:
         """Return an entry's value, or None."""
         entry = self.entries.get(key.hash_key())
-        return None if entry is None else tx.force(entry[1])
+        if entry is None:
+            return None
+        known, value = entry
+        if isinstance(known, LazyValue) and isinstance(value, LazyValue) and key.source:
+            # Reading by key is cheaper than by position, once the key is known by another way.
+            if value.forced is None and self.source is not None:
+                value.source = CallSource(operator.getitem, (self.source, key.source))
+        return tx.force(value)
 
     def pairs(self, tx: Tracer) -> Iterator[tuple[Value, Value]]:
         """Iterate over entries with their values forced."""
         for key, value in list(self.entries.values()):
-            yield key, tx.force(value)
+            yield tx.force(key), tx.force(value)
 
     def keys(self) -> list[Value]:
         """Return the keys in order."""
@@ -74,6 +105,16 @@ class DictValue(MutableValue):
 
     def python_type(self) -> type:
         return self.cls
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "default_factory" and self.cls is defaultdict:
+            return tx.force(self.default_factory)
+        return super().getattr(tx, name)
+
+    def data(self, tx: Tracer) -> Any:
+        if self.cls is defaultdict:
+            return super().data(tx)
+        return self.cls([(key.data(tx), value.data(tx)) for key, value in self.pairs(tx)])
 
     def snapshot(self) -> Callable[[], None]:
         saved = dict(self.entries)
@@ -110,6 +151,7 @@ class DictValue(MutableValue):
             self._build_map(out)
 
     def _build_map(self, out: Output) -> None:
+        check_keys(self.entries)
         for key, value in self.entries.values():
             out.load(key)
             out.load(value)
@@ -129,18 +171,16 @@ class DictValue(MutableValue):
         return bool(self.entries)
 
     def unpack(self, tx: Tracer) -> list[Value]:
-        return self.keys()
+        return [tx.force(key) for key in self.keys()]
 
     def iterate(self, tx: Tracer) -> Value:
-        return tx.iterator_over(self.keys())
+        return tx.dict_iterator(DictView(self, "keys"))
 
     def copy(self) -> DictValue:
         """Return a new dict with the same entries."""
         fresh = DictValue(None, None, self.cls, self.default_factory)
         fresh.entries = dict(self.entries)
         return fresh
-
-
 
 
 class DictView(Value):
@@ -163,13 +203,13 @@ class DictView(Value):
 
     def unpack(self, tx: Tracer) -> list[Value]:
         if self.kind == "keys":
-            return self.owner.keys()
+            return self.owner.unpack(tx)
         if self.kind == "values":
             return [value for _, value in self.owner.pairs(tx)]
         return [tx.tuple_of(list(pair)) for pair in self.owner.pairs(tx)]
 
     def iterate(self, tx: Tracer) -> Value:
-        return tx.iterator_over(self.unpack(tx))
+        return tx.dict_iterator(self)
 
     def reconstruct(self, out: Output) -> None:
         out.load(self.owner)

@@ -1,13 +1,21 @@
-"""Exceptions that the user's program makes, raises and catches during capture."""
+"""Exceptions that the user's program makes, raises and catches during capture.
+
+`chain` does what CPython's `_PyErr_SetObject` does: an exception that is raised while another is
+handled gets that one as its `__context__`.
+"""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Value, method
-from weft_capture.values.constant import NONE, constant
+from weft_capture import attributes
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.values.base import Kwargs, MutableValue, Value, method
+from weft_capture.values.constant import FALSE, NONE, TRUE, constant
+from weft_capture.values.made_classes import load_class
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -15,16 +23,52 @@ if TYPE_CHECKING:
     from weft_guards.sources import Source
 
 
+class TracebackValue(Value):
+    """The traceback of an exception that was raised: only that it is there is known."""
+
+    __slots__ = ()
+
+    def python_type(self) -> type:
+        return types.TracebackType
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+
+TRACEBACK = TracebackValue()
+_UNSET: dict[str, Value] = {
+    "__context__": NONE,
+    "__cause__": NONE,
+    "__traceback__": NONE,
+    "__suppress_context__": FALSE,
+}
+
+
 class ExceptionValue(MutableValue):
-    """An exception instance made during capture."""
+    """An exception instance made during capture.
 
-    __slots__ = ("args", "attributes", "cls")
+    Args:
+        cls: its class.
+        args: its `args`.
+        source: where it comes from, for one that existed before the frame.
+        origin: of a part of an exception group, the group that was split.
+    """
 
-    def __init__(self, cls: type, args: list[Value], source: Source | None = None) -> None:
+    __slots__ = ("args", "attributes", "cls", "origin", "raised")
+
+    def __init__(
+        self,
+        cls: type,
+        args: list[Value],
+        source: Source | None = None,
+        origin: ExceptionValue | None = None,
+    ) -> None:
         super().__init__(source)
         self.cls = cls
         self.args = args
         self.attributes: dict[str, Value] = {}
+        self.origin = origin
+        self.raised = False
 
     def python_type(self) -> type:
         return self.cls
@@ -33,10 +77,10 @@ class ExceptionValue(MutableValue):
         return f"{self.cls.__name__}({', '.join(arg.describe() for arg in self.args)})"
 
     def snapshot(self) -> Callable[[], None]:
-        saved_args, saved = list(self.args), dict(self.attributes)
+        saved_args, saved, raised = list(self.args), dict(self.attributes), self.raised
 
         def restore() -> None:
-            self.args, self.attributes = saved_args, saved
+            self.args, self.attributes, self.raised = saved_args, saved, raised
 
         return restore
 
@@ -46,33 +90,81 @@ class ExceptionValue(MutableValue):
     def hash_key(self) -> object:
         return self
 
+    def builtin(self) -> Any:
+        """Return a real exception of the nearest builtin class with the same arguments.
+
+        Raises:
+            NotConstant: when the arguments are not constants.
+        """
+        kind = next(k for k in self.cls.__mro__ if not k.__flags__ & _HEAP_TYPE)
+        try:
+            return kind(*(arg.as_constant() for arg in self.args))
+        except TypeError:
+            raise NotConstant(self.describe()) from None
+
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name in self.attributes:
-            return self.attributes[name]
+            return tx.force(self.attributes[name])
         if name == "args":
             return tx.tuple_of(self.args)
-        if name in ("__context__", "__cause__", "__traceback__"):
-            return NONE
+        if name == "__traceback__" and self.raised:
+            return TRACEBACK
+        if name in _UNSET:
+            if self.source is not None:
+                raise Break("unsupported-value", f"{name} of an exception from outside the frame")
+            return _UNSET[name]
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else NONE
         if name == "__class__":
             return tx.const_object(self.cls)
+        if issubclass(self.cls, BaseExceptionGroup) and name in ("message", "exceptions"):
+            message, parts = self.args
+            return message if name == "message" else tx.tuple_of(parts.unpack(tx))
+        found = attributes.lookup(self.cls, name)
+        if found is None:
+            tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+        if isinstance(found[1], types.MemberDescriptorType | types.GetSetDescriptorType):
+            return tx.literal(getattr(self.builtin(), name))
+        if attributes.is_python_code(found[1]):
+            return attributes.bind(tx, found, name, self, self.cls)
         return tx.class_attribute(self, self.cls, name)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        found = attributes.lookup(self.cls, name)
+        if found is not None and attributes.is_python_code(found[1]):
+            return attributes.bind(tx, found, name, self, self.cls).call(tx, args, kwargs)
+        return super().call_method(tx, name, args, kwargs)
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        return super().call_method(tx, name, args, kwargs)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         tx.mutate(self)
         if name == "args":
             self.args = value.unpack(tx)
-        else:
-            self.attributes[name] = value
+            return
+        self.attributes[name] = value
+        if name == "__cause__":
+            self.attributes["__suppress_context__"] = TRUE
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        if name not in self.attributes:
+            tx.raise_(AttributeError, name)
+        tx.mutate(self)
+        del self.attributes[name]
 
     def reconstruct(self, out: Output) -> None:
+        if self.raised:
+            raise Break("unsupported-value", f"a caught {self.cls.__name__} with its traceback")
         writer = out.writer
         writer.begin_call()
-        writer.load_const(self.cls.__new__)
-        writer.load_const(self.cls)
+        writer.load_const(new_exception)
+        load_class(out, self.cls)
         out.load_all(self.args)
         writer.call(1 + len(self.args))
+        out.remember(self)
         for name, value in {"args": None, **self.attributes}.items():
             writer.dup()
             if value is None:
@@ -84,10 +176,62 @@ class ExceptionValue(MutableValue):
             writer.store_attr(name)
 
 
+_HEAP_TYPE = 1 << 9
+
+
+def new_exception(cls: type[BaseException], *args: object) -> BaseException:
+    """Make an exception without running a Python `__init__`; the builtin one sets its fields."""
+    error = cls.__new__(cls, *args)
+    builtin: Any = next(kind for kind in cls.__mro__ if not kind.__flags__ & _HEAP_TYPE)
+    with suppress(TypeError):
+        builtin.__init__(error, *args)
+    return error
+
+
+def handled(tx: Tracer) -> Value | None:
+    """Return the exception being handled, in this frame or in one that called it."""
+    frame = tx.frame
+    while frame is not None:
+        if frame.exception is not None:
+            return frame.exception
+        frame = frame.parent
+    return None
+
+
+def chain(tx: Tracer, value: Value) -> Value:
+    """Mark an exception as raised here, with what is being handled as its context."""
+    if not isinstance(value, ExceptionValue):
+        return value
+    tx.journal.touch(value)
+    value.raised = True
+    context = handled(tx)
+    if not isinstance(context, ExceptionValue) or context is value:
+        return value
+    link: Value = context
+    while isinstance(link, ExceptionValue):
+        further = link.attributes.get("__context__", NONE)
+        if further is value:  # the chain must not become a circle
+            tx.journal.touch(link)
+            link.attributes["__context__"] = NONE
+        link = further
+    value.attributes["__context__"] = context
+    return value
+
+
+def generator_error(tx: Tracer, stop: Value) -> Value:
+    """Return what a StopIteration that leaves a generator's body becomes (PEP 479)."""
+    error = ExceptionValue(RuntimeError, [constant("generator raised StopIteration")])
+    chain(tx, error)
+    error.setattr(tx, "__cause__", stop)
+    error.attributes["__context__"] = stop
+    return error
+
+
 @method(ExceptionValue, "__init__")
-def _init(tx: Tracer, self: ExceptionValue, *args: Value) -> Value:
+def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> Value:
     tx.mutate(self)
     self.args = list(args)
+    self.attributes.update(kwargs)
     return NONE
 
 
@@ -96,10 +240,26 @@ def _with_traceback(tx: Tracer, self: ExceptionValue, traceback: Value) -> Value
     return self
 
 
+@method(ExceptionValue, "add_note")
+def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
+    if "__notes__" not in self.attributes:
+        self.setattr(tx, "__notes__", tx.literal([]))
+    return self.attributes["__notes__"].call_method(tx, "append", [note], {})
+
+
+def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
+    try:
+        return constant(function(self.builtin()))
+    except NotConstant:
+        raise Break("unsupported-value", "text of an exception over tensors") from None
+
+
 @method(ExceptionValue, "__str__")
 def _str(tx: Tracer, self: ExceptionValue) -> Value:
-    try:
-        real_args = [arg.as_constant() for arg in self.args]
-    except Exception:
-        raise Break("unsupported-value", "text of an exception over tensors") from None
-    return constant(str(self.cls(*real_args)))
+    return _text(tx, self, str)
+
+
+@method(ExceptionValue, "__repr__")
+def _repr(tx: Tracer, self: ExceptionValue) -> Value:
+    real = _text(tx, self, repr).as_constant()
+    return constant(self.cls.__name__ + real[real.index("(") :])

@@ -7,13 +7,15 @@ A Python function is inlined. Everything else callable goes through the rule tab
 from __future__ import annotations
 
 import functools
+import operator
 import types
+import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.constant import NONE, constant
+from weft_capture.values.constant import NONE, constant, fold
 from weft_capture.values.dicts import DictValue
 
 if TYPE_CHECKING:
@@ -57,8 +59,22 @@ class CellValue(MutableValue):
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         self.store(tx, value)
 
+    def reconstruct_empty(self, out: Output) -> None:
+        """Make the cell of a class, which making the class fills."""
+        out.writer.begin_call()
+        out.writer.load_const(types.CellType)
+        out.writer.call(0)
+        out.remember(self)
+        out.writer.pop()
+
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
+        if getattr(self.contents, "cell", None) is self:
+            assert self.contents is not None
+            out.load(self.contents)
+            writer.pop()
+            out.load(self)
+            return
         writer.begin_call()
         writer.load_const(types.CellType)
         writer.call(0)
@@ -159,6 +175,7 @@ class FunctionValue(MutableValue):
             "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
             "__dict__": lambda: DictValue([(constant(k), v) for k, v in self.attributes.items()]),
             "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
+            "__kwdefaults__": lambda: self.keyword_defaults(),
             "__annotations__": lambda: DictValue(),
             "__type_params__": lambda: tx.tuple_of([]),
         }
@@ -168,9 +185,20 @@ class FunctionValue(MutableValue):
             return super().getattr(tx, name)
         tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
 
+    def keyword_defaults(self) -> Value:
+        """Return `__kwdefaults__`."""
+        pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in self.kwdefaults.items()]
+        return DictValue(pairs) if pairs else NONE
+
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         tx.mutate(self)
         self.attributes[name] = value
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        if name not in self.attributes:
+            tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
+        tx.mutate(self)
+        del self.attributes[name]
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
@@ -243,8 +271,10 @@ class BoundMethod(Value):
     def hash_key(self) -> object:
         return (self.function.hash_key(), self.owner.hash_key())
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        return self.function.call(tx, [self.owner, *args], kwargs)
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs]:
+        return self.function, [self.owner, *args], kwargs
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         special = {"__func__": self.function, "__self__": self.owner}
@@ -286,10 +316,18 @@ class ObjectConstant(Value):
         out.writer.load_const(self.obj)
 
     def truth(self, tx: Tracer) -> bool:
+        kind = type(self.obj)
+        if not issubclass(kind, type) and (hasattr(kind, "__bool__") or hasattr(kind, "__len__")):
+            raise Break("unsupported-value", f"truth of a {kind.__name__}")
         return True
 
     def same_object(self, other: Value) -> bool:
         return isinstance(other, ObjectConstant) and other.obj is self.obj
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if isinstance(self.obj, property | classmethod | staticmethod):
+            return tx.const_object(getattr(self.obj, name))  # their attributes cannot be changed
+        return super().getattr(tx, name)
 
 
 class BuiltinValue(ObjectConstant):
@@ -327,7 +365,35 @@ class ClassValue(ObjectConstant):
         return method.call(tx, args, kwargs)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        raise Break("unsupported-value", f"setting {name} of class {self.obj.__qualname__}")
+        tx.set_class_attribute(self, name, value)
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        tx.set_class_attribute(self, name, None)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        return tx.subscript_class(self, key)
+
+
+class TypeHint(ObjectConstant):
+    """`list[int]`, `int | str`, a NewType and their kind."""
+
+    __slots__ = ()
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if not hasattr(self.obj, name):
+            tx.raise_(AttributeError, f"'{self.describe()}' has no attribute '{name}'")
+        return tx.literal(getattr(self.obj, name))
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        return fold(tx, operator.getitem, [self, key], {})
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if isinstance(self.obj, typing.NewType):
+            return args[0]
+        made = tx.const_object(self.obj.__origin__).call(tx, args, kwargs)
+        if made.python_type().__dictoffset__:
+            made.setattr(tx, "__orig_class__", self)
+        return made
 
 
 class ModuleObject(ObjectConstant):
@@ -361,8 +427,10 @@ class PartialValue(Value):
     def truth(self, tx: Tracer) -> bool:
         return True
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        return self.function.call(tx, [*self.args, *args], {**self.keywords, **kwargs})
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs]:
+        return self.function, [*self.args, *args], {**self.keywords, **kwargs}
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "func":

@@ -6,18 +6,25 @@ Each can be rebuilt where it stands, so that a graph break inside a loop keeps t
 from __future__ import annotations
 
 import itertools
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import constant
-from weft_capture.values.containers import ListValue, RangeValue, TupleValue
+from weft_capture.values.containers import ListValue, RangeValue, SetValue, TupleValue
+from weft_capture.values.dicts import DictValue
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
     from weft_guards.sources import Source
+
+
+EXHAUSTED = sys.maxsize
+"""The position of an iterator that has ended."""
 
 
 class IteratorValue(MutableValue):
@@ -61,15 +68,16 @@ class SequenceIterator(IteratorValue):
 
     def next(self, tx: Tracer) -> Value | None:
         over = self.over
-        if isinstance(over, RangeValue):
-            if self.position >= len(over.range):
-                return None
-            item: Value = constant(over.range[self.position])
-        else:
-            items = over.items if isinstance(over, ListValue | TupleValue) else over
-            if self.position >= len(items):
-                return None
-            item = items[self.position]
+        items: Any = over.range if isinstance(over, RangeValue) else over
+        if isinstance(over, ListValue | TupleValue):
+            items = over.items
+        if self.position >= len(items):
+            # Once at its end, an iterator stays there, also when the list grows.
+            tx.journal.touch(self)
+            self.position = EXHAUSTED
+            return None
+        item = items[self.position]
+        item = constant(item) if isinstance(over, RangeValue) else tx.force(item)
         tx.journal.touch(self)
         self.position += 1
         return item
@@ -83,7 +91,9 @@ class SequenceIterator(IteratorValue):
             writer.load_const(over.range[self.position :])
             writer.call(1)
             return
-        if isinstance(over, ListValue):
+        is_list = isinstance(over, ListValue) and over.python_type() is list
+        if is_list and self.position != EXHAUSTED:
+            assert isinstance(over, ListValue)
             out.load(over)
             writer.call(1)
             writer.dup()
@@ -92,10 +102,70 @@ class SequenceIterator(IteratorValue):
             writer.call_method(1)
             writer.pop()
             return
-        rest = (over.items if isinstance(over, TupleValue) else over)[self.position :]
+        items = over.items if isinstance(over, ListValue | TupleValue) else over
+        rest = items[self.position :]
         out.load_all(rest)
         writer.build_tuple(len(rest))
         writer.call(1)
+
+
+class ItemIterator(IteratorValue):
+    """An iterator over an object with `__getitem__` alone: items 0, 1, ... up to an IndexError."""
+
+    __slots__ = ("over",)
+
+    def __init__(self, over: Value) -> None:
+        super().__init__()
+        self.over = over
+
+    def python_type(self) -> type:
+        return type(iter(_Items()))
+
+    def next(self, tx: Tracer) -> Value | None:
+        try:
+            item = self.over.getitem(tx, constant(self.position))
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), IndexError | StopIteration):
+                return None
+            raise
+        tx.journal.touch(self)
+        self.position += 1
+        return item
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("generator", "an iterator over __getitem__ is needed after a graph break")
+
+
+class _Items:
+    def __getitem__(self, index: int) -> None:
+        raise IndexError(index)
+
+
+class DictIterator(SequenceIterator):
+    """An iterator over a dict, a view of it or a set, which must not change size meanwhile.
+
+    Args:
+        owner: the dict or set.
+        items: what it gives.
+        kind: its type.
+    """
+
+    __slots__ = ("kind", "owner", "size")
+
+    def __init__(self, owner: DictValue | SetValue, items: Sequence[Value], kind: type) -> None:
+        super().__init__(items)
+        self.owner = owner
+        self.size = len(owner.entries)
+        self.kind = kind
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def next(self, tx: Tracer) -> Value | None:
+        if self.position != EXHAUSTED and len(self.owner.entries) != self.size:
+            what = "Set" if isinstance(self.owner, SetValue) else "dictionary"
+            tx.raise_(RuntimeError, f"{what} changed size during iteration")
+        return super().next(tx)
 
 
 class CombinedIterator(IteratorValue):
@@ -176,4 +246,5 @@ class ExternalIterator(Value):
         return True
 
     def next(self, tx: Tracer) -> Value | None:
-        raise Break("generator", f"stepping a {type(self.obj).__name__} made outside the frame")
+        kind = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"
+        raise Break(kind, f"stepping a {type(self.obj).__name__} made outside the frame")

@@ -7,14 +7,18 @@ of dict, list, tuple and the like keeps the builtin part in `base`.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_capture import attributes
+from weft_capture import attributes, current
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.containers import SliceValue
+from weft_capture.values.containers import SetValue, SliceValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.iterators import ItemIterator
+from weft_capture.values.made_classes import load_class
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -23,6 +27,31 @@ if TYPE_CHECKING:
 
 DELETED = Value(None)
 """Marks an attribute that the program deleted."""
+
+
+class ObjectKey:
+    """An object with a `__hash__` of its own as a dict key or set element."""
+
+    def __init__(self, value: UserObject) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        tx = current.tracer()
+        with tx.journal.unchanged("a __hash__ with effects"):
+            number: int = tx.builtin(hash, self.value).as_constant()
+        return number
+
+    def __eq__(self, other: object) -> bool:
+        with current.tracer().journal.unchanged("an __eq__ with effects"):
+            return self._equals(other)
+
+    def _equals(self, other: object) -> bool:
+        tx = current.tracer()
+        if isinstance(other, ObjectKey):
+            return tx.is_equal(self.value, other.value)
+        if isinstance(other, Value):
+            return False
+        return tx.is_equal(self.value, tx.const_object(other))
 
 
 class UserObject(MutableValue):
@@ -60,14 +89,24 @@ class UserObject(MutableValue):
 
     def hash_key(self) -> object:
         by_identity: Any = object.__hash__
+        if self.cls.__hash__ is None:
+            return super().hash_key()
         if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
             return self if self.obj is None else self.obj
         if self.obj is not None and self.cls.__hash__ is not None:
             return self.obj
-        raise Break("unsupported-value", f"{self.describe()} as a dict key")
+        if self.has_special("__hash__") or self.base is None:
+            return ObjectKey(self)
+        return self.base.hash_key()
 
     def as_constant(self) -> Any:
+        if self.base is not None and issubclass(self.cls, int | float | str | bytes | complex):
+            return self.base.as_constant()
         return super().as_constant()
+
+    def is_constant(self) -> bool:
+        # Operators go by the methods of its class.
+        return False
 
     def graph_arg(self) -> Any:
         return self.base.graph_arg() if self.base is not None else super().graph_arg()
@@ -105,14 +144,17 @@ class UserObject(MutableValue):
 
     # Operations: Python-level special methods, else those of the builtin base.
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        return self.special(tx, "__call__").call(tx, args, kwargs)
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs]:
+        return self.special(tx, "__call__"), args, kwargs
 
     def special(self, tx: Tracer, name: str) -> Value:
         """Look a special method up on the class, as the interpreter does."""
         found = attributes.lookup(self.cls, name)
         if found is None:
-            tx.raise_(TypeError, f"'{self.cls.__name__}' object has no {name}")
+            text = "is not callable" if name == "__call__" else f"has no {name}"
+            tx.raise_(TypeError, f"'{self.cls.__name__}' object {text}")
         return attributes.bind(tx, found, name, self, self.cls)
 
     def has_special(self, name: str) -> bool:
@@ -148,6 +190,14 @@ class UserObject(MutableValue):
     def getitem(self, tx: Tracer, key: Value) -> Value:
         if self.has_special("__getitem__") or self.base is None:
             return self.special(tx, "__getitem__").call(tx, [key], {})
+        return self.base_item(tx, key)
+
+    def base_item(self, tx: Tracer, key: Value) -> Value:
+        """Do what the builtin base's `__getitem__` does."""
+        assert self.base is not None
+        if isinstance(self.base, DictValue) and self.has_special("__missing__"):
+            found = self.base.get(tx, key)
+            return self.special(tx, "__missing__").call(tx, [key], {}) if found is None else found
         return self.base.getitem(tx, key)
 
     def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
@@ -165,6 +215,10 @@ class UserObject(MutableValue):
     def iterate(self, tx: Tracer) -> Value:
         if self.base is not None and not self.has_special("__iter__"):
             return self.base.iterate(tx)
+        if attributes.lookup(self.cls, "__iter__") is None:
+            if self.has_special("__getitem__"):
+                return ItemIterator(self)
+            tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
         return self.special(tx, "__iter__").call(tx, [], {})
 
     def next(self, tx: Tracer) -> Value | None:
@@ -181,14 +235,15 @@ class UserObject(MutableValue):
         writer = out.writer
         writer.begin_call()
         writer.load_const(new_instance)
-        writer.load_const(self.cls)
-        if self.base is not None and not isinstance(self.base, MutableValue):
+        load_class(out, self.cls)
+        fixed = isinstance(self.base, SetValue) and self.base.cls is frozenset
+        if self.base is not None and (fixed or not isinstance(self.base, MutableValue)):
             out.load(self.base)
             writer.call(2)
         else:
             writer.call(1)
         out.remember(self)
-        if isinstance(self.base, MutableValue):
+        if isinstance(self.base, MutableValue) and not fixed:
             writer.begin_call()
             writer.load_const(fill_instance)
             out.load(self)
@@ -237,6 +292,8 @@ class UserObject(MutableValue):
 def new_instance(cls: type, base: object = None) -> Any:
     """Make an instance without running its class's `__init__` or Python `__new__`."""
     make: Any
+    if cls is types.SimpleNamespace:
+        return cls()
     for immutable in (tuple, str, int, float, bytes, frozenset):
         if issubclass(cls, immutable):
             make = immutable.__new__
@@ -279,8 +336,10 @@ class ModuleValue(UserObject):
 
     __slots__ = ()
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        return attributes.call_module(tx, self, args, kwargs)
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs]:
+        return attributes.module_call(tx, self, args, kwargs)
 
     def truth(self, tx: Tracer) -> bool:
         if self.has_special("__len__"):

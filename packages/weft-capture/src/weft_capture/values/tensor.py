@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, Kwargs, MethodOf, Value
+from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import constant
+from weft_capture.values.dicts import identity_key
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -31,7 +32,6 @@ METADATA_ATTRIBUTES = frozenset(
         "device",
         "layout",
         "requires_grad",
-        "is_leaf",
         "ndim",
         "is_cuda",
         "is_cpu",
@@ -50,7 +50,6 @@ METADATA_ATTRIBUTES = frozenset(
         "is_sparse_csr",
         "retains_grad",
         "output_nr",
-        "is_inference",
     ]
 )
 """Read from the fake tensor and known while capturing."""
@@ -105,9 +104,9 @@ def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
 
 
 class TensorValue(Value):
-    """A tensor in the graph."""
+    """A tensor in the graph; `real` is the one seen at capture, for an input of the graph."""
 
-    __slots__ = ("fake", "node", "tensor_type")
+    __slots__ = ("fake", "node", "overlay", "real", "tensor_type")
 
     def __init__(
         self,
@@ -115,11 +114,14 @@ class TensorValue(Value):
         fake: torch.Tensor,
         source: Source | None = None,
         tensor_type: type = torch.Tensor,
+        real: torch.Tensor | None = None,
     ) -> None:
         super().__init__(source)
         self.node = node
         self.fake = fake
         self.tensor_type = tensor_type
+        self.real = real
+        self.overlay: TensorAttributes | None = None
 
     def python_type(self) -> type:
         return self.tensor_type
@@ -136,10 +138,16 @@ class TensorValue(Value):
     def reconstruct(self, out: Output) -> None:
         out.load_graph_output(self)
 
+    def is_new_leaf(self) -> bool:
+        """Say whether the graph makes this tensor and autograd's history begins with it."""
+        return self.real is None and self.fake.requires_grad and self.fake.is_leaf
+
     def hash_key(self) -> object:
-        return self
+        return self if self.real is None else identity_key(self.real)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
+        if self.overlay is not None and name in self.overlay.attrs:
+            return tx.force(self.overlay.attrs[name])
         reader = TENSOR_ATTRIBUTES.get(name)
         if reader is not None:
             return reader(tx, self)
@@ -163,9 +171,20 @@ class TensorValue(Value):
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         handler: Handler | None = self.find_method(f"set:{name}")
-        if handler is None:
+        if handler is not None:
+            handler(tx, self, value)
+        elif hasattr(self.tensor_type, name):
             raise Break("unsupported-value", f"setting {name} of a tensor")
-        handler(tx, self, value)
+        else:
+            self.store(tx, name, value)
+
+    def store(self, tx: Tracer, name: str, value: Value) -> None:
+        """Record that the program set an attribute; it is set for real after the graph."""
+        if self.overlay is None:
+            self.overlay = TensorAttributes(self)
+        tx.mutate(self.overlay)
+        tx.effects.note(self.overlay)
+        self.overlay.attrs[name] = value
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         handler = self.find_method(name)
@@ -186,6 +205,34 @@ class TensorValue(Value):
             tx.raise_(TypeError, "iteration over a 0-d tensor")
         rows = self.call_method(tx, "unbind", [constant(0)], {})
         return rows.iterate(tx)
+
+
+class TensorAttributes(MutableValue):
+    """What the captured program wrote to attributes of one tensor: `grad`, and the user's own."""
+
+    __slots__ = ("attrs", "owner")
+
+    def __init__(self, owner: TensorValue) -> None:
+        super().__init__(owner.source)
+        self.owner = owner
+        self.attrs: dict[str, Value] = {}
+
+    def python_type(self) -> type:
+        return self.owner.tensor_type
+
+    def snapshot(self) -> Callable[[], None]:
+        saved = dict(self.attrs)
+
+        def restore() -> None:
+            self.attrs = saved
+
+        return restore
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+
+    def replay(self, out: Output) -> Callable[[], None]:
+        return out.replay_attributes(self, self.attrs)
 
 
 class SymValue(Value):

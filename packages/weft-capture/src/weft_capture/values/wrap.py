@@ -9,14 +9,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import operator
 import types
+import typing
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from weft_capture.breaks import Break
 from weft_capture.rules.table import find, is_leaf, is_pure
+from weft_capture.values import floats
 from weft_capture.values.base import MethodOf, Value
+from weft_capture.values.cached import CachedFunction
 from weft_capture.values.constant import NONE, Constant, constant, is_constant_object
 from weft_capture.values.containers import (
     ListValue,
@@ -27,7 +32,8 @@ from weft_capture.values.containers import (
     SliceValue,
     TupleValue,
 )
-from weft_capture.values.contexts import GradModeContext
+from weft_capture.values.contexts import ExternalContext, GradModeContext
+from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import (
@@ -39,13 +45,17 @@ from weft_capture.values.functions import (
     ModuleObject,
     ObjectConstant,
     PartialValue,
+    TypeHint,
 )
 from weft_capture.values.iterators import ExternalIterator
 from weft_capture.values.objects import ModuleValue, UserObject
+from weft_capture.values.weakrefs import WeakRefValue
 from weft_guards.guards import TensorSpec
 from weft_guards.sources import (
     AttrSource,
+    CallSource,
     ConstSource,
+    DictKeySource,
     DictValueSource,
     InstanceAttrSource,
     ItemSource,
@@ -107,6 +117,10 @@ def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
         symbolic = tx.dynamic_int(obj, source)
         if symbolic is not None:
             return symbolic
+    if type(obj) is float and not isinstance(source, ConstSource):
+        varying = floats.vary(tx, obj, source)
+        if varying is not None:
+            return varying
     if obj is None:
         tx.guard(source, "NONE", None)
         return NONE
@@ -166,7 +180,9 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
 @_exact(types.MappingProxyType)
 def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", types.MappingProxyType)
-    return _dict_entries(tx, obj, source)
+    value = _dict_entries(tx, obj, source)
+    value.cls = types.MappingProxyType
+    return value
 
 
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
@@ -174,13 +190,19 @@ def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     value = DictValue(None, source)
     tx.known[id(obj)] = (value, source)
     for index, (key, item) in enumerate(obj.items()):
-        if is_constant_object(key):
+        if is_constant_object(key) and type(obj) in _EXACT:
             item_source: Source = ItemSource(source, key)
+        elif is_constant_object(key):  # past the `__getitem__` of a subclass
+            item_source = CallSource(dict.__getitem__, (source, ConstSource(key)))
         else:
             item_source = DictValueSource(source, index)
+        key_source: Source = DictKeySource(source, index)
         if isinstance(source, ConstSource):
-            item_source = ConstSource(item)
-        value.put(wrap_key(tx, key), LazyValue(item, item_source))
+            item_source, key_source = ConstSource(item), ConstSource(key)
+        if isinstance(key, torch.Tensor):
+            value.put(LazyValue(key, key_source), LazyValue(item, item_source))
+        else:
+            value.put(wrap_key(tx, key), LazyValue(item, item_source))
     return value
 
 
@@ -193,11 +215,11 @@ def wrap_key(tx: Tracer, key: Any) -> Value:
 
 @_exact(set, frozenset)
 def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
-    if not all(is_constant_object(item) for item in obj):
+    if not all(is_constant_object(item) or isinstance(item, type) for item in obj):
         raise Break("unsupported-value", "a set of objects that are not constants")
     tx.guard(source, "TYPE", type(obj))
     tx.guard_set(source, obj)
-    return SetValue([constant(item) for item in obj], source, type(obj))
+    return SetValue([wrap_key(tx, item) for item in obj], source, type(obj), obj)
 
 
 @_exact(range)
@@ -266,29 +288,59 @@ def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
 
 @_exact(functools._lru_cache_wrapper)
 def _wrap_cached_function(tx: Tracer, obj: Any, source: Source) -> Value:
-    # A cache changes no result of a pure function: trace the function behind it.
     tx.guard_identity(source, obj)
-    return tx.const_object(obj.__wrapped__)
+    return CachedFunction(obj, source)
 
 
 @_exact(types.MethodType)
 def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
     tx.guard(source, "TYPE", types.MethodType)
     owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
+    if isinstance(owner, GradModeContext) and owner.find_method(obj.__name__) is not None:
+        return MethodOf(owner, obj.__name__)  # the __exit__ of a block around a graph break
     function = wrap(tx, obj.__func__, AttrSource(source, "__func__"))
+    before = owner.previous if isinstance(owner, GradModeContext) else None
+    if before is not None and obj.__name__ == "__exit__":
+        return MethodOf(owner, "__exit__", source)  # of a block in which a frame broke
     return BoundMethod(function, owner, source)
 
 
 @_exact(types.BuiltinFunctionType)
 def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
     owner = obj.__self__
-    if owner is None or isinstance(owner, types.ModuleType | type):
+    pybind = isinstance(source, ConstSource) and type(owner).__name__.startswith("pybind11")
+    if owner is None or pybind or isinstance(owner, types.ModuleType | type):
         tx.guard_identity(source, obj)
         return BuiltinValue(obj, source)
     if find(obj) is not None or type(owner).__module__.startswith("torch"):
         return BuiltinValue(obj, source)
     tx.guard(source, "TYPE", types.BuiltinFunctionType)
     return MethodOf(wrap(tx, owner, AttrSource(source, "__self__")), obj.__name__, source)
+
+
+@_exact(collections.deque)
+def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", collections.deque)
+    tx.guard(source, "LEN", len(obj))
+    tx.guard_constant(AttrSource(source, "maxlen"), obj.maxlen)
+    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
+    return DequeValue(items, source, obj.maxlen)
+
+
+@_exact(operator.itemgetter, operator.attrgetter, operator.methodcaller)
+def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard_identity(source, obj)
+    args = obj.__reduce__()[1]
+    value = tx.const_object(type(obj)).call(tx, [tx.literal(arg) for arg in args], {})
+    value.source = source
+    return value
+
+
+@_exact(types.UnionType, types.GenericAlias)
+@_family(lambda obj: isinstance(obj, typing._GenericAlias | typing._SpecialForm | typing.NewType))  # type: ignore[attr-defined]
+def _wrap_type_hint(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard_identity(source, obj)
+    return TypeHint(obj, source)
 
 
 @_exact(functools.partial)
@@ -341,7 +393,8 @@ def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
 
 @_family(lambda obj: isinstance(obj, torch.autocast))
 def _wrap_autocast(tx: Tracer, obj: Any, source: Source) -> Value:
-    raise Break("unsupported-value", "an autocast block that was entered outside the frame")
+    tx.guard(source, "TYPE", type(obj))
+    return ExternalContext(obj, source)
 
 
 @_family(lambda obj: isinstance(obj, BaseException))
@@ -383,12 +436,17 @@ def _wrap_callable(tx: Tracer, obj: Any, source: Source) -> Value:
     return BuiltinValue(obj, source)
 
 
+@_exact(weakref.ref)
+def _wrap_weak_reference(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", weakref.ref)
+    return WeakRefValue(obj, source)
+
+
+@_exact(types.GenericAlias, types.UnionType)
 @_family(lambda obj: type(obj) is object or isinstance(obj, property | classmethod | staticmethod))
 def _wrap_opaque(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_identity(source, obj)
     return ObjectConstant(obj, source)
-
-
 
 
 @_family(lambda obj: isinstance(obj, dict) and not dataclasses.is_dataclass(obj))

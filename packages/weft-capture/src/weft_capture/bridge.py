@@ -1,0 +1,62 @@
+"""What values ask of the tracer that lives in files which themselves need values.
+
+`Tracer` inherits these; they exist to keep imports one way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from weft_capture import class_statements, classes
+from weft_capture.breaks import Break
+from weft_capture.rules.operators import equal
+from weft_capture.rules.text import format_text
+from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.constant import fold
+from weft_capture.values.functions import ClassValue
+from weft_capture.values.iterators import DictIterator
+from weft_capture.values.made_classes import MadeClass
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+    from weft_capture.values.containers import SetValue
+    from weft_capture.values.dicts import DictView
+
+
+class Bridge:
+    """Operations of the tracer on dicts, texts and classes."""
+
+    @property
+    def _tx(self) -> Tracer:
+        return cast("Tracer", self)
+
+    def dict_iterator(self, view: DictView) -> Value:
+        """Return an iterator over a dict or a view of it."""
+        kind = type(iter(getattr({}, view.kind)()))
+        return DictIterator(view.owner, view.unpack(self._tx), kind)
+
+    def set_iterator(self, items: SetValue) -> Value:
+        """Return an iterator over a set."""
+        return DictIterator(items, items.unpack(self._tx), type(iter(set())))
+
+    def format_text(self, text: str, args: list[Value], kwargs: Kwargs) -> Value:
+        """Evaluate `text.format(*args, **kwargs)`."""
+        return format_text(self._tx, text, args, kwargs)
+
+    def is_equal(self, left: Value, right: Value) -> bool:
+        """Evaluate `left is right or left == right`, as containers do."""
+        return equal(self._tx, left, right)
+
+    def fold_method(self, owner: Value, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call a method of an immutable value whose parts are all known."""
+        return fold(self._tx, getattr(owner.data(self._tx), name), args, kwargs)
+
+    def set_class_attribute(self, cls: ClassValue, name: str, value: Value | None) -> None:
+        """Set an attribute of a class, or delete it (None)."""
+        if not isinstance(cls, MadeClass):
+            raise Break("unsupported-value", f"setting {name} of {cls.describe()}")
+        class_statements.set_class_attribute(self._tx, cls, name, value)
+
+    def subscript_class(self, cls: ClassValue, key: Value) -> Value:
+        """Evaluate `cls[key]`."""
+        return classes.subscript_class(self._tx, cls, key)

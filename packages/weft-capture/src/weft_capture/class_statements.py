@@ -1,0 +1,308 @@
+"""Class statements, `type(name, bases, dict)` and class decorators inside a captured frame.
+
+The body runs symbolically in a frame whose locals are the namespace. Then a real class is made of
+stand-ins for what the namespace holds: a function of the same code for a function, a property over
+stand-ins for a property, a bare object for a tensor. `Tracer.known` leads from a stand-in back to
+its value, so attribute lookup on the real class finds what the program put there.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import dataclasses
+import types
+from typing import TYPE_CHECKING, Any
+
+from weft_guards.sources import ConstSource
+
+from weft_capture import attributes
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.frames import Frame
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.containers import ListValue, SetValue, TupleValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import ClassValue, FunctionValue, ObjectConstant
+from weft_capture.values.made_classes import MADE, DescriptorValue, MadeClass, build_class
+from weft_capture.values.objects import UserObject, new_instance
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+
+class StandIn:
+    """Stands in a real class for a value that has no Python object, such as a tensor."""
+
+
+# ---- stand-ins
+
+
+def stand_in(tx: Tracer, value: Value) -> Any:
+    """Return a real object that stands for a value; `tx.const_object` of it is the value."""
+    value = tx.force(value)
+    if isinstance(value, ObjectConstant):
+        return value.obj
+    if isinstance(value, FunctionValue):
+        return value.obj or _remember(tx, value, _function(tx, value))
+    existing = getattr(value, "obj", None)
+    if existing is not None:
+        return existing
+    try:
+        return value.as_constant()
+    except NotConstant:
+        pass
+    if isinstance(value, DescriptorValue):
+        real: Any = value.kind(*(stand_in(tx, part) for part in value.args))
+    elif isinstance(value, ListValue):
+        real = [stand_in(tx, item) for item in value.items]
+    elif type(value) is TupleValue:
+        return tuple(stand_in(tx, item) for item in value.items)
+    elif isinstance(value, SetValue):
+        real = {stand_in(tx, item) for item in value.entries.values()}
+    elif isinstance(value, DictValue):
+        real = {stand_in(tx, k): stand_in(tx, v) for k, v in value.pairs(tx)}
+    elif isinstance(value, UserObject):
+        real = new_instance(value.cls)
+        for name, item in value.attrs.items():
+            object.__setattr__(real, name, stand_in(tx, item))
+    else:
+        real = StandIn()
+    return _remember(tx, value, real)
+
+
+def _remember(tx: Tracer, value: Value, real: Any) -> Any:
+    tx.known[id(real)] = (value, ConstSource(real))
+    tx.keep_alive.append(real)
+    return real
+
+
+def _function(tx: Tracer, value: FunctionValue) -> types.FunctionType:
+    cells = tuple(types.CellType() for _ in value.cells)
+    function = types.FunctionType(value.code, value.globals, value.code.co_name, None, cells)
+    function.__qualname__ = value.name
+    function.__defaults__ = tuple(stand_in(tx, item) for item in value.defaults) or None
+    kwdefaults = {name: stand_in(tx, item) for name, item in value.kwdefaults.items()}
+    function.__kwdefaults__ = kwdefaults or None
+    for name, item in value.attributes.items():
+        setattr(function, name, stand_in(tx, item))
+    return function
+
+
+def _real_base(value: Value) -> Any:
+    obj = getattr(value, "obj", None)
+    return value.as_constant() if obj is None else obj
+
+
+# ---- the statement
+
+
+@rule(builtins.__build_class__)
+def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords: Value) -> Value:
+    assert isinstance(body, FunctionValue)
+    frame = Frame(tx, body, {}, dict(zip(body.code.co_freevars, body.cells, strict=True)))
+    frame.run()
+    return make_class(tx, name.as_constant(), list(bases), keywords, dict(frame.locals))
+
+
+def make_class(
+    tx: Tracer, name: str, bases: list[Value], keywords: Kwargs, namespace: dict[str, Value]
+) -> MadeClass:
+    """Make a class of a namespace.
+
+    Raises:
+        Break: when making it runs code of the program that capture cannot follow.
+    """
+    try:
+        real_bases = tuple(_real_base(base) for base in bases)
+    except NotConstant as error:
+        raise Break("unsupported-value", f"{error} as a base class") from None
+    words = {key: stand_in(tx, value) for key, value in keywords.items()}
+    _check_hooks(real_bases, words)
+    cell = namespace.get("__classcell__")
+    real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k != "__classcell__"}
+    init_subclass = namespace.get("__init_subclass__")
+    late = [key for key, value in namespace.items() if _has_set_name(value)]
+    for key in (*late, "__init_subclass__"):
+        real_namespace.pop(key, None)
+    hook = _inherited_hook(real_bases)
+    if hook is not None:
+        words = {key: word for key, word in words.items() if key == "metaclass"}
+    try:
+        real = build_class(name, real_bases, words, real_namespace)
+    except (TypeError, ValueError, AttributeError) as error:
+        tx.raise_real(error)
+    pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
+    args: list[Value] = [constant(name), TupleValue(bases), DictValue(pairs)]
+    made = MadeClass(real, build_class, args, namespace)
+    _remember(tx, made, real)
+    made.init_subclass = init_subclass
+    made.once = bool(late or hook or init_subclass)
+    if cell is not None:
+        cell.setattr(tx, "cell_contents", made)
+        made.cell = cell  # type: ignore[assignment]
+    for key in late:
+        type.__setattr__(real, key, stand_in(tx, namespace[key]))
+        namespace[key].call_method(tx, "__set_name__", [made, constant(key)], {})
+    if hook is not None:
+        rest = {key: value for key, value in keywords.items() if key != "metaclass"}
+        hook.call(tx, [made], rest)
+    return made
+
+
+def _has_set_name(value: Value) -> bool:
+    return isinstance(value, UserObject) and value.has_special("__set_name__")
+
+
+def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
+    """Return the `__init_subclass__` of a class made in this frame that a new class inherits."""
+    for base in bases:
+        for kind in getattr(base, "__mro__", ()):
+            made = MADE.get(kind)
+            if made is not None and made.init_subclass is not None:
+                hook = made.init_subclass
+                return hook.args[0] if isinstance(hook, DescriptorValue) else hook
+    return None
+
+
+def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Refuse metaclasses and `__init_subclass__` of the program that exist outside the frame."""
+    metaclass = keywords.get("metaclass")
+    kinds = [type(base) for base in bases]
+    if isinstance(metaclass, type):
+        kinds.append(metaclass)
+    for kind in kinds:
+        for name in ("__new__", "__init__", "__prepare__"):
+            found = attributes.lookup(kind, name)
+            if found and _is_programs(found):
+                raise Break("unknown-call", f"metaclass {kind.__name__} with {name}")
+    for base in bases:
+        found = attributes.lookup(base, "__init_subclass__") if isinstance(base, type) else None
+        if found and _is_programs(found):
+            raise Break("unknown-call", f"{found[0].__name__}.__init_subclass__")
+
+
+def _is_programs(found: tuple[type, Any]) -> bool:
+    definer, attribute = found
+    return attributes.is_python_code(attribute) and not attributes.is_trusted(definer.__module__)
+
+
+@rule(type)
+def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
+    if len(args) == 1:
+        return tx.type_of(args[0])
+    name, bases, namespace = args
+    assert isinstance(namespace, DictValue)
+    items = {key.as_constant(): value for key, value in namespace.pairs(tx)}
+    assert tx.frame is not None
+    items.setdefault("__module__", constant(tx.frame.function.globals.get("__name__")))
+    return make_class(tx, name.as_constant(), bases.unpack(tx), keywords, items)
+
+
+# ---- writing attributes of a made class
+
+
+def set_class_attribute(tx: Tracer, made: MadeClass, name: str, value: Value | None) -> None:
+    """Set an attribute of a made class, or delete it (None)."""
+    real, namespace = made.obj, made.namespace
+    if namespace is None:
+        raise Break("unsupported-value", f"setting {name} of {made.describe()}")
+    had, before = name in real.__dict__, real.__dict__.get(name)
+    saved = dict(namespace)
+
+    def undo() -> None:
+        if had:
+            type.__setattr__(real, name, before)
+        elif name in real.__dict__:
+            type.__delattr__(real, name)
+        namespace.clear()
+        namespace.update(saved)
+
+    tx.journal.on_rollback(undo)
+    if value is not None:
+        type.__setattr__(real, name, stand_in(tx, value))
+        namespace[name] = value
+    elif had:
+        type.__delattr__(real, name)
+        namespace.pop(name, None)
+    else:
+        tx.raise_(AttributeError, name)
+
+
+# ---- descriptors and functions that make or change classes
+
+
+def _descriptor_class(kind: type) -> None:
+    @rule(kind)
+    def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        names = ("fget", "fset", "fdel", "doc")
+        given = [*args, *(kwargs[name] for name in names if name in kwargs)]
+        return DescriptorValue(kind, given)
+
+
+for _kind in (property, staticmethod, classmethod):
+    _descriptor_class(_kind)
+
+
+def _property_part(index: int, name: str) -> None:
+    @method(DescriptorValue, name)
+    def replace(tx: Tracer, self: DescriptorValue, function: Value) -> Value:
+        args = [*self.args, *[NONE] * (3 - len(self.args))]
+        args[index] = function
+        return DescriptorValue(self.kind, args)
+
+
+for _index, _name in enumerate(("getter", "setter", "deleter")):
+    _property_part(_index, _name)
+
+
+@rule(dataclasses._process_class)  # type: ignore[attr-defined]
+def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Value:
+    """`@dataclass` writes source text and executes it: let it, on the class of stand-ins."""
+    if not isinstance(cls, MadeClass):
+        raise Break("unknown-call", "dataclass of a class from outside the frame")
+    known = [option.as_constant() for option in options]
+    words = {name: option.as_constant() for name, option in more.items()}
+    try:
+        real = dataclasses._process_class(cls.obj, *known, **words)  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        tx.raise_real(error)
+
+    def make(*args: Any) -> type:
+        made = cls.make(*args)
+        processed: type = dataclasses._process_class(made, *known, **words)  # type: ignore[attr-defined]
+        return processed
+
+    decorated = MadeClass(real, make, cls.args, cls.namespace)
+    decorated.cell, decorated.once = cls.cell, cls.once
+    return _and_known(tx, decorated)
+
+
+@rule(collections.namedtuple)
+def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    known = [arg.as_constant() for arg in _plain(tx, list(args))]
+    words = {name: _plain(tx, [value])[0].as_constant() for name, value in kwargs.items()}
+    assert tx.frame is not None
+    make: Any = collections.namedtuple
+    words.setdefault("module", tx.frame.function.globals.get("__name__"))
+    try:
+        real = make(*known, **words)
+    except (TypeError, ValueError) as error:
+        tx.raise_real(error)
+    return _and_known(tx, MadeClass(real, lambda: make(*known, **words), []))
+
+
+def _plain(tx: Tracer, values: list[Value]) -> list[Value]:
+    return [TupleValue(v.unpack(tx)) if isinstance(v, ListValue) else v for v in values]
+
+
+def _and_known(tx: Tracer, made: MadeClass) -> Value:
+    _remember(tx, made, made.obj)
+    return made
+
+
+@rule(type.__subclasses__)
+def _subclasses(tx: Tracer, cls: Value) -> Value:
+    assert isinstance(cls, ClassValue)
+    return ListValue([tx.const_object(kind) for kind in cls.obj.__subclasses__()])

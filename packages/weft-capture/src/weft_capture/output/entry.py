@@ -1,0 +1,197 @@
+"""Entering inlined frames again where a break interrupted them.
+
+When a break lies in an inlined call, the replacement of the captured frame rebuilds its own frame
+up to the call, and calls an *entry* in the place of the original callee: a function with the
+callee's name, file and lines that gets the callee's live variables and operand stack. The entry
+of the innermost frame runs the breaking instruction for real; that of a frame between calls the
+next entry, which it gets as two more arguments. Both then go on in a resume function. An
+exception finds each frame's own handlers around it, and the traceback shows each frame once.
+
+Entries depend on nothing but (instruction, stack shape, bound variables): they need no guards.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft_capture import frame as hook
+from weft_capture.bytecode import (
+    Decoded,
+    Signature,
+    Writer,
+    argument_names,
+    decode,
+    live_at,
+    stack_name,
+    state_at,
+)
+from weft_capture.output.real_step import RealStep
+from weft_capture.output.reconstruct import GRAPH_RESULT, Output
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NULL
+
+if TYPE_CHECKING:
+    from weft_capture.frames import Frame
+
+_INNER = "_weft_inner"
+_INNER_ARGS = "_weft_inner_args"
+_MARK = ".<entry at "
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry's code and what it is called with; `args` as in `bytecode.Resume`."""
+
+    code: types.CodeType
+    args: tuple[int | str, ...]
+
+
+def is_entry(code: types.CodeType) -> bool:
+    """Say whether this is an entry's code."""
+    return _MARK in code.co_qualname
+
+
+def entry_replacement(code: types.CodeType) -> types.CodeType | None:
+    """Return what the frame hook runs for an entry, which it then finds on its own.
+
+    It does what the entry's own code does, but ends the frame before it goes on in the resume
+    function.
+    """
+    replacement: types.CodeType | None = decode(code).derived.get("replacement")
+    if replacement is not None:
+        hook.set_lookup(code, lambda *args: replacement)
+    return replacement
+
+
+def _make_entry(
+    decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str], inner: bool,
+    tail_call: Any,
+) -> Entry:  # fmt: skip
+    key = ("entry", index, stack, bound, inner, tail_call)
+    entry: Entry | None = decoded.derived.get(key)
+    if entry is None:
+        args, freevars = state_at(decoded, index, stack, bound)
+        names = argument_names(args, freevars) + ((_INNER, _INNER_ARGS) if inner else ())
+        line = decoded.instrs[index].lineno or decoded.firstlineno
+        signature = Signature(names, (), freevars, f"{decoded.qualname}{_MARK}{line}>")
+
+        def write(tail_call: Any) -> types.CodeType:
+            writer = Writer(decoded, tail_call=tail_call, signature=signature)
+            _write_entry(writer, decoded, index, stack, bound, inner)
+            return writer.finish()
+
+        entry = decoded.derived[key] = Entry(write(None), args)
+        if tail_call is not None:
+            replacement = decode(entry.code).derived["replacement"] = write(tail_call)
+            hook.skip(replacement)
+    return entry
+
+
+def _write_entry(
+    writer: Writer, decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str],
+    inner: bool,
+) -> None:  # fmt: skip
+    writer.at(decoded.instrs[index])
+    for place, is_value in enumerate(stack):
+        if is_value:
+            writer.load_local(stack_name(place))
+        else:
+            writer.push_null()
+    step = RealStep(writer, decoded, stack, tuple(n for n in decoded.varnames if n in bound))
+    if not inner:
+        step.run(index)
+        return
+    writer.begin_call()
+    writer.load_local(_INNER)
+    writer.load_local(_INNER_ARGS)
+    writer.call_ex()
+    step.returned(index)
+
+
+class InnerFrames:
+    """Loads the inlined frames of a break, and then calls their entries.
+
+    Args:
+        out: where to write; everything is loaded at once, into temporaries.
+        frames: the inlined frames, outermost first; the last one broke.
+    """
+
+    def __init__(self, out: Output, frames: Sequence[Frame], tail_call: Any) -> None:
+        self._writer = out.writer
+        # In this order, because loading a context manager enters its block again.
+        self._loaded = [
+            self._load(out, frame, frame is not frames[-1], tail_call) for frame in frames
+        ]
+
+    def _load(
+        self, out: Output, frame: Frame, inner: bool, tail_call: Any
+    ) -> tuple[types.CodeType, str, list[str], list[str]]:
+        decoded = frame.decoded
+        index = frame.ip - 1 if inner else frame.ip
+        bound = (live_at(decoded, index) - decoded.cells).intersection(frame.locals)
+        stack = tuple(value is not NULL for value in frame.stack)
+        entry = _make_entry(decoded, index, stack, bound, inner, tail_call)
+
+        def temp(value: Value) -> str:
+            out.load(value)
+            return out.store_temp()
+
+        function = temp(frame.function)
+        args = [temp(_argument(frame, arg)) for arg in entry.args]
+        cells = [temp(frame.cells[name]) for name in entry.code.co_freevars]
+        return entry.code, function, args, cells
+
+    def call(self) -> None:
+        """Push the result of the outermost entry; `RealStep.returned` goes on."""
+        writer = self._writer
+        inner: list[str] = []
+        *others, first = reversed(self._loaded)
+        for loaded in others:
+            self._push_function(*loaded[:2], loaded[3])
+            function = writer.temp()
+            writer.store_local(function)
+            self._push_all(loaded[2] + inner)
+            writer.build_tuple(len(loaded[2] + inner))
+            args = writer.temp()
+            writer.store_local(args)
+            inner = [function, args]
+        writer.begin_call()
+        self._push_function(*first[:2], first[3])
+        self._push_all(first[2] + inner)
+        # The frame stays while the callee runs on: it must not keep what that one lets go of.
+        writer.clear_temps(GRAPH_RESULT)
+        writer.call(len(first[2] + inner))
+
+    def _push_function(self, code: types.CodeType, function: str, cells: list[str]) -> None:
+        writer = self._writer
+        writer.begin_call()
+        writer.load_const(continue_function)
+        writer.load_local(function)
+        writer.load_const(code)
+        self._push_all(cells)
+        writer.build_tuple(len(cells))
+        writer.call(3)
+
+    def _push_all(self, names: list[str]) -> None:
+        for name in names:
+            self._writer.load_local(name)
+
+
+def _argument(frame: Frame, arg: int | str) -> Value:
+    if isinstance(arg, int):
+        return frame.stack[arg]
+    if arg in frame.locals:
+        return frame.locals[arg]
+    contents = frame.cells[arg].contents
+    assert contents is not None
+    return contents
+
+
+def continue_function(
+    function: types.FunctionType, code: types.CodeType, cells: tuple[types.CellType, ...]
+) -> Callable[..., Any]:
+    """Return a function of `code` in the place of `function`: same globals and name."""
+    return types.FunctionType(code, function.__globals__, function.__name__, None, cells or None)

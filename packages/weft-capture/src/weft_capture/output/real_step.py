@@ -1,0 +1,102 @@
+"""The breaking instruction, run for real, and the way on to the resume function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft_capture.breaks import Break
+from weft_capture.bytecode import NULL_BELOW, Decoded, Instr, Writer, make_resume, stack_after
+
+_NO_FALLTHROUGH = frozenset(("RAISE_VARARGS", "RERAISE", "RETURN_VALUE"))
+
+
+class RealStep:
+    """Writes one instruction of `decoded` with the frame's state rebuilt around it.
+
+    Args:
+        writer: the code; variables are set, and the real stack is `below`.
+        decoded: the original code.
+        below: the operand stack, True for a value and False for a NULL.
+        names: the variables that are bound.
+    """
+
+    def __init__(
+        self, writer: Writer, decoded: Decoded, below: Sequence[bool], names: tuple[str, ...]
+    ) -> None:
+        self.writer = writer
+        self.decoded = decoded
+        self.below = list(below)
+        self.names = names
+
+    def run(self, index: int) -> None:
+        """Write instruction `index` and what comes after it.
+
+        Raises:
+            Break: for a RETURN_VALUE: its value cannot be rebuilt.
+        """
+        writer, below = self.writer, self.below
+        instr = self.decoded.instrs[index]
+        if instr.opname == "LOAD_METHOD":
+            writer.load_attr(instr.argval)
+            pair = [False, True] if NULL_BELOW else [True, False]
+            writer.push_null()
+            if NULL_BELOW:
+                writer.swap(2)
+            self.resume(index + 1, below[:-1] + pair)
+            return
+        if instr.target is not None:
+            self._branch(index, instr)
+            return
+        writer.original(index)
+        if instr.opname == "RETURN_VALUE":
+            raise Break("unsupported-value", "the value to return cannot be rebuilt")
+        if instr.opname not in _NO_FALLTHROUGH:
+            after = stack_after(instr, below, bound=instr.argval in self.names)
+            self.resume(index + 1, after, instr)
+        self._handle(index)
+
+    def returned(self, index: int) -> None:
+        """Go on after a call in the place of instruction `index`, whose result was pushed."""
+        self.writer.in_place_of(index)
+        self.resume(index + 1, [*self.below, True])
+        self._handle(index)
+
+    def _handle(self, index: int) -> None:
+        """Go on in the handler of instruction `index`, which raised.
+
+        A handler that ends another one is part of the frame that handles: the original's code
+        for it follows.
+        """
+        handler, writer = self.decoded.instrs[index].handler, self.writer
+        if handler is None or self.decoded.instrs[handler.target].opname != "PUSH_EXC_INFO":
+            return
+        writer.begin_handler(handler.target)
+        if handler.lasti:  # an offset in this code, which means nothing in another
+            writer.swap(2)
+            writer.pop()
+            writer.load_const(0)
+            writer.swap(2)
+        stack = self.below[: handler.depth] + [True] * (1 + handler.lasti)
+        self.resume(handler.target, stack)
+
+    def resume(self, index: int, stack: Sequence[bool], done: Instr | None = None) -> None:
+        """Go on at instruction `index`, after `done` ran for real."""
+        names = self.names
+        if done is not None and done.opname == "STORE_FAST":
+            names = (*names, done.argval)
+        if done is not None and done.opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+            names = tuple(name for name in names if name != done.argval)
+        self.writer.call_resume(make_resume(self.decoded, index, stack, names))
+
+    def _branch(self, index: int, instr: Instr) -> None:
+        assert instr.target is not None
+        if instr.opname == "JUMP":
+            self.resume(instr.target, self.below)
+            return
+        writer = self.writer
+        taken = writer.label()
+        writer.original(index, taken)
+        self.resume(index + 1, stack_after(instr, self.below))
+        writer.mark(taken)
+        self.resume(instr.target, stack_after(instr, self.below, jump=True))
+        self._handle(index)

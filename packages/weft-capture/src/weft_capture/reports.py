@@ -1,0 +1,162 @@
+"""What became of each frame: the records behind `weft.report()`, and the notice of a lost one.
+
+A frame is one function of the program; the pieces behind its graph breaks count with it. Records
+live as long as the `Capture` they belong to, and `reset()` drops them.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from traceback import FrameSummary
+from typing import TYPE_CHECKING
+
+from weft_guards import CodeCache
+
+from weft_capture.breaks import BreakRecord
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+_CALLS = ("call_function", "call_method", "call_module")
+
+
+def count_ops(graph: GraphModule) -> int:
+    """Return the number of operations in a graph."""
+    return sum(node.op in _CALLS for node in graph.graph.nodes)
+
+
+@dataclass
+class CodeLog:
+    """What was done with one code object: a function or a piece of one.
+
+    Args:
+        ops: operations of each graph.
+        breaks: why its captures ended early.
+        lost: why it runs eagerly; None while it does not.
+    """
+
+    ops: list[int] = field(default_factory=list)
+    breaks: list[BreakRecord] = field(default_factory=list)
+    lost: BreakRecord | None = None
+
+    def lose(self, code: types.CodeType, record: BreakRecord) -> None:
+        """Note that a frame runs eagerly, and say so the first time."""
+        if self.lost is None:
+            self.lost = record
+            name, _, line = code.co_qualname.partition(".<resume at ")
+            name += f" from line {line[:-1]} on" if line else ""
+            head, _, rest = str(record).partition("]")
+            warnings.warn(f"{head}] {name} runs eagerly{rest}", stacklevel=2)
+
+
+def lost_record(code: types.CodeType, reason: str, detail: str) -> BreakRecord:
+    """Return the record of a frame that is lost as a whole; `reason` is a break code."""
+    where = FrameSummary(code.co_filename, code.co_firstlineno, code.co_name, lookup_line=False)
+    return BreakRecord(reason, detail, (where,))
+
+
+@dataclass
+class FrameReport:
+    """What became of one function.
+
+    Args:
+        name, filename, line: the function.
+        pieces: code objects captured for it: the function, and one for each way on after a break.
+        graphs, ops: graphs that begin in it, and operations in them.
+        breaks: its graph breaks.
+        guards: guards of its compiled pieces.
+        recompiles: why pieces were compiled again.
+        hits, misses: calls of its pieces that found compiled code, and that did not.
+        lost: why some of it runs eagerly.
+    """
+
+    name: str
+    filename: str
+    line: int
+    pieces: int = 0
+    graphs: int = 0
+    ops: int = 0
+    breaks: list[BreakRecord] = field(default_factory=list)
+    guards: int = 0
+    recompiles: list[str] = field(default_factory=list)
+    hits: int = 0
+    misses: int = 0
+    lost: list[BreakRecord] = field(default_factory=list)
+
+    def add(self, log: CodeLog, cache: CodeCache | None) -> None:
+        """Count one code object in."""
+        self.pieces += 1
+        self.graphs += len(log.ops)
+        self.ops += sum(log.ops)
+        self.breaks += log.breaks
+        self.lost += [] if log.lost is None else [log.lost]
+        if cache is not None:
+            self.guards += sum(len(entry.guards) for entry in cache.entries)
+            self.recompiles += cache.recompiles
+            self.hits += cache.lookup.hits
+            self.misses += cache.lookup.misses
+
+    def __str__(self) -> str:
+        counts = (
+            f"{self.graphs} graphs, {self.ops} ops, {len(self.breaks)} breaks, "
+            f"{self.guards} guards, {len(self.recompiles)} recompiles, "
+            f"{self.hits} hits, {self.misses} misses"
+        )
+        lines = [f"{self.name} ({self.filename}:{self.line})", f"  {counts}"]
+        lines += [f"  eager: {_short(record)}" for record in self.lost]
+        if not self.graphs and not self.lost:
+            lines.append("  nothing of it is in a graph")
+        for text, times in Counter(_short(record) for record in self.breaks).items():
+            lines.append(f"  break: {text}" + (f" ({times} times)" if times > 1 else ""))
+        lines += [f"  recompiled: {reason}" for reason in self.recompiles]
+        return "\n".join(lines)
+
+
+def _short(record: BreakRecord) -> str:
+    detail = f" ({record.detail})" if record.detail else ""
+    return f"[{record.code}]{detail} at {record.where}: {record.remedy}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every frame that capture has seen since the last reset, in the order it met them."""
+
+    frames: tuple[FrameReport, ...]
+
+    @property
+    def graph_count(self) -> int:
+        """Number of graphs."""
+        return sum(frame.graphs for frame in self.frames)
+
+    @property
+    def break_count(self) -> int:
+        """Number of graph breaks."""
+        return sum(len(frame.breaks) for frame in self.frames)
+
+    @property
+    def lost(self) -> tuple[FrameReport, ...]:
+        """The frames of which some part runs eagerly."""
+        return tuple(frame for frame in self.frames if frame.lost)
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.frames)} frames, {self.graph_count} graphs, {self.break_count} breaks, "
+            f"{len(self.lost)} frames partly or wholly eager"
+        )
+        return "\n".join([head, *map(str, self.frames)])
+
+
+def gather(
+    logs: Iterable[tuple[types.CodeType, CodeLog, CodeCache | None]],
+) -> Report:
+    """Put the records of code objects together by function."""
+    frames: dict[tuple[str, str, int], FrameReport] = {}
+    for code, log, cache in logs:
+        name = code.co_qualname.partition(".<resume at ")[0]
+        key = (name, code.co_filename, code.co_firstlineno)
+        frames.setdefault(key, FrameReport(*key)).add(log, cache)
+    return Report(tuple(frames.values()))

@@ -1,0 +1,128 @@
+"""Calls of `torch.autograd.Function` subclasses.
+
+The call becomes one node that applies the user's class, so the graph has its own forward and its
+own backward whatever traces it next. Before that, both are executed symbolically and thrown away:
+this finds the guards they need, and refuses what must not be baked in (side effects, tensors that
+are not arguments, branches on values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import function as autograd_function
+
+from weft_capture.breaks import Break, Raised
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.functions import ClassValue
+from weft_capture.values.objects import UserObject
+from weft_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from weft_capture.tracer import Tracer
+
+_APPLY: Any = torch.autograd.Function.apply
+_NO_SETUP = autograd_function._SingleLevelFunction.setup_context
+
+
+@rule(_APPLY.__func__)
+def _apply(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
+    assert isinstance(cls, ClassValue)
+    if kwargs:
+        raise Break("unknown-call", f"{cls.obj.__name__}.apply with keyword arguments")
+    given = [tx.force(arg) for arg in args]
+    _rehearse(tx, cls, given)
+    return tx.graph.emit("call_function", _node_target(cls.obj), given, {})
+
+
+def _node_target(cls: Any) -> Callable[..., Any]:
+    """Return a plain function for the graph's node; a bound class method has no name there."""
+
+    def apply(*args: Any) -> Any:
+        return cls.apply(*args)
+
+    apply.__name__ = apply.__qualname__ = f"{cls.__name__}_apply"
+    return apply
+
+
+def _rehearse(tx: Tracer, cls: ClassValue, args: list[Value]) -> None:
+    """Execute forward and backward for their guards; nothing of it stays in the graph.
+
+    Raises:
+        Break: when either cannot be captured, or does more than compute.
+    """
+    name = cls.obj.__name__
+    graph = tx.graph
+    last = next(iter(reversed(graph.graph.nodes)), None)
+    changed = len(tx.effects.changed), len(tx.effects.globals)
+    needs = [isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args]
+    ctx = UserObject(autograd_function.FunctionCtx)
+    ctx.attrs["needs_input_grad"] = TupleValue([constant(need) for need in needs])
+    before = torch.is_grad_enabled()
+    policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
+    try:
+        tx.set_grad_mode(False)
+        outputs = _forward(tx, cls, ctx, args)
+        if before and any(needs):
+            _backward(tx, cls, ctx, outputs)
+        tx.set_grad_mode(before)
+    except Raised as error:
+        raise Break("unknown-call", f"{name} raises {error.value.describe()}") from None
+    finally:
+        tx.policy = policy
+    if (len(tx.effects.changed), len(tx.effects.globals)) != changed:
+        raise Break("unsupported-value", f"{name} has effects outside of itself")
+    made = _nodes_after(tx, last)
+    foreign = {n for node in made for n in node.all_input_nodes} - set(made) - _nodes_of(args)
+    if foreign:
+        raise Break("unsupported-value", f"{name} uses tensors that are not its arguments")
+    for node in reversed(made):
+        graph.discard(node)
+
+
+def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) -> list[Value]:
+    forward = cls.getattr(tx, "forward")
+    if cls.obj.setup_context is _NO_SETUP:
+        result = forward.call(tx, [ctx, *args], {})
+    else:
+        result = forward.call(tx, list(args), {})
+        cls.getattr(tx, "setup_context").call(tx, [ctx, tx.tuple_of(args), result], {})
+    return list(result.items) if isinstance(result, TupleValue | ListValue) else [result]
+
+
+def _backward(tx: Tracer, cls: ClassValue, ctx: UserObject, outputs: list[Value]) -> None:
+    ctx.attrs["saved_tensors"] = ctx.attrs.get("to_save", TupleValue([]))
+    grads = []
+    for output in outputs:
+        assert isinstance(output, TensorValue) or output.is_constant()
+        is_tensor = isinstance(output, TensorValue)
+        grads.append(output.call_method(tx, "clone", [], {}) if is_tensor else NONE)
+    cls.getattr(tx, "backward").call(tx, [ctx, *grads], {})
+
+
+def _nodes_after(tx: Tracer, last: Node | None) -> list[Node]:
+    """Return the operations added since `last` was the newest node of the graph."""
+    made: list[Node] = []
+    for node in reversed(tx.graph.graph.nodes):
+        if node is last:
+            break
+        if node.op != "placeholder":
+            made.append(node)
+    return made[::-1]
+
+
+def _nodes_of(values: Sequence[Value]) -> set[Node]:
+    found: set[Node] = set()
+    for value in values:
+        if isinstance(value, TensorValue):
+            found.add(value.node)
+        elif isinstance(value, TupleValue | ListValue):
+            found |= _nodes_of(value.items)
+    return found

@@ -1,0 +1,182 @@
+"""globals(), locals(), dir, hash, id and the like: what a program asks about itself."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+from weft_capture.breaks import Break
+from weft_capture.rules.table import rule
+from weft_capture.scope import load_global, store_global
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import NONE, Constant, constant, fold
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.exceptions import TRACEBACK, handled
+from weft_capture.values.functions import ClassValue, FunctionValue, ModuleObject
+from weft_capture.values.objects import DELETED, UserObject
+from weft_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+class GlobalsValue(Value):
+    """The globals of a function, read and written one at a time."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: FunctionValue) -> None:
+        super().__init__(None)
+        self.function = function
+
+    def python_type(self) -> type:
+        return dict
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.load_const(self.function.globals)
+
+
+@rule(globals)
+def _globals(tx: Tracer) -> Value:
+    assert tx.frame is not None
+    return GlobalsValue(tx.frame.function)
+
+
+@method(GlobalsValue, "__getitem__")
+def _item(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
+    name = key.as_constant()
+    if name not in self.function.globals and tx.effects.global_value(
+        self.function.globals, name
+    ) is None:  # fmt: skip
+        tx.raise_(KeyError, name)
+    return load_global(tx, self.function, name)
+
+
+@method(GlobalsValue, "get")
+def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> Value:
+    return _item(tx, self, key) if _has(tx, self, key).truth(tx) else default
+
+
+@method(GlobalsValue, "__contains__")
+def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
+    if key.as_constant() in self.function.globals:
+        return constant(True)
+    raise Break("unsupported-value", "a name that is not among the globals")
+
+
+@method(GlobalsValue, "__setitem__")
+def _set(tx: Tracer, self: GlobalsValue, key: Value, value: Value) -> Value:
+    store_global(tx, self.function, key.as_constant(), value)
+    return NONE
+
+
+@rule(locals)
+def _locals(tx: Tracer) -> Value:
+    frame = tx.frame
+    assert frame is not None
+    pairs: list[tuple[Value, Value]] = []
+    names = [*frame.decoded.varnames, *frame.decoded.cellvars, *frame.decoded.freevars]
+    for name in dict.fromkeys([*names, *frame.locals]):
+        cell = frame.cells.get(name)
+        value = frame.locals.get(name) if cell is None else cell.contents
+        if value is not None and not name.startswith("."):
+            pairs.append((constant(name), value))
+    return DictValue(pairs)
+
+
+@rule(dir)
+def _dir(tx: Tracer, *args: Value) -> Value:
+    if not args:
+        names = sorted(key.as_constant() for key in _locals(tx).unpack(tx))
+        return tx.literal(names)
+    value = args[0]
+    if isinstance(value, ClassValue | ModuleObject | Constant):
+        return fold(tx, dir, [value], {})
+    if not isinstance(value, UserObject) or value.has_special("__dir__"):
+        raise Break("unknown-call", f"dir of {value.describe()}")
+    own = {name for name, item in value.attrs.items() if item is not DELETED}
+    own |= set(getattr(value.obj, "__dict__", ()))
+    if value.obj is not None and value.source is not None:
+        tx.instance_dict(value)  # guards the names
+    return tx.literal(sorted({*dir(value.cls), *own}))
+
+
+class RuntimeNumber(Value):
+    """A number that only the run knows: an object's id, a thread's. It can be compared."""
+
+    __slots__ = ("args", "function")
+
+    def __init__(self, function: Any, args: list[Value]) -> None:
+        super().__init__(None)
+        self.function = function
+        self.args = args
+
+    def python_type(self) -> type:
+        return int
+
+    def hash_key(self) -> object:
+        return (self.function, *(id(arg) for arg in self.args))
+
+    def same_object(self, other: Value) -> bool:
+        return isinstance(other, RuntimeNumber) and self.hash_key() == other.hash_key()
+
+    def call_method(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        other = args[0] if args else None
+        if name in ("__eq__", "__ne__") and isinstance(other, RuntimeNumber):
+            return constant(self.same_object(other) == (name == "__eq__"))
+        raise Break("unsupported-value", f"arithmetic on {self.function.__name__}()")
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.begin_call()
+        out.writer.load_const(self.function)
+        out.load_all(self.args)
+        out.writer.call(len(self.args))
+
+
+@rule(id)
+def _id(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, Constant):
+        raise Break("unsupported-value", f"id of {value.describe()}")
+    return RuntimeNumber(id, [value])
+
+
+@rule(threading.get_ident)
+def _get_ident(tx: Tracer) -> Value:
+    return RuntimeNumber(threading.get_ident, [])
+
+
+@rule(hash)
+def _hash(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, UserObject) and value.has_special("__hash__"):
+        return fold(tx, hash, [value.special(tx, "__hash__").call(tx, [], {})], {})
+    if isinstance(value, UserObject | TensorValue | FunctionValue):
+        if getattr(value.python_type(), "__hash__", None) is None:
+            tx.raise_(TypeError, f"unhashable type: '{value.python_type().__name__}'")
+        return RuntimeNumber(hash, [value])
+    return fold(tx, hash, [value], {})
+
+
+@rule(sys.exc_info)
+def _exc_info(tx: Tracer) -> Value:
+    error = handled(tx)
+    if error is None:
+        return tx.tuple_of([NONE, NONE, NONE])
+    return tx.tuple_of([tx.type_of(error), error, TRACEBACK])
+
+
+@rule(sys.exception)
+def _exception(tx: Tracer) -> Value:
+    return handled(tx) or NONE
+
+
+@rule(types.MethodType)
+def _method(tx: Tracer, function: Value, owner: Value) -> Value:
+    return tx.bound_method(function, owner)

@@ -1,0 +1,143 @@
+"""Optimizers: what their Python does beyond tensor operations, and the `_foreach` functions.
+
+`step`, `zero_grad` and gradient clipping are inlined like any Python code. The rows here are for
+the decorators of torch.optim, which call torch's own compiler, and for helpers that behave
+otherwise under `is_compiling()` than in eager. A `_foreach` function is what its C++ slow path
+is: one operation for each element of the lists.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+from weft_capture.breaks import Break
+from weft_capture.rules.table import CODE_RULES, PURE, rule
+from weft_capture.values import floats
+from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import FunctionValue
+from weft_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+
+PURE.update((torch._C._get_privateuse1_backend_name, torch.cuda.is_current_stream_capturing))
+
+
+def _free(function: FunctionValue, name: str) -> Value:
+    """Return a free variable of a decorator's inner function."""
+    cell = function.cells[function.code.co_freevars.index(name)]
+    assert cell.contents is not None
+    return cell.contents
+
+
+def _inner_code(decorator: Any, name: str) -> types.CodeType:
+    """Return the code of the function that a decorator defines."""
+    consts = decorator.__code__.co_consts
+    return next(c for c in consts if isinstance(c, types.CodeType) and c.co_name == name)
+
+
+def _use_grad(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Run `step` in the grad mode that the optimizer asks for."""
+    differentiable = args[0].getattr(tx, "defaults").getitem(tx, constant("differentiable"))
+    before = torch.is_grad_enabled()
+    tx.set_grad_mode(differentiable.truth(tx))
+    result = tx.force(_free(function, "func")).call(tx, args, kwargs)
+    tx.set_grad_mode(before)
+    return result
+
+
+def _undisabled(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Look through torch's marker against its own compiler where the function is an optimizer's."""
+    wrapped = _free(function, "fn")
+    inner = tx.force(wrapped)
+    module = getattr(getattr(inner, "obj", None), "__module__", None) or ""
+    if not module.startswith("torch.optim"):
+        raise Break("disabled", function.code.co_qualname)
+    return inner.call(tx, args, kwargs)
+
+
+CODE_RULES[_inner_code(optimizer._use_grad_for_differentiable, "_use_grad")] = _use_grad
+CODE_RULES[_inner_code(torch._compile._disable_dynamo, "inner")] = _undisabled
+
+
+@rule(optimizer._get_value)
+def _get_value(tx: Tracer, value: Value) -> Value:
+    if not isinstance(value, TensorValue):
+        return value
+    return floats.computed(tx, value)
+
+
+@rule(optimizer._stack_if_compiling)
+def _stack_if_compiling(tx: Tracer, values: Value) -> Value:
+    return values
+
+
+@rule(
+    torch._C._group_tensors_by_device_and_dtype,
+    _foreach_utils._group_tensors_by_device_and_dtype,
+    optimizer.Optimizer._group_tensors_by_device_and_dtype,
+)
+def _group_tensors(tx: Tracer, lists: Value, with_indices: Value = NONE) -> Value:
+    """Group the elements of several lists by device and dtype of those of the first list."""
+    columns = [column.unpack(tx) for column in lists.unpack(tx)]
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(columns[0]):
+        fake = tensor.example()
+        groups.setdefault((fake.device, fake.dtype), []).append(index)
+    pairs: list[tuple[Value, Value]] = []
+    for key, indices in groups.items():
+        parts = [ListValue([column[i] for i in indices] if column else []) for column in columns]
+        numbers = ListValue([constant(i) for i in indices])
+        pairs.append((tx.literal(key), TupleValue([ListValue(list(parts)), numbers])))
+    return DictValue(pairs)
+
+
+# ---- _foreach functions
+
+_SPECIAL = {"norm": torch.linalg.vector_norm}
+_SCALARS = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
+
+
+def _foreach(name: str) -> None:
+    function = getattr(torch, name)
+    single = name.removeprefix("_foreach_")
+    target: Any = _SPECIAL.get(single, single)
+    if target is single and not hasattr(torch.Tensor, single):
+        return
+
+    @rule(function)
+    def apply(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        count = next(len(arg.items) for arg in args if isinstance(arg, ListValue | TupleValue))
+        results = []
+        for index in range(count):
+            row = [_element(arg, index) for arg in args]
+            named = {key.removesuffix("s"): _element(v, index) for key, v in kwargs.items()}
+            if single in _SCALARS and len(row) == 4:
+                named[_SCALARS[single]] = row.pop()
+            results.append(_one(tx, target, row, named))
+        return NONE if single.endswith("_") else ListValue(results)
+
+
+def _one(tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    if isinstance(target, str) and isinstance(args[0], TensorValue):
+        return args[0].call_method(tx, target, args[1:], kwargs)
+    function = getattr(torch, target) if isinstance(target, str) else target
+    return tx.graph.emit("call_function", function, args, kwargs)
+
+
+def _element(value: Value, index: int) -> Value:
+    return value.items[index] if isinstance(value, ListValue | TupleValue) else value
+
+
+for _name in dir(torch):
+    if _name.startswith("_foreach_"):
+        _foreach(_name)

@@ -1,0 +1,113 @@
+"""torch.utils._pytree on values.
+
+A tree of values is turned into the same tree of real containers with values for leaves; torch's
+own functions work on that, and the result is turned back. So tree specifications are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.utils import _pytree as pytree
+
+from weft_capture.breaks import Break
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NONE
+from weft_capture.values.containers import ListValue, NamedTupleValue, TupleValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import ObjectConstant
+from weft_capture.values.objects import UserObject
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+Stop = Callable[[Value], bool]
+
+
+def _real(tx: Tracer, value: Value, stop: Stop | None) -> Any:
+    """Return a tree of real containers whose leaves are values."""
+    value = tx.force(value)
+    if stop is not None and stop(value):
+        return value
+    if isinstance(value, NamedTupleValue):
+        if value.cls in pytree.SUPPORTED_NODES or hasattr(value.cls, "_make"):
+            return value.cls(*(_real(tx, item, stop) for item in value.items))
+        return value
+    if type(value) in (TupleValue, ListValue):
+        make = tuple if isinstance(value, TupleValue) else list
+        return make(_real(tx, item, stop) for item in value.items)  # type: ignore[attr-defined]
+    if isinstance(value, DictValue) and value.cls in pytree.SUPPORTED_NODES:
+        pairs = {key.as_constant(): _real(tx, item, stop) for key, item in value.pairs(tx)}
+        if value.default_factory is NONE:
+            return value.cls(pairs)
+        return value.cls(value.default_factory.as_constant(), pairs)
+    if isinstance(value, UserObject) and value.cls in pytree.SUPPORTED_NODES:
+        raise Break("unsupported-value", f"a {value.cls.__name__} in a pytree")
+    return value
+
+
+def _value(tx: Tracer, tree: Any) -> Value:
+    """Turn a tree of real containers back into values."""
+    if isinstance(tree, Value):
+        return tree
+    if type(tree) is tuple:
+        return TupleValue([_value(tx, item) for item in tree])
+    if type(tree) is list:
+        return ListValue([_value(tx, item) for item in tree])
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return NamedTupleValue(type(tree), [_value(tx, item) for item in tree])
+    if isinstance(tree, dict):
+        pairs = [(tx.literal(key), _value(tx, item)) for key, item in tree.items()]
+        factory = getattr(tree, "default_factory", None)
+        return DictValue(pairs, cls=type(tree), default_factory=tx.const_object(factory))
+    if isinstance(tree, pytree.TreeSpec):
+        return ObjectConstant(tree)
+    return tx.const_object(tree)
+
+
+def _through(function: Any) -> None:
+    """Run a function of pytree on trees of values; what it calls back is the program's."""
+
+    @rule(function)
+    def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        stop = kwargs.pop("is_leaf", NONE)
+        leaf: Stop | None = None
+        if stop is not NONE:
+            leaf = lambda value: stop.call(tx, [value], {}).truth(tx)  # noqa: E731
+        real = [_argument(tx, arg, leaf) for arg in args]
+        if function is pytree.tree_map:
+            real[0] = lambda *leaves: args[0].call(tx, [_value(tx, item) for item in leaves], {})
+        named = {key: _argument(tx, arg, leaf) for key, arg in kwargs.items()}
+        try:
+            result = function(*real, **named)
+        except (ValueError, TypeError) as error:
+            tx.raise_(type(error), *error.args)
+        return _value(tx, result)
+
+
+def _argument(tx: Tracer, value: Value, leaf: Stop | None) -> Any:
+    value = tx.force(value)
+    if isinstance(value, ObjectConstant) and isinstance(value.obj, pytree.TreeSpec):
+        return value.obj
+    return _real(tx, value, leaf)
+
+
+for _function in (
+    pytree.tree_flatten,
+    pytree.tree_unflatten,
+    pytree.tree_leaves,
+    pytree.tree_structure,
+    pytree.tree_map,
+    pytree._broadcast_to_and_flatten,
+):
+    _through(_function)
+
+
+@rule(pytree.tree_map_)
+def _tree_map_in_place(
+    tx: Tracer, function: Value, tree: Value, *rests: Value, **kwargs: Value
+) -> Value:
+    tx.const_object(pytree.tree_map).call(tx, [function, tree, *rests], kwargs)
+    return tree

@@ -1,0 +1,322 @@
+"""Python floats that differ from call to call: learning rates, and what `.item()` gives.
+
+A `FloatValue` is a Python float to the program and a 0-dim float64 tensor to the graph. One that
+came from outside knows an `origin`, from which generated code computes it; arithmetic with
+constants keeps it in Python (`CallSource(operator.mul, ...)`), bit for bit as in eager, until a
+tensor operation needs it. Comparing it guards the outcome, not the number. A float that was read
+out of a tensor has no origin: its arithmetic is nodes of the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from weft_capture.breaks import Break
+from weft_capture.values.base import Kwargs, MethodOf, Value
+from weft_capture.values.constant import Constant, constant
+from weft_capture.values.tensor import TensorValue
+from weft_guards.sources import (
+    CallSource,
+    ConstSource,
+    DictSource,
+    ItemSource,
+    Source,
+)
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+def scalar_tensor(number: float) -> torch.Tensor:
+    """Return the graph's form of a float: a 0-dim float64 tensor."""
+    return torch.scalar_tensor(number, dtype=torch.float64)
+
+
+class FloatValue(Value):
+    """A float known only when the program runs.
+
+    Args:
+        source: where it comes from; None for one computed by the graph.
+        hint: its value at this capture, where it has a source.
+        computed: the 0-dim float64 tensor that holds it, where it has none.
+    """
+
+    __slots__ = ("_tensor", "hint", "tx")
+
+    def __init__(
+        self,
+        tx: Tracer,
+        source: Source | None,
+        hint: float = 0.0,
+        computed: TensorValue | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.tx = tx
+        self.hint = hint
+        self._tensor = computed
+
+    def tensor(self) -> TensorValue:
+        """Return the 0-dim float64 tensor of the graph that holds the number."""
+        if self._tensor is None:
+            assert self.source is not None
+            source = CallSource(scalar_tensor, (self.source,))
+            with unset_fake_temporarily():
+                example = scalar_tensor(self.hint)
+            self._tensor = self.tx.graph.tensor_input(example, source, ())
+        return self._tensor
+
+    def python_type(self) -> type:
+        return float
+
+    def describe(self) -> str:
+        return "a float that varies" if self.source is not None else "a float out of a tensor"
+
+    def is_constant(self) -> bool:
+        return False
+
+    def as_constant(self) -> Any:
+        """Fix the number to its present value with a guard, and return it."""
+        if self.source is None:
+            raise Break("data-dependent-value", "a number read from a tensor must be known here")
+        self.tx.guard(self.source, "CONST", self.hint)
+        return self.hint
+
+    def hash_key(self) -> object:
+        return self.as_constant()
+
+    def graph_arg(self) -> Any:
+        return self.as_constant()
+
+    def example(self) -> Any:
+        return self.as_constant()
+
+    def truth(self, tx: Tracer) -> bool:
+        return compare(tx, operator.ne, self, constant(0.0)).truth(tx)
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.begin_call()
+        out.writer.load_const(torch.Tensor.item)
+        out.load_graph_output(self.tensor())
+        out.writer.call(1)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        return self if name == "real" else MethodOf(self, name)
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        return constant(self.as_constant()).call_method(tx, name, args, kwargs)
+
+
+def _is_operand(value: Value) -> bool:
+    if isinstance(value, Constant):
+        return type(value.value) in (int, float, bool)
+    return isinstance(value, FloatValue)
+
+
+def applies(left: Value, right: Value) -> bool:
+    """Say whether an operator on these two is one of floats of which at least one varies."""
+    varies = isinstance(left, FloatValue) or isinstance(right, FloatValue)
+    return varies and _is_operand(left) and _is_operand(right)
+
+
+def _origin(value: Value) -> Source | None:
+    return value.source if isinstance(value, FloatValue) else ConstSource(value.as_constant())
+
+
+def _hint(value: Value) -> Any:
+    return value.hint if isinstance(value, FloatValue) else value.as_constant()
+
+
+def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    """Evaluate an arithmetic operator on two floats, at least one of which varies."""
+    if function not in _ARITHMETIC:
+        return constant(function(left.as_constant(), right.as_constant()))
+    sources = _origin(left), _origin(right)
+    if None in sources:
+        return computed(tx, tx.graph.emit("call_function", function, _operands(left, right), {}))
+    if function is operator.truediv and compare(tx, operator.eq, right, constant(0)).truth(tx):
+        tx.raise_(ZeroDivisionError, "float division by zero")
+    number = function(_hint(left), _hint(right))
+    if type(number) is not float:  # a power with a negative base may be complex
+        return constant(function(left.as_constant(), right.as_constant()))
+    return _at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
+
+
+def _at(tx: Tracer, source: Source, number: float) -> FloatValue:
+    """Return the float of a source; one a source, so that each is one input of the graph."""
+    known = tx.graph.floats.get(source)
+    if known is None:
+        known = tx.graph.floats[source] = FloatValue(tx, source, number)
+    return known
+
+
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
+
+
+def computed(tx: Tracer, value: Value) -> Value:
+    """Return the float that a 0-dim tensor of the graph holds, or will hold as float64."""
+    assert isinstance(value, TensorValue)
+    if value.fake.requires_grad:
+        value = tx.graph.emit("call_method", "detach", [value], {})
+        assert isinstance(value, TensorValue)
+    if value.fake.dtype is not torch.float64:
+        value = tx.graph.emit("call_method", "to", [value, constant(torch.float64)], {})
+        assert isinstance(value, TensorValue)
+    return FloatValue(tx, None, computed=value)
+
+
+def _operands(*values: Value) -> list[Value]:
+    return [value.tensor() if isinstance(value, FloatValue) else value for value in values]
+
+
+def unary(tx: Tracer, function: Callable[[Any], Any], value: FloatValue) -> Value:
+    """Evaluate `-value` and the like, also functions of module `math`."""
+    if value.source is None:
+        in_graph = getattr(torch, function.__name__, None)
+        if in_graph is None:
+            return constant(function(value.as_constant()))
+        return computed(tx, tx.graph.emit("call_function", in_graph, _operands(value), {}))
+    return _at(tx, CallSource(function, (value.source,)), function(value.hint))
+
+
+def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right: Value) -> Value:
+    """Evaluate a comparison and guard its outcome.
+
+    Raises:
+        Break: when a side was read out of a tensor.
+    """
+    sources = _origin(left), _origin(right)
+    if None in sources:
+        raise Break("data-dependent-branch", "a comparison of a number read from a tensor")
+    outcome = function(_hint(left), _hint(right))
+    tx.guard(CallSource(function, sources), "CONST", outcome)  # type: ignore[arg-type]
+    return constant(outcome)
+
+
+# ---- floats as arguments of tensor operations
+
+_SCALES = ("alpha", "value")
+
+
+def concern(args: list[Value], kwargs: Kwargs) -> bool:
+    """Say whether `emit` is for these arguments: a varying float, or a tensor as a scale."""
+    return _any_varies([*args, *kwargs.values()]) or any(
+        isinstance(kwargs.get(name), TensorValue) for name in _SCALES
+    )
+
+
+def _any_varies(values: list[Value]) -> bool:
+    return any(
+        isinstance(value, FloatValue)
+        or (isinstance(items := getattr(value, "items", None), list) and _any_varies(items))
+        for value in values
+    )
+
+
+def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    """Emit an operation some of whose arguments are varying floats.
+
+    `alpha=` and `value=` scale the second argument, so they are multiplied into it; elsewhere a
+    0-dim tensor takes the number's place. Where that is not the same operation, the number is
+    fixed with a guard.
+    """
+    rate = kwargs.get("lr")
+    if isinstance(rate, FloatValue) and _name(target).startswith("fused_"):
+        return tx.graph.emit(op, target, args, {**kwargs, "lr": rate.tensor()})
+    scaled = _scale_second(tx, target, args, kwargs)
+    if scaled is not None:
+        return tx.graph.emit(op, target, *scaled)
+    like = next((a.fake for a in args if isinstance(a, TensorValue)), None)
+    wanted = None if like is None else _result_dtype(target, args)
+    if wanted is not None:
+        assert like is not None
+        swapped = [_at_dtype(tx, arg, wanted, like.device) for arg in args]
+        try:
+            result = tx.graph.emit(op, target, swapped, kwargs)
+        except Break:
+            result = None
+        if isinstance(result, TensorValue) and result.fake.dtype is wanted:
+            return result
+    return tx.graph.emit_plain(op, target, args, kwargs)
+
+
+def _scale_second(
+    tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs
+) -> tuple[list[Value], Kwargs] | None:
+    name = next((n for n in _SCALES if isinstance(kwargs.get(n), FloatValue | TensorValue)), None)
+    if name is None or len(args) < 2 or not isinstance(args[1], TensorValue):
+        return None
+    if _name(target) not in ("add", "sub", "addcmul", "addcdiv"):
+        return None
+    scale = kwargs[name]
+    if isinstance(scale, TensorValue):  # torch reads its value
+        scale = computed(tx, scale)
+    moved = tx.graph.emit("call_function", operator.mul, [args[1], scale], {})
+    rest = {key: value for key, value in kwargs.items() if key != name}
+    return [args[0], moved, *args[2:]], rest
+
+
+_NUMBER_OPERATORS = frozenset(("add", "sub", "mul", "truediv", "div", "pow", "rsub", "lerp"))
+
+
+def _name(target: Any) -> str:
+    """The operation without the marks of its in-place forms: `add` for `add_` and `iadd`."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = name.strip("_")
+    return name[1:] if name[:1] == "i" and name[1:] in _NUMBER_OPERATORS else name
+
+
+def _result_dtype(target: Any, args: list[Value]) -> torch.dtype | None:
+    """The result's dtype with a Python float among the operands; None where no tensor will do."""
+    if _name(target) not in _NUMBER_OPERATORS:
+        return None
+    return torch.result_type(
+        *(1.0 if isinstance(arg, FloatValue) else arg.example() for arg in args[:2])
+    )
+
+
+def _at_dtype(tx: Tracer, value: Value, dtype: torch.dtype, device: torch.device) -> Value:
+    if not isinstance(value, FloatValue):
+        return value
+    # As a Python float the number would be used at the operation's own precision.
+    precision = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    tensor: Value = value.tensor()
+    if precision is not torch.float64:
+        tensor = tx.graph.emit("call_method", "to", [tensor, constant(precision)], {})
+    if device.type != "cpu":
+        tensor = tx.graph.emit("call_method", "to", [tensor, constant(device)], {})
+    return tensor
+
+
+# ---- which floats from outside vary
+
+
+def vary(tx: Tracer, number: float, source: Source) -> FloatValue | None:
+    """Return the value of a float that may change from call to call; None for a constant.
+
+    Learning rates vary from the start, since schedulers change them at every step; other floats
+    once they have changed.
+    """
+    if tx.policy is None or isinstance(source, ConstSource):
+        return None
+    group = _is_param_group(source.base)
+    learning_rate = group and isinstance(source, ItemSource) and source.key == "lr"
+    if not learning_rate and not tx.policy.float_is_dynamic(source, number):
+        return None
+    tx.guard(source, "TYPE", float)
+    return _at(tx, source, number)
+
+
+def _is_param_group(source: Any) -> bool:
+    groups = source.base if isinstance(source, ItemSource) else None
+    return (
+        isinstance(groups, ItemSource)
+        and groups.key == "param_groups"
+        and isinstance(groups.base, DictSource)
+    )

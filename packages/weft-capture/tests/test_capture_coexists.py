@@ -1,0 +1,293 @@
+"""Captured code beside the rest of Python: threads, fork, tracing, profilers, debuggers, memory."""
+
+import gc
+import os
+import sys
+import threading
+import traceback
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import weft_capture
+from test_capture_language import eager_backend
+from torch import nn
+from weft_guards.config import settings
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.gain = 2.0
+
+    def forward(self, x):
+        return self.layer(x).relu() * self.gain
+
+
+def shapes(x, factor):
+    y = x.sin() * factor
+    return y.sum(0) if x.shape[0] > 4 else y.cos()
+
+
+def branches(x, flag):
+    y = x + 1
+    if flag:
+        y = y * 2
+    return y - x
+
+
+# ---- threads and processes
+
+
+def test_eight_threads_with_mixed_shapes_and_resets():
+    net, barrier = Net(), threading.Barrier(8)
+    with settings.patch(recompile_limit=64):
+        compiled = [
+            weft_capture.capture(function, eager_backend)
+            for function in (shapes, branches, net.forward)
+        ]
+
+        def work(index):
+            barrier.wait()
+            for step in range(24):
+                x = torch.full((2 + (step * (index + 1)) % 7, 3), float(index))
+                for actual, expected in (
+                    (compiled[0](x, 1.5), shapes(x, 1.5)),
+                    (compiled[1](x, step % 2 == 0), branches(x, step % 2 == 0)),
+                    (compiled[2](x), net.forward(x)),
+                ):
+                    assert torch.equal(actual, expected)
+                if index == 0 and step % 8 == 7:
+                    weft_capture.reset()
+            return index
+
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(work, range(8))) == list(range(8))
+
+
+def test_a_thread_that_compiles_does_not_stop_others():
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow_backend(graph, inputs):
+        started.set()
+        assert go_on.wait(30)
+        return graph.forward
+
+    slow = weft_capture.capture(branches, slow_backend)
+    ready = weft_capture.capture(shapes, eager_backend)
+    x = torch.ones(2, 3)
+    ready(x, 2.0)
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(slow, x, True)
+        assert started.wait(30)
+        assert torch.equal(ready(x, 2.0), shapes(x, 2.0))
+        go_on.set()
+        assert torch.equal(compiling.result(), branches(x, True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork_after_compiling_while_another_thread_compiles():
+    compiled, x = weft_capture.capture(shapes, eager_backend), torch.ones(2, 3)
+    compiled(x, 2.0)
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow_backend(graph, inputs):
+        started.set()
+        go_on.wait(30)
+        return graph.forward
+
+    thread = threading.Thread(target=weft_capture.capture(branches, slow_backend), args=(x, True))
+    thread.start()
+    assert started.wait(30)
+    child = os.fork()
+    if child == 0:
+        hit = torch.equal(compiled(x, 2.0), shapes(x, 2.0))
+        fresh = torch.equal(compiled(x[:1], 3.0), shapes(x[:1], 3.0))
+        os._exit(0 if hit and fresh else 1)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ---- memory
+
+
+def test_a_dropped_module_frees_everything():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(weakref.ref(graph))
+        return graph.forward
+
+    for _ in range(3):
+        net = Net()
+        for _ in range(2):  # one model, compiled again
+            compiled = weft_capture.capture(net.forward, backend)
+            compiled(torch.ones(2, 3))
+            compiled(torch.ones(4, 3))
+        seen += [weakref.ref(net), weakref.ref(net.layer.weight)]
+        del net, compiled
+    for _ in range(3):  # what the first pass finalises, the next ones free
+        gc.collect()
+    assert len(seen) == 18
+    assert [reference() for reference in seen] == [None] * 18
+
+
+def test_entries_of_modules_that_died_are_evicted():
+    def call(net, x):
+        return net(x) * 2
+
+    compiled = weft_capture.capture(call, eager_backend)
+    for _ in range(12):  # more than the recompile limit
+        kind = type("Net", (Net,), {})
+        assert compiled(kind(), torch.ones(2, 3)).shape == (2, 3)
+        del kind
+        gc.collect()
+    (cache,) = [c for c in compiled._weft_capture.caches.values() if "call" in c.name]
+    assert len(cache.entries) <= 1
+    assert cache.skip_reason is None
+
+
+def test_after_the_limit_entries_still_serve_and_one_warning_lists_guards():
+    calls = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            calls.append(1)
+            return graph(*args)
+
+        return run
+
+    with settings.patch(recompile_limit=2):
+        compiled = weft_capture.capture(branches, backend, dynamic=False)
+        compiled(torch.ones(2), True)
+        compiled(torch.ones(3), True)
+        with pytest.warns(UserWarning, match=r"weft\.mark_dynamic\(x, 0\)"):
+            compiled(torch.ones(4), True)
+        compiled(torch.ones(5), True)  # a second warning would be an error
+        assert len(calls) == 2
+        compiled(torch.ones(2), True)
+        assert len(calls) == 3
+
+
+# ---- tracing, profilers, debuggers
+
+
+def breaks_and_fails(x, parts):
+    first = x + 1
+    parts.append(sys._getframe().f_locals.copy())
+    second = first * 2
+    parts.append(sys._getframe().f_locals["second"])
+    return second.view(parts[0]["first"].numel() + 1)
+
+
+def test_locals_and_lines_are_the_users_after_a_region():
+    compiled = weft_capture.capture(breaks_and_fails, eager_backend)
+    lines = []
+    for function in (breaks_and_fails, compiled, compiled):
+        parts = []
+        with pytest.raises(RuntimeError, match="shape") as caught:
+            function(torch.ones(2), parts)
+        assert torch.equal(parts[0]["first"], torch.full((2,), 2.0))
+        frame = traceback.extract_tb(caught.tb)[-1]
+        lines.append((frame.filename, frame.lineno, frame.line))
+        assert torch.equal(parts[1], torch.full((2,), 4.0))
+    assert lines[0] == lines[1] == lines[2]
+
+
+def not_compiled(x):
+    y = x * 2
+    return y
+
+
+def with_a_callback(x, callback):
+    y = x + 1
+    callback()
+    return y * 2
+
+
+def traced(function, event_of):
+    """Run a function under sys.settrace; return the lines of the functions named."""
+    seen = []
+
+    def trace(frame, event, argument):
+        if event == "line" and frame.f_code.co_name in event_of:
+            seen.append((frame.f_code.co_name, frame.f_lineno))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        result = function()
+    finally:
+        sys.settrace(before)
+    return result, seen
+
+
+def test_tracers_still_see_what_is_not_compiled():
+    compiled = weft_capture.capture(with_a_callback, eager_backend)
+    x, first = torch.ones(2), not_compiled.__code__.co_firstlineno
+    weft_capture.disable(not_compiled)
+
+    def program():
+        return compiled(x, lambda: disabled(x)), not_compiled(x)
+
+    disabled = weft_capture.disable(not_compiled)
+    program()
+    (result, plain), seen = traced(program, {"not_compiled"})
+    assert torch.equal(result, torch.full((2,), 4.0))
+    assert torch.equal(plain, x * 2)
+    assert seen == [("not_compiled", first + 1), ("not_compiled", first + 2)] * 2
+
+
+def test_tracing_a_first_call_changes_nothing():
+    compiled = weft_capture.capture(shapes, eager_backend)
+    x = torch.ones(2, 3)
+    result, _ = traced(lambda: compiled(x, 2.0), {"shapes"})
+    assert torch.equal(result, shapes(x, 2.0))
+    assert len(compiled._weft_capture.graphs) == 1
+
+
+def test_profilers_see_calls_in_pairs():
+    compiled = weft_capture.capture(with_a_callback, eager_backend)
+    x, balance, names = torch.ones(2), [0], []
+
+    def profile(frame, event, argument):
+        if event in ("call", "return"):
+            balance[0] += 1 if event == "call" else -1
+            names.append(frame.f_code.co_name)
+
+    compiled(x, lambda: None)
+    before = sys.getprofile()
+
+    def run():
+        sys.setprofile(profile)
+        try:
+            return compiled(x, lambda: None)
+        finally:
+            sys.setprofile(before)
+
+    assert torch.equal(run(), torch.full((2,), 4.0))
+    assert "<lambda>" in names
+    assert balance[0] == 0
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in 3.12")
+def test_monitoring_sees_what_is_not_compiled():
+    monitoring = sys.monitoring
+    compiled, x, seen = weft_capture.capture(with_a_callback, eager_backend), torch.ones(2), []
+    monitoring.use_tool_id(4, "weft test")
+    try:
+        monitoring.register_callback(
+            4, monitoring.events.PY_START, lambda code, offset: seen.append(code.co_name)
+        )
+        monitoring.set_events(4, monitoring.events.PY_START)
+        result = compiled(x, lambda: None)
+        monitoring.set_events(4, 0)
+    finally:
+        monitoring.free_tool_id(4)
+    assert torch.equal(result, torch.full((2,), 4.0))
+    assert "<lambda>" in seen

@@ -1,0 +1,193 @@
+"""What became of each frame is told: in the report, and once in a warning where it is lost."""
+
+import warnings
+
+import pytest
+import weft_capture
+from test_capture_language import X, eager_backend, same
+from weft_capture import capture, graph_break, report, reset
+from weft_core.events import counters
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    reset()
+    yield
+    reset()
+
+
+def rows(x):
+    yield x + 1
+    yield x * 2
+
+
+def helper(x):
+    x = x * 2
+    graph_break()
+    return x + 1
+
+
+def function(x, scale):
+    x = helper(x) * scale
+    return x - 1
+
+
+def frame_of(name):
+    (found,) = [frame for frame in report().frames if frame.name == name]
+    return found
+
+
+def test_report_lists_graphs_ops_breaks_guards_and_hits():
+    optimised = capture(function, eager_backend, dynamic=False)
+    for _ in range(3):
+        optimised(X, 2.0)
+    optimised(X.double(), 2.0)
+    outer = frame_of("function")
+    inner = frame_of("helper")
+    assert (outer.pieces, outer.graphs, outer.ops) == (2, 4, 6)
+    assert (inner.pieces, inner.graphs, inner.ops) == (1, 2, 2)
+    assert [record.code for record in outer.breaks] == ["graph-break"] * 2
+    assert outer.breaks[0].user_stack[-1].name == "helper"
+    assert outer.guards > 0
+    assert outer.hits >= 4
+    assert len(outer.recompiles) == 2
+    text = str(report())
+    assert text.startswith("2 frames, 6 graphs, 2 breaks, 0 frames partly or wholly eager")
+    assert f"[graph-break] at {__file__}" in text
+    assert "(2 times)" in text
+
+
+def test_reset_drops_the_records():
+    capture(function, eager_backend)(X, 2.0)
+    kept = capture(function, eager_backend)
+    kept(X, 2.0)
+    assert report().frames
+    reset()
+    assert not report().frames
+
+
+def test_frame_that_cannot_be_rebuilt_is_reported_once(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise weft_capture.Break("unsupported-value", "rebuilding this")
+
+    monkeypatch.setattr("weft_capture.convert.assemble", refuse)
+    optimised = capture(helper, eager_backend)
+    with pytest.warns(UserWarning, match=r"\[unsupported-value\] helper runs eagerly") as caught:
+        for _ in range(3):
+            assert same(optimised(X), helper(X))
+    assert len(caught) == 1
+    assert "What to do" in str(caught[0].message)
+    assert [record.code for record in frame_of("helper").lost] == ["unsupported-value"]
+    assert report().lost
+
+
+def test_a_generator_function_is_reported():
+    with pytest.warns(UserWarning, match=r"\[generator-frame\]"):
+        optimised = capture(rows, eager_backend)
+    assert same(list(optimised(X)), list(rows(X)))
+    assert [record.code for record in frame_of("rows").lost] == ["generator-frame"]
+
+
+def test_recompile_limit_is_in_the_report():
+    def shifted(x, text):
+        return x + len(text)
+
+    optimised = capture(shifted, eager_backend)
+    with pytest.warns(UserWarning, match="recompile-limit"):
+        for n in range(10):
+            optimised(X, "a" * n)
+    frame = frame_of("test_recompile_limit_is_in_the_report.<locals>.shifted")
+    assert [record.code for record in frame.lost] == ["recompile-limit"]
+
+
+def test_open_generator_breaks_where_it_was_made():
+    """Its frame goes on compiled; nothing is lost."""
+
+    def program(x):
+        y = x + 1
+        out = []
+        for row in rows(y):
+            graph_break()
+            out.append(row * 3)
+        return out
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimised = capture(program, eager_backend)
+        assert same(optimised(X), program(X))
+    assert not report().lost
+    assert report().graph_count >= 2
+
+
+def test_what_follows_a_handler_is_compiled():
+    def program(x, bad):
+        for i in range(3):
+            try:
+                x = x * 2
+                x = x + int("1" if i != bad else "none")
+            except ValueError:
+                x = x - 10
+            x = x * 3
+        return x
+
+    optimised = capture(program, eager_backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for bad in (1, 5, 0):
+            assert same(optimised(X, bad), program(X, bad))
+    assert not report().lost
+
+
+def test_an_exception_that_a_handler_lets_through_loses_nothing():
+    def program(x, table, key):
+        x = x * 2
+        try:
+            x = x + table[len(str(key))].pop()
+        except KeyError:
+            x = x - 10
+        return x * 3
+
+    optimised = capture(program, eager_backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for table in ({1: []}, {}, {1: [2]}):
+            for _ in range(2):
+                outcomes = []
+                for function in (program, optimised):
+                    try:
+                        outcomes.append(function(X, {k: list(v) for k, v in table.items()}, 1))
+                    except IndexError as error:
+                        outcomes.append(repr(error))
+                assert same(*outcomes)
+    assert not report().lost
+
+
+def test_a_handler_that_breaks_is_reported():
+    def program(x):
+        try:
+            x = x * 2
+            int("none")
+        except ValueError as error:
+            print(error)
+            x = x - 10
+        return x * 3
+
+    optimised = capture(program, eager_backend)
+    with pytest.warns(UserWarning, match=r"\[handler\] .*program from line \d+ on"):
+        assert same(optimised(X), program(X))
+    assert same(optimised(X), program(X))
+    assert len(report().lost) == 1
+
+
+def test_loops_after_a_break_say_that_they_are_loops():
+    def program(x):
+        for i in range(3):
+            x = x * 2
+            graph_break()
+            x = x + i
+        return x
+
+    counters["graph_break"].clear()
+    assert same(capture(program, eager_backend)(X), program(X))
+    assert counters["graph_break"]["loop"]
+    assert not counters["graph_break"]["generator"]

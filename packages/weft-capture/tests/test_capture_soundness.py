@@ -1,0 +1,276 @@
+"""Whatever a program depends on may change between calls: the stale graph is then not used.
+
+A program of its own is made for every test, with classes, globals, closures and modules; each
+mutation changes one of them, and the captured function must go on like eager.
+"""
+
+import contextlib
+import types
+
+import pytest
+import torch
+import weft_capture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_capture_language import eager_backend, same
+
+SOURCE = """
+import functools
+import torch
+from torch import nn
+
+FACTOR = 2.0
+LIMIT = 3
+TABLE = {"a": 1.0, "b": [2.0, 3.0]}
+NAMES = ["a"]
+
+
+def helper(x, by=1.5, *, shift=0.25):
+    return x * by + shift
+
+
+def other_helper(x, by=1.5, *, shift=0.25):
+    return x - by
+
+
+def make_counter(start):
+    step = start
+
+    def counter(x):
+        return x + step
+
+    return counter
+
+
+counter = make_counter(2.0)
+partial = functools.partial(helper, by=3.0)
+
+
+class Base:
+    rate = 0.5
+
+    def scale(self, x):
+        return x * self.rate
+
+    @property
+    def offset(self):
+        return self.base_offset
+
+    @staticmethod
+    def twist(x):
+        return x.sin()
+
+    @classmethod
+    def name_length(cls):
+        return len(cls.__name__)
+
+
+class Config(Base):
+    def __init__(self):
+        self.depth = 2
+        self.mode = "plus"
+        self.base_offset = 0.125
+        self.extra = {"gain": 4.0}
+
+
+class OtherConfig(Base):
+    def scale(self, x):
+        return x / 3
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("running", torch.zeros(3))
+        self.drop = nn.Dropout(0.0)
+        self.inner = nn.Linear(3, 3)
+        self.power = 1
+
+    def forward(self, x):
+        y = self.inner(x) * self.weight + self.running
+        if self.training:
+            y = y + 1
+        return self.finish(y) ** self.power
+
+    def finish(self, y):
+        return y.relu()
+
+
+config = Config()
+layer = Layer()
+
+
+def main(x):
+    y = helper(x) + FACTOR
+    for _ in range(config.depth):
+        y = config.scale(y) + config.offset
+    y = config.twist(y) + config.name_length()
+    y = y * config.extra["gain"] if config.mode == "plus" else y - 1
+    for name in NAMES:
+        y = y + TABLE[name]
+    y = y + TABLE["b"][0]
+    y = counter(partial(layer(y)))
+    if LIMIT > 2:
+        y = y * 2
+    return y
+"""
+CODE = compile(SOURCE, "<soundness>", "exec")
+
+
+def program():
+    """Make the program anew, in a module of its own."""
+    module = types.ModuleType("soundness_program")
+    torch.manual_seed(0)
+    exec(CODE, module.__dict__)
+    return module
+
+
+def set_item(container, key, value):
+    container[key] = value
+
+
+def new_scale(self, x):
+    return x * 7
+
+
+def hook(module, args, output):
+    return output * 2
+
+
+def global_hook(p):
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    return handle.remove
+
+
+MUTATIONS = {
+    "global": lambda p: setattr(p, "FACTOR", 5.0),
+    "global of another type": lambda p: setattr(p, "FACTOR", 2),
+    "global in a condition": lambda p: setattr(p, "LIMIT", 1),
+    "dict entry": lambda p: set_item(p.TABLE, "a", 9.0),
+    "list entry": lambda p: set_item(p.TABLE["b"], 0, 9.0),
+    "list length": lambda p: p.NAMES.append("a"),
+    "global function": lambda p: setattr(p, "helper", p.other_helper),
+    "function code": lambda p: setattr(p.helper, "__code__", p.other_helper.__code__),
+    "function defaults": lambda p: setattr(p.helper, "__defaults__", (4.0,)),
+    "keyword defaults": lambda p: p.helper.__kwdefaults__.update(shift=8.0),
+    "closure cell": lambda p: setattr(p.counter.__closure__[0], "cell_contents", 6.0),
+    "partial": lambda p: p.partial.keywords.update(by=0.5),
+    "attribute": lambda p: setattr(p.config, "mode", "minus"),
+    "loop count": lambda p: setattr(p.config, "depth", 3),
+    "attribute of a property": lambda p: setattr(p.config, "base_offset", 2.0),
+    "nested dict": lambda p: set_item(p.config.extra, "gain", 1.0),
+    "class attribute": lambda p: setattr(p.Base, "rate", 0.75),
+    "class attribute of a subclass": lambda p: setattr(p.Config, "rate", 0.75),
+    "instance over class attribute": lambda p: setattr(p.config, "rate", 0.75),
+    "method": lambda p: setattr(p.Base, "scale", new_scale),
+    "method of a subclass": lambda p: setattr(p.Config, "scale", new_scale),
+    "method of an instance": lambda p: setattr(p.config, "scale", torch.cos),
+    "method code": lambda p: setattr(p.Base.scale, "__code__", new_scale.__code__),
+    "property": lambda p: setattr(p.Base, "offset", property(lambda self: 3.0)),
+    "property of a subclass": lambda p: setattr(p.Config, "offset", property(lambda self: 3.0)),
+    "attribute becomes property": lambda p: setattr(p.Config, "depth", property(lambda self: 1)),
+    "static method": lambda p: setattr(p.Base, "twist", staticmethod(torch.cos)),
+    "class method": lambda p: setattr(p.Base, "name_length", classmethod(lambda cls: 1)),
+    "bases": lambda p: setattr(p.Config, "__bases__", (p.OtherConfig,)),
+    "class of an instance": lambda p: setattr(p.config, "__class__", p.OtherConfig),
+    "getattribute": lambda p: setattr(
+        p.Config, "__getattribute__",
+        lambda self, name: 1 if name == "depth" else object.__getattribute__(self, name),
+    ),
+    "another instance": lambda p: setattr(p, "config", p.Config()),
+    "parameter": lambda p: setattr(p.layer, "weight", torch.nn.Parameter(torch.full((3,), 2.0))),
+    "parameter data": lambda p: setattr(p.layer.weight, "data", torch.full((3,), 2.0)),
+    "parameter in place": lambda p: p.layer.weight.data.mul_(3),
+    "buffer": lambda p: setattr(p.layer, "running", torch.ones(3)),
+    "training": lambda p: p.layer.eval(),
+    "module": lambda p: setattr(p.layer, "inner", torch.nn.Identity()),
+    "module attribute": lambda p: setattr(p.layer, "power", 2),
+    "forward of an instance": lambda p: setattr(p.layer, "forward", torch.sin),
+    "forward of a class": lambda p: setattr(p.Layer, "forward", lambda self, x: x + 1),
+    "method of a module": lambda p: setattr(p.Layer, "finish", lambda self, y: y.tanh()),
+    "forward hook": lambda p: p.layer.register_forward_hook(hook) and None,
+    "hook of a submodule": lambda p: p.layer.inner.register_forward_hook(hook) and None,
+    "hook of all modules": global_hook,
+    "call of a class": lambda p: setattr(p.Layer, "__call__", lambda self, x: x + 1),
+    "dtype": lambda p: p.layer.double(),
+    "frozen": lambda p: p.layer.requires_grad_(False),
+    "names of the module deleted": lambda p: setattr(p, "len", lambda x: 40),
+}  # fmt: skip
+
+
+def outcome(function, x):
+    try:
+        return function(x)
+    except Exception as error:  # also what eager raises must be the same
+        return type(error)
+
+
+def agree(compiled, p, x):
+    expected, actual = outcome(p.main, x), outcome(compiled, x)
+    assert same(actual, expected) if isinstance(expected, torch.Tensor) else actual is expected
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_change_is_seen(name):
+    p, x = program(), torch.linspace(-1, 1, 6).reshape(2, 3)
+    compiled = weft_capture.capture(p.main, eager_backend)
+    for _ in range(3):  # so that the checks remember
+        agree(compiled, p, x)
+    assert len(compiled._weft_capture.graphs) == 1
+    undo = MUTATIONS[name](p)
+    try:
+        for _ in range(2):
+            agree(compiled, p, x)
+    finally:
+        if undo is not None and name == "hook of all modules":
+            undo()
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.sampled_from(sorted(set(MUTATIONS) - {"hook of all modules"})), max_size=6))
+def test_changes_in_any_order(names):
+    p, x = program(), torch.linspace(-1, 1, 6).reshape(2, 3)
+    compiled = weft_capture.capture(p.main, eager_backend)
+    for name in names:
+        agree(compiled, p, x)
+        with contextlib.suppress(AttributeError):  # an earlier change made it impossible
+            MUTATIONS[name](p)
+        agree(compiled, p, x)
+
+
+def writes(a, b, c):
+    a.add_(1)
+    return a + b * c
+
+
+SHARING = [
+    lambda: (torch.zeros(4), torch.ones(4), torch.ones(4)),
+    lambda: (lambda t: (t[:4], t[2:6], torch.ones(4)))(torch.zeros(8)),
+    lambda: (lambda t: (t[:4], t[4:], torch.ones(4)))(torch.zeros(8)),
+    lambda: (lambda t: (t, t, torch.ones(4)))(torch.zeros(4)),
+    lambda: (lambda t: (t, torch.ones(4), t.detach()))(torch.zeros(4)),
+    lambda: (lambda t: (torch.zeros(4), t[:4], t[1:5]))(torch.ones(8)),
+]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_inputs_that_share_memory(order):
+    def functional(graph, inputs):
+        """As a backend that writes its inputs only when all is computed."""
+
+        def run(*args):
+            copies = [arg.clone() for arg in args]
+            results = graph(*copies)
+            for arg, copy in zip(args, copies, strict=True):
+                arg.copy_(copy)
+            return results
+
+        addresses = {t.untyped_storage()._cdata for t in inputs}
+        return run if len(addresses) == len(inputs) else graph.forward
+
+    compiled = weft_capture.capture(writes, functional)
+    for make in SHARING[::order] * 2:
+        expected, actual = make(), make()
+        assert same(compiled(*actual), writes(*expected))
+        assert same(actual, expected)

@@ -1,0 +1,235 @@
+"""autograd.Function and torch.func: captured whole, results and gradients as in eager."""
+
+import pytest
+import torch
+import weft_capture
+from test_capture_language import eager_backend
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from weft_core.errors import Unsupported
+
+X = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(4, 3)
+W = torch.linspace(1, 3, 9, dtype=torch.float64).reshape(3, 3)
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    weft_capture.settings.raise_internal_errors = True
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient ten times too large, to see that it is the one used."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 20 * x * ctx.factor, None
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Several(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        larger = x > y
+        ctx.save_for_backward(x, y)
+        ctx.mark_non_differentiable(larger)
+        ctx.set_materialize_grads(False)
+        return x * y, x + y, larger
+
+    @staticmethod
+    def backward(ctx, product, total, _):
+        x, y = ctx.saved_tensors
+        left = torch.zeros_like(x) if product is None else product * y
+        right = product * x if ctx.needs_input_grad[1] and product is not None else None
+        return (left if total is None else left + 7 * total), right
+
+
+class Counted(torch.autograd.Function):
+    calls = []
+
+    @staticmethod
+    def forward(ctx, x):
+        Counted.calls.append(len(Counted.calls))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+class UsesOther(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * W[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def scaled(x):
+    return Scaled.apply(x.sin(), 3).cos() + StraightThrough.apply(x)
+
+
+def several(x):
+    product, total, larger = Several.apply(x * 2, x.cos())
+    return product.sin() + total * larger
+
+
+def unused_output(x):
+    return Several.apply(x * 2, x.detach())[1]
+
+
+def with_effect(x):
+    return Counted.apply(x) + 1
+
+
+def with_foreign_tensor(x):
+    return UsesOther.apply(x) + 1
+
+
+def gradients(function, x, backend=None, fullgraph=True):
+    x = x.clone().requires_grad_()
+    if backend is not None:
+        function = weft_capture.capture(function, backend, fullgraph=fullgraph)
+    for _ in range(2):
+        y = function(x)
+        y.sum().backward()
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("function", [scaled, several, unused_output])
+def test_custom_function_in_one_graph(function):
+    expected = gradients(function, X)
+    torch.testing.assert_close(expected, gradients(function, X, eager_backend))
+    with torch.no_grad():
+        whole = weft_capture.capture(function, eager_backend, fullgraph=True)
+        torch.testing.assert_close(function(X), whole(X))
+
+
+@pytest.mark.parametrize("function", [with_effect, with_foreign_tensor])
+def test_custom_function_that_does_more_breaks(function):
+    with pytest.raises(Unsupported, match=r"effects|not its arguments"):
+        gradients(function, X, eager_backend)
+    Counted.calls.clear()
+    expected = gradients(function, X)
+    calls = len(Counted.calls)
+    torch.testing.assert_close(expected, gradients(function, X, eager_backend, fullgraph=False))
+    assert len(Counted.calls) == 2 * calls
+
+
+def test_custom_function_is_guarded():
+    factor = {"value": 2.0}
+
+    class Configured(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * factor["value"]
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * factor["value"]
+
+    optimised = weft_capture.capture(lambda x: Configured.apply(x), eager_backend, fullgraph=True)
+    assert torch.equal(optimised(X), X * 2)
+    factor["value"] = 5.0
+    assert torch.equal(optimised(X), X * 5)
+
+
+def per_sample(x):
+    module = nn.Linear(3, 2).double()
+    parameters = {"weight": W[:2], "bias": W[0, :2]}
+
+    def loss(parameters, row):
+        return functional_call(module, parameters, (row,)).square().sum()
+
+    return loss, parameters
+
+
+_LOSS, _PARAMETERS = per_sample(X)
+
+
+def pull_back(x):
+    value, pull = vjp(torch.sin, x)
+    return value, pull(x)
+
+
+TRANSFORMS = {
+    "vmap": lambda x: vmap(lambda row: (W @ row).sin())(x),
+    "vmap_dims": lambda x: vmap(lambda a, b: a.sum() * b, in_dims=(1, None), out_dims=1)(x, x),
+    "vmap_tree": lambda x: vmap(lambda d: {"a": d["x"] * d["y"][0]})({"x": x, "y": [x.cos()]}),
+    "vmap_chunks": lambda x: vmap(lambda row: row.sin(), chunk_size=3)(x),
+    "grad": lambda x: grad(lambda t: (t.sin() ** 2).sum())(x),
+    "grad_closure": lambda x: grad(lambda t: (t * x).sum() * W.sum())(x.cos()),
+    "grad_aux": lambda x: grad(lambda t: (t.sin().sum(), t * 2), has_aux=True)(x),
+    "jacrev": lambda x: jacrev(lambda t: t.sin().sum(0))(x),
+    "jacfwd": lambda x: jacfwd(lambda t: t.sin().sum(0))(x),
+    "hessian": lambda x: hessian(lambda t: t.sin().prod())(x[0]),
+    "jvp": lambda x: jvp(torch.sin, (x,), (x.cos(),)),
+    "vjp": pull_back,
+    "per_sample": lambda x: vmap(grad(_LOSS), in_dims=(None, 0))(_PARAMETERS, x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transform_in_one_graph(name):
+    function = TRANSFORMS[name]
+    optimised = weft_capture.capture(function, eager_backend, fullgraph=True)
+    torch.testing.assert_close(function(X), optimised(X))
+    torch.testing.assert_close(function(X + 1), optimised(X + 1))
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+def test_break_inside_a_level_takes_the_call_back():
+    def function(x):
+        return vmap(lambda row: row * 2 if bool((x > 0).any()) else row)(x.sin()).cos()
+
+    optimised = weft_capture.capture(function, eager_backend)
+    torch.testing.assert_close(function(X), optimised(X))
+    assert optimised._weft_capture.breaks
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+def train_step(capture):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = weft_capture.capture(step, eager_backend) if capture else step
+    losses = []
+    for _ in range(4):
+        losses.append(run(X))
+        scheduler.step()
+    return losses, list(model.parameters()), [p.grad for p in model.parameters()]
+
+
+def test_whole_training_step():
+    torch.testing.assert_close(train_step(False), train_step(True), rtol=1e-10, atol=1e-12)

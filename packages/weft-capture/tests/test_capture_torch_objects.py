@@ -1,0 +1,141 @@
+"""Objects around tensors: made modules, dict subclasses, caches, deep copies, weak references."""
+
+import collections
+import copy
+import functools
+import weakref
+
+import pytest
+import torch
+import weft_capture
+from test_capture_language import check, eager_backend
+from torch import nn
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+class Shouting(collections.OrderedDict):
+    """A dict whose own `__getitem__` needs the dict, as transformers' outputs do."""
+
+    def __getitem__(self, key):
+        inner = dict(self.items())
+        return inner[key] if isinstance(key, str) else tuple(inner.values())[key]
+
+
+class Activation(nn.Module):
+    def forward(self, x):
+        return x.relu() + 1
+
+
+class Config:
+    def __init__(self):
+        self.sizes = [1, 2]
+        self.same = self.sizes
+        self.inner = {"scale": 3.0}
+
+
+def makes_modules(x):
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)(x, torch.zeros(2, dtype=torch.long))
+    return loss + nn.Dropout(0.0)(x) + Activation()(x) + nn.GELU("tanh")(x)
+
+
+def reads_subclass(d):
+    return d["x"] * 2, d[0] + 1
+
+
+def copies(config, x):
+    other = copy.deepcopy(config)
+    other.inner["scale"] = 5.0
+    other.sizes.append(3)
+    return x * config.inner["scale"] + other.inner["scale"], other.same, other.sizes is other.same
+
+
+def module_after_break(x):
+    loss = nn.MSELoss(reduction="sum")
+    weft_capture.graph_break()
+    return loss(x, x + 1)
+
+
+def hooked(module, x):
+    return module(x) * 2
+
+
+def subscripted(x):
+    kind = list[int] | None
+    return x + 1, kind
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (makes_modules, (X,)),
+        (reads_subclass, (Shouting(x=X),)),
+        (copies, (Config(), X)),
+        (hooked, (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), X)),
+        (subscripted, (X,)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_captured_without_break(function, args):
+    with torch.no_grad():
+        check(function, *args)
+
+
+def test_dict_subclass_after_a_break():
+    def function(d):
+        weft_capture.graph_break()
+        return d["x"] * 2
+
+    check(function, Shouting(x=X), fullgraph=False)
+
+
+def test_module_made_before_a_break():
+    assert check(module_after_break, X, fullgraph=False).breaks
+
+
+def test_cached_function_runs_once():
+    calls = []
+
+    @functools.cache
+    def expensive(n):
+        calls.append(n)
+        return n * 2
+
+    optimised = weft_capture.capture(lambda x: x * expensive(3), eager_backend, fullgraph=True)
+    assert torch.equal(optimised(X), X * 6)
+    assert torch.equal(optimised(X), X * 6)
+    assert expensive(3) == 6
+    assert calls == [3]
+
+
+def test_weak_reference_is_followed_and_guarded():
+    holder = Config()
+    optimised = weft_capture.capture(lambda r, x: x * r().inner["scale"], eager_backend)
+    assert torch.equal(optimised(weakref.ref(holder), X), X * 3)
+    holder.inner["scale"] = 4.0
+    assert torch.equal(optimised(weakref.ref(holder), X), X * 4)
+
+
+def test_inference_tensors():
+    def function(x):
+        return x * 2, x.is_inference()
+
+    optimised = weft_capture.capture(function, eager_backend, fullgraph=True)
+    with torch.inference_mode():
+        made = X * 1
+        assert optimised(made)[1] is True
+        assert optimised(made)[0].is_inference()
+    assert optimised(X)[1] is False
+    assert optimised(made)[1] is True
+
+
+def test_attributes_of_tensors():
+    def function(x):
+        x.tag = "seen"
+        y = x + 1
+        y.tag = x.tag
+        return y
+
+    one = X.clone()
+    result = weft_capture.capture(function, eager_backend, fullgraph=True)(one)
+    assert (one.tag, result.tag) == ("seen", "seen")
