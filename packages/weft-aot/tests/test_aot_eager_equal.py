@@ -295,13 +295,6 @@ class TestModes:
         calls = [node.target for node in graphs[1].graph.nodes if node.op == "call_function"]
         assert aten.bernoulli.p not in calls
 
-    def test_second_derivative_is_an_error(self):
-        x = leaf(3)
-        compiled = aot_compile(function_graph(lambda x: (x.sin(),), 1), [x], fw_compiler=Graphs())
-        (grad,) = torch.autograd.grad(compiled(x)[0].sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="differentiated once"):
-            grad.sum().backward()
-
 
 class TestDynamicShapes:
     def compile(self, fn, size, *others):

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from weft_core import events
+from weft_core.dumps import dump_graph
 from weft_core.errors import Unsupported
 from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import Decompositions
@@ -62,18 +63,18 @@ def aot_compile(
     except Unsupported as reason:
         events.logger("aot", "graph").warning("running a graph without compiling it: %s", reason)
         return gm
-    _log("aot_joint_graph", "joint graph", joint.module)
+    _show("aot_joint_graph", "joint graph", joint.module)
     if not joint.gradients:
         compile_one = inference_compiler or fw_compiler
         return build_inference(joint, _compile(compile_one, joint.module))
     with events.span("aot.partition"):
         parts = partition_fn(joint)
-    _log("aot_graphs", "forward graph", parts.forward)
-    _log("aot_graphs", "backward graph", parts.backward)
+    _show("aot_graphs", "forward graph", parts.forward)
+    _show("aot_graphs", "backward graph", parts.backward)
     forward = _compile(fw_compiler, parts.forward)
     compile_backward = _compile_later if settings.lazy_backward else _compile
     backward = compile_backward(bw_compiler or fw_compiler, parts.backward)
-    return build_training(joint, parts, forward, backward)
+    return build_training(joint, parts, forward, backward, gm)
 
 
 def _compile(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
@@ -96,7 +97,8 @@ def _compile_later(compiler: Compiler, module: fx.GraphModule) -> Callable[..., 
     return run
 
 
-def _log(artifact: str, title: str, module: fx.GraphModule) -> None:
+def _show(artifact: str, title: str, module: fx.GraphModule) -> None:
+    dump_graph(f"aot.{title.replace(' ', '_')}", module)
     if events.enabled(artifact):
         text = module.print_readable(print_output=False)
         events.logger("aot", artifact).info("%s\n%s", title, text)

@@ -97,6 +97,8 @@ class _JointTrace:
             gradients=tuple(index for index, _ in gradients),
             plans=plans,
             mutations=tuple(mutations),
+            same_as=tuple(same_as),
+            leaves=frozenset(i for i in self._wanted() if self.inputs[i].fake.is_leaf),
         )
 
     def _run_program(self) -> list[Any]:

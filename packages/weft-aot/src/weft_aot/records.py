@@ -80,6 +80,8 @@ class JointGraph:
         gradients: for each gradient output, the index of its input. Empty: inference only.
         plans: one per flat result of the program.
         mutations: inputs that the program writes.
+        same_as: for each input the first one that is the same object.
+        leaves: inputs that require grad and are leaves, so autograd keeps them alive anyway.
     """
 
     module: fx.GraphModule
@@ -89,6 +91,8 @@ class JointGraph:
     gradients: tuple[int, ...]
     plans: tuple[OutputPlan, ...]
     mutations: tuple[Mutation, ...]
+    same_as: tuple[int, ...]
+    leaves: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)

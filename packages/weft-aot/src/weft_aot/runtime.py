@@ -1,8 +1,8 @@
 """The autograd function around a compiled forward and backward.
 
 The class carries the small protocol by which a compiled-autograd stage can inline the backward
-without importing this package: `weft_aot_id`, `weft_backward_graph`, `weft_backward_inputs`,
-`weft_backward_outputs`.
+without importing this package: `weft_aot_id`, `weft_backward_graph`, `weft_dynamic`,
+`weft_backward_inputs`, `weft_backward_outputs`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from weft_core.events import counters
 
 from weft_aot.records import JointGraph, Partition
+from weft_aot.replay import Replay
 from weft_aot.wrapper import make_backward_inputs, make_backward_outputs, make_call, make_forward
 
 Compiled = Callable[..., Any]
@@ -22,11 +24,19 @@ _IDS = itertools.count(1)
 
 def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
     """A callable of flat arguments that runs the whole graph; nothing is recorded in it."""
-    return make_call(joint, _without_autocast(compiled))
+    run = _without_autocast(compiled)
+    if joint.mutations and torch.is_grad_enabled():
+        # The program writes inputs where autograd may not see it; the graph's own copies neither.
+        return make_call(joint, torch.no_grad()(run))
+    return make_call(joint, run)
 
 
 def build_training(
-    joint: JointGraph, parts: Partition, forward: Compiled, backward: Compiled
+    joint: JointGraph,
+    parts: Partition,
+    forward: Compiled,
+    backward: Compiled,
+    program: Callable[..., Any],
 ) -> Compiled:
     """A callable of flat arguments whose differentiable results have the compiled backward.
 
@@ -34,22 +44,36 @@ def build_training(
         joint: what was traced.
         parts: how it was cut.
         forward: compiled `parts.forward`; returns a sequence.
-        backward: compiled `parts.backward`; returns a sequence, None for a missing gradient.
+        backward: compiled `parts.backward`; returns a sequence, None for a missing gradient. With
+            an attribute `call_owning`, that is called with a list of the arguments, from which
+            it takes tensors when it needs them no more.
+        program: what `joint` was traced from; it makes gradients under ``create_graph=True``.
     """
     inputs, outputs = make_backward_inputs(joint, parts), make_backward_outputs(joint)
     run_backward = _without_autocast(backward)
+    replay = Replay(program, joint, parts)
+    dynamic = _has_symbolic_sizes(parts)
+    counters["aot"]["symbolic_backwards"] += dynamic
+
+    owning = getattr(backward, "call_owning", None)
 
     def apply_backward(ctx: Any, *grads: Any) -> Any:
         if all(grad is None for grad in grads):
             return (None,) * joint.num_inputs
         if not torch.is_grad_enabled():
-            return outputs(ctx, run_backward(*inputs(ctx, *grads)))
-        with torch.no_grad():
-            gradients = outputs(ctx, run_backward(*inputs(ctx, *grads)))
-        return _differentiable_once(gradients)
+            if owning is None:
+                return outputs(ctx, run_backward(*inputs(ctx, *grads)))
+            args = inputs(ctx, *grads)
+            ctx.maybe_clear_saved_tensors()  # nothing, under retain_graph
+            return outputs(ctx, owning(args))
+        return replay.gradients(
+            ctx, grads, lambda: outputs(ctx, run_backward(*inputs(ctx, *grads)))
+        )
 
     members = {
-        "forward": staticmethod(make_forward(joint, parts, _without_autocast(forward))),
+        "forward": staticmethod(
+            make_forward(joint, parts, _without_autocast(forward), replay.kept)
+        ),
         "backward": staticmethod(apply_backward),
         # Lets the engine tell compiled autograd the saved sizes by name instead of by value.
         "_compiled_autograd_key": staticmethod(
@@ -57,6 +81,7 @@ def build_training(
         ),
         "weft_aot_id": next(_IDS),
         "weft_backward_graph": parts.backward,
+        "weft_dynamic": dynamic,
         "weft_backward_inputs": staticmethod(inputs),
         "weft_backward_outputs": staticmethod(outputs),
     }
@@ -64,26 +89,10 @@ def build_training(
     return make_call(joint, function.apply)
 
 
-class _Once(torch.autograd.Function):
-    """Identity on gradients whose own backward is an error (under ``create_graph=True``)."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: Any) -> Any:
-        return tuple(g.detach() if isinstance(g, torch.Tensor) else g for g in gradients)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            "a compiled graph can only be differentiated once: its backward is compiled code "
-            "without a backward of its own. For second derivatives run this part uncompiled "
-            "(weft.disable), or compile a function that calls torch.autograd.grad itself."
-        )
-
-
-def _differentiable_once(gradients: tuple[Any, ...]) -> tuple[Any, ...]:
-    anchor = torch.empty(0, requires_grad=True)
-    results: tuple[Any, ...] = _Once.apply(anchor, *gradients)  # type: ignore[no-untyped-call]
-    return results
+def _has_symbolic_sizes(parts: Partition) -> bool:
+    values = [node.meta["val"] for node in parts.backward.graph.find_nodes(op="placeholder")]
+    sizes = [size for value in values for size in getattr(value, "shape", (value,))]
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _without_autocast(compiled: Compiled) -> Compiled:

@@ -114,9 +114,15 @@ def _expression(ref: Ref) -> str:
 
 
 def make_forward(
-    joint: JointGraph, parts: Partition, compiled: Callable[..., Any]
+    joint: JointGraph,
+    parts: Partition,
+    compiled: Callable[..., Any],
+    kept: Iterable[tuple[int, Callable[[Any], Any] | None]],
 ) -> Callable[..., Any]:
-    """`forward(ctx, *args)` of the autograd function: run, save, return the forward values."""
+    """`forward(ctx, *args)` of the autograd function: run, save, return the forward values.
+
+    `kept` are inputs to leave in ``ctx.kept`` as well, each through a function if one is given.
+    """
     source = WrapperSource("def forward(ctx, *args):")
     source.line(f"values = {source.constant(compiled)}(*args)")
     if tensors := _saved(parts.saved, symbolic=False):
@@ -126,6 +132,9 @@ def make_forward(
     if len(joint.tangents) > 1:
         shapes = "".join(f"values[{k}].shape, " for k in joint.tangents)
         source.line(f"ctx.shapes = ({shapes})")
+    items = [f"args[{i}]" if f is None else f"{source.constant(f)}(args[{i}])" for i, f in kept]
+    if items:
+        source.line(f"ctx.kept = ({', '.join(items)},)")
     quiet = [k for k in _tensor_values(joint) if k not in joint.tangents]
     if quiet:
         source.line(f"ctx.mark_non_differentiable({''.join(f'values[{k}], ' for k in quiet)})")

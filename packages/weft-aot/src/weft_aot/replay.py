@@ -1,0 +1,244 @@
+"""Gradients that can be differentiated again: the captured program runs once more, under autograd.
+
+A compiled backward has no backward of its own. Under ``create_graph=True`` its gradients are made
+another way: the program runs again on the inputs of the forward call and autograd differentiates
+it, so every higher derivative is eager's. Of the inputs, some are saved for the compiled backward
+anyway, and leaves are kept alive by autograd; the others are remembered weakly, so that no memory
+is held for a need that is rare.
+
+What the gradients do not depend on (a bias, a batch norm's running mean) may have changed since.
+Where a replay could differ from the first run (random numbers, an input that is gone or was
+written), the compiled backward makes the gradients, and differentiating those is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from weft_aot.records import JointGraph, Partition
+
+aten = torch.ops.aten
+
+# Op -> place of the flag under which these arguments have no influence on gradients.
+_IGNORED: dict[Any, tuple[int, tuple[int, ...]]] = {
+    aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
+    aten.native_batch_norm_backward.default: (7, (3, 4)),
+}
+
+
+class _CannotReplay(Exception):
+    """Why the program cannot run again as it ran before."""
+
+
+class Replay:
+    """Makes the differentiable gradients of one compiled program.
+
+    Args:
+        program: the captured program, of flat inputs.
+        joint: its trace, made under the autocast state that is active now.
+        parts: how the trace was cut.
+
+    Attributes:
+        kept: the inputs that the forward has to leave in ``ctx.kept``, each with the function to
+            pass it through, if any.
+    """
+
+    def __init__(self, program: Callable[..., Any], joint: JointGraph, parts: Partition) -> None:
+        self._program = program
+        self._joint = joint
+        self._autocast = _autocast_state()
+        self._written = {mutation.index for mutation in joint.mutations}
+        needed = _needed_inputs(joint)
+        self._refusal = _refusal(joint, needed & self._written)
+        tensors = [saved.source for saved in parts.saved if not saved.symbolic]
+        self._saved = {s.index: place for place, s in enumerate(tensors) if s.kind == "input"}
+        self.kept = [] if self._refusal else self._plan_kept(needed)
+
+    def _plan_kept(self, needed: set[int]) -> list[tuple[int, Callable[[Any], Any] | None]]:
+        kept: list[tuple[int, Callable[[Any], Any] | None]] = []
+        holders = self._joint.module.graph.find_nodes(op="placeholder")
+        for index, holder in zip(range(self._joint.num_inputs), holders, strict=False):
+            if index in self._saved or self._joint.same_as[index] != index:
+                continue
+            if not isinstance(holder.meta.get("val"), torch.Tensor):
+                kept.append((index, None))
+            elif index in self._joint.leaves:
+                kept.append((index, _strong if index in needed else None))
+            else:
+                kept.append((index, _weak if index in needed else weakref.ref))
+        return kept
+
+    def gradients(
+        self, ctx: Any, grads: Sequence[Any], compiled: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
+        """One gradient or None per input, recorded by autograd.
+
+        Args:
+            ctx: context of the forward call.
+            grads: gradients of the forward values.
+            compiled: makes the same gradients by the compiled backward.
+        """
+        seeds = {k: grads[k] for k in self._joint.tangents if grads[k] is not None}
+        try:
+            inputs = self._inputs(ctx)
+            values = self._run(inputs, list(seeds))
+        except _CannotReplay as reason:
+            with torch.no_grad():
+                return _differentiable_once(compiled(), str(reason))
+        wanted = [inputs[index] for index in self._joint.gradients]
+        found = torch.autograd.grad(
+            values, wanted, list(seeds.values()), create_graph=True, allow_unused=True
+        )
+        by_input = dict(zip(self._joint.gradients, found, strict=True))
+        return tuple(by_input.get(index) for index in range(self._joint.num_inputs))
+
+    def _inputs(self, ctx: Any) -> list[Any]:
+        """Inputs for the program: aliases of the forward call's, so that gradients stop there."""
+        if self._refusal:
+            raise _CannotReplay(self._refusal)
+        found: dict[int, Any] = {}
+        if self._saved:
+            tensors = ctx.saved_tensors
+            found = {index: tensors[place] for index, place in self._saved.items()}
+        for (index, function), value in zip(self.kept, getattr(ctx, "kept", ()), strict=True):
+            found[index] = self._recall(index, function, value)
+        inputs: list[Any] = []
+        for index, first in enumerate(self._joint.same_as):
+            value = inputs[first] if first != index else found[index]
+            if first == index and isinstance(value, torch.Tensor):
+                value = value.clone() if index in self._written else value.view_as(value)
+            inputs.append(value)
+        return inputs
+
+    def _recall(self, index: int, function: Any, value: Any) -> Any:
+        if function is None:
+            return value
+        if function is not weakref.ref:
+            value, version = value
+        if isinstance(value, weakref.ref):
+            value = value()
+        if function is weakref.ref:
+            return self._stand_in(index) if value is None else value
+        if value is None:
+            raise _CannotReplay(f"its input {index} is no longer alive")
+        if _version(value) != version:
+            raise _CannotReplay(f"its input {index} was written since")
+        return value
+
+    def _stand_in(self, index: int) -> torch.Tensor:
+        """Zeros for an input that no gradient depends on."""
+        like = self._joint.module.graph.find_nodes(op="placeholder")[index].meta["val"]
+        if not all(isinstance(size, int) for size in like.shape):
+            raise _CannotReplay(f"its input {index} is no longer alive")
+        zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        return zeros.requires_grad_(index in self._joint.gradients)
+
+    def _run(self, inputs: list[Any], wanted: list[int]) -> list[torch.Tensor]:
+        """Run the program; return those of its forward values."""
+        with self._under_autocast():
+            results = pytree.tree_leaves(self._program(*inputs), lambda value: value is None)
+        found = {m.value: inputs[m.index] for m in self._joint.mutations if m.value is not None}
+        for plan, result in zip(self._joint.plans, results, strict=True):
+            if plan.source is not None and plan.source.kind == "value":
+                base = result if plan.steps is None else result._base
+                if base is not None:
+                    found.setdefault(plan.source.index, base)
+        if not all(k in found for k in wanted):
+            raise _CannotReplay("its results are views of a tensor that it hides")
+        return [found[k] for k in wanted]
+
+    @contextlib.contextmanager
+    def _under_autocast(self) -> Any:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch._C._DisableAutocast())
+            for device, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype))
+            yield
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _strong(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return tensor, _version(tensor)
+
+
+def _weak(tensor: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], int]:
+    return weakref.ref(tensor), _version(tensor)
+
+
+def _autocast_state() -> list[tuple[str, torch.dtype]]:
+    return [
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
+
+
+def _ancestors(joint: JointGraph) -> set[fx.Node]:
+    """All nodes that some gradient is computed from."""
+    outputs = next(iter(reversed(joint.module.graph.nodes))).args[0]
+    pending = [node for node in outputs[joint.num_values :] if isinstance(node, fx.Node)]
+    found = set(pending)
+    while pending:
+        for source in _sources(pending.pop()):
+            if source not in found:
+                found.add(source)
+                pending.append(source)
+    return found
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    flag, places = _IGNORED.get(node.target, (0, ()))
+    if not places or node.args[flag] is not True:
+        return node.all_input_nodes
+    rest = [arg for place, arg in enumerate(node.args) if place not in places]
+    return [arg for arg in rest if isinstance(arg, fx.Node)]
+
+
+def _needed_inputs(joint: JointGraph) -> set[int]:
+    """Inputs whose contents some gradient depends on."""
+    found = _ancestors(joint)
+    holders = joint.module.graph.find_nodes(op="placeholder")[: joint.num_inputs]
+    return {index for index, node in enumerate(holders) if node in found}
+
+
+def _refusal(joint: JointGraph, written: set[int]) -> str | None:
+    if written:
+        return f"the program writes its input {min(written)}, which its gradients depend on"
+    for node in joint.module.graph.nodes:  # all: drawing fewer would change what is drawn later
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return f"the program draws random numbers ({node.target})"
+    return None
+
+
+class _Once(torch.autograd.Function):
+    """Identity on gradients whose own backward is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, reason: str, anchor: torch.Tensor, *gradients: Any) -> Any:
+        ctx.reason = reason
+        return tuple(g.detach() if isinstance(g, torch.Tensor) else g for g in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"a compiled graph can be differentiated only once here: {ctx.reason}. For second "
+            "derivatives run this part uncompiled (weft.disable), or compile a function that "
+            "calls torch.autograd.grad itself."
+        )
+
+
+def _differentiable_once(gradients: tuple[Any, ...], reason: str) -> tuple[Any, ...]:
+    anchor = torch.empty(0, requires_grad=True)
+    with torch.enable_grad():
+        results: tuple[Any, ...] = _Once.apply(reason, anchor, *gradients)  # type: ignore[no-untyped-call]
+    return results

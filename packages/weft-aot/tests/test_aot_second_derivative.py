@@ -1,0 +1,160 @@
+"""Derivatives of compiled gradients: eager's, or an error that says why not."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aot_helpers import Graphs, function_graph
+from torch import nn
+from weft_aot import aot_compile
+
+
+def leaf(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def compiled(fn, args):
+    return aot_compile(function_graph(fn, len(args)), args, fw_compiler=Graphs())
+
+
+def penalty(fn, args):
+    """A loss on gradients of `fn`, and its gradients in turn, up to the third order."""
+    wanted = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    out = [r for r in fn(*args) if r.requires_grad]
+    total = sum((r * torch.arange(1.0, r.numel() + 1).view(r.shape)).sum() for r in out)
+    orders = []
+    for _ in range(3):
+        grads = torch.autograd.grad(
+            total, wanted, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        orders.append(grads)
+        total = sum(g.square().sum() for g in grads)
+    return orders
+
+
+def check(fn, *args):
+    torch.manual_seed(0)
+    want = penalty(fn, args)
+    got = penalty(compiled(fn, args), args)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+CASES = {
+    "saved input": (lambda x, w: (x.sin() @ w,), (4, 4), (4, 4)),
+    "saved result": (lambda x: (torch.tanh(x * x).exp(),), (5,)),
+    "unsaved bias": (lambda x, w, b: (F.gelu(F.linear(x, w, b)),), (3, 4), (2, 4), (2,)),
+    "norms": (lambda x, w, b: (F.layer_norm(x, (6,), w, b).softmax(-1),), (3, 6), (6,), (6,)),
+    "same input twice": (lambda x, y: (x * y.sin() + y, x.cos()), (3,), (3,)),
+    "views of a hidden base": (lambda x: (lambda y: (y[0], y[1:]))(x.sin() * x), (4, 3)),
+    "view of an input": (lambda x: (x.view(12), x.sin()), (4, 3)),
+    "detached": (lambda x: (x.pow(4) * x.detach().sin(), x.detach()), (4,)),
+    "a result unused": (lambda x, w: (x.exp() * w, w.sin()), (4,), (4,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_three_orders(case):
+    fn, *shapes = case
+    check(fn, *(leaf(*shape) for shape in shapes))
+
+
+def test_the_same_object_twice():
+    x = leaf(4)
+    check(lambda a, b: (a.sin() * b,), x, x)
+
+
+def test_no_grad_and_functions_mean_what_they_say():
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.round()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    def fn(x):
+        with torch.no_grad():
+            scale = x.abs().max()
+        return (Straight.apply(x.sin() * 3) * scale,)
+
+    check(fn, leaf(5))
+
+
+def test_batch_norm_in_training_leaves_its_statistics_alone():
+    model = nn.BatchNorm1d(3).double()
+    mean, var = model.running_mean, model.running_var
+    x = leaf(5, 3)
+
+    def fn(x, w, b, mean, var):
+        return (F.batch_norm(x, mean, var, w, b, training=True).sin(),)
+
+    function = compiled(fn, (x, model.weight, model.bias, mean, var))
+    (y,) = function(x, model.weight, model.bias, mean, var)
+    after = mean.clone()
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.square().sum(), x)
+    assert torch.equal(mean, after)
+    (y,) = fn(x, model.weight, model.bias, mean.clone(), var.clone())
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    torch.testing.assert_close(h, torch.autograd.grad(g.square().sum(), x)[0])
+
+
+def test_under_ambient_autocast():
+    x = torch.randn(4, 4, requires_grad=True)
+    w = torch.randn(4, 4, requires_grad=True)
+
+    def second(fn):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (y,) = fn(x, w)
+        (g,) = torch.autograd.grad(y.float().sin().sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), w)[0]
+
+    fn = lambda x, w: ((x @ w).sin(),)  # noqa: E731
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        function = compiled(fn, (x, w))
+    torch.testing.assert_close(second(function), second(fn), rtol=0.02, atol=0.02)  # bfloat16
+
+
+def test_an_intermediate_input_is_not_kept_alive():
+    x = leaf(6)
+    function = compiled(lambda y, z: (y + 1 + z.sin(),), (leaf(6) * 1, leaf(6)))
+    y = x * 2
+    watched = weakref.ref(y)
+    (out,) = function(y, x)
+    del y
+    gc.collect()
+    assert watched() is None
+    # No gradient depends on what it was, so the second derivative is still right.
+    (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], -x.detach().sin())
+
+
+REFUSED = {
+    "random": (lambda x: (F.dropout(x.sin(), 0.5),), "random numbers"),
+    "written": (lambda x: (lambda y: (x.mul_(2), y)[1:])(x.clone().sin()), "writes its input 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_run_again_is_an_error_when_it_matters(case):
+    fn, text = case
+    x = leaf(6)
+    function = compiled(fn, (x * 1,))
+    (grad,) = torch.autograd.grad(function(x * 1)[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"only once here: .*{text}"):
+        grad.sum().backward()
+
+
+def test_a_parameter_written_between_forward_and_backward():
+    x, w = leaf(4), leaf(4)
+    function = compiled(lambda x, w: ((x + w).tanh(),), (x, w))
+    (out,) = function(x, w)
+    with torch.no_grad():
+        w.mul_(-3)
+    (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="its input 1 was written since"):
+        grad.sum().backward()
