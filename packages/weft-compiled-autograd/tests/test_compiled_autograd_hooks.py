@@ -216,17 +216,48 @@ def test_12_hook_returns_another_layout():
     both(program)
 
 
-def test_13_saved_tensor_hooks_run_node_by_node():
-    def program(log):
-        x = torch.randn(3, requires_grad=True)
-        pack = lambda t: (log.append("pack"), t.numpy().copy())[1]  # noqa: E731
-        unpack = lambda n: (log.append("unpack"), torch.from_numpy(n))[1]  # noqa: E731
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            y = (x.exp() * x).sum()
-        y.backward()
-        return [x.grad]
+@pytest.mark.parametrize("pack", ["array", "cast", "key"])
+@pytest.mark.parametrize("pieces", [False, True])
+def test_13_saved_tensor_hooks(pack, pieces):
+    store = {}
 
-    assert both(program).count("unpack") == 3
+    def program(log, size=3):
+        def as_key(t):
+            store[len(store)] = t
+            return len(store) - 1
+
+        packs = {
+            "array": (lambda t: t.numpy().copy(), torch.from_numpy),
+            "cast": (lambda t: (t.double(), "f32"), lambda item: item[0].float()),
+            "key": (as_key, store.__getitem__),
+        }
+        pack_one, unpack_one = packs[pack]
+        x = torch.randn(size, 4)
+        w = torch.randn(4, 4, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (log.append("pack"), pack_one(t.detach()))[1],
+            lambda item: (log.append(("unpack", size)), unpack_one(item))[1],
+        ):
+            y = ((x @ w).exp() * x).tanh().sum()
+        y.register_hook(lambda g: log.append("hook"))
+        y.backward()
+        return [w.grad]
+
+    graphs = []
+
+    def compiler(gm):
+        graphs.append(gm)
+        return gm
+
+    made = ca.graph_compiler(lambda gm, inputs: compiler(gm)) if pieces else compiler
+    for size in (3, 5, 3, 6):
+        log = both(lambda log, size=size: program(log, size), made, runs=3)
+        assert log.count(("unpack", size)) == 4
+    assert bool(graphs) == (pack != "key")
+    assert (ca.counters["compiled_autograd"]["node_by_node"] > 0) == (pack == "key")
+    if graphs and not pieces:
+        kinds = [n.kwargs.get("hook_type") for n in graphs[0].graph.nodes]
+        assert kinds.count("unpack_hook") == 4
 
 
 def test_14_hooks_removed_or_added_are_another_structure():

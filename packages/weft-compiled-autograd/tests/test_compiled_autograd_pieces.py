@@ -109,6 +109,7 @@ def aot_function(number):
 
     class CompiledFunction(torch.autograd.Function):
         weft_aot_id = number
+        weft_dynamic = False
         weft_backward_graph = module
 
         @staticmethod

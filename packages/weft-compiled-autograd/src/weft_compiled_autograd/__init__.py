@@ -11,8 +11,16 @@ graph), `cache.py` (which graph runs).
 
 from weft_core.events import counters
 
-from weft_compiled_autograd.api import disable, enable, reset
+from weft_compiled_autograd.api import disable, enable, enable_everywhere, reset
 from weft_compiled_autograd.config import settings
 from weft_compiled_autograd.pieces import graph_compiler
 
-__all__ = ["counters", "disable", "enable", "graph_compiler", "reset", "settings"]
+__all__ = [
+    "counters",
+    "disable",
+    "enable",
+    "enable_everywhere",
+    "graph_compiler",
+    "reset",
+    "settings",
+]

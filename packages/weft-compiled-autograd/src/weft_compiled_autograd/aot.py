@@ -4,7 +4,9 @@ The protocol: the autograd.Function class has `weft_aot_id` (int), `weft_backwar
 fx.GraphModule), `weft_backward_inputs(ctx, *grads) -> list` of that graph's arguments and
 `weft_backward_outputs(ctx, outputs) -> tuple` of gradients. Sizes that it saves are `ctx.symbols`,
 if any, and `_compiled_autograd_key(ctx)` returns `(ctx._autograd_function_id, *symbols)`, which
-lets the engine lift them. Nothing of the ahead-of-time package is imported.
+lets the engine lift them; `weft_dynamic` says that there are symbolic sizes, and the counter
+`aot/symbolic_backwards` that there is any such class. Nothing of the ahead-of-time package is
+imported.
 
 Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_<name>` for the n-th
 further use in one backward.
@@ -12,11 +14,13 @@ further use in one backward.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Interpreter, Node
+from weft_core.events import counters
 
 from weft_compiled_autograd.hooks import ContextView
 from weft_compiled_autograd.tape import exposes_graph
@@ -43,11 +47,11 @@ class _Inliner(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         nodes = self.low.trace.graph.nodes
-        before = next(reversed(nodes))
+        before = next(iter(reversed(nodes)))
         result = super().run_node(node)
         if node.op == "placeholder" and isinstance(result, torch.Tensor):
             self._name(self.low.trace.node_of(result), node)
-        last = next(reversed(nodes))
+        last = next(iter(reversed(nodes)))
         if last is not before and node.op == "call_function":
             self._name(last, node)
         return result
@@ -69,7 +73,7 @@ def inline(
     if not exposes_graph(context):
         return None
     cls = context._forward_cls
-    if any(grad is None for grad in grads) and _is_dynamic(cls.weft_backward_graph):
+    if any(grad is None for grad in grads) and cls.weft_dynamic:
         return None  # zeros in its place would have sizes that nothing here can name
     view = _Sizes(context, saved, symints)
     args = list(cls.weft_backward_inputs(view, *grads))
@@ -82,10 +86,37 @@ def inline(
     return tuple(cls.weft_backward_outputs(view, outputs))
 
 
-def _is_dynamic(module: torch.fx.GraphModule) -> bool:
-    values = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
-    shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
-    return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
+def symbolic_dims(context: Any, count: int) -> list[list[int]]:
+    """For each of the `count` tensors that a compiled forward saved, its symbolic dimensions."""
+    if not exposes_graph(context) or not context._forward_cls.weft_dynamic:
+        return [[] for _ in range(count)]
+    holders = context._forward_cls.weft_backward_graph.graph.find_nodes(op="placeholder")
+    values = [node.meta.get("val") for node in holders]
+    shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    return [
+        [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+        for shape in shapes[:count]
+    ]
+
+
+_NEAR = 16
+
+
+def reaches_dynamic(roots: Sequence[Any]) -> bool:
+    """Whether a compiled forward with symbolic sizes is among the nodes nearest to the roots."""
+    if not counters["aot"]["symbolic_backwards"]:
+        return False
+    todo = deque(root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots)
+    for _ in range(_NEAR):
+        if not todo:
+            return False
+        node = todo.popleft()
+        if node is None:
+            continue
+        if getattr(getattr(node, "_forward_cls", None), "weft_dynamic", False):
+            return True
+        todo.extend(child for child, _ in node.next_functions)
+    return False
 
 
 def _nameable(low: Lowering, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The public interface: `enable`, `disable`, `reset`."""
+"""The public interface: `enable`, `enable_everywhere`, `disable`, `reset`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,35 @@ def enable(compiler: Compiler) -> Iterator[None]:
     Raises:
         TypeError: when `compiler` is not callable.
     """
-    if not callable(compiler):
-        raise TypeError(
-            f"enable() takes a function from graph module to callable, not {compiler!r}"
-        )
+    _check(compiler)
     engine.install()
     engine.thread.compilers.append(compiler)
     try:
         yield
     finally:
         engine.thread.compilers.pop()
+
+
+def enable_everywhere(compiler: Compiler | None) -> None:
+    """Capture the backwards of all threads, except in `enable` and `disable` blocks of their own.
+
+    Args:
+        compiler: as of `enable`; None ends it.
+
+    Raises:
+        TypeError: when `compiler` is not callable.
+    """
+    if compiler is not None:
+        _check(compiler)
+        engine.install()
+    engine.Everywhere.compiler = compiler
+
+
+def _check(compiler: Compiler) -> None:
+    if not callable(compiler):
+        raise TypeError(
+            f"enable() takes a function from graph module to callable, not {compiler!r}"
+        )
 
 
 @contextmanager

@@ -16,11 +16,14 @@ import torch
 from weft_core.events import counters, span
 
 from weft_compiled_autograd import guards, report
+from weft_compiled_autograd.aot import symbolic_dims
 from weft_compiled_autograd.config import settings
 from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.hooks import call_backward
 from weft_compiled_autograd.interpret import run_tape
 from weft_compiled_autograd.lower import Lowered, lower
 from weft_compiled_autograd.ownership import release_inputs
+from weft_compiled_autograd.packed import Layouts, packed_key
 from weft_compiled_autograd.tape import Tape
 
 Compiler = Callable[[Any], Callable[..., Any]]
@@ -76,9 +79,19 @@ def forget() -> None:
 
 @dataclass
 class Entry:
-    """One autograd structure. Called by `engine.py` with what the engine passes at run time."""
+    """One autograd structure. Called by `engine.py` with what the engine passes at run time.
+
+    Args:
+        tape: the recorded backward.
+        origins: the autograd nodes of the sizes where the engine passes all of them, not only
+            those that changed: which of them are symbolic is then decided here.
+    """
 
     tape: Tape
+    origins: Sequence[tuple[int, str]] | None = None
+    last_sizes: Sequence[int] = ()
+    noted: dict[Hashable, Layouts] = field(default_factory=dict)
+    changed: set[int] = field(default_factory=set)
     graphs: list[CompiledBackward] = field(default_factory=list)
     gave_up: bool = False
 
@@ -92,6 +105,9 @@ class Entry:
             Exception: whatever the compiler raises.
         """
         contexts, self.tape.contexts = self.tape.contexts, {}
+        self.last_sizes = tuple(sizes)
+        if self.tape.unpacks:
+            return  # what the hooks unpack is seen in the first run
         try:
             self._compile(compiler, contexts, inputs, sizes)
         except NotCapturable as problem:
@@ -114,8 +130,12 @@ class Entry:
         program = (self.tape.signature(), tuple(tensor.dim() for tensor in inputs))
         seen = _seen_shapes.setdefault(program, guards.SeenShapes())
         dynamic = seen.update([tensor.shape for tensor in inputs])
+        symbolic = set(range(len(sizes)))
+        if self.origins is not None:
+            dynamic, values = with_aot_sizes(self.tape, contexts, inputs, dynamic)
+            symbolic = {k for k, size in enumerate(sizes) if size in values} | self.changed
         with span("compiled_autograd", f"{len(self.tape.names)} autograd nodes"):
-            lowered = _lower(self.tape, contexts, inputs, sizes, dynamic)
+            lowered = _lower(self.tape, contexts, inputs, sizes, dynamic, symbolic)
             check = guards.build_check(lowered, inputs, sizes)
         counters["compiled_autograd"]["graphs"] += 1
         report.show_graph(lowered.module)
@@ -123,7 +143,7 @@ class Entry:
         if function is lowered.module:
             release_inputs(lowered.module.graph)
             lowered.module.recompile()
-        key = (compiler_key(compiler), _global_state())
+        key = self._key(compiler)
         made = CompiledBackward(key, compiler, check, function, lowered)
         self.graphs.insert(0, made)
         return made
@@ -132,6 +152,8 @@ class Entry:
         self, compiler: Compiler, inputs: Any, sizes: Any, scalars: Any, hooks: Any, packed: Any
     ) -> list[torch.Tensor | None]:
         """Run this backward; return the gradients that the engine asked for."""
+        if self.tape.unpacks and not self.gave_up and not self._knows(packed):
+            return self._first_run(inputs, sizes, scalars, hooks, packed)
         if not self.gave_up:
             graph = self._find(compiler, inputs, sizes) or self._another(
                 compiler, inputs, sizes, hooks
@@ -140,8 +162,25 @@ class Entry:
                 return graph.run(inputs, sizes, scalars, hooks, packed)
         return run_tape(self.tape, inputs, sizes, scalars, hooks, packed)
 
+    def _knows(self, packed: Any) -> bool:
+        """Whether the layouts of what the hooks will unpack are known; the tape has them then."""
+        key = packed_key(packed)
+        if key is None or len(self.noted) > settings.graph_limit:
+            self._give_up("saved-tensor hooks: what they unpack is known only when they run")
+            return True
+        self.tape.unpacked = self.noted.setdefault(key, {})
+        return bool(self.tape.unpacked)
+
+    def _first_run(self, *arguments: Any) -> list[torch.Tensor | None]:
+        unpacked: Layouts = {}
+        outputs = run_tape(self.tape, *arguments, unpacked=unpacked)
+        if None in unpacked.values():
+            self._give_up("saved-tensor hooks that unpack something else than dense tensors")
+        self.tape.unpacked.update(unpacked)
+        return outputs
+
     def _find(self, compiler: Compiler, inputs: Any, sizes: Any) -> CompiledBackward | None:
-        key = (compiler_key(compiler), _global_state())
+        key = self._key(compiler)
         shapes, strides = guards.layout(inputs)
         for position, graph in enumerate(self.graphs):
             if graph.key == key and graph.check(shapes, strides, sizes):
@@ -150,10 +189,28 @@ class Entry:
                 return graph
         return None
 
+    def _key(self, compiler: Compiler) -> Hashable:
+        """What the graphs of this entry are told apart by, apart from the layouts of inputs."""
+        unpacked = tuple(self.tape.unpacked.values())
+        return (compiler_key(compiler), _global_state(), unpacked)
+
+    def _note_sizes(self, sizes: Sequence[int]) -> None:
+        """Where the engine passes all sizes: find those that changed, as the engine would."""
+        if self.origins is None:
+            return
+        pairs = enumerate(zip(sizes, self.last_sizes, strict=False))
+        new = [k for k, (now, before) in pairs if now != before and k not in self.changed]
+        self.last_sizes = tuple(sizes)
+        if new:
+            self.changed.update(new)
+            counters["compiled_autograd"]["captures"] += 1
+            report.tell_sizes(new, self.origins)
+
     def _another(
         self, compiler: Compiler, inputs: Any, sizes: Any, hooks: Any
     ) -> CompiledBackward | None:
         """Compile a graph for a layout or compiler that none of this entry's graphs fits."""
+        self._note_sizes(sizes)
         if len(self.graphs) >= settings.graph_limit:
             self._give_up(f"{settings.graph_limit} graphs were compiled for one structure")
             return None
@@ -162,6 +219,29 @@ class Entry:
         except NotCapturable as problem:
             self._give_up(str(problem))
             return None
+
+
+def with_aot_sizes(
+    tape: Tape,
+    contexts: dict[int, Any],
+    inputs: Sequence[torch.Tensor],
+    dynamic: Sequence[Sequence[int]],
+) -> tuple[list[list[int]], set[int]]:
+    """Add the dimensions that compiled forwards call symbolic; also the sizes that these have."""
+    dims = [set(known) for known in dynamic]
+    values: set[int] = set()
+    for node in tape.graph.nodes:
+        if node.target is not call_backward:
+            continue
+        saved: Any = node.args[1]
+        context = contexts[node.meta["hook_index"]]
+        for tensor, found in zip(saved, symbolic_dims(context, len(saved)), strict=False):
+            if found and tensor.args[0].target == "inputs":
+                index = tensor.args[1]
+                dims[index].update(found)
+                values.update(inputs[index].shape[dim] for dim in found)
+        values.update(getattr(context, "symbols", ()))
+    return [sorted(found) for found in dims], values
 
 
 def _lower(*arguments: Any) -> Lowered:

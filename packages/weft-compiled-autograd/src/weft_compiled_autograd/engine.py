@@ -9,7 +9,8 @@ the methods of a `Capture`, or at once what an earlier capture returned.
 How the versions of torch differ:
 
     2.13   accumulate_grad(variable, old gradient, new gradient, has_post_hooks)
-    2.11   accumulate_grad(variable, gradient, has_post_hooks); the old gradient is on the variable
+    2.11   accumulate_grad(variable, gradient, has_post_hooks) returns None; the old gradient is on
+           the variable
     both   begin_capture returns (id, inputs, sizes, scalars)
 """
 
@@ -25,7 +26,8 @@ from torch.autograd import Variable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from weft_core.events import counters
 
-from weft_compiled_autograd import report
+from weft_compiled_autograd import ddp, report
+from weft_compiled_autograd.aot import reaches_dynamic
 from weft_compiled_autograd.cache import Compiler, Entry
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.order import eager_order
@@ -64,6 +66,7 @@ class Session:
         self.compiler = compiler
         self.roots = roots
         self.inputs = inputs
+        self.dynamic = reaches_dynamic(roots)
         self.capture: Capture | None = None
         self.started = False
         self.compiler_failed = False
@@ -84,6 +87,14 @@ class _ThreadState(threading.local):
 
 
 thread = _ThreadState()
+
+
+class Everywhere:
+    """The compiler of threads that are in no `enable` or `disable` block."""
+
+    compiler: Compiler | None = None
+
+
 _one_at_a_time = threading.Lock()
 
 
@@ -95,6 +106,7 @@ class Capture:
         self.recorder = Recorder(_ops)
         self.inputs: list[torch.Tensor] = []
         self.sizes: Sequence[int] = ()
+        self.size_origins: Sequence[tuple[int, str]] = ()
         self.session.capture = self
         recorder = self.recorder
         self.close = recorder.close
@@ -121,7 +133,9 @@ class Capture:
         check_nans: bool = False,
     ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
         """Start: the engine's cache missed."""
-        report.miss_log.name_sizes(origins[1] if len(origins) > 1 else ())
+        self.size_origins = origins[1] if len(origins) > 1 else ()
+        if not self.session.dynamic:
+            report.miss_log.name_sizes(self.size_origins)
         number = counters["compiled_autograd"]["captures"]
         counters["compiled_autograd"]["captures"] += 1
         self.inputs, self.sizes = list(inputs), list(sizes)
@@ -140,10 +154,14 @@ class Capture:
         _ops[name] = EngineOp(name, function, traceable)
         return name
 
-    def accumulate_grad(self, variable: torch.Tensor, *args: Any) -> torch.Tensor:
+    def accumulate_grad(self, variable: torch.Tensor, *args: Any) -> torch.Tensor | None:
         """Record AccumulateGrad in either version's form."""
-        old, new, post_hooks = args if len(args) == 3 else (variable.grad, *args, False)[:3]
-        return self.recorder.accumulate_grad(variable, old, new, bool(post_hooks))
+        if len(args) == 3:
+            old, new, post_hooks = args
+            return self.recorder.accumulate_grad(variable, old, new, bool(post_hooks))
+        new, post_hooks = args
+        self.recorder.accumulate_grad(variable, variable.grad, new, bool(post_hooks))
+        return None
 
     def proxy_call_backward(
         self,
@@ -166,7 +184,8 @@ class Capture:
     def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Entry]:
         """Finish: compile, and return what the engine calls now and on every later hit."""
         tape = self.recorder.end(outputs)
-        entry = Entry(eager_order(tape, self.session.roots, self.session.inputs))
+        tape = eager_order(tape, self.session.roots, self.session.inputs)
+        entry = Entry(tape, self.size_origins if self.session.dynamic else None)
         try:
             entry.prepare(self.session.compiler, self.inputs, self.sizes)
         except NotCapturable:
@@ -185,10 +204,17 @@ def _run_entry(entry: Entry, *arguments: Any) -> list[torch.Tensor | None]:
     session = thread.session
     assert session is not None
     session.started = True
-    outputs = entry(session.compiler, *arguments)
-    while session.callbacks:
-        session.callbacks.pop(0)()
-    return outputs
+
+    def run() -> list[torch.Tensor | None]:
+        outputs = entry(session.compiler, *arguments)
+        while session.callbacks:
+            session.callbacks.pop(0)()
+        return outputs
+
+    if ddp.Adopted.any and entry.tape.effects:
+        gate: Any = Variable._execution_engine
+        return ddp.in_backward(gate.engine, run)
+    return run()
 
 
 class EngineGate:
@@ -211,7 +237,7 @@ class EngineGate:
         self, tensors: Any, grads: Any, keep_graph: bool, create_graph: bool, *rest: Any, **kw: Any
     ) -> Any:
         """Run a backward, captured where that is enabled and possible."""
-        compiler = thread.compilers[-1] if thread.compilers else None
+        compiler = thread.compilers[-1] if thread.compilers else Everywhere.compiler
         call = (tensors, grads, keep_graph, create_graph, *rest)
         if compiler is None or _in_a_trace():
             return self._eager(call, kw)
@@ -219,6 +245,8 @@ class EngineGate:
         if refusal is None:
             inputs = call[4] if len(call) > 4 else kw.get("inputs", ())
             outputs, refusal = self._captured(Session(compiler, tensors, inputs), call, kw)
+            if refusal is not None and ddp.REFUSAL in refusal and ddp.adopt():
+                outputs, refusal = self._captured(Session(compiler, tensors, inputs), call, kw)
             if refusal is None:
                 return outputs
         report.tell_once(refusal)
@@ -236,7 +264,7 @@ class EngineGate:
             return None, _BUSY
         try:
             log = report.miss_log if report.verbose_wanted() else None
-            if not window.open(_new_capture, log):
+            if not window.open(_new_capture, log, session.dynamic):
                 return None, _BUSY
             thread.session = session
             return self.engine.run_backward(*call, **kw), None

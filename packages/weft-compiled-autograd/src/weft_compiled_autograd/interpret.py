@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from weft_compiled_autograd.packed import layout
 from weft_compiled_autograd.tape import PLACEHOLDERS, Tape
 
 
@@ -27,12 +28,15 @@ def _last_uses(tape: Tape) -> dict[Node, list[Node]]:
     return drops
 
 
-def run_tape(tape: Tape, *arguments: Sequence[Any]) -> list[torch.Tensor | None]:
+def run_tape(
+    tape: Tape, *arguments: Sequence[Any], unpacked: dict[Node, Any] | None = None
+) -> list[torch.Tensor | None]:
     """Run a tape.
 
     Args:
         tape: what the engine recorded.
         arguments: inputs, sizes, scalars, hooks, packed_data, as the engine passes them.
+        unpacked: receives the layouts of what unpack hooks return, by node.
 
     Returns:
         The gradients that the engine asked for; variables' gradients have been accumulated.
@@ -58,6 +62,8 @@ def run_tape(tape: Tape, *arguments: Sequence[Any]) -> list[torch.Tensor | None]
             else:
                 kwargs = {key: resolve(value) for key, value in node.kwargs.items()}
                 values[node] = node.target(*resolve(node.args), **kwargs)
+                if unpacked is not None and kwargs.get("hook_type") == "unpack_hook":
+                    unpacked[node] = layout(values[node])
             for used in drops.get(node, ()):
                 del values[used]
     return outputs

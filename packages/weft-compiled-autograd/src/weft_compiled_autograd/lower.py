@@ -13,7 +13,7 @@ a hook may look at `.grad`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
 
-from weft_compiled_autograd import accumulation, aot, hooks
+from weft_compiled_autograd import accumulation, aot, hooks, packed
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.ownership import copy_shared_gradients
 from weft_compiled_autograd.tape import ORIGIN, PLACEHOLDERS, EngineOp, Tape
@@ -79,9 +79,13 @@ class Lowering:
     # -- running the tape --------------------------------------------------------------------------
 
     def run(
-        self, inputs: Sequence[torch.Tensor], sizes: Sequence[int], dynamic: Sequence[Any]
+        self,
+        inputs: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        dynamic: Sequence[Any],
+        symbolic: Container[int],
     ) -> Lowered:
-        """Trace; `dynamic` lists for each input its symbolic dimensions."""
+        """Trace; `dynamic` lists for each input its symbolic dimensions, `symbolic` the sizes."""
         graph = self.trace.graph
         places = {name: graph.placeholder(name) for name in PLACEHOLDERS}
         env = self.mode.shape_env
@@ -91,7 +95,7 @@ class Lowering:
             for index, (tensor, dims) in enumerate(zip(inputs, dynamic, strict=True))
         ]
         symbols: list[Any] = [
-            size if env is None else new_symint(env, size, f"sizes[{index}]")
+            new_symint(env, size, f"sizes[{index}]") if env and index in symbolic else size
             for index, size in enumerate(sizes)
         ]
         for name, values in (("inputs", fakes), ("sizes", symbols)):
@@ -194,7 +198,7 @@ def _accumulate_grad(
 def _call_hook(low: Lowering, node: Node, hook: Node, *values: Any) -> Any:
     hook_type = node.kwargs["hook_type"]
     if hook_type == "unpack_hook":
-        raise NotCapturable("saved-tensor hooks: what they unpack is known only when they run")
+        return _unpack(low, node, hook, *values)
     if hook_type != "post_acc_grad_hook":
         values = tuple(map(_dense, values))
     result = low.trace.call(hooks.call_hook, (hook, *values), hook_type=hook_type)
@@ -203,6 +207,14 @@ def _call_hook(low: Lowering, node: Node, hook: Node, *values: Any) -> Any:
     if hook_type == "tensor_pre_hook":
         return low.twin(values[0], result)
     return tuple(low.twin(old, low.trace.item(result, i)) for i, old in enumerate(values[0]))
+
+
+def _unpack(low: Lowering, node: Node, hook: Node, data: Node) -> torch.Tensor:
+    size, strides, dtype, device, requires_grad = low.tape.unpacked[node]
+    result = low.trace.call(hooks.call_hook, (hook, data), hook_type="unpack_hook")
+    fitted = low.trace.call(packed.as_noted, (result, size, strides, dtype, device))
+    with torch.utils._python_dispatch._disable_current_modes():
+        return low.fresh((size, strides), dtype, device, fitted).requires_grad_(requires_grad)
 
 
 def _dense(value: Any) -> Any:
@@ -251,6 +263,7 @@ EFFECTS: frozenset[Any] = frozenset(
         hooks.call_hook,
         hooks.call_cpp_hook,
         hooks.call_backward_dense,
+        packed.as_noted,
         accumulation.set_grad,
         accumulation.set_grad_copy,
     }
@@ -271,6 +284,7 @@ def lower(
     inputs: Sequence[torch.Tensor],
     sizes: Sequence[int],
     dynamic: Sequence[Sequence[int]],
+    symbolic: Collection[int],
 ) -> Lowered:
     """Trace a tape for given inputs.
 
@@ -280,10 +294,10 @@ def lower(
         inputs: the real inputs; only their layout is read.
         sizes: the values of the dynamic sizes.
         dynamic: for each input the dimensions to keep symbolic.
+        symbolic: which of the sizes to keep symbolic.
 
     Raises:
         NotCapturable: when something on the tape has no graph form.
     """
-    symbolic = bool(sizes) or any(dynamic)
-    env = make_shape_env() if symbolic else None
-    return Lowering(tape, contexts, env).run(inputs, sizes, dynamic)
+    env = make_shape_env() if symbolic or any(dynamic) else None
+    return Lowering(tape, contexts, env).run(inputs, sizes, dynamic, symbolic)

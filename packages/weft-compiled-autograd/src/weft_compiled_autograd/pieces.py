@@ -23,17 +23,29 @@ from weft_compiled_autograd.cache import Compiler
 from weft_compiled_autograd.hooks import call_cpp_hook, call_hook
 from weft_compiled_autograd.lower import EFFECTS
 from weft_compiled_autograd.ownership import release_inputs, storage_of
+from weft_compiled_autograd.packed import as_noted
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Sequence[Any]]]
 
 
-@dataclass
+@dataclass(eq=False)
 class Piece:
-    """Consecutive aten ops: `nodes` of the captured graph, what they take and what they give."""
+    """Consecutive aten ops: `nodes` of the captured graph, what they take and what they give.
+
+    `inputs` are sizes, then `taken`, then other tensors. What is taken is an element of the
+    backward's `inputs` that nothing else uses: the piece takes it out of there, so that the
+    compiled code may drop it early.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
+    taken: list[Node] = field(default_factory=list)
+
+    def passed(self) -> list[Node]:
+        """The inputs that are arguments of the call."""
+        taken = set(self.taken)
+        return [node for node in self.inputs if node not in taken]
 
     def module(self) -> GraphModule:
         """The piece as a graph of its own: sizes first, then tensors; a tuple of outputs."""
@@ -61,12 +73,21 @@ class _Compiled:
         self.piece = piece
         self.backend = backend
         self.function: Callable[..., Sequence[Any]] | None = None
+        self.owning: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.places: list[Any] = [node.args[1] for node in piece.taken]
+        self.before = sum(
+            not isinstance(node.meta.get("val"), torch.Tensor) for node in piece.inputs
+        )
 
-    def __call__(self, *args: Any) -> Sequence[Any]:
+    def __call__(self, inputs: list[Any], *passed: Any) -> Sequence[Any]:
+        args = [*passed[: self.before], *[inputs[k] for k in self.places], *passed[self.before :]]
+        for place in self.places:
+            inputs[place] = None
         if self.function is None:
             self.function = self.backend(self.piece.module(), list(args))
+            self.owning = getattr(self.function, "call_owning", None)
             counters["stats"]["unique_graphs"] += 1
-        return self.function(*args)
+        return self.function(*args) if self.owning is None else self.owning(args)
 
 
 def _is_access(node: Node) -> bool:
@@ -79,8 +100,13 @@ def _is_access(node: Node) -> bool:
     )
 
 
+def _is_input(node: Node) -> bool:
+    """Whether a node takes a tensor out of the backward's `inputs`."""
+    return _is_access(node) and node.args[0].target == "inputs"  # type: ignore[union-attr]
+
+
 # Calls that ops may be moved before.
-_MOVABLE: frozenset[Any] = frozenset({call_hook, call_cpp_hook, set_grad, set_grad_copy})
+_MOVABLE: frozenset[Any] = frozenset({as_noted, call_hook, call_cpp_hook, set_grad, set_grad_copy})
 
 # After these, ops stay behind: the hook may free what it is called for, or anything else.
 _BARRIERS = ("post_acc_grad_hook",)
@@ -160,7 +186,11 @@ def _find_borders(piece: Piece) -> None:
     inside = set(piece.nodes)
     inputs = {used: None for node in piece.nodes for used in node.all_input_nodes}
     piece.inputs = [node for node in inputs if node not in inside]
-    piece.inputs.sort(key=lambda node: isinstance(node.meta.get("val"), torch.Tensor))
+    piece.taken = [node for node in piece.inputs if _is_input(node) and set(node.users) <= inside]
+    taken = set(piece.taken)
+    is_tensor = [isinstance(node.meta.get("val"), torch.Tensor) for node in piece.inputs]
+    ranks = {n: (tensor, n not in taken) for n, tensor in zip(piece.inputs, is_tensor, strict=True)}
+    piece.inputs.sort(key=ranks.__getitem__)
     piece.outputs = [n for n in piece.nodes if any(user not in inside for user in n.users)]
 
 
@@ -175,12 +205,17 @@ def compile_pieces(module: GraphModule, backend: Backend) -> GraphModule:
     copies: dict[Node, Node] = {}
     for node in module.graph.find_nodes(op="placeholder"):
         copies[node] = graph.placeholder(node.name)
-    for index, part in enumerate(_Cutting(module.graph).run()):
+    parts = _Cutting(module.graph).run()
+    taken = {node for part in parts if isinstance(part, Piece) for node in part.taken}
+    inputs = next(iter(graph.nodes))
+    for index, part in enumerate(parts):
+        if part in taken:
+            continue
         if isinstance(part, Node):
             copies[part] = graph.node_copy(part, copies.__getitem__)
             continue
         target = _Compiled(part, backend, f"piece_{index}")
-        call = graph.call_function(target, tuple(copies[node] for node in part.inputs))
+        call = graph.call_function(target, (inputs, *[copies[node] for node in part.passed()]))
         for position, node in enumerate(part.outputs):
             copies[node] = graph.call_function(operator.getitem, (call, position))
     last = next(iter(reversed(module.graph.nodes)))

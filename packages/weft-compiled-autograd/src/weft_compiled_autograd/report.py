@@ -62,17 +62,23 @@ class MissLog:
 
     def name_sizes(self, origins: Sequence[tuple[int, str]]) -> None:
         """Log the sizes that changed; `origins` gives each dynamic size's autograd node."""
-        for size in self._sizes:
-            if size >= len(origins):
-                continue
-            call, name = origins[size]
-            position = sum(1 for other in origins[:size] if other[0] == call)
-            verbose_log.info(
-                "Cache miss due to changed shapes: marking size idx %d of %s (NodeCall %d) "
-                "as dynamic",
-                position, name.removeprefix("struct "), call,
-            )  # fmt: skip
-        self._sizes = []
+        changed, self._sizes = self._sizes, []
+        tell_sizes(changed, origins)
+
+
+def tell_sizes(changed: Sequence[int], origins: Sequence[tuple[int, str]]) -> None:
+    """Log that these of the backward's sizes changed."""
+    for size in changed:
+        if size >= len(origins):  # a size that an autograd.Function saved: no node is known for it
+            continue
+        call, name = origins[size]
+        position = sum(1 for other in origins[:size] if other[0] == call)
+        verbose_log.info(
+            "Cache miss due to changed shapes: marking size idx %d of %s (NodeCall %d) as dynamic",
+            position,
+            name.removeprefix("struct "),
+            call,
+        )
 
 
 miss_log = MissLog()

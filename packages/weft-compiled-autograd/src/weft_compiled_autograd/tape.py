@@ -28,6 +28,7 @@ from weft_core.fake import defer_disable
 
 from weft_compiled_autograd import accumulation, hooks, views
 from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.packed import Layouts
 from weft_compiled_autograd.sizes import SizeRef
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
@@ -62,12 +63,15 @@ class Tape:
     """A recorded backward.
 
     `contexts` holds, until the first lowering, the autograd.Function contexts by hook index;
-    `effects` says that Python code of the user runs in the middle of it.
+    `effects` says that Python code of the user runs in the middle of it; `unpacks` that it holds
+    unpack hooks, and `unpacked` is then what a first run has noted of their results.
     """
 
     graph: Graph
     names: list[str] = field(default_factory=list)
     effects: bool = False
+    unpacks: bool = False
+    unpacked: Layouts = field(default_factory=dict)
     contexts: dict[int, Any] = field(default_factory=dict)
 
     def signature(self) -> tuple[str, ...]:
@@ -316,6 +320,7 @@ class Recorder:
 
     def unpack_hook(self, hook: int, data: int) -> torch.Tensor:
         """Record the unpacking of a saved tensor (`saved_tensors_hooks`)."""
+        self.tape.unpacks = True
         node = self._hook("unpack_hook", self._item("hooks", hook), self._item("packed_data", data))
         return self._stand_in(node)
 

@@ -39,13 +39,16 @@ class Window:
             with self._changed:
                 self._eager -= 1
 
-    def open(self, factory: Callable[[], Any], log: Any) -> bool:
-        """Set the extension point; False when an eager backward runs or it is open already."""
+    def open(self, factory: Callable[[], Any], log: Any, dynamic: bool = False) -> bool:
+        """Set the extension point; False when an eager backward runs or it is open already.
+
+        With `dynamic`, a backward that is new to the engine has all its sizes passed at run time.
+        """
         with self._changed:
             if self._eager or self._open:
                 return False
             _seam.set_verbose_logger(log)
-            _seam.set_autograd_compiler(factory, False)
+            _seam.set_autograd_compiler(factory, dynamic)
             self._open = True
             return True
 
