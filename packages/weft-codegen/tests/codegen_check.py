@@ -13,7 +13,7 @@ from weft_codegen.kernels import compile_program
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.program import Extern, Launch, Program
-from weft_core.fake import fake_mode, to_fake
+from weft_core.fake import fake_mode, make_shape_env, to_fake
 from weft_core.tracing import trace_aten
 
 
@@ -23,6 +23,31 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> torch.fx.GraphModule:
     fakes = [to_fake(mode, a) if isinstance(a, torch.Tensor) else a for a in args]
     with torch.no_grad():
         return trace_aten(fn, fakes, decompositions=decompositions())
+
+
+def dynamic_trace(
+    fn: Callable[..., Any], args: Sequence[torch.Tensor]
+) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The aten graph of `fn` with every size above one symbolic, and its fake inputs."""
+    mode = fake_mode(make_shape_env())
+    fakes = [
+        to_fake(mode, arg, [dim for dim, n in enumerate(arg.shape) if n > 1], f"in{position}")
+        for position, arg in enumerate(args)
+    ]
+    with torch.no_grad():
+        return trace_aten(fn, fakes, decompositions=decompositions()), fakes
+
+
+def with_lines(fn: Callable[..., Any]) -> torch.fx.GraphModule:
+    """The torch-level graph of `fn`, each node with its source line."""
+    return torch.fx.GraphModule(torch.nn.Module(), _LineTracer().trace(fn))
+
+
+class _LineTracer(torch.fx.Tracer):
+    record_stack_traces = True
+
+    def _filter_traceback_frames(self, frames):
+        return frames  # torch's own keeps those of a module's forward only
 
 
 def program_of(fn: Callable[..., Any], *args: Any, fuse: bool = True) -> Program:

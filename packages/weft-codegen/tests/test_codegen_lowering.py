@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import check, externs, launches, program_of
+from weft_codegen.kernels import compile_program
+from weft_codegen.loops.interpret import run_program
 
 torch.manual_seed(0)
 X = torch.randn(6, 8)
@@ -47,6 +49,39 @@ def test_powers_and_clamps():
     check(lambda x: (x**2, x**3, x.abs() ** 0.5, x.abs() ** 1.7, 2.0**x), X)
     check(lambda x: (x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=0.3), F.hardtanh(x)), X)
     check(lambda s: (s.clamp(-1, 1), torch.maximum(s, -s)), SPECIAL)
+
+
+ZEROS = torch.tensor([0.0, -0.0, 1.0, math.nan])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x.relu(), x.clamp(min=-0.0), x.clamp(max=0.0), F.relu6(x), F.hardtanh(x)),
+        lambda x: (x[1:2].sum(), x[:2].sum(), x + 0.0, x * -1, -x, x - 0, 0 - x, x.abs()),
+        lambda x: (torch.fmax(x, -x), torch.fmin(x, -x), x.sqrt(), x.sign()),
+        lambda x: (x.round(), x.trunc(), x.ceil(), torch.copysign(x, -x), x**3, x.sin(), x.tanh()),
+    ],
+)
+def test_the_sign_of_zero_is_eagers(fn):
+    program = program_of(fn, ZEROS)
+    for results in (run_program(program, [ZEROS]), compile_program(program)(ZEROS)):
+        for result, want in zip(results, fn(ZEROS), strict=True):
+            assert torch.equal(result.isnan(), want.isnan())
+            signs = [torch.where(t.isnan(), 0, t).signbit() for t in (result, want)]
+            assert torch.equal(*signs)
+
+
+def test_integers_wrap_and_truth_values_are_one():
+    low, high = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
+    x = torch.tensor([low, high, -1, 7], dtype=torch.int32)
+    check(lambda x: (x + x, x * 3, -x, x.abs(), x // 3, x % -3, x.to(torch.int8)), x, native=True)
+    u = torch.tensor([0, 200, 255], dtype=torch.uint8)
+    check(lambda u: (u.any(), u.all(), u + 100, u * 2, u.bool(), u.sum()), u, native=True)
+
+
+def test_float16_powers_take_minus_infinity_as_eager():
+    check(lambda s: (s**0.5, s**-0.5, s**2), SPECIAL.half(), native=True)
 
 
 ACTIVATIONS = [F.gelu, F.silu, F.softplus, F.elu, F.leaky_relu, F.hardswish, F.mish, F.logsigmoid]
@@ -174,8 +209,6 @@ def test_what_has_no_lowering_goes_through_the_dispatcher():
 def test_random_operators_draw_eagers_numbers():
     program = program_of(lambda x: F.dropout(x, 0.5), X)
     assert externs(program)
-    from weft_codegen.kernels import compile_program
-
     torch.manual_seed(3)
     want = F.dropout(X, 0.5)
     torch.manual_seed(3)

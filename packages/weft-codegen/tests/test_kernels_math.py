@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernel_programs import unary
 from weft_codegen.kernels import compile_program
+from weft_codegen.kernels.c_types import literal
 from weft_codegen.loops.ops import OPS
 
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 2.0, 0.5, -0.5]
@@ -64,3 +65,9 @@ def test_boolean_operation(name: str) -> None:
     operands = [torch.rand(500) < 0.5 for _ in range(OPS[name].arity)]
     (actual,) = compile_program(unary(name, torch.bool, 500))(*operands)
     assert torch.equal(actual, OPS[name].reference(*operands))
+
+
+def test_constants_beyond_float32_are_infinite():
+    assert literal(1e300, torch.float32) == "__builtin_inff()"
+    assert literal(-1e300, torch.float32) == "-__builtin_inff()"
+    assert literal(1e300, torch.float64) == "1e+300"

@@ -5,6 +5,7 @@
     3. schedule   loops/schedule: loop nodes to kernels
     4. verify     loops/verify.py, when settings.verify_ir is set
     5. build      kernels/: C source, compiler, loaded callable
+    6. measure    measure.py: eager runs instead where it is faster
 
 Each step takes a value and returns the next one; nothing here knows how a step works.
 """
@@ -25,7 +26,7 @@ from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import trace_aten
 
 from weft_codegen.config import Options, settings
-from weft_codegen.kernels import compile_program
+from weft_codegen.kernels import CompiledGraph, compile_program
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
@@ -33,6 +34,8 @@ from weft_codegen.loops.printer import program_text
 from weft_codegen.loops.program import Extern, Launch, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
+from weft_codegen.measure import measured
+from weft_codegen.trace import Trace
 
 __all__ = ["compile_graph", "decompositions", "make_program"]
 
@@ -62,10 +65,14 @@ def compile_graph(
         BackendCompilerError: a stage of the compilation failed.
     """
     chosen = Options.parse(options)
+    _say_once(chosen.without_effect())
     with events.span("codegen"):
         try:
             program = make_program(gm, inputs, chosen)
-            return _build(program)
+            compiled = _build(program)
+            if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
+                return measured(compiled, program, gm)
+            return compiled
         except NoLowering as reason:
             _hints.info("graph runs without generated code: %s", reason)
         except CompilerNotFound as missing:
@@ -91,12 +98,16 @@ def make_program(
     if not _is_aten(gm):
         with events.span("codegen.trace"):
             gm = _trace(gm, inputs)
+    trace = Trace(options)
+    trace.graph(gm)
     with events.span("codegen.lower"):
         lowered = lower_graph(gm)
+    trace.lowered(lowered)
     with events.span("codegen.schedule"):
         program = schedule(lowered, fuse=options.epilogue_fusion)
     if settings.verify_ir:
         verify_program(program)
+    trace.program(program)
     _count(program)
     if events.enabled("schedule"):
         _schedule_log.info("%s", program_text(program))
@@ -117,7 +128,7 @@ def _count(program: Program) -> None:
     counters["kernels"] += len(program.kernels)
     counters["launches"] += sum(isinstance(step, Launch) for step in program.steps)
     for step in program.steps:
-        if isinstance(step, Extern):
+        if isinstance(step, Extern) and step.when is None:
             counters["externs"] += 1
             events.counters["extern"][str(step.op)] += 1
 
@@ -158,6 +169,12 @@ def _eager(gm: fx.GraphModule) -> Compiled:
         return gm(*args)
 
     return run
+
+
+@functools.cache
+def _say_once(names: tuple[str, ...]) -> None:
+    for name in names:
+        _hints.info("the option %s has no effect on what is compiled here", name)
 
 
 @functools.cache

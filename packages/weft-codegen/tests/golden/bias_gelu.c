@@ -1,7 +1,13 @@
-/* gelu */
+/* kernel kernel0(a0: f32, a1: f32, a2: f32*) locals ()
+    for i0 in 0..32 parallel:
+        for i1 in 0..64:
+            v0 = (a0[i0*64 + i1] + a1[i1])
+            a2[i0*64 + i1] = ((v0 * 0.5) * (1.0 + erf((v0 * 0.7071067811865476))))
+ */
 WEFT_PART void weft_k0099397b4fce919d_part(const float *a0, const float *restrict a1, float *a2, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
+        /* golden_graphs.py:17: return F.gelu(x + b)  [add.Tensor, gelu] */
         #pragma omp simd
         for (int64_t i1 = 0; i1 < 64; i1++) {
             const float v0 = (a0[i0*64 + i1] + a1[i1]);
@@ -38,7 +44,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_expect(call, in[1], "argument 1", 6)) goto done;
     if (weft_layout(call, &in[1], &own[1], "argument 1", 1, dims_64, dims_1, 6)) goto done;
     float *const p_in1 = (void *)(weft_data(in[1]));
-    /* gelu */
+    /* golden_graphs.py:17: return F.gelu(x + b)  [add.Tensor, gelu] */
     if (weft_empty(&own[2], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf2 = (void *)(weft_data(own[2]));
     weft_k0099397b4fce919d(p_in0, p_in1, p_buf2);

@@ -1,4 +1,13 @@
-/* sum.dim_IntList */
+/* kernel kernel0(a0: f32, a1: f32*) locals (t0: f32[64])
+    for i0 in 0..64:
+        t0[i0] = 0.0
+    for i1 in 0..32:
+        for i0 in 0..64:
+            v0 = a0[i0 + i1*64]
+            t0[i0] sum= (v0 * v0)
+    for i0 in 0..64:
+        a1[i0] = t0[i0]
+ */
 WEFT_PART void weft_kd86b47bb5083cb0e_part(const float *restrict a0, float *restrict a1)
 {
     float t0[64] WEFT_ALIGNED;
@@ -6,6 +15,7 @@ WEFT_PART void weft_kd86b47bb5083cb0e_part(const float *restrict a0, float *rest
     for (int64_t i0 = 0; i0 < 64; i0++) {
         t0[i0] = 0.0f;
     }
+    /* golden_graphs.py:29: return (x * x).sum(0)  [mul.Tensor, sum.dim_IntList] */
     for (int64_t i1 = 0; i1 < 32; i1++) {
         #pragma omp simd
         for (int64_t i0 = 0; i0 < 64; i0++) {
@@ -43,7 +53,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_expect(call, in[0], "argument 0", 6)) goto done;
     if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
-    /* sum.dim_IntList */
+    /* golden_graphs.py:29: return (x * x).sum(0)  [mul.Tensor, sum.dim_IntList] */
     if (weft_empty(&own[1], 1, dims_64, dims_1, 6)) goto done;
     float *const p_buf1 = (void *)(weft_data(own[1]));
     weft_kd86b47bb5083cb0e(p_in0, p_buf1);

@@ -1,5 +1,20 @@
-/* var_mean.correction */
-/* add.Tensor */
+/* kernel kernel0(a0: f32, a1: f32, a2: f32, a3: f32*) locals (t0: f32[1], t1: f32[1], t2: f32[1], t3: f32[1], t4: f32[1], t5: f32[1])
+    for i0 in 0..32 parallel:
+        t0 = 0.0
+        for i1 in 0..64:
+            t0 sum= a0[i0*64 + i1]
+        v0 = (t0 / 64.0)
+        t1 = v0
+        t2 = 0.0
+        t3 = v0
+        for i1 in 0..64:
+            v1 = (a0[i0*64 + i1] - t3)
+            t2 sum= (v1 * v1)
+        t4 = (t2 / 64.0)
+        t5 = rsqrt((t4 + 1e-05))
+        for i1 in 0..64:
+            a3[i0*64 + i1] = ((((a0[i0*64 + i1] - t1) * t5) * a1[i1]) + a2[i1])
+ */
 WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restrict a1, const float *restrict a2, float *a3, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
@@ -10,6 +25,7 @@ WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restric
         float t4;
         float t5;
         t0 = 0.0f;
+        /* golden_graphs.py:25: return F.layer_norm(x, (64,), w, b)  [var_mean.correction] */
         float r0_lanes[64] WEFT_ALIGNED = {0};
         int64_t block1 = 0;
         for (; block1 + 64 <= 64; block1 += 64) {
@@ -25,6 +41,7 @@ WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restric
         t1 = v0;
         t2 = 0.0f;
         t3 = v0;
+        /* golden_graphs.py:25: return F.layer_norm(x, (64,), w, b)  [var_mean.correction] */
         float r2_lanes[64] WEFT_ALIGNED = {0};
         int64_t block3 = 0;
         for (; block3 + 64 <= 64; block3 += 64) {
@@ -41,6 +58,7 @@ WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restric
         t4 = v2;
         const float v3 = rsqrt_f32((t4 + 1e-05f));
         t5 = v3;
+        /* golden_graphs.py:25: return F.layer_norm(x, (64,), w, b)  [sub.Tensor, add.Tensor, rsqrt, mul.Tensor] */
         #pragma omp simd
         for (int64_t i1 = 0; i1 < 64; i1++) {
             a3[i0*64 + i1] = ((((a0[i0*64 + i1] - t1) * t5) * a1[i1]) + a2[i1]);
@@ -78,8 +96,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_expect(call, in[2], "argument 2", 6)) goto done;
     if (weft_layout(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6)) goto done;
     float *const p_in2 = (void *)(weft_data(in[2]));
-    /* var_mean.correction */
-    /* add.Tensor */
+    /* golden_graphs.py:25: return F.layer_norm(x, (64,), w, b)  [var_mean.correction, sub.Tensor, add.Tensor, rsqrt, mul.Tensor] */
     if (weft_empty(&own[3], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf7 = (void *)(weft_data(own[3]));
     weft_kd15ba51f85b814f6(p_in0, p_in1, p_in2, p_buf7);

@@ -1,7 +1,12 @@
-/* tanh */
+/* kernel kernel0(a0: f32, a1: f32, a2: f32*) locals ()
+    for i0 in 0..32 parallel:
+        for i1 in 0..64:
+            a2[i0*64 + i1] = tanh((a0[i0*64 + i1] + a1[i1]))
+ */
 WEFT_PART void weft_ke7ea16aa9d0d7481_part(const float *a0, const float *restrict a1, float *a2, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
+        /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [add.Tensor, tanh] */
         #pragma omp simd
         for (int64_t i1 = 0; i1 < 64; i1++) {
             const float v0 = tanh_f32((a0[i0*64 + i1] + a1[i1]));
@@ -44,11 +49,13 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     float *const p_in2 = (void *)(weft_data(in[2]));
     char *const scratch = weft_take(call, 8192);
     if (!scratch) goto done;
-    /* mm */
+    /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [mm] */
     float *const p_buf3 = (void *)(scratch + 0);
     if (torch.create_tensor_from_blob(scratch + 0 + 0, 2, dims_32_64, dims_64_1, 0, 6, 0, 0, &own[3])) goto done;
     if (WEFT_CALL(0, aoti_torch_cpu_mm_out, own[3], in[0], in[1]) && weft_python_into(call, 0, 2, (weft_tensor[]){in[0], in[1]}, 0, (int64_t[]){0}, own[3])) goto done;
-    /* tanh */
+    weft_drop(&own[1]);
+    weft_forget(call, 1);
+    /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [add.Tensor, tanh] */
     if (weft_empty(&own[4], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf4 = (void *)(weft_data(own[4]));
     weft_ke7ea16aa9d0d7481(p_buf3, p_in2, p_buf4);

@@ -1,7 +1,16 @@
-/* amax */
-/* exp */
-/* sum.dim_IntList */
-/* div.Tensor */
+/* kernel kernel0(a0: f32, a1: f32*) locals (t0: f32[1], t1: f32[1], t2: f32[64])
+    for i0 in 0..32 parallel:
+        t0 = -inf
+        for i1 in 0..64:
+            t0 max= a0[i0*64 + i1]
+        t1 = 0.0
+        for i1 in 0..64:
+            v0 = exp((a0[i0*64 + i1] - t0))
+            t2[i1] = v0
+            t1 sum= v0
+        for i1 in 0..64:
+            a1[i0*64 + i1] = (t2[i1] / t1)
+ */
 WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
@@ -9,6 +18,7 @@ WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t l
         float t1;
         float t2[64] WEFT_ALIGNED;
         t0 = -__builtin_inff();
+        /* golden_graphs.py:21: return x.softmax(-1)  [amax] */
         float r0 = t0;
         int32_t r0_nan = r0 != r0;
         #pragma omp simd reduction(max:r0) reduction(|:r0_nan)
@@ -20,6 +30,7 @@ WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t l
         r0 = r0_nan ? __builtin_nanf("") : r0;
         t0 = r0;
         t1 = 0.0f;
+        /* golden_graphs.py:21: return x.softmax(-1)  [sub.Tensor, exp, sum.dim_IntList] */
         float r1_lanes[64] WEFT_ALIGNED = {0};
         int64_t block2 = 0;
         for (; block2 + 64 <= 64; block2 += 64) {
@@ -33,6 +44,7 @@ WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t l
         }
         float r1 = sum_lanes_f32(r1_lanes);
         t1 += r1;
+        /* golden_graphs.py:21: return x.softmax(-1)  [div.Tensor] */
         #pragma omp simd
         for (int64_t i1 = 0; i1 < 64; i1++) {
             const float v1 = (t2[i1] / t1);
@@ -63,10 +75,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_expect(call, in[0], "argument 0", 6)) goto done;
     if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
-    /* amax */
-    /* exp */
-    /* sum.dim_IntList */
-    /* div.Tensor */
+    /* golden_graphs.py:21: return x.softmax(-1)  [amax, sub.Tensor, exp, sum.dim_IntList, div.Tensor] */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf4 = (void *)(weft_data(own[1]));
     weft_k93d0e9a4dc455c57(p_in0, p_buf4);

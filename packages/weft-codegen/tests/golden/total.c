@@ -1,32 +1,90 @@
-/* sum.dim_IntList */
-WEFT_PART void weft_kcd93f7dfe2f01ffb_part(const float *restrict a0, float *restrict a1)
+/* kernel kernel0(a0: f32, a1: f32*) locals (t0: f32[1])
+    for i0 in 0..50 parallel:
+        t0 = 0.0
+        for i1 in 0..20000:
+            t0 sum= a0[i0*20000 + i1]
+        a1[i0] = t0
+ */
+WEFT_PART void weft_ke62fed8ad4697538_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
+{
+    for (int64_t i0 = lo; i0 < hi; i0++) {
+        float t0;
+        t0 = 0.0f;
+        /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
+        for (int64_t first = 0; first < 20000; first += 16384) {
+            float r0_lanes[64] WEFT_ALIGNED = {0};
+            int64_t block1 = first;
+            for (; block1 + 64 <= weft_min(first + 16384, 20000); block1 += 64) {
+                #pragma omp simd
+                for (int64_t lane = 0; lane < 64; lane++) {
+                    const int64_t i1 = block1 + lane;
+                    r0_lanes[lane] = (a0[i0*20000 + i1] + r0_lanes[lane]);
+                }
+            }
+            float r0 = sum_lanes_f32(r0_lanes);
+            #pragma omp simd reduction(+:r0)
+            for (int64_t i1 = block1; i1 < weft_min(first + 16384, 20000); i1++) {
+                r0 += a0[i0*20000 + i1];
+            }
+            t0 += r0;
+        }
+        a1[i0] = t0;
+    }
+}
+
+struct weft_ke62fed8ad4697538_args { const float *a0; float *a1; };
+
+static void weft_ke62fed8ad4697538_part_team(void *args)
+{
+    const struct weft_ke62fed8ad4697538_args *a = args;
+    int64_t lo, hi;
+    weft_share(50, &lo, &hi);
+    weft_ke62fed8ad4697538_part(a->a0, a->a1, lo, hi);
+}
+
+__attribute__((weak, visibility("hidden")))
+void weft_ke62fed8ad4697538(const float *a0, float *a1)
+{
+    {
+        int threads = weft_threads(50, 2000200);
+        struct weft_ke62fed8ad4697538_args args = {a0, a1};
+        if (threads == 1)
+            weft_ke62fed8ad4697538_part(a0, a1, 0, 50);
+        else
+            weft_team.parallel(weft_ke62fed8ad4697538_part_team, &args, threads, 0);
+    }
+}
+
+
+/* kernel kernel1(a0: f32, a1: f32*) locals (t0: f32[1])
+    t0 = 0.0
+    for i0 in 0..50:
+        t0 sum= a0[i0]
+    a1[0] = t0
+ */
+WEFT_PART void weft_k6aec3a5b85262b64_part(const float *restrict a0, float *restrict a1)
 {
     float t0;
     t0 = 0.0f;
-    for (int64_t first = 0; first < 1000000; first += 16384) {
-        float r0_lanes[64] WEFT_ALIGNED = {0};
-        int64_t block1 = first;
-        for (; block1 + 64 <= weft_min(first + 16384, 1000000); block1 += 64) {
-            #pragma omp simd
-            for (int64_t lane = 0; lane < 64; lane++) {
-                const int64_t i0 = block1 + lane;
-                r0_lanes[lane] = (a0[i0] + r0_lanes[lane]);
-            }
-        }
-        float r0 = sum_lanes_f32(r0_lanes);
-        t0 += r0;
+    /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
+    float r0 = 0;
+    #pragma omp simd reduction(+:r0)
+    for (int64_t i0 = 0; i0 < 50; i0++) {
+        r0 += a0[i0];
     }
+    t0 += r0;
     a1[0] = t0;
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_kcd93f7dfe2f01ffb(const float *a0, float *a1)
+void weft_k6aec3a5b85262b64(const float *a0, float *a1)
 {
-    weft_kcd93f7dfe2f01ffb_part(a0, a1);
+    weft_k6aec3a5b85262b64_part(a0, a1);
 }
 
 
-void weft_kcd93f7dfe2f01ffb(const float *a0, float *a1);
+void weft_k6aec3a5b85262b64(const float *a0, float *a1);
+void weft_ke62fed8ad4697538(const float *a0, float *a1);
 
 static const int64_t dims_1000_1000[] = {1000, 1000};
 static const int64_t dims_1000_1[] = {1000, 1};
@@ -42,16 +100,24 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_expect(call, in[0], "argument 0", 6)) goto done;
     if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_1000_1000, dims_1000_1, 6)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
-    /* sum.dim_IntList */
+    char *const scratch = weft_take(call, 256);
+    if (!scratch) goto done;
+    /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
+    float *const p_buf1_parts = (void *)(scratch + 0);
+    weft_ke62fed8ad4697538(p_in0, p_buf1_parts);
+    weft_drop(&own[0]);
+    weft_forget(call, 0);
+    /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
     if (weft_empty(&own[1], 0, dims_, dims_, 6)) goto done;
     float *const p_buf1 = (void *)(weft_data(own[1]));
-    weft_kcd93f7dfe2f01ffb(p_in0, p_buf1);
+    weft_k6aec3a5b85262b64(p_buf1_parts, p_buf1);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;
 done:
     for (int k = 0; k < 2; k++)
         weft_drop(&own[k]);
+    weft_give(call);
     return status;
 }
 

@@ -1,7 +1,12 @@
-/* clone */
+/* kernel kernel0(a0: f32, a1: f32*) locals ()
+    for i0 in 0..64 parallel:
+        for i1 in 0..32:
+            a1[i0*32 + i1] = (a0[i0 + i1*64] + 1.0)
+ */
 WEFT_PART void weft_kb07283fbed38b395_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
+        /* golden_graphs.py:41: return (x.t() + 1).contiguous()  [add.Tensor, clone] */
         #pragma omp simd
         for (int64_t i1 = 0; i1 < 32; i1++) {
             a1[i0*32 + i1] = (a0[i0 + i1*64] + 1.0f);
@@ -33,7 +38,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_expect(call, in[0], "argument 0", 6)) goto done;
     if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
-    /* clone */
+    /* golden_graphs.py:41: return (x.t() + 1).contiguous()  [add.Tensor, clone] */
     if (weft_empty(&own[1], 2, dims_64_32, dims_32_1, 6)) goto done;
     float *const p_buf1 = (void *)(weft_data(own[1]));
     weft_kb07283fbed38b395(p_in0, p_buf1);

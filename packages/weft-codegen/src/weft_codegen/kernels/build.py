@@ -18,10 +18,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft_core.cachedir import atomic_write, cache_dir, read_checked, write_checked
@@ -42,11 +43,21 @@ _log = logging.getLogger("weft.codegen.build")
 class Sources:
     """The C text of a program: the host unit, and each kernel's text by its symbol.
 
-    A symbol must change whenever its text does (see `kernel_symbol`).
+    A symbol must change whenever its text does (see `kernel_symbol`).  `readable` is each
+    kernel's text with comments.
     """
 
     host: str
     kernels: Mapping[str, str]
+    readable: Mapping[str, str] = field(default_factory=dict)
+
+    def host_unit(self) -> str:
+        """The host's translation unit."""
+        return _unit(HOST_HEADER, [self.host])
+
+    def kernel_unit(self, *, readable: bool) -> str:
+        """One translation unit with every kernel."""
+        return _unit(KERNEL_HEADER, list((self.readable if readable else self.kernels).values()))
 
 
 def kernel_symbol(text: str) -> str:
@@ -161,6 +172,19 @@ def compile_all(jobs: Sequence[_Job], tools: Toolchain) -> None:
     for job, command, status, output in results:
         if status != 0:
             raise _compile_error(job.source, job.text, command, output)
+
+
+def build_script(kernels: Path, host: Path) -> str:
+    """The commands that make a program of two written-out units, as a shell script."""
+    tools = find()
+    lines = ["#!/bin/sh", "set -e"]
+    units = ((kernels, tools.kernel_flags), (host, tools.host_flags))
+    for source, flags in units:
+        command = [*tools.command, *flags, f"-I{INCLUDE}", "-c", source.name]
+        lines.append(shlex.join([*command, "-o", f"{source.stem}.o"]))
+    linked = [f"{source.stem}.o" for source, _ in units]
+    lines.append(shlex.join([*tools.command, *linked, *tools.link_flags, "-o", "program.so"]))
+    return "\n".join(lines) + "\n"
 
 
 def _finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:

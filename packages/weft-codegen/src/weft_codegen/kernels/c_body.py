@@ -13,21 +13,30 @@ A long sum of floats is also cut into chunks, so that its rounding error does no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from weft_codegen.kernels.c_expr import ExprWriter
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
 from weft_codegen.kernels.simd import SimdLoop, analyse
+from weft_codegen.kernels.turn import Turn, match_turn
 from weft_codegen.loops.expr import Read, walk
 from weft_codegen.loops.index import Axis
+from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
+from weft_codegen.loops.schedule.tile import TILE
 
 LANES = 64
 SUM_CHUNK = 16384
+NOTE = "/* @ "
 _CLAUSES = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
+
+
+def without_notes(text: str) -> str:
+    """C text without the lines that `CText.notes` wrote: what the compiler gets."""
+    return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith(NOTE))
 
 
 class CText:
@@ -40,6 +49,11 @@ class CText:
     def line(self, text: str) -> None:
         """One line at the current depth."""
         self.lines.append("    " * self._depth + text)
+
+    def notes(self, origins: Iterable[str]) -> None:
+        """Comments that say where a loop comes from (`without_notes` takes them out again)."""
+        for text in by_line(origins):
+            self.line(f"{NOTE}{text.replace('*/', '* /')} */")
 
     def open(self, head: str) -> None:
         """Begin a block: a function at depth zero, else a statement with braces."""
@@ -98,12 +112,25 @@ class BodyWriter:
         if loop.limit is not None:
             end = f"weft_min({end}, {self._exprs.index(loop.limit)})"
         self._exprs.forget(changed(loop.body))
+        turn = match_turn(loop)
+        if turn is not None and not self._turn(turn):
+            return
         if any(isinstance(stmt, Loop) for stmt in loop.body):
+            self._text.notes(loop.notes)
             self._text.open(for_head(loop.axis, "0", end))
             self.body(loop.body)
             self._text.close()
         else:
             self.innermost(loop, "0", end)
+
+    def _turn(self, turn: Turn) -> bool:
+        """Write a call for a full tile; whether its loops are needed too, for tiles at an edge."""
+        size = C_TYPES[turn.local.dtype].bytes
+        source = f"{turn.buffer} + {self._exprs.index(turn.base)}"
+        call = f"weft_turn_{size}({source}, {self._exprs.index(turn.step)}, {turn.local.name});"
+        full = " && ".join(f"{self._exprs.index(limit)} >= {TILE}" for limit in turn.limits)
+        self._text.line(f"if ({full}) {call} else" if full else call)
+        return bool(full)
 
     # ---- statements ----
 
@@ -164,6 +191,7 @@ class BodyWriter:
 
     def innermost(self, loop: Loop, start: str, end: str) -> None:
         """Write a loop without loops inside, over [start, end)."""
+        self._text.notes(loop.notes)
         simd = self.simd(loop)
         if simd is None:
             self._text.open(for_head(loop.axis, start, end))

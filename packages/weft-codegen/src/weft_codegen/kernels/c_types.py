@@ -63,12 +63,13 @@ def literal(value: Number, dtype: torch.dtype) -> str:
 
 
 def _float_literal(value: float, suffix: str) -> str:
+    if suffix:
+        value = torch.tensor(value, dtype=torch.float32).item()
     if math.isnan(value):
         return f'__builtin_nan{suffix}("")'
     if math.isinf(value):
         return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
     if suffix:
-        value = torch.tensor(value, dtype=torch.float32).item()
         # The shortest text that reads back as the same float.
         text = next(t for t in (f"{value:.{p}g}" for p in (6, 7, 8, 9)) if _same_f32(t, value))
     else:

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft_codegen.kernels.build import kernel_symbol
-from weft_codegen.kernels.c_body import BodyWriter, CText, for_head, local_names
+from weft_codegen.kernels.c_body import (
+    NOTE,
+    BodyWriter,
+    CText,
+    for_head,
+    local_names,
+    without_notes,
+)
 from weft_codegen.kernels.c_expr import index_c, is_scalar
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.simd import collides
@@ -38,19 +45,25 @@ _NAME = "@KERNEL@"
 
 @dataclass(frozen=True)
 class KernelCode:
-    """A kernel in C: `prototype` declares it to the host, `symbol` names it."""
+    """A kernel in C: `prototype` declares it to the host, `symbol` names it.
+
+    `readable` is `text` with the origin of every loop above it.
+    """
 
     symbol: str
     prototype: str
     text: str
+    readable: str
 
 
 def emit_kernel(kernel: Kernel) -> KernelCode:
     """C text of `kernel` under a symbol made from that text, so equal kernels share it."""
-    text = _KernelWriter(kernel).text()
+    noted = _KernelWriter(kernel).text()
+    text = without_notes(noted)
     symbol = kernel_symbol(text)
     prototype = f"void {symbol}({_parameters(kernel, restrict=False)});"
-    return KernelCode(symbol, prototype, text.replace(_NAME, symbol))
+    readable = noted.replace(NOTE, "/* ").replace(_NAME, symbol)
+    return KernelCode(symbol, prototype, text.replace(_NAME, symbol), readable)
 
 
 def _parameters(kernel: Kernel, *, restrict: bool) -> str:
@@ -216,10 +229,12 @@ class _KernelWriter:
         self._text.close()
 
     def _shared_loops(self, nest: Nest, locals_here: list[Local]) -> None:
-        innermost = Loop(nest.shared[-1].axis, nest.body)
+        notes = tuple(note for loop in nest.shared for note in loop.notes)
+        innermost = Loop(nest.shared[-1].axis, nest.body, notes=notes)
         if len(nest.shared) == 1 and self._body.simd(innermost) is not None:
             self._body.innermost(innermost, "lo", "hi")
             return
+        self._text.notes(notes)
         if len(nest.shared) == 1:
             self._text.open(for_head(nest.shared[0].axis, "lo", "hi"))
         else:

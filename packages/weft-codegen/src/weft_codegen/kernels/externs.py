@@ -324,7 +324,7 @@ def python_step(step: Extern) -> tuple[list[str], list[IndexExpr], Callable[...,
         result = step.op(*_fill(args, pools), **filled)
         if isinstance(result, list | tuple):
             return tuple(result)
-        return (result,)
+        return () if result is None else (result,)
 
     return tensors, ints, run
 

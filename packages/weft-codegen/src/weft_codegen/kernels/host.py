@@ -6,6 +6,7 @@ The way from Python into `weft_run` is the same for every program: see include/w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from weft_codegen.kernels.c_expr import index_c
@@ -21,6 +22,7 @@ from weft_codegen.kernels.externs import (
 )
 from weft_codegen.kernels.plan import Place, Plan
 from weft_codegen.loops.index import ZERO, IndexExpr, Size
+from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.program import (
     Alias,
     Buffer,
@@ -48,10 +50,12 @@ class HostWriter:
         self._shims: dict[str, int] = {}
         self._externs = any(isinstance(step, Extern) for step in program.steps)
         self._launched = self._launched_buffers()
+        self._positions = {item.name: k for k, item in enumerate(program.inputs)}
         self._offsets = _view_offsets(program)
         self._dying: dict[int, list[str]] = {}
+        large = frozenset(_large_inputs(program))
         for name, root in plan.root.items():
-            if plan.place[root] is Place.OWNED and root in plan.last:
+            if root in plan.last and (plan.place[root] is Place.OWNED or root in large):
                 self._dying.setdefault(plan.last[root], []).append(name)
 
     def text(self) -> str:
@@ -139,8 +143,8 @@ class HostWriter:
             self._alias(step)
 
     def _origins(self, origins: tuple[str, ...]) -> None:
-        for origin in origins:
-            self._line(f"/* {origin.replace('*/', '* /')} */")
+        for text in by_line(origins):
+            self._line(f"/* {text.replace('*/', '* /')} */")
 
     def _launch(self, step: Launch) -> None:
         self._origins(step.origins)
@@ -206,6 +210,8 @@ class HostWriter:
 
     def _extern(self, position: int, step: Extern) -> None:
         self._origins(step.origins)
+        if step.when is not None:
+            self._line(f"if (*{_pointer_name(step.when)}) {{")
         tensors, ints, _ = python_step(step)
         handles = [self._handle(name) for name in tensors]
         floating = all(self._program.buffers[name].dtype.is_floating_point for name in tensors)
@@ -231,6 +237,8 @@ class HostWriter:
         if call is not None:
             python = f"{self._shim(call.function)}, {', '.join(pieces)}) && {python}"
         self._check(python)
+        if step.when is not None:
+            self._line("}")
         if not writes_into(step):
             self._results(step)
 
@@ -264,7 +272,10 @@ class HostWriter:
     def _release(self, position: int) -> None:
         """Drop tensors that no later step needs."""
         for name in self._dying.get(position, ()):
-            if name in self._handles:
+            if self._plan.place.get(name) is Place.INPUT:
+                self._line(f"weft_drop(&{self._slot(name)});")  # a copy in other strides
+                self._line(f"weft_forget(call, {self._positions[name]});")
+            elif name in self._handles:
                 self._line(f"weft_drop(&{self._handles[name]});")
 
     # ---- outputs ----
@@ -372,6 +383,22 @@ def _output_letter(output: Output) -> str:
     if output is None:
         return "-"
     return "t" if isinstance(output, Ref) else "i"
+
+
+# Elements from which dropping an argument early is worth taking the interpreter lock for it.
+_LARGE = 4096
+
+
+def _large_inputs(program: Program) -> list[str]:
+    """Tensors among the arguments that a call may drop when it needs them no more."""
+    names = []
+    for item in program.inputs:
+        if item.kind == "tensor" and item.name not in program.mutations:
+            shape = program.buffers[item.name].shape
+            fixed = math.prod(int(dim.value) for dim in shape if dim.is_const)
+            if fixed >= _LARGE or not all(dim.is_const for dim in shape):
+                names.append(item.name)
+    return names
 
 
 def _symbol(extent: IndexExpr) -> str | None:

@@ -24,8 +24,10 @@ from weft_codegen.kernels.build import Sources, build
 from weft_codegen.kernels.emit_c import KernelCode, emit_kernel
 from weft_codegen.kernels.externs import python_step, writes_into
 from weft_codegen.kernels.host import HostWriter
+from weft_codegen.kernels.malloc import keep_freed_memory
 from weft_codegen.kernels.plan import make_plan
-from weft_codegen.loops.program import Extern, Launch, Program
+from weft_codegen.loops.printer import kernel_text
+from weft_codegen.loops.program import Extern, Kernel, Program
 
 _output_code = logger("codegen", "output_code")
 _SCRATCHES = 8
@@ -78,6 +80,15 @@ class CompiledGraph:
             torch.autograd.graph.increment_version([args[k] for k in self._mutated])
         return outputs
 
+    def call_owning(self, args: list[Any]) -> list[Any]:
+        """`self(*args)` that takes large tensors out of `args` when no later step needs them."""
+        mutated = [args[k] for k in self._mutated]
+        with torch._C._DisableAutocast():
+            outputs = self._run(args)
+        if mutated:
+            torch.autograd.graph.increment_version(mutated)
+        return outputs
+
     def __del__(self) -> None:
         # First the function, whose code is in the library; a call in progress holds `self`.
         if hasattr(self, "_run") and not sys.is_finalizing():
@@ -97,6 +108,7 @@ def compile_program(program: Program) -> CompiledGraph:
     if enabled("output_code"):
         _output_code.info("%s", text)
     path = build(sources)
+    keep_freed_memory()
     with span("codegen.load"):
         return CompiledGraph(program, text, path)
 
@@ -109,24 +121,20 @@ def emit_program(program: Program) -> tuple[Sources, str]:
     plan = make_plan(program, allocates)
     host = HostWriter(program, plan, codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
-    return Sources(host, kernels), _readable(program, codes, host)
+    readable = {
+        code.symbol: _readable_kernel(program.kernels[name], code) for name, code in codes.items()
+    }
+    sources = Sources(host, kernels, readable)
+    return sources, "\n\n".join([*readable.values(), host]) + "\n"
 
 
 def _writes_into(step: Any) -> bool:
     return isinstance(step, Extern) and writes_into(step)
 
 
-def _readable(program: Program, codes: dict[str, KernelCode], host: str) -> str:
-    """Every kernel below the operations it was first made for, then the host function."""
-    origins: dict[str, tuple[str, ...]] = {}
-    for step in program.steps:
-        if isinstance(step, Launch):
-            origins.setdefault(step.kernel, step.origins)
-    parts = []
-    for name, code in codes.items():
-        notes = "".join(f"/* {origin} */\n" for origin in origins.get(name, ()))
-        parts.append(notes + code.text)
-    return "\n\n".join([*parts, host]) + "\n"
+def _readable_kernel(kernel: Kernel, code: KernelCode) -> str:
+    """A kernel's C below its loop program."""
+    return f"/* {kernel_text(kernel).replace('*/', '* /')}\n */\n{code.readable}"
 
 
 # ---- loading ----

@@ -9,6 +9,7 @@ zero never runs.  No sympy: `shapes.py` converts from it when a graph is symboli
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ IndexLike = IndexExpr | int
 
 _interned: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 _constants: dict[int, IndexExpr] = {}
+_values = itertools.count()
 
 
 def _intern(key: Any, build: Callable[[], Any]) -> Any:
@@ -215,8 +217,9 @@ def size(name: str) -> IndexExpr:
 def computed(expr: Any, extent: IndexLike) -> IndexExpr:
     """The integer that `expr` (an Expr) evaluates to, known to lie in [0, extent)."""
     extent = index(extent)
-    key = f"<{expr}>"
-    return _atom(_intern((Value, expr, extent), lambda: Value(key, expr, extent)))
+    return _atom(
+        _intern((Value, expr, extent), lambda: Value(f"<{next(_values):06}>", expr, extent))
+    )
 
 
 def least(left: IndexLike, right: IndexLike) -> IndexExpr:
@@ -270,8 +273,8 @@ def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
 
 def floordiv(num: IndexExpr, den: IndexExpr) -> IndexExpr:
     """floor(num / den) for den >= 1, simplified with the ranges of the axes."""
-    if den is ONE or not num.terms:
-        return num
+    if den is ONE or not num.terms or den is ZERO:
+        return num  # nothing is ever divided by an empty extent
     whole, rest = _divide_terms(num, den)
     if in_range(rest, den):
         return whole
@@ -297,7 +300,7 @@ def floordiv(num: IndexExpr, den: IndexExpr) -> IndexExpr:
 
 def mod(num: IndexExpr, den: IndexExpr) -> IndexExpr:
     """num modulo den for den >= 1, in [0, den), simplified with the ranges of the axes."""
-    if den is ONE:
+    if den is ONE or den is ZERO:
         return ZERO
     _, rest = _divide_terms(num, den)
     if in_range(rest, den):

@@ -98,15 +98,28 @@ class _Run:
         )
 
     def _extern(self, step: Extern) -> None:
+        if step.when is not None and not self._memory[step.when].any():
+            return
         args = [self._argument(arg) for arg in step.args]
         kwargs = {name: self._argument(value) for name, value in step.kwargs}
         with torch.no_grad():
             results = step.op(*args, **kwargs)
         if not isinstance(results, tuple | list):
-            results = (results,)
+            results = () if results is None else (results,)
         for name, result in zip(step.results, results, strict=True):
             if name is not None:
-                self._memory[name] = result
+                self._memory[name] = self._laid_out(name, result)
+
+    def _laid_out(self, name: str, result: torch.Tensor) -> torch.Tensor:
+        """`result` with the strides that the program relies on."""
+        buffer = self._program.buffers.get(name)
+        if buffer is None or result.layout is not torch.strided:
+            return result
+        strides = tuple(self._int(n) for n in buffer.strides)
+        dims = zip(result.shape, result.stride(), strides, strict=True)
+        if result.numel() == 0 or all(n == 1 or actual == want for n, actual, want in dims):
+            return result
+        return self._allocate(name).copy_(result)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
@@ -144,6 +157,7 @@ class KernelRun:
         self._sizes = sizes
         self._axes: dict[Axis, Any] = {}
         self._count = 1  # iterations of the loop that is evaluated at once
+        self._at_once = False
         self._locals: dict[str, torch.Tensor] = {
             local.name: torch.zeros(self._index(local.extent), dtype=local.dtype)
             for local in kernel.locals
@@ -168,11 +182,11 @@ class KernelRun:
                 self.body(loop.body)
         elif count > 0:
             self._axes[loop.axis] = torch.arange(count)
-            self._count = count
+            self._count, self._at_once = count, True
             seen: dict[Expr, torch.Tensor] = {}
             for stmt in loop.body:
                 self._simple(stmt, seen)
-            self._count = 1
+            self._count, self._at_once = 1, False
         self._axes.pop(loop.axis, None)
         self._scalars.clear()
 
@@ -186,11 +200,14 @@ class KernelRun:
         if isinstance(stmt, Store):
             target = self._memory[stmt.buffer]
             if stmt.mode == "add":
-                target.index_put_((torch.as_tensor(where),), value, accumulate=True)
+                place, value = torch.broadcast_tensors(torch.as_tensor(where), value)
+                target.index_put_((place,), value, accumulate=True)
             else:
                 target[where] = value
-        elif value.dim() and not isinstance(where, torch.Tensor):
+        elif self._at_once and not isinstance(where, torch.Tensor):
             self._scalars[stmt.local.name] = value  # one value an iteration
+            if value.dim() == 0:
+                self._locals[stmt.local.name][where] = value
         else:
             self._locals[stmt.local.name][where] = value
 
@@ -202,7 +219,10 @@ class KernelRun:
             self._arg_reduce(stmt.op, targets, where, values)
             return
         combine = OPS[REDUCTIONS[stmt.op].combine].reference
-        value = values[0]
+        value, name = values[0], stmt.targets[0].name
+        if name in self._scalars:  # begun in this iteration: nothing is shared between them
+            self._scalars[name] = combine(self._scalars[name], value)
+            return
         if value.dim() == 0 and self._count > 1:
             value = value.expand(self._count)
         if value.dim() and not isinstance(where, torch.Tensor):
@@ -219,7 +239,7 @@ class KernelRun:
             pairs = [(int(k), many[n], positions[n]) for n, k in enumerate(where)]
         else:
             many, positions = (value.expand(self._count) for value in values)
-            pick = REDUCTIONS[op].reference(many)
+            pick = REDUCTIONS[op].reference(many.long() if many.dtype is torch.bool else many)
             pairs = [(int(where), many[pick], positions[pick])]
         for place, value, position in pairs:
             if _better(op, value, best[place]):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Load, walk
+from weft_codegen.loops.expr import Expr, Load, computed_parts, walk
 from weft_codegen.loops.index import Axis, IndexExpr
 from weft_codegen.loops.program import Alias, Buffer, Extern, Input, Output
 
@@ -23,7 +23,9 @@ class Compute:
     """result[index] = op over `reduced` of values, for every point of `axes`.
 
     Without `op`, `reduced` is empty and there is one value.  argmax and argmin have two values
-    (the compared one, the position) and store the position.
+    (the compared one, the position) and store the position.  With `update` ("set" or "add", no
+    `op`) the buffer was filled before and some of its elements, at computed places perhaps, are
+    stored or added to, in the order of `axes` where they meet.
     """
 
     result: str
@@ -33,11 +35,13 @@ class Compute:
     values: tuple[Expr, ...]
     index: IndexExpr
     origins: tuple[str, ...] = ()
+    update: str | None = None
 
     @property
     def loads(self) -> tuple[Load, ...]:
         """Every distinct load of the node."""
-        return tuple(node for node in walk(*self.values) if isinstance(node, Load))
+        exprs = (*self.values, *computed_parts(self.index))
+        return tuple(node for node in walk(*exprs) if isinstance(node, Load))
 
 
 Item = Compute | Extern | Alias

@@ -89,6 +89,14 @@ def _truncated(a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
+def _maximum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a > b) | a.isnan(), a, b)
+
+
+def _minimum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a < b) | a.isnan(), a, b)
+
+
 _ROWS = (
     # arithmetic; integers wrap around
     _infix("add", "+", _same, torch.add),
@@ -97,9 +105,9 @@ _ROWS = (
     OpRow("div", 2, _float, torch.div, "({0} / {1})", "({0} / {1})", 4),
     OpRow("neg", 1, _same, torch.neg, "(-{0})", "(-{0})"),
     _call("abs", torch.abs, "tl.abs({0})", rule=_same),
-    # nan if either operand is nan
-    _call("maximum", torch.maximum, "maximum({0}, {1})", arity=2, rule=_same),
-    _call("minimum", torch.minimum, "minimum({0}, {1})", arity=2, rule=_same),
+    # nan if either operand is nan; of equal operands (0.0 and -0.0) the second
+    _call("maximum", _maximum, "maximum({0}, {1})", arity=2, rule=_same),
+    _call("minimum", _minimum, "minimum({0}, {1})", arity=2, rule=_same),
     # integer division truncates (C) or floors (Python); the divisor is not zero
     _call("truncdiv", _truncated, "truncdiv({0}, {1})", arity=2, rule=_same, cost=8),
     _call("floordiv", torch.floor_divide, "floordiv({0}, {1})", arity=2, rule=_same, cost=8),

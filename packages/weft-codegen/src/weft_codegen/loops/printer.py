@@ -14,6 +14,8 @@ import torch
 
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Op, Read, walk
 from weft_codegen.loops.index import Atom, IndexExpr, Value
+from weft_codegen.loops.lower.origins import by_line
+from weft_codegen.loops.nodes import Compute, Lowered
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.program import (
     Alias,
@@ -200,7 +202,7 @@ def step_text(step: Step) -> str:
     """One step of a program on one line (its origins after a `#`)."""
     if isinstance(step, Alias):
         return f"{step.name} = view of {step.base} + {index_text(step.offset)}"
-    origins = f"  # {'; '.join(step.origins)}" if step.origins else ""
+    origins = f"  # {'; '.join(by_line(step.origins))}" if step.origins else ""
     if isinstance(step, Launch):
         args = [*step.buffers, *map(index_text, step.sizes)]
         return f"{step.kernel}({', '.join(args)}){origins}"
@@ -208,11 +210,28 @@ def step_text(step: Step) -> str:
     args = [_value_text(a) for a in step.args]
     args += [f"{name}={_value_text(value)}" for name, value in step.kwargs]
     results = ", ".join(name or "_" for name in step.results)
-    return f"{results} = {step.op}({', '.join(args)}){origins}"
+    when = f" if {step.when}" if step.when is not None else ""
+    return f"{results} = {step.op}({', '.join(args)}){when}{origins}"
 
 
 def _output_text(output: Output) -> str:
     return "None" if output is None else _value_text(output)
+
+
+def lowered_text(lowered: Lowered) -> str:
+    """A lowered graph: buffers, then each item with what it computes."""
+    lines = [f"  {buffer_text(buffer)}" for buffer in lowered.buffers.values()]
+    for item in lowered.items:
+        if not isinstance(item, Compute):
+            lines.append(step_text(item))
+            continue
+        lines += [f"# {text}" for text in by_line(item.origins)]
+        axes = ", ".join(f"{loop.key} in 0..{index_text(loop.extent)}" for loop in item.axes)
+        reduced = ", ".join(f"{k.key} in 0..{index_text(k.extent)}" for k in item.reduced)
+        over = f"{item.op} over {reduced} of " if item.op else ""
+        value = f"{over}{', '.join(map(expr_text, item.values))}  for {axes or '()'}"
+        lines.append(f"{item.result}[{index_text(item.index)}] = {value}")
+    return "\n".join([*lines, f"return {', '.join(map(_output_text, lowered.outputs))}"])
 
 
 def program_text(program: Program) -> str:

@@ -56,7 +56,7 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Load, Local, walk
+from weft_codegen.loops.expr import Expr, Load, Local, computed_parts, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
 
 CPU = torch.device("cpu")
@@ -115,13 +115,15 @@ class Loop:
     """`for axis in 0 .. min(axis.extent, limit)`; kind is "parallel" or "serial".
 
     "serial" fixes the order only where a Reduce or a local carries a value from one iteration to
-    the next; an emitter may vectorise any innermost loop.
+    the next; an emitter may vectorise any innermost loop.  `notes` are the origins of what the
+    loop computes, for readers only.
     """
 
     axis: Axis
     body: tuple[Stmt, ...]
     kind: str = "serial"
     limit: IndexExpr | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ class Kernel:
 class Launch:
     """Runs `kernel` (a name in Program.kernels) with actual buffers and sizes for its formals.
 
-    `origins` says where it comes from: one "op at file:line" text for each fx node it computes.
+    `origins` says where it comes from: one "op at file:line: code" text for each fx node it
+    computes.
     """
 
     kernel: str
@@ -205,7 +208,8 @@ class Extern:
     Arguments are Ref, IndexExpr (a symbolic int), constants, and lists of these.  `results` names
     the buffer each returned tensor becomes, in order (None: the result is dropped, or is not a
     tensor); they are freshly allocated unless the operator mutates an argument, which `mutates`
-    names.  A result that is no Buffer of the program is not used.
+    names.  A result that is no Buffer of the program is not used.  `when` names an int64 scalar:
+    the call is only made where that is not zero (see checks.py).
     """
 
     op: torch._ops.OpOverload
@@ -214,6 +218,7 @@ class Extern:
     results: tuple[str | None, ...]
     mutates: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    when: str | None = None
 
 
 @dataclass(frozen=True)
@@ -259,6 +264,8 @@ def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
     """The expressions a statement evaluates (none for a Loop)."""
     if isinstance(stmt, Reduce):
         return stmt.values
+    if isinstance(stmt, Store):
+        return (stmt.value, *computed_parts(stmt.index))
     return () if isinstance(stmt, Loop) else (stmt.value,)
 
 

@@ -1,6 +1,7 @@
 /* The way in from Python.  Included after weft_run, with the program's interface as macros:
  * WEFT_INPUTS and WEFT_OUTPUTS count, WEFT_INPUT_KINDS and WEFT_OUTPUT_KINDS hold one letter each:
- * t tensor, i integer, - ignored (None for an output).
+ * t tensor, i integer, - ignored (None for an output).  The arguments may come as one list, from which
+ * the program then takes each tensor after its last use.
  */
 static PyObject *weft_entry(PyObject *self, PyObject *const *args, int64_t n)
 {
@@ -8,6 +9,14 @@ static PyObject *weft_entry(PyObject *self, PyObject *const *args, int64_t n)
     weft_call call = {program};
     weft_tensor in[WEFT_INPUTS + 1], out[WEFT_OUTPUTS + 1] = {NULL};
     int64_t sizes[WEFT_INPUTS + WEFT_OUTPUTS + 1];
+    PyObject *items[WEFT_INPUTS + 1];
+    if (n == 1 && weft_is_list(args[0])) {
+        call.owned = args[0];
+        n = PyList_Size(call.owned);
+        for (int k = 0; k < n && k < WEFT_INPUTS; k++)
+            items[k] = PyList_GetItem(call.owned, k);
+        args = items;
+    }
     if (n != WEFT_INPUTS)
         return PyErr_Format(PyExc_TypeError, "compiled graph takes %d arguments, got %d",
                             WEFT_INPUTS, (int)n);

@@ -48,7 +48,7 @@ typedef struct {
 #define METH_FASTCALL 0x0080
 
 extern PyObject *PyExc_RuntimeError, *PyExc_TypeError, *PyExc_ValueError;
-extern char _Py_NoneStruct;
+extern char _Py_NoneStruct, PyList_Type;
 PyObject *PyCapsule_New(void *pointer, const char *name, void (*destructor)(PyObject *));
 void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
 PyObject *PyCFunction_NewEx(PyMethodDef *method, PyObject *self, PyObject *module);
@@ -57,6 +57,8 @@ PyObject *PyErr_Format(PyObject *kind, const char *format, ...);
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *thread);
 PyObject *PyList_New(int64_t size);
+int64_t PyList_Size(PyObject *list);
+PyObject *PyList_GetItem(PyObject *list, int64_t position);
 int PyList_SetItem(PyObject *list, int64_t position, PyObject *item);
 PyObject *PyLong_FromLongLong(long long value);
 long long PyLong_AsLongLong(PyObject *number);
@@ -176,6 +178,7 @@ typedef struct {
 typedef struct {
     weft_program *program;
     void *thread;
+    PyObject *owned; /* the list of arguments, if the call may drop them; or NULL */
     weft_scratch *scratch;
     char *block;
     char message[256];
@@ -216,6 +219,17 @@ static void weft_drop(weft_tensor *slot)
     if (*slot)
         torch.delete_tensor_object(*slot);
     *slot = NULL;
+}
+
+/* No later step needs argument k. */
+static void weft_forget(weft_call *call, int k)
+{
+    if (!call->owned)
+        return;
+    PyEval_RestoreThread(call->thread);
+    Py_IncRef((PyObject *)&_Py_NoneStruct);
+    PyList_SetItem(call->owned, k, (PyObject *)&_Py_NoneStruct);
+    call->thread = PyEval_SaveThread();
 }
 
 static void *weft_data(weft_tensor tensor)
@@ -367,6 +381,11 @@ static int weft_is_tensor(weft_program *program, PyObject *object)
         if (kind == PyTuple_GetItem(program->tensor_types, k))
             return 1;
     return 0;
+}
+
+static int weft_is_list(PyObject *object)
+{
+    return ((PyObject **)object)[1] == (PyObject *)&PyList_Type;
 }
 
 static const char weft_capsule_name[] = "weft program";

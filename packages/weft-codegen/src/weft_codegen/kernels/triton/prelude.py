@@ -65,13 +65,14 @@ def not_(a):
 @triton.jit
 def maximum(a, b):
     """The larger operand; NaN if either is NaN."""
-    return tl.where((a > b) | (a != a), a, b)
+    # One operand may be a literal, so only the two together are compared; the sum is NaN.
+    return tl.where(a > b, a, tl.where(a <= b, b, a + b))
 
 
 @triton.jit
 def minimum(a, b):
     """The smaller operand; NaN if either is NaN."""
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.where(a < b, a, tl.where(a >= b, b, a + b))
 
 
 @triton.jit

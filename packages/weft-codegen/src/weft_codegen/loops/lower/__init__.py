@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-_ROWS = ("pointwise", "views", "creation", "reductions")
+_ROWS = ("pointwise", "views", "creation", "reductions", "indexing", "pooling")
 
 
 def install() -> None:

@@ -32,6 +32,9 @@ def _fill(call: Call, x: LazyTensor, value: Any) -> LazyTensor:
     return _filled(call, value)
 
 
+# Uninitialised memory may as well be zero: as a constant it vanishes when it is overwritten.
+@lowers("aten.empty", "aten.empty_like", "aten.empty_permuted", "aten.empty_strided")
+@lowers("aten.new_empty", "aten.new_empty_strided")
 @lowers("aten.zeros", "aten.zeros_like", "aten.new_zeros")
 def _zeros(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
     return _filled(call, 0)

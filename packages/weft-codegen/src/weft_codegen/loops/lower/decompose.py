@@ -67,6 +67,8 @@ _KEEP = [
     "select_scatter",
     "slice_scatter",
     "lift_fresh",
+    "max_unpool2d",
+    "max_unpool3d",
     "unbind",
     "split",
     "split_with_sizes",
@@ -102,7 +104,6 @@ _ALSO = [
     "sigmoid_backward",
     "tanh_backward",
     "threshold_backward",
-    "native_batch_norm",
     "_native_batch_norm_legit",
     "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training",
@@ -143,7 +144,20 @@ def _table() -> dict[Any, Callable[..., Any]]:
     also = [getattr(aten, name) for name in _ALSO if hasattr(aten, name)]
     table.update(get_decompositions(also))
     kept = {f"aten::{name}" for name in _KEEP}
-    return {op: rule for op, rule in table.items() if _base_name(op) not in kept}
+    table = {op: rule for op, rule in table.items() if _base_name(op) not in kept}
+    table[aten.native_batch_norm.default] = _native_batch_norm
+    return table
+
+
+def _native_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
+) -> Any:
+    """The decomposition, but for running statistics: only the operator itself updates those."""
+    if training and mean is not None:
+        return NotImplemented
+    rule = get_decompositions([torch.ops.aten.native_batch_norm])
+    decomposed = rule[torch.ops.aten.native_batch_norm.default]
+    return decomposed(x, weight, bias, mean, var, training, *rest)
 
 
 def _base_name(op: Any) -> str:

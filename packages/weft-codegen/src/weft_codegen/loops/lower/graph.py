@@ -15,13 +15,22 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_codegen.loops.expr import Expr, Load, Op, cast, walk
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr, Size, as_axis, atoms, axis
+from weft_codegen.loops import checks
+from weft_codegen.loops.expr import Expr, Load, Op, apply, cast, constant, walk
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, Size, as_axis, atoms, axis, single
 from weft_codegen.loops.lower import install
+from weft_codegen.loops.lower.fxnodes import (
+    count_uses,
+    is_effect,
+    secretly_written,
+    symbolic,
+    without_alias,
+)
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.shapes import NoLowering, to_index, to_shape
-from weft_codegen.loops.lower.table import LOWERINGS, Call
+from weft_codegen.loops.lower.table import LOWERINGS, Call, Place, Shape
 from weft_codegen.loops.lower.values import (
+    Element,
     LazyTensor,
     broadcast_at,
     contiguous_strides,
@@ -37,27 +46,6 @@ from weft_codegen.loops.program import Alias, Buffer, Extern, Input, Output, Ref
 _RECOMPUTE_LIMIT = 5
 # Longest chain of operators kept in one expression.
 _CHAIN_LIMIT = 64
-
-_VIEW_OPS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "unsqueeze",
-        "squeeze",
-        "alias",
-        "detach",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "diagonal",
-    ]
-)
 
 
 def lower_graph(gm: fx.GraphModule) -> Lowered:
@@ -82,12 +70,13 @@ class _Lowering:
         self._constants: dict[str, torch.Tensor] = {}
         self._outputs: list[Output] = []
         self._copies: list[tuple[LazyTensor, LazyTensor]] = []
+        self._written: list[str] = []
         self._aliases: dict[tuple[Any, ...], Buffer] = {}
-        self._uses: dict[fx.Node, int] = {}
+        self._uses = count_uses(gm)
         self._weights: dict[LazyTensor, int] = {}
+        self._checked: set[tuple[LazyTensor, IndexExpr, bool]] = set()
 
     def run(self) -> Lowered:
-        self._count_uses()
         visit: dict[str, Callable[[fx.Node], None]] = {
             "placeholder": self._placeholder,
             "get_attr": self._get_attr,
@@ -118,10 +107,8 @@ class _Lowering:
             return
         if isinstance(fake, torch.SymInt):
             self._env[node] = where = to_index(fake)
-            name, kind = str(where), "unused"
-            if not where.is_const and isinstance(where.terms[0][0][0], Size):
-                kind = "size" if where.terms[0][0][0].key == name else "unused"
-            self._inputs.append(Input(name, kind))
+            kind = "size" if isinstance(single(where), Size) else "unused"
+            self._inputs.append(Input(str(where), kind))
             return
         self._env[node] = fake
         self._inputs.append(Input(node.name, "unused"))
@@ -151,7 +138,7 @@ class _Lowering:
         for item in self._inputs:
             if item.kind == "tensor":
                 for extent in self._buffers[item.name].shape:
-                    if not extent.is_const and str(extent) == extent.terms[0][0][0].key:
+                    if isinstance(single(extent), Size):
                         bound.setdefault(str(extent))
         for buffer in self._buffers.values():
             for where in (*buffer.shape, *buffer.strides):
@@ -164,14 +151,14 @@ class _Lowering:
 
     def _call_function(self, node: fx.Node) -> None:
         target: Any = node.target
-        if not node.users and not _is_effect(target):
+        if not node.users and not is_effect(target):
             return
         args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)
         name = getattr(target, "__name__", "")
         if name == "getitem":
             self._env[node] = args[0][args[1]]
         elif not isinstance(target, torch._ops.OpOverload):
-            self._env[node] = _symbolic(node)
+            self._env[node] = symbolic(node, args)
         elif target is torch.ops.aten.copy_.default:
             self._copies.append((args[0], args[1]))
             self._env[node] = args[0]
@@ -181,8 +168,9 @@ class _Lowering:
             self._env[node] = self._operator(node, target, args, kwargs)
 
     def _operator(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-        origin = origin_text(node)
-        call = Call(self, node.meta["val"], self._uses[node], (origin,))
+        inlined = [o for t in _tensors((args, kwargs)) if not _in_buffer(t) for o in t.origins]
+        origins = tuple(dict.fromkeys((*inlined, origin_text(node))))
+        call = Call(self, node.meta["val"], self._uses[node], origins)
         row = LOWERINGS.get(f"{target.namespace}.{target._schema.name.split('::')[1]}")
         if row is not None and not target._schema.is_mutable:
             try:
@@ -216,7 +204,7 @@ class _Lowering:
         return cost > _RECOMPUTE_LIMIT
 
     def _extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
-        owning = _without_alias(target)
+        owning = without_alias(target)
         if owning._schema.is_mutable:
             raise NoLowering(f"{owning} mutates its arguments")
         outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
@@ -226,19 +214,23 @@ class _Lowering:
             buffer = self._new_buffer(fake) if made else None
             if buffer is not None and owning is not target:
                 # The copying twin of a view operator returns a contiguous tensor.
-                buffer = replace(buffer, strides=contiguous_strides(buffer.shape))
-                self._buffers[buffer.name] = buffer
-            tensors.append(None if buffer is None else self._in_memory(buffer))
-        for tensor in tensors:
-            if tensor is not None:
-                tensor.origins = call.origins
+                dense = replace(buffer, strides=contiguous_strides(buffer.shape))
+                self._buffers[buffer.name] = dense
+                # Views of it were traced with the strides of the view, which it does not have.
+                tensors.append(replace(self._in_memory(dense), strides=buffer.strides))
+            else:
+                tensors.append(None if buffer is None else self._in_memory(buffer))
+        plain = tuple(self._plain(arg) for arg in args)
+        written = tuple(dict.fromkeys(plain[k].name for k in secretly_written(owning, args)))
+        self._written += [name for name in written if name.startswith("in")]
         self._items.append(
             Extern(
                 owning,
-                tuple(self._plain(arg) for arg in args),
+                plain,
                 tuple((name, self._plain(value)) for name, value in kwargs.items()),
                 tuple(t.buffer.name if t and t.buffer else None for t in tensors),
-                origins=call.origins,
+                written,
+                call.origins[-1:],
             )
         )
         return tuple(tensors) if isinstance(call.fake, tuple | list) else tensors[0]
@@ -249,6 +241,8 @@ class _Lowering:
             return Ref(self.materialise(value).name)
         if isinstance(value, list | tuple):
             return [self._plain(item) for item in value]
+        if isinstance(value, Expr):
+            raise NoLowering("a number computed from sizes as an operator's argument")
         return value
 
     # ---- memory
@@ -332,13 +326,62 @@ class _Lowering:
         # Over dimensions of size one there is nothing to combine: the value (or position) itself.
         kind = op if reduced else None
         if not reduced:
-            values = (cast(values[-1], dtype),)
+            alone = values[-1]
+            if op == "sum" and alone.dtype.is_floating_point:
+                alone = apply("add", alone, constant(0, alone.dtype))  # 0 + -0.0 is 0.0
+            values = (cast(alone, dtype),)
         self._items.append(
             Compute(buffer.name, axes, reduced, kind, values, position, call.origins)
         )
         tensor = self._in_memory(buffer)
         tensor.origins = call.origins
         return tensor
+
+    def updated(
+        self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
+    ) -> LazyTensor:
+        """A copy of `base` with elements stored or added at computed places (see Realiser)."""
+        copy = call.lazy(lambda where: broadcast_at(base, where))
+        self.realise(copy)
+        assert copy.buffer is not None
+        where = [axis(f"e{k}", extent) for k, extent in enumerate(over)]
+        position = ZERO
+        for at, stride in zip(place(where), copy.buffer.strides, strict=True):
+            position = position + at * stride
+        element = cast(value(where), copy.dtype)
+        axes = tuple(as_axis(at) for at in where if at is not ZERO)
+        self._items.append(
+            Compute(
+                copy.buffer.name, axes, (), None, (element,), position, call.origins, update=mode
+            )
+        )
+        return copy
+
+    def check_index(
+        self, call: Call, index: LazyTensor, extent: IndexExpr, *, dim: int, wraps: bool, kind: str
+    ) -> None:
+        """One reduction that finds an index out of bounds, and a call that raises for it."""
+        key = (index, extent, wraps)
+        if key in self._checked:
+            return
+        self._checked.add(key)
+        axes, _, value = self._element(index)
+        code = checks.violation(cast(value, torch.int64), extent, wraps)
+        whole = replace(call, fake=torch.empty((), dtype=torch.int64, device="meta"))
+        found = self.reduction(whole, "max", (), axes, (code,), torch.int64)
+        assert found.buffer is not None
+        name = found.buffer.name
+        self._buffers[name] = replace(found.buffer, device=index.device)
+        self._items.append(
+            Extern(
+                checks.check_index,
+                (Ref(name), extent, dim, kind),
+                (),
+                (),
+                origins=call.origins[-1:],
+                when=name,
+            )
+        )
 
     def _mutate(self) -> tuple[str, ...]:
         """Emit the trailing copies into inputs, after everything that reads the old values."""
@@ -352,7 +395,8 @@ class _Lowering:
             axes = tuple(as_axis(place) for place in where if place is not ZERO)
             element = broadcast_at(value, where)
             self._store(target.buffer, axes, where, element, value.origins)
-        return tuple(dict.fromkeys(t.buffer.name for t, _ in self._copies if t.buffer))
+        copied = [target.buffer.name for target, _ in self._copies if target.buffer]
+        return tuple(dict.fromkeys([*copied, *self._written]))
 
     def _reads_mutated(self, target: LazyTensor, value: LazyTensor, targets: set[str]) -> bool:
         """Whether storing `value` late would see another input's new value, or a moved one."""
@@ -363,6 +407,8 @@ class _Lowering:
         return any(node not in set(walk(own)) for node in mutated)
 
     def _new_buffer(self, fake: torch.Tensor, name: str | None = None) -> Buffer:
+        if fake.layout is not torch.strided:
+            raise NoLowering(f"tensor of layout {fake.layout}")
         strides = to_shape(fake.stride())
         name = name or self._fresh()
         buffer = Buffer(name, fake.dtype, to_shape(fake.shape), strides, fake.device)
@@ -389,16 +435,6 @@ class _Lowering:
             return {name: self._arguments(item) for name, item in value.items()}
         return value
 
-    def _count_uses(self) -> None:
-        """Consumers of each node, counted through views, which recompute their base."""
-        for node in reversed(self._gm.graph.nodes):
-            total = 0
-            for user in node.users:
-                view = getattr(user.target, "__name__", "").split(".")[0] in _VIEW_OPS
-                getitem = getattr(user.target, "__name__", "") == "getitem"
-                total += self._uses.get(user, 1) if view or getitem else 1
-            self._uses[node] = total
-
 
 def _tensors(value: Any) -> list[LazyTensor]:
     if isinstance(value, LazyTensor):
@@ -410,31 +446,9 @@ def _tensors(value: Any) -> list[LazyTensor]:
     return []
 
 
-def _symbolic(node: fx.Node) -> Any:
-    """The value of Python arithmetic on sizes."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.SymInt | int):
-        return to_index(value)
-    raise NoLowering(f"call of {node.target}")
-
-
-def _is_effect(target: Any) -> bool:
-    """Whether a call without users still matters: it writes, or advances the random stream."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
-
-
-def _without_alias(target: Any) -> Any:
-    """A view operator's copying twin: an extern result must own its memory."""
-    if not any(result.alias_info is not None for result in target._schema.returns):
-        return target
-    if target is torch.ops.aten.as_strided.default:
-        raise NoLowering("as_strided may reach memory outside its argument")
-    copy = getattr(getattr(torch.ops, target.namespace), f"{target._opname}_copy", None)
-    if copy is None or target._overloadname not in copy.overloads():
-        raise NoLowering(f"{target} returns a view")
-    return getattr(copy, target._overloadname)
+def _in_buffer(tensor: LazyTensor) -> bool:
+    """Whether reading `tensor` is a load, so that its own operators are not computed again."""
+    return tensor.buffer is not None or (tensor.root is not None and tensor.root.buffer is not None)
 
 
 __all__ = ["NoLowering", "lower_graph"]

@@ -14,6 +14,8 @@ def masked(value: Expr, condition: Expr) -> Expr:
         if not isinstance(node, Load):
             return None
         mask = condition if node.mask is None else apply("and", condition, node.mask)
-        return load(node.buffer, node.index, node.dtype, mask)
+        # An index that is loaded itself is masked too.
+        return load(node.buffer, rewrite.index(node.index), node.dtype, mask)
 
-    return Rewriter(leaf)(value)
+    rewrite = Rewriter(leaf)
+    return rewrite(value)

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from torch._prims_common import elementwise_dtypes, ELEMENTWISE_TYPE_PROMOTION_KIND  # isort: skip
-
 from weft_codegen.loops.expr import Const, Expr, apply, cast, constant, index_value, where
 from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.lower.shapes import to_index
@@ -43,7 +41,9 @@ SUPPORTED = frozenset(
 
 
 def number(value: Any, dtype: torch.dtype) -> Expr:
-    """A Python scalar or symbolic int as an expression of `dtype`."""
+    """A Python scalar, symbolic int or number computed from sizes as an expression of `dtype`."""
+    if isinstance(value, Expr):
+        return cast(value, dtype)
     if isinstance(value, IndexExpr | torch.SymInt):
         return cast(index_value(to_index(value)), dtype)
     require(isinstance(value, bool | int | float), f"operand {value!r}")
@@ -84,13 +84,22 @@ def operands_dtype(operands: tuple[Any, ...]) -> torch.dtype:
     stand_ins = [
         torch.empty((1,) * min(len(o.shape), 1), dtype=o.dtype, device="meta")
         if isinstance(o, LazyTensor)
-        else (0 if isinstance(o, IndexExpr | torch.SymInt) else o)
+        else _stand_in(o)
         for o in operands
     ]
-    _, dtype = elementwise_dtypes(
-        *stand_ins, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    # Read from the module: weft_core.fake puts a function there that does not load sympy.
+    _, dtype = torch._prims_common.elementwise_dtypes(
+        *stand_ins,
+        type_promotion_kind=torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT,
     )
     return compute_dtype(dtype)
+
+
+def _stand_in(scalar: Any) -> Any:
+    """A Python number of the kind that `scalar` is."""
+    if isinstance(scalar, Expr):
+        return 0.5
+    return 0 if isinstance(scalar, IndexExpr | torch.SymInt) else scalar
 
 
 def _one(name: str) -> Function:
@@ -108,7 +117,8 @@ def _sigmoid(x: Expr) -> Expr:
 
 
 def _relu(x: Expr) -> Expr:
-    return apply("maximum", x, literal(x, 0))
+    # Of equal operands `maximum` gives the second: relu(-0.0) is -0.0.
+    return apply("maximum", literal(x, 0), x)
 
 
 def _silu(x: Expr) -> Expr:
@@ -150,10 +160,22 @@ def _pow(base: Expr, exponent: Expr) -> Expr:
     return apply("pow", base, exponent)
 
 
+def _ignoring_nan(name: str) -> Function:
+    """maximum or minimum, where nan counts as missing."""
+
+    def function(a: Expr, b: Expr) -> Expr:
+        both = apply(name, b, a)
+        if not a.dtype.is_floating_point:
+            return both
+        return where(apply("isnan", a), b, where(apply("isnan", b), a, both))
+
+    return function
+
+
 def _clamp(x: Expr, low: Expr | None, high: Expr | None) -> Expr:
     if low is not None:
-        x = apply("maximum", x, low)
-    return x if high is None else apply("minimum", x, high)
+        x = apply("maximum", low, x)
+    return x if high is None else apply("minimum", high, x)
 
 
 _RESULT: dict[str, Function] = {
@@ -161,6 +183,8 @@ _RESULT: dict[str, Function] = {
     "neg": _one("neg"),
     "maximum": _one("maximum"),
     "minimum": _one("minimum"),
+    "fmax": _ignoring_nan("maximum"),
+    "fmin": _ignoring_nan("minimum"),
     "bitwise_and": _one("and"),
     "bitwise_or": _one("or"),
     "bitwise_xor": _one("xor"),
@@ -306,7 +330,9 @@ for _name in ("isnan", "isinf", "signbit"):
 def _power(call: Call, base: Any, exponent: Any) -> LazyTensor:
     dtype = compute_dtype(call.fake.dtype)
     require(dtype.is_floating_point or exponent in (1, 2, 3), "integer power")
-    return pointwise(call, _pow, (base, exponent), dtype)
+    # Eager uses pow for float16 and sqrt for other floats, which -inf tells apart.
+    halves = call.fake.dtype is torch.float16 and exponent in (0.5, -0.5)
+    return pointwise(call, _one("pow") if halves else _pow, (base, exponent), dtype)
 
 
 @lowers("aten.where")
@@ -369,6 +395,15 @@ def _to_copy(call: Call, x: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor
     # Rounding to a 16-bit float is the point of the conversion: keep it although the value is
     # carried in float32 afterwards.
     return call.lazy(lambda place: cast(cast(x.at(place), target), compute_dtype(target)))
+
+
+@lowers("aten.copy")
+def _copy(call: Call, target: LazyTensor, source: LazyTensor, blocks: bool = False) -> LazyTensor:
+    """The source, broadcast and converted, in the layout of the target."""
+    require(source.device == target.device, "device copy")
+    return _to_copy(call, LazyTensor(target.shape, source.dtype, target.strides,
+                                     lambda place: broadcast_at(source, place),
+                                     device=source.device))  # fmt: skip
 
 
 @lowers("aten.lift_fresh_copy", "aten.detach", "aten.alias", "aten.contiguous")

@@ -86,13 +86,15 @@ def _plain(op: str) -> Callable[..., LazyTensor]:
     ) -> LazyTensor:
         require(x.dtype in SUPPORTED and call.fake.dtype in SUPPORTED, "dtype")
         inner = compute_dtype(call.fake.dtype)
+        # any and all of uint8 are uint8, but of truth values.
+        through = torch.bool if op in ("any", "all") else inner
         return reduce(
             call,
             op,
             x,
             reduced_dims(dims, len(x.shape)),
             keepdim,
-            lambda place: (cast(x.at(place), inner),),
+            lambda place: (cast(cast(x.at(place), through), inner),),
             call.fake.dtype,
         )
 

@@ -6,6 +6,7 @@ node by node; what the index language lacks raises NoLowering and the graph runs
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,5 +64,6 @@ _BUILD: dict[str, Callable[[list[IndexExpr]], IndexExpr]] = {
     "CleanDiv": lambda parts: parts[0] // parts[1],
     "Mod": lambda parts: parts[0] % parts[1],
     "PythonMod": lambda parts: parts[0] % parts[1],
-    "Min": lambda parts: least(parts[0], parts[1]),
+    "Min": lambda parts: functools.reduce(least, parts),
+    "Max": lambda parts: functools.reduce(lambda a, b: a + b - least(a, b), parts),
 }

@@ -16,10 +16,12 @@ import torch
 from weft_codegen.loops.expr import Expr
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr
 from weft_codegen.loops.lower.shapes import NoLowering, to_shape
-from weft_codegen.loops.lower.values import Element, LazyTensor
+from weft_codegen.loops.lower.values import Element, Indices, LazyTensor
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[str, Lowering] = {}
+Shape = tuple[IndexExpr, ...]
+Place = Callable[[Indices], Sequence[IndexExpr]]
 
 
 class Realiser(Protocol):
@@ -38,6 +40,18 @@ class Realiser(Protocol):
         dtype: torch.dtype,
     ) -> LazyTensor:
         """A buffer of the extents of `axes` that holds the reduction of `values`."""
+
+    def updated(
+        self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
+    ) -> LazyTensor:
+        """A copy of `base` in which value(i) is stored at (or with mode "add", added to) place(i),
+        for every index i of the shape `over`."""
+
+    def check_index(
+        self, call: Call, index: LazyTensor, extent: IndexExpr, *, dim: int, wraps: bool, kind: str
+    ) -> None:
+        """Raise eager's exception at run time if an element is outside [0, extent) ([-extent,
+        extent) if it `wraps`)."""
 
 
 @dataclass(frozen=True)

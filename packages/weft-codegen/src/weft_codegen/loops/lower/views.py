@@ -12,7 +12,16 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
-from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const, in_range, product
+from weft_codegen.loops.index import (
+    ONE,
+    ZERO,
+    IndexExpr,
+    const,
+    in_range,
+    least,
+    nonnegative,
+    product,
+)
 from weft_codegen.loops.lower.masking import masked
 from weft_codegen.loops.lower.pointwise import SUPPORTED, number
 from weft_codegen.loops.lower.shapes import to_index, to_shape
@@ -107,19 +116,16 @@ def _expand(call: Call, x: LazyTensor, size: Any, implicit: bool = False) -> Laz
 
 
 def _clamped(bound: Any, extent: IndexExpr, default: IndexExpr) -> IndexExpr:
-    """A Python slice bound as an index in [0, extent]; both must be known."""
+    """A Python slice bound as an index in [0, extent]; its sign must be known."""
     if bound is None:
         return default
     at: IndexExpr = to_index(bound)
-    if at is extent or at is ZERO:
-        return at
-    if at.is_const and extent.is_const:
-        value, top = at.value, extent.value
-        return const(max(0, min(top, value + top if value < 0 else value)))
     if at.is_const and at.value >= 2**62:
         return extent
-    require(in_range(at, extent + 1), "symbolic slice bound")
-    return at
+    if nonnegative(at):
+        return least(at, extent)
+    require(nonnegative(-at), "slice bound of unknown sign")
+    return extent - least(-at, extent)
 
 
 @lowers("aten.slice")
@@ -334,3 +340,23 @@ def _slice_scatter(
         return [*place[:dim], at if stride is ONE else at // stride, *place[dim + 1 :]]
 
     return _scatter_into(call, x, source, inside, inner)
+
+
+@lowers("aten.diagonal_scatter")
+def _diagonal_scatter(
+    call: Call, x: LazyTensor, source: LazyTensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> LazyTensor:
+    first, second = normalise_dim(dim1, len(x.shape)), normalise_dim(dim2, len(x.shape))
+    down = max(0, -offset)
+
+    def inner(place: Indices) -> list[IndexExpr]:
+        rest = [at for k, at in enumerate(place) if k not in (first, second)]
+        return [*rest, place[first] - down]
+
+    return _scatter_into(
+        call,
+        x,
+        source,
+        lambda p: apply("eq", index_value(p[first] + offset), index_value(p[second])),
+        inner,
+    )

@@ -36,7 +36,14 @@ from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
 from weft_codegen.loops.schedule.passes import Plan, plan
 from weft_codegen.loops.schedule.split import split_loops
-from weft_codegen.loops.schedule.tile import TILE, blocked, substituted, transposed
+from weft_codegen.loops.schedule.tile import (
+    TILE,
+    blocked,
+    inside_tile,
+    substituted,
+    transposed,
+    turned,
+)
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
@@ -109,7 +116,7 @@ class _Assembly:
         """Block the lane axis."""
         extent = lane.extent
         size = min(extent.value, self._block_size(extent.value)) if extent.is_const else _BLOCK
-        cut = blocked(lane, size, "lane")
+        cut = blocked(lane, size or _BLOCK, "lane")
         kept = tuple(loop for loop in self._group.kept if loop is not lane)
         reduced = tuple(loop for loop in self._group.axes if loop in self._group.reduced)
         block = () if cut.block is None else (cut.block,)
@@ -142,18 +149,21 @@ class _Assembly:
     def _pointwise(self) -> Nest:
         """Every axis kept, one sweep: outer loops parallel, the innermost one a vector loop."""
         axes = self._group.axes
-        tile = transposed(self._group) if len(axes) > 1 else None
+        updates = any(member.node.update for member in self._group.members)
+        tile = transposed(self._group) if len(axes) > 1 and not updates else None
         if tile is not None:
             return self._tiled(*tile)
         statements = self._statements(0)
+        kind = "serial" if updates else "parallel"  # what meets at one place keeps its order
         if not axes:
             return Nest(tuple(statements), tuple(self._all_locals))
         outer, inner = axes[:-1], axes[-1]
         if not outer:
-            return Nest((Loop(inner, tuple(statements), "parallel"),), tuple(self._all_locals))
+            only = Loop(inner, tuple(statements), kind, notes=self._notes(0))
+            return Nest((only,), tuple(self._all_locals))
         before, statements = hoist(statements, frozenset((inner,)), self._new_local)
-        body = (*before, Loop(inner, tuple(statements)))
-        return Nest(_loops(outer, body, "parallel"), tuple(self._all_locals))
+        body = (*before, Loop(inner, tuple(statements), notes=self._notes(0)))
+        return Nest(_loops(outer, body, kind), tuple(self._all_locals))
 
     def _tiled(self, row: Axis, inner: Axis) -> Nest:
         """A pointwise nest over square tiles of two axes; the tiles are parallel."""
@@ -163,9 +173,8 @@ class _Assembly:
         inside = [cut.inner for cut in cuts.values()]
         axes = (*others, *tiles, *inside)
         self._group = substituted(self._group, cuts, axes)
-        body = tuple(self._statements(0))
-        for cut in reversed(cuts.values()):
-            body = (Loop(cut.inner, body, "serial", cut.limit),)
+        fills, statements = turned(self._statements(0), cuts[row], cuts[inner], self._local)
+        body = (*fills, *inside_tile(statements, cuts[row], cuts[inner], self._notes(0)))
         return Nest(_loops([*others, *tiles], body, "parallel"), tuple(self._all_locals))
 
     def _sweep(self, sweep: int) -> list[Stmt]:
@@ -175,8 +184,14 @@ class _Assembly:
         reduced = [loop for loop in self._group.axes if loop in self._group.reduced]
         if self._lane is None:
             before, statements = hoist(statements, frozenset(reduced), self._new_local)
-            return [*before, *_loops(reduced, tuple(statements), "serial")]
-        return list(_loops(reduced, tuple(self._across(statements)), "serial"))
+            return [*before, *_loops(reduced, tuple(statements), "serial", self._notes(sweep))]
+        inside = tuple(self._across(statements))
+        return list(_loops(reduced, inside, "serial", self._notes(sweep)))
+
+    def _notes(self, sweep: int) -> tuple[str, ...]:
+        """The origins of what a sweep computes."""
+        members = (m for m in self._group.members if self._plan.sweep.get(m.node.result) == sweep)
+        return tuple(dict.fromkeys(origin for m in members for origin in m.node.origins))
 
     def _across(self, statements: list[Stmt]) -> list[Stmt]:
         """Per-row statements as they are, per-column ones in a loop over the lane."""
@@ -255,7 +270,8 @@ class _Assembly:
 
     def _store(self, member: Member, value: Expr) -> Stmt:
         buffer = self._buffers[member.node.result]
-        return Store(buffer.name, member.node.index, cast(value, buffer.dtype))
+        mode = member.node.update or "set"
+        return Store(buffer.name, member.node.index, cast(value, buffer.dtype), mode)
 
     # ---- values
 
@@ -305,14 +321,20 @@ class _Assembly:
         return ZERO if self._lane is None else axis(self._lane.key, self._lane.extent)
 
     def _new_local(self, dtype: torch.dtype, extent: IndexExpr = ONE) -> Local:
-        local = Local(f"t{len(self._all_locals)}", compute_dtype(dtype), extent)
+        return self._local(compute_dtype(dtype), extent)
+
+    def _local(self, dtype: torch.dtype, extent: IndexExpr) -> Local:
+        local = Local(f"t{len(self._all_locals)}", dtype, extent)
         self._all_locals.append(local)
         return local
 
 
-def _loops(axes: Sequence[Axis], body: tuple[Stmt, ...], kind: str) -> tuple[Stmt, ...]:
-    for loop in reversed(axes):
-        body = (Loop(loop, body, kind),)
+def _loops(
+    axes: Sequence[Axis], body: tuple[Stmt, ...], kind: str, notes: tuple[str, ...] = ()
+) -> tuple[Stmt, ...]:
+    """`body` in loops over `axes`, outermost first; the outermost one takes the notes."""
+    for position, loop in reversed(list(enumerate(axes))):
+        body = (Loop(loop, body, kind, notes=() if position else notes),)
     return body
 
 
@@ -332,5 +354,19 @@ def _lane(group: Group) -> Axis | None:
                 strides = linear(where, group.axes) or []
                 if len(strides) == every and strides[-1][0] is ONE:
                     votes[strides[-1][1]] = votes.get(strides[-1][1], 0) + 1
-    best = max(votes, key=lambda loop: votes[loop], default=None)
-    return None if best is None or best in group.reduced else best
+    if not votes:
+        return _product_lane(group)
+    best = max(votes, key=lambda loop: votes[loop])
+    return None if best in group.reduced else best
+
+
+def _product_lane(group: Group) -> Axis | None:
+    """For reductions of products of smaller operands (a matrix product): the axis along which the
+    result and an operand are contiguous.  The other operand is then one value a row."""
+    for member in group.members:
+        stored = linear(member.node.index, group.axes) if member.node.op is not None else None
+        for load in member.node.loads if stored else ():
+            strides = linear(load.index, group.axes)
+            if strides and stored and strides[-1][0] is ONE and strides[-1] == stored[-1]:
+                return stored[-1][1]
+    return None

@@ -16,7 +16,8 @@ Edges = dict[int, set[int]]
 def reads(item: Item) -> list[str]:
     """The buffers an item reads."""
     if isinstance(item, Compute):
-        return list(dict.fromkeys(load.buffer for load in item.loads))
+        updated = [item.result] if item.update else []
+        return list(dict.fromkeys([*(load.buffer for load in item.loads), *updated]))
     if isinstance(item, Alias):
         return [item.base]
     return list(refs([item.args, [value for _, value in item.kwargs]]))
@@ -28,16 +29,16 @@ def writes(item: Item) -> list[str]:
         return [item.result]
     if isinstance(item, Alias):
         return [item.name]
-    return [name for name in item.results if name is not None]
+    return [name for name in (*item.results, *item.mutates) if name is not None]
 
 
 def live_items(lowered: Lowered) -> list[Item]:
-    """The items whose results somebody needs, and those that advance the random stream."""
+    """The items whose results somebody needs, random draws and checks."""
     needed = {output.name for output in lowered.outputs if isinstance(output, Ref)}
     needed.update(lowered.mutations)
     kept: list[Item] = []
     for item in reversed(lowered.items):
-        if needed.intersection(writes(item)) or _draws(item):
+        if needed.intersection(writes(item)) or _draws(item) or _checks(item):
             kept.append(item)
             needed.update(reads(item))
     return kept[::-1]
@@ -45,6 +46,10 @@ def live_items(lowered: Lowered) -> list[Item]:
 
 def _draws(item: Item) -> bool:
     return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
+
+
+def _checks(item: Item) -> bool:
+    return isinstance(item, Extern) and item.when is not None
 
 
 def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edges]:
@@ -61,7 +66,7 @@ def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edge
             before.update(w for w in (writer.get(name), writer.get(root)) if w is not None)
             readers.setdefault(root, []).append(order)
         for name in writes(item):
-            if name in mutated:
+            if name in mutated or (isinstance(item, Extern) and name in item.mutates):
                 before.update(readers.get(name, ()))
                 before.update(w for w in (writer.get(name),) if w is not None)
             writer[name] = order
@@ -78,15 +83,22 @@ def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edge
 
 
 def as_late_as_possible(items: list[Item], mutated: frozenset[str]) -> list[Item]:
-    """`items` with each one just before the first that needs it.
+    """`items` with each one just before the first that needs it; what only makes an output, early.
 
     Backward graphs begin with everything that is recomputed; run in that order, recomputation
-    would save no memory.
+    would save no memory. And they may end with what is done to finished gradients (the user's
+    hooks, copies): left there, everything that the gradients are made of would wait for it.
     """
     before, after = dependences(items, mutated)
+    ends = _ends(after)
     place: dict[int, int] = {}
     for order in reversed(range(len(items))):
         place[order] = min((place[user] for user in after[order]), default=order)
+    start = dict.fromkeys(ends.values(), 0)
+    for order, end in ends.items():
+        outside = [place[source] for source in before[order] if ends.get(source) != end]
+        start[end] = max([start[end], *outside])
+    place.update((order, start[end]) for order, end in ends.items())
     waiting = {order: len(sources) for order, sources in before.items()}
     ready = [(place[order], order) for order, count in waiting.items() if count == 0]
     heapq.heapify(ready)
@@ -99,6 +111,18 @@ def as_late_as_possible(items: list[Item], mutated: frozenset[str]) -> list[Item
             if waiting[user] == 0:
                 heapq.heappush(ready, (place[user], user))
     return result
+
+
+def _ends(after: Edges) -> dict[int, int]:
+    """The items that serve one final item only, and that item itself, by item."""
+    ends: dict[int, int] = {}
+    for order in sorted(after, reverse=True):
+        served = {ends.get(user) for user in after[order]}
+        if not served:
+            ends[order] = order
+        elif len(served) == 1 and None not in served:
+            ends[order] = served.pop()  # type: ignore[assignment]
+    return ends
 
 
 def _storage_roots(items: Iterable[Item]) -> dict[str, str]:

@@ -71,15 +71,14 @@ class Fusion:
         left, right = self.units[a], self.units[b]
         assert isinstance(left, Group) and isinstance(right, Group)
         if self._path_around(a, b) or self._path_around(b, a):
-            return
-        joined = join(left, right, self._mutated)
-        if joined is None:
-            if events.enabled("fusion"):
-                _log.info("not fused: %s | %s", _names(left), _names(right))
-            return
+            joined: Group | str = "another step has to run between the two"
+        else:
+            joined = join(left, right, self._mutated)
         if events.enabled("fusion"):
-            _log.info("fused: %s | %s", _names(left), _names(right))
-        self._merge(a, b, joined)
+            verdict = f"not fused ({joined})" if isinstance(joined, str) else "fused"
+            _log.info("%s: %s | %s", verdict, _names(left), _names(right))
+        if isinstance(joined, Group):
+            self._merge(a, b, joined)
 
     def _path_around(self, a: int, b: int) -> bool:
         """Whether some other unit must run after `a` and before `b`."""
@@ -126,4 +125,6 @@ class Fusion:
 
 
 def _names(group: Group) -> str:
-    return ", ".join(member.node.result for member in group.members)
+    """The buffers a group makes, each with the operator and line it comes from."""
+    made = ((m.node.result, "".join(m.node.origins[-1:]).split(": ")[0]) for m in group.members)
+    return ", ".join(f"{name} ({origin})" if origin else name for name, origin in made)

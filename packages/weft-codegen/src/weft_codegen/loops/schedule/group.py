@@ -82,25 +82,34 @@ def _ordered(node: Compute, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple([loop for loop in axes if loop not in seen] + seen)
 
 
-def join(left: Group, right: Group, mutated: frozenset[str]) -> Group | None:
-    """One group that computes both, or None when their loops do not fit.
+def join(left: Group, right: Group, mutated: frozenset[str]) -> Group | str:
+    """One group that computes both, or the reason why their loops do not fit.
 
     `right` is the later one and does not feed `left`.  `mutated` are the inputs that some node
     stores to: they may only be read where they are stored.
     """
     if len(left.members) + len(right.members) > _MAX_MEMBERS:
-        return None
+        return f"more than {_MAX_MEMBERS} loop nodes in one kernel"
     touched_left, touched_right = _accesses(left), _accesses(right)
     if len(touched_left.keys() | touched_right.keys()) > _MAX_BUFFERS:
-        return None
+        return f"more than {_MAX_BUFFERS} buffers in one kernel"
+    if any(member.node.update for member in (*left.members, *right.members)):
+        return "one of them updates a buffer at computed places"
+    reason = "no buffer is walked through by all loops of both"
     for a, b in _candidates(left, right, touched_left, touched_right):
         mapping = align(a, left.axes, b, right.axes)
         if mapping is None:
+            reason = f"no common loops make the accesses [{a}] and [{b}] the same"
             continue
         joined = _combine(left, right, mapping)
-        if joined is not None and _consistent(joined, mutated):
+        if isinstance(joined, str):
+            reason = joined
+            continue
+        refused = _refusal(joined, mutated)
+        if refused is None:
             return joined
-    return None
+        reason = refused
+    return reason
 
 
 def _accesses(group: Group) -> dict[str, list[IndexExpr]]:
@@ -138,26 +147,26 @@ def _candidates(
     return [(a, b) for _, a, b in pairs[:4]]
 
 
-def _combine(left: Group, right: Group, mapping: Mapping) -> Group | None:
-    """Both groups over the mapping's axes; None when their reductions do not agree."""
+def _combine(left: Group, right: Group, mapping: Mapping) -> Group | str:
+    """Both groups over the mapping's axes, or why not: their reductions have to agree."""
     axes_left = pieces(mapping.left, left.axes)
     axes_right = pieces(mapping.right, right.axes)
     reduced_left = frozenset(pieces(mapping.left, left.reduced))
     reduced_right = frozenset(pieces(mapping.right, right.reduced))
     if reduced_left and reduced_right and reduced_left != reduced_right:
-        return None
+        return "they reduce different axes"
     reduced = reduced_left | reduced_right
     # The deeper nest's order; a reduction's when there is one, since it knows its rows.
     order = axes_left if len(axes_left) >= len(axes_right) else axes_right
     if reduced_right and not reduced_left and set(axes_right) == set(order):
         order = axes_right
     if set(order) != set(axes_left) | set(axes_right):
-        return None
+        return "each has loops that the other lacks"
     if not reduced and set(axes_left) != set(axes_right):
         # Pointwise nests of different depth: the shallow one becomes per-row work.
         inner = [loop for loop in order if loop not in axes_left or loop not in axes_right]
         if order[-len(inner) :] != inner:
-            return None
+            return "the loops that only one has are not the inner ones"
         reduced = frozenset(inner)
     members = [rewritten(m, mapping.left) for m in left.members]
     members += [rewritten(m, mapping.right) for m in right.members]
@@ -177,35 +186,35 @@ def rewritten(member: Member, mapped: dict[Axis, IndexExpr]) -> Member:
             axes=tuple(pieces(mapped, node.axes)),
             reduced=tuple(pieces(mapped, node.reduced)),
             values=tuple(rewrite(value) for value in node.values),
-            index=at(node.index),
+            index=rewrite.index(node.index),
         ),
     )
 
 
-def _consistent(group: Group, mutated: frozenset[str]) -> bool:
-    """Whether every member fits the group's loops and reads values where they are made."""
+def _refusal(group: Group, mutated: frozenset[str]) -> str | None:
+    """Why the group is none: a member does not fit the loops, or reads what is not made yet."""
     every, kept = frozenset(group.axes), frozenset(group.kept)
     made: dict[str, Member] = {}
     for member in group.members:
         node = member.node
         if node.op is not None:
             if frozenset(node.reduced) != group.reduced or frozenset(node.axes) != kept:
-                return False
+                return f"{node.result} reduces other axes than the rest"
         elif member.axes != every and (member.axes != kept or not group.reduced):
-            return False
+            return f"{node.result} runs over some of the loops only"
         for load in node.loads:
             maker = made.get(load.buffer)
             if maker is not None and maker.node.index is not load.index:
-                return False
+                return f"{node.result} reads {load.buffer} at other elements than are made there"
             if maker is not None and member.axes == kept != every and maker.node.op is None:
                 # Per-row work reads reductions or other per-row work, not single elements.
                 if maker.axes != kept:
-                    return False
+                    return f"{node.result} reads single elements of {load.buffer} once a row"
         made[node.result] = member
-    return _mutations_agree(group, made, mutated)
+    return _mutation_refusal(group, made, mutated)
 
 
-def _mutations_agree(group: Group, made: dict[str, Member], mutated: frozenset[str]) -> bool:
+def _mutation_refusal(group: Group, made: dict[str, Member], mutated: frozenset[str]) -> str | None:
     """A mutated input may only be loaded at the very element that is stored."""
     for name in mutated & made.keys():
         store = made[name]
@@ -214,5 +223,5 @@ def _mutations_agree(group: Group, made: dict[str, Member], mutated: frozenset[s
                 if load.buffer == name and (
                     load.index is not store.node.index or member.axes != store.axes
                 ):
-                    return False
-    return True
+                    return f"{member.node.result} reads {name} elsewhere than it is updated"
+    return None

@@ -42,12 +42,14 @@ def _cost(root: Expr) -> int:
     return sum(OPS[node.name].cost for node in walk(root) if isinstance(node, Op))
 
 
-def with_values(stmt: Stmt, rewrite: Callable[[Expr], Expr]) -> Stmt:
+def with_values(stmt: Stmt, rewrite: Rewriter) -> Stmt:
     """A statement with its expressions rewritten."""
     if isinstance(stmt, Reduce):
         return replace(stmt, values=tuple(rewrite(value) for value in stmt.values))
     if isinstance(stmt, Loop):
         return stmt
+    if isinstance(stmt, Store):
+        return replace(stmt, value=rewrite(stmt.value), index=rewrite.index(stmt.index))
     return replace(stmt, value=rewrite(stmt.value))
 
 

@@ -79,7 +79,7 @@ class _Naming:
         if isinstance(stmt, Loop):
             limit = None if stmt.limit is None else self._at(stmt.limit)
             loop = as_axis(self._axis(stmt.axis))
-            return Loop(loop, self.body(stmt.body), stmt.kind, limit)
+            return Loop(loop, self.body(stmt.body), stmt.kind, limit, stmt.notes)
         if isinstance(stmt, Reduce):
             values = tuple(self._rewrite(value) for value in stmt.values)
             targets = tuple(self._local(target) for target in stmt.targets)
@@ -88,7 +88,8 @@ class _Naming:
         if isinstance(stmt, Set):
             return Set(self._local(stmt.local), self._at(stmt.index), value)
         self.written.add(stmt.buffer)
-        return Store(self._buffer(stmt.buffer), self._at(stmt.index), value, stmt.mode)
+        index = self._rewrite.index(stmt.index)
+        return Store(self._buffer(stmt.buffer), index, value, stmt.mode)
 
     def _leaf(self, node: Expr) -> Expr | None:
         if isinstance(node, Load):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft_codegen.loops.expr import walk
+from weft_codegen.loops.expr import computed_parts, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, axis, coefficient
 from weft_codegen.loops.schedule.align import new_axis
 from weft_codegen.loops.schedule.group import Group, rewritten
@@ -37,7 +37,7 @@ def _index_expressions(group: Group) -> list[IndexExpr]:
     found: dict[IndexExpr, None] = {}
     for member in group.members:
         found[member.node.index] = None
-        for node in walk(*member.node.values):
+        for node in walk(*member.node.values, *computed_parts(member.node.index)):
             for where in node.indices:
                 found[where] = None
     return list(found)

@@ -1,15 +1,34 @@
 """Tiles for pointwise nests that read one way and write the other (transposing copies).
 
 Walking rows of the result reads a column of the source: each load takes a new cache line, and by
-the time the next row needs the rest of the line it is gone.  In tiles of 16 by 16 every line is
-used up while it is in the first-level cache.
+the time the next row needs the rest of the line it is gone.  In tiles of 16 by 16 what is read that
+way is first brought into a local, turned, so that both sides walk along their lines:
+
+    for c in 0..16:  for r in 0..16:  t[r*16 + c] = source[c*stride + r]
+    for r in 0..16:  for c in 0..16:  result[r*stride + c] = f(t[r*16 + c], ...)
+
+The first pair of loops is what an emitter may write as vector shuffles.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis, coefficient
+import torch
+
+from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, read, walk
+from weft_codegen.loops.index import (
+    ONE,
+    ZERO,
+    Axis,
+    IndexExpr,
+    as_axis,
+    axis,
+    coefficient,
+    const,
+)
+from weft_codegen.loops.program import Loop, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.schedule.group import Group, rewritten
 
 # Float32 elements in a cache line.
@@ -70,3 +89,54 @@ def substituted(group: Group, blocks: dict[Axis, Blocked], axes: tuple[Axis, ...
     mapped.update({loop: cut.position for loop, cut in blocks.items()})
     members = tuple(rewritten(member, mapped) for member in group.members)
     return Group(members, axes, group.reduced)
+
+
+def inside_tile(
+    statements: list[Stmt], outer: Blocked, inner: Blocked, notes: tuple[str, ...] = ()
+) -> tuple[Stmt, ...]:
+    """`statements` in the two loops within a tile, `notes` on the outer one."""
+    body: tuple[Stmt, ...] = (Loop(inner.inner, tuple(statements), "serial", inner.limit),)
+    return (Loop(outer.inner, body, "serial", outer.limit, notes),)
+
+
+def turned(
+    statements: list[Stmt],
+    row: Blocked,
+    column: Blocked,
+    new_local: Callable[[torch.dtype, IndexExpr], Local],
+) -> tuple[tuple[Stmt, ...], list[Stmt]]:
+    """(loops that bring transposed reads into locals, `statements` reading those instead).
+
+    Only stores are rewritten, and no load of a buffer that they write.
+    """
+    written = {stmt.buffer for stmt in statements if isinstance(stmt, Store)}
+    loads = [
+        node
+        for node in walk(*(expr for stmt in statements for expr in stmt_exprs(stmt)))
+        if isinstance(node, Load) and node.buffer not in written and _is_turned(node, row, column)
+    ]
+    if not all(isinstance(stmt, Store) for stmt in statements):
+        return (), statements
+    place = axis(row.inner.key, row.inner.extent) * TILE + axis(
+        column.inner.key, column.inner.extent
+    )
+    fills: list[Stmt] = []
+    held: dict[Expr, Expr] = {}
+    for node in loads:
+        local = new_local(node.dtype, const(TILE * TILE))
+        fills += inside_tile([Set(local, place, node)], column, row)
+        held[node] = read(local, place)
+    rewrite = Rewriter(held.get)
+    changed: list[Stmt] = []
+    for stmt in statements:
+        assert isinstance(stmt, Store)
+        changed.append(replace(stmt, value=rewrite(stmt.value)))
+    return tuple(fills), changed
+
+
+def _is_turned(node: Load, row: Blocked, column: Blocked) -> bool:
+    """Whether a load walks along rows of the tile, and far along its columns."""
+    along = coefficient(node.index, row.inner)
+    across = coefficient(node.index, column.inner)
+    far = across is not None and across is not ZERO and across is not ONE
+    return node.mask is None and along is ONE and far

@@ -1,0 +1,54 @@
+"""Checks of indices at run time: a reduction looks, an operator raises.
+
+A loop cannot raise.  So next to every indirect read or write stands a reduction over the index
+tensor that is zero if all is well, and a call of `weft_codegen::check_index` that is only made if
+it is not (`Extern.when`).  The reads and writes themselves clamp their index, so that nothing
+happens outside the buffer, whatever order the steps run in.
+
+    code = 0             every index is inside
+         = 2 * i + 1     i >= extent is outside
+         = 2 * -i        i < 0 is
+"""
+
+from __future__ import annotations
+
+import torch
+
+from weft_codegen.loops.expr import Expr, apply, constant, index_value, where
+from weft_codegen.loops.index import IndexExpr
+
+_library = torch.library.Library("weft_codegen", "FRAGMENT")
+_library.define("check_index(Tensor code, SymInt extent, int dim, str kind) -> ()")
+
+
+def _raise(code: torch.Tensor, extent: int, dim: int, kind: str) -> None:
+    number = int(code)
+    index = number // 2 if number % 2 else -(number // 2)
+    if kind == "lookup":
+        raise IndexError("index out of range in self")
+    error = IndexError if kind == "index" else RuntimeError
+    raise error(f"index {index} is out of bounds for dimension {dim} with size {extent}")
+
+
+_library.impl("check_index", _raise, "CompositeExplicitAutograd")
+check_index = torch.ops.weft_codegen.check_index.default
+
+
+def violation(index: Expr, extent: IndexExpr, wraps: bool) -> Expr:
+    """The code of one index (int64); negative ones count from the end if it `wraps`."""
+    zero, size = constant(0, torch.int64), index_value(extent)
+    two = constant(2, torch.int64)
+    over = apply("add", apply("mul", index, two), constant(1, torch.int64))
+    under = apply("mul", apply("neg", index), two)
+    least = apply("neg", size) if wraps else zero
+    below = where(apply("lt", index, least), under, zero)
+    return where(apply("ge", index, size), over, below)
+
+
+def clamped(index: Expr, extent: IndexExpr, wraps: bool) -> Expr:
+    """`index` (int64) in [0, extent): what was inside stays, or is counted from the end."""
+    zero, size = constant(0, torch.int64), index_value(extent)
+    if wraps:
+        index = where(apply("lt", index, zero), apply("add", index, size), index)
+    last = apply("sub", size, constant(1, torch.int64))
+    return apply("minimum", apply("maximum", index, zero), last)

@@ -1,0 +1,111 @@
+"""What the walk over an fx graph asks of its nodes: uses, effects, arithmetic on sizes."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft_codegen.loops.expr import Expr, apply
+from weft_codegen.loops.lower.pointwise import number
+from weft_codegen.loops.lower.shapes import NoLowering, to_index
+
+# Operators whose meta function lays its result out otherwise than the operator does.
+_UNFAITHFUL = frozenset(["max_unpool2d", "ormqr"])
+
+_VIEW_OPS = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "unsqueeze",
+        "squeeze",
+        "alias",
+        "detach",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "diagonal",
+    ]
+)
+
+
+def count_uses(gm: fx.GraphModule) -> dict[fx.Node, int]:
+    """Consumers of each node, counted through views, which recompute their base."""
+    uses: dict[fx.Node, int] = {}
+    for node in reversed(gm.graph.nodes):
+        total = 0
+        for user in node.users:
+            view = getattr(user.target, "__name__", "").split(".")[0] in _VIEW_OPS
+            getitem = getattr(user.target, "__name__", "") == "getitem"
+            total += uses.get(user, 1) if view or getitem else 1
+        uses[node] = total
+    return uses
+
+
+def symbolic(node: fx.Node, args: Any) -> Any:
+    """The value of Python arithmetic on sizes: an index expression, or a float64 Expr."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt | int):
+        return to_index(value)
+    operation = _FLOAT_ARITHMETIC.get(node.target)
+    if isinstance(value, torch.SymFloat) and operation is not None:
+        return operation(*(number(arg, torch.float64) for arg in args))
+    raise NoLowering(f"call of {node.target}")
+
+
+_FLOAT_ARITHMETIC: dict[Any, Callable[..., Expr]] = {
+    torch.sym_float: lambda value: value,
+    **{
+        function: functools.partial(apply, name)
+        for function, name in {
+            operator.add: "add",
+            operator.sub: "sub",
+            operator.mul: "mul",
+            operator.truediv: "div",
+            operator.pow: "pow",
+            operator.neg: "neg",
+            pow: "pow",
+        }.items()
+    },
+}
+
+
+def is_effect(target: Any) -> bool:
+    """Whether a call without users still matters: it writes, or advances the random stream."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def secretly_written(target: Any, args: Any) -> tuple[int, ...]:
+    """The positions of arguments that an operator updates although its schema does not say so."""
+    if target is torch.ops.aten.native_batch_norm.default and args[5]:
+        return tuple(position for position in (3, 4) if args[position] is not None)
+    return ()
+
+
+def without_alias(target: Any) -> Any:
+    """A view operator's copying twin: an extern result must own its memory.
+
+    Raises NoLowering for what has none, and for operators whose fake tensors mislead.
+    """
+    if target._opname in _UNFAITHFUL:
+        raise NoLowering(f"torch's fake {target} has other strides than the real one")
+    if not any(result.alias_info is not None for result in target._schema.returns):
+        return target
+    if target is torch.ops.aten.as_strided.default:
+        raise NoLowering("as_strided may reach memory outside its argument")
+    copy = getattr(getattr(torch.ops, target.namespace), f"{target._opname}_copy", None)
+    if copy is None or target._overloadname not in copy.overloads():
+        raise NoLowering(f"{target} returns a view")
+    return getattr(copy, target._overloadname)

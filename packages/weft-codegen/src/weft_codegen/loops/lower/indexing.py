@@ -1,0 +1,286 @@
+"""Indirect reads and writes: index, gather, embedding, scatter and their backwards.
+
+An index tensor's element becomes an integer inside an index expression (`index.computed`), so a
+gather is a load like any other and fuses with what surrounds it.  Indices are checked apart from
+their use; see checks.py.  An index that is an expression of the axes (position embeddings,
+interpolation) needs neither check nor clamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.checks import clamped
+from weft_codegen.loops.expr import Expr, apply, cast, constant, index_of, where
+from weft_codegen.loops.index import (
+    ONE,
+    ZERO,
+    IndexExpr,
+    axis,
+    computed,
+    in_range,
+    nonnegative,
+    product,
+)
+from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
+from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
+from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at, compute_dtype
+
+_INTEGERS = (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """The elements of an index tensor as positions along a dimension of size `extent`.
+
+    wraps: negative ones count from the end.
+    """
+
+    index: LazyTensor
+    extent: IndexExpr
+    wraps: bool
+
+    def at(self, place: Indices) -> IndexExpr:
+        value = cast(broadcast_at(self.index, place), torch.int64)
+        known = index_of(value)
+        if known is not None and in_range(known, self.extent):
+            return known
+        if self.extent is ONE:
+            return ZERO
+        return computed(clamped(value, self.extent, self.wraps), self.extent)
+
+
+def _positions(
+    call: Call, index: LazyTensor, extent: IndexExpr, dim: int, kind: str, wraps: bool = False
+) -> _Positions:
+    """`index` as positions, with the check that it needs.
+
+    kind: whose exception a bad one raises (checks.py); "" where all are known to be good.
+    """
+    require(index.dtype in _INTEGERS, f"index of {index.dtype}")
+    require(index.device.type == "cpu", "index on another device")
+    require(extent is not ZERO, "index into nothing")
+    where_ = [axis(f"d{k}", n) for k, n in enumerate(index.shape)]
+    known = index_of(cast(index.at(where_), torch.int64))
+    good = known is not None and in_range(known, extent)
+    if kind and not good and product(index.shape) is not ZERO:
+        call.graph.check_index(call, index, extent, dim=dim, wraps=wraps, kind=kind)
+    return _Positions(index, extent, wraps)
+
+
+def _source(call: Call, x: LazyTensor) -> LazyTensor:
+    """`x`, stored first if reading it element by element would compute some of them repeatedly."""
+    require(x.dtype in SUPPORTED and call.fake.dtype in SUPPORTED, "dtype")
+    result = product(call.lazy(x.at).shape)
+    if x.buffer is None and x.root is None and nonnegative(result - product(x.shape)):
+        call.graph.realise(x)
+    return x
+
+
+@lowers("aten.embedding")
+def _embedding(call: Call, weight: LazyTensor, indices: LazyTensor, *rest: Any) -> LazyTensor:
+    rows = _positions(call, indices, weight.shape[0], 0, "lookup")
+    weight = _source(call, weight)
+    return call.lazy(lambda place: weight.at([rows.at(place[:-1]), place[-1]]))
+
+
+@lowers("aten.index_select")
+def _index_select(call: Call, x: LazyTensor, dim: int, index: LazyTensor) -> LazyTensor:
+    require(len(x.shape) > 0 and len(index.shape) == 1, "index_select of a scalar")
+    dim = normalise_dim(dim, len(x.shape))
+    rows = _positions(call, index, x.shape[dim], dim, "lookup")
+    x = _source(call, x)
+    return call.lazy(lambda place: x.at([*place[:dim], rows.at([place[dim]]), *place[dim + 1 :]]))
+
+
+@lowers("aten.gather")
+def _gather(call: Call, x: LazyTensor, dim: int, index: LazyTensor, **kwargs: Any) -> LazyTensor:
+    require(len(x.shape) == len(index.shape) > 0, "gather of a scalar")
+    dim = normalise_dim(dim, len(x.shape))
+    along = _positions(call, index, x.shape[dim], dim, "scatter")
+    x = _source(call, x)
+    return call.lazy(lambda place: x.at([*place[:dim], along.at(place), *place[dim + 1 :]]))
+
+
+@dataclass(frozen=True)
+class _Advanced:
+    """x[:, i, j, :]: which dimensions are indexed, and where the indices' own dimensions go."""
+
+    rank: int
+    indexed: dict[int, _Positions]
+    own: int
+
+    @property
+    def begin(self) -> int:
+        """The first of the indices' dimensions in the result: in front unless they are adjacent."""
+        dims = sorted(self.indexed)
+        return dims[0] if dims[-1] - dims[0] + 1 == len(dims) else 0
+
+    def source(self, place: Indices) -> list[IndexExpr]:
+        """The index in x of the element at `place` of the result."""
+        end = self.begin + self.own
+        inner, rest = place[self.begin : end], [*place[: self.begin], *place[end:]]
+        return [
+            self.indexed[k].at(inner) if k in self.indexed else rest.pop(0)
+            for k in range(self.rank)
+        ]
+
+
+def _advanced(call: Call, x: LazyTensor, indices: Sequence[Any], kind: str) -> _Advanced:
+    require(any(index is not None for index in indices), "no index")
+    indexed = {
+        dim: _positions(call, index, x.shape[dim], dim, kind, wraps=True)
+        for dim, index in enumerate(indices)
+        if index is not None
+    }
+    own = max(len(positions.index.shape) for positions in indexed.values())
+    return _Advanced(len(x.shape), indexed, own)
+
+
+def _index_lowering(kind: str) -> Callable[..., LazyTensor]:
+    def lowering(call: Call, x: LazyTensor, indices: Sequence[Any]) -> LazyTensor:
+        advanced = _advanced(call, x, indices, kind)
+        x = _source(call, x)
+        return call.lazy(lambda place: x.at(advanced.source(place)))
+
+    return lowering
+
+
+lowers("aten.index")(_index_lowering("index"))
+lowers("aten._unsafe_index")(_index_lowering(""))
+
+
+# ---- writes
+
+
+def _addable(call: Call, mode: str) -> None:
+    require(call.fake.dtype in SUPPORTED, "dtype")
+    require(mode == "set" or call.fake.dtype is not torch.bool, "sum of bool")
+
+
+def _index_put_lowering(kind: str) -> Callable[..., LazyTensor]:
+    def lowering(
+        call: Call,
+        x: LazyTensor,
+        indices: Sequence[Any],
+        values: LazyTensor,
+        accumulate: bool = False,
+        *rest: Any,
+    ) -> LazyTensor:
+        mode = "add" if accumulate else "set"
+        _addable(call, mode)
+        advanced = _advanced(call, x, indices, kind)
+        # The shape that the values broadcast to: x's, the indexed dimensions replaced.
+        own = [ONE] * advanced.own
+        for positions in advanced.indexed.values():
+            shape = positions.index.shape
+            for k, extent in enumerate(shape, advanced.own - len(shape)):
+                own[k] = extent if own[k] is ONE else own[k]
+        rest_dims = [n for k, n in enumerate(x.shape) if k not in advanced.indexed]
+        begin = advanced.begin
+        over = (*rest_dims[:begin], *own, *rest_dims[begin:])
+        dtype = compute_dtype(call.fake.dtype)
+        return call.graph.updated(
+            call, x, over, advanced.source, lambda i: operand_at(values, i, dtype), mode
+        )
+
+    return lowering
+
+
+lowers("aten.index_put")(_index_put_lowering("index"))
+lowers("aten._unsafe_index_put")(_index_put_lowering(""))
+
+
+def _scatter_lowering(mode: str) -> Callable[..., LazyTensor]:
+    """x with source[i] stored or added at i, whose coordinate along `dim` is index[i]."""
+
+    def lowering(
+        call: Call, x: LazyTensor, dim: int, index: LazyTensor, source: Any, reduce: Any = None
+    ) -> LazyTensor:
+        require(reduce is None and len(x.shape) == len(index.shape) > 0, "scatter with reduce")
+        _addable(call, mode)
+        dim = normalise_dim(dim, len(x.shape))
+        along = _positions(call, index, x.shape[dim], dim, "scatter")
+        dtype = compute_dtype(call.fake.dtype)
+
+        def value(place: Indices) -> Expr:
+            whole = isinstance(source, LazyTensor)
+            return source.at(place) if whole else operand_at(source, place, dtype)
+
+        def target(place: Indices) -> list[IndexExpr]:
+            return [*place[:dim], along.at(place), *place[dim + 1 :]]
+
+        return call.graph.updated(call, x, index.shape, target, value, mode)
+
+    return lowering
+
+
+lowers("aten.scatter")(_scatter_lowering("set"))
+lowers("aten.scatter_add")(_scatter_lowering("add"))
+
+
+def _index_rows(mode: str) -> Callable[..., LazyTensor]:
+    """index_add and index_copy: source's slices along `dim` go to the slices that index names."""
+
+    def lowering(
+        call: Call,
+        x: LazyTensor,
+        dim: int,
+        index: LazyTensor,
+        source: LazyTensor,
+        *,
+        alpha: Any = 1,
+    ) -> LazyTensor:
+        require(len(x.shape) == len(source.shape) > 0 and len(index.shape) == 1, "scalars")
+        _addable(call, mode)
+        dim = normalise_dim(dim, len(x.shape))
+        rows = _positions(call, index, x.shape[dim], dim, "lookup")
+        dtype = compute_dtype(call.fake.dtype)
+
+        def value(place: Indices) -> Expr:
+            return apply("mul", source.at(place), operand_at(alpha, place, dtype))
+
+        def target(place: Indices) -> list[IndexExpr]:
+            return [*place[:dim], rows.at([place[dim]]), *place[dim + 1 :]]
+
+        return call.graph.updated(call, x, source.shape, target, value, mode)
+
+    return lowering
+
+
+lowers("aten.index_add")(_index_rows("add"))
+lowers("aten.index_copy")(_index_rows("set"))
+
+
+@lowers("aten.embedding_dense_backward")
+def _embedding_dense_backward(
+    call: Call,
+    gradient: LazyTensor,
+    indices: LazyTensor,
+    rows: Any,
+    padding: int,
+    scale_by_frequency: bool,
+) -> LazyTensor:
+    require(not scale_by_frequency and call.fake.dtype in SUPPORTED, "scaled gradient")
+    places = _positions(call, indices, call.lazy(gradient.at).shape[0], 0, "lookup")
+    zero = constant(0, compute_dtype(call.fake.dtype))
+
+    def value(place: Indices) -> Expr:
+        element = gradient.at(place)
+        if padding < 0:
+            return element
+        row = cast(indices.at(place[:-1]), torch.int64)
+        return where(apply("eq", row, constant(padding, torch.int64)), zero, element)
+
+    return call.graph.updated(
+        call,
+        call.lazy(lambda place: zero),
+        gradient.shape,
+        lambda place: [places.at(place[:-1]), place[-1]],
+        value,
+        "add",
+    )

@@ -1,0 +1,221 @@
+"""Pooling over windows: a window's elements are so many masked loads in one expression.
+
+Written out, the loop over the output stays the only one, so it vectorises along whatever dimension
+is contiguous and fuses with what comes before and after.  Large windows, dilation and the backward
+of max pooling (a scatter that libtorch does well) are externs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
+from weft_codegen.loops.index import ZERO, IndexExpr, const, least
+from weft_codegen.loops.lower.masking import masked
+from weft_codegen.loops.lower.pointwise import SUPPORTED, number
+from weft_codegen.loops.lower.table import Call, lowers, require
+from weft_codegen.loops.lower.values import Indices, LazyTensor, compute_dtype
+
+# Largest window that is written out.
+_MOST = 16
+
+
+def _pair(value: Any, default: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """A window parameter as (vertical, horizontal); one number means both."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if not values:
+        return default
+    require(all(isinstance(v, int) for v in values), "symbolic window")
+    return int(values[0]), int(values[-1])
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A 2-d window over the last two dimensions of a tensor of shape `shape`."""
+
+    shape: tuple[IndexExpr, ...]
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    def elements(self, place: Indices) -> Iterator[tuple[list[IndexExpr], Expr]]:
+        """(index in the input, whether it is inside) for each position of the window at `place`."""
+        for offsets in itertools.product(*map(range, self.size)):
+            inside: Expr = constant(True, torch.bool)
+            at = list(place[:-2])
+            for k, offset in enumerate(offsets):
+                position = place[k - 2] * self.stride[k] + (offset - self.padding[k])
+                at.append(position)
+                inside = apply("and", inside, _in_bounds(position, self.shape[k - 2]))
+            yield at, inside
+
+    def begin(self, place: Indices, k: int) -> IndexExpr:
+        """The first row (k = 0) or column (k = 1) of the window that is inside."""
+        start = place[k - 2] * self.stride[k] - self.padding[k]
+        return start - least(start, ZERO)
+
+    def end(self, place: Indices, k: int, padded: bool) -> IndexExpr:
+        """Past the last one; with `padded`, padding counts as inside."""
+        past = place[k - 2] * self.stride[k] + (self.size[k] - self.padding[k])
+        return least(past, self.shape[k - 2] + (self.padding[k] if padded else 0))
+
+    def covering(self, place: Indices, out: Indices) -> Iterator[tuple[list[IndexExpr], Expr]]:
+        """(index in the output, whether it exists) of every window that covers input `place`."""
+        reach = [-(-size // step) for size, step in zip(self.size, self.stride, strict=True)]
+        for back in itertools.product(*map(range, reach)):
+            inside: Expr = constant(True, torch.bool)
+            at = list(place[:-2])
+            for k, count in enumerate(back):
+                shifted = place[k - 2] + self.padding[k]
+                window = shifted // const(self.stride[k]) - count
+                at.append(window)
+                inside = apply("and", inside, _in_bounds(window, out[k - 2]))
+                reached = index_value(shifted % const(self.stride[k]) + count * self.stride[k])
+                within = apply("lt", reached, index_value(const(self.size[k])))
+                inside = apply("and", inside, within)
+            yield at, inside
+
+
+def _in_bounds(position: IndexExpr, extent: IndexExpr) -> Expr:
+    low = apply("ge", index_value(position), index_value(ZERO))
+    return apply("and", low, apply("lt", index_value(position), index_value(extent)))
+
+
+def _window(x: LazyTensor, size: Any, stride: Any, padding: Any) -> _Window:
+    require(x.dtype in SUPPORTED and len(x.shape) >= 3, "dtype or rank")
+    size = _pair(size)
+    require(size[0] * size[1] <= _MOST, "large window")
+    return _Window(x.shape, size, _pair(stride, size), _pair(padding))
+
+
+def _stored(call: Call, x: LazyTensor) -> LazyTensor:
+    """`x` in memory: windows overlap, so that its elements would be computed several times."""
+    if x.buffer is None and x.root is None:
+        call.graph.realise(x)
+    return x
+
+
+@lowers("aten.max_pool2d_with_indices")
+def _max_pool(
+    call: Call,
+    x: LazyTensor,
+    size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[LazyTensor, LazyTensor]:
+    window = _window(x, size, stride, padding)
+    require(_pair(dilation) == (1, 1) and x.dtype.is_floating_point, "dilated window")
+    x = _stored(call, x)
+    dtype = compute_dtype(x.dtype)
+    lowest = constant(float("-inf"), dtype)
+
+    def best(place: Indices) -> tuple[Expr, Expr]:
+        """The greatest element and where it is; as in eager the last nan wins."""
+        value: Expr = lowest
+        width = x.shape[-1]
+        at = index_value(window.begin(place, 0) * width + window.begin(place, 1))
+        for position, inside in window.elements(place):
+            element = where(inside, masked(cast(x.at(position), dtype), inside), lowest)
+            better = apply("or", apply("gt", element, value), apply("isnan", element))
+            value = where(better, element, value)
+            at = where(better, index_value(position[-2] * width + position[-1]), at)
+        return value, at
+
+    values, positions = (Call(call.graph, f, call.uses, call.origins) for f in call.fake)
+    return values.lazy(lambda i: best(i)[0]), positions.lazy(lambda i: best(i)[1])
+
+
+def _divisor(
+    window: _Window, place: Indices, counts_padding: bool, override: Any, dtype: torch.dtype
+) -> Expr:
+    """How many elements an average is over."""
+    if override is not None:
+        return number(override, dtype)
+    count = const(1)
+    for k in (0, 1):
+        start = place[k - 2] * window.stride[k] - window.padding[k]
+        begin = start if counts_padding else window.begin(place, k)
+        count = count * (window.end(place, k, counts_padding) - begin)
+    return number(count, dtype)
+
+
+@lowers("aten.avg_pool2d")
+def _avg_pool(
+    call: Call,
+    x: LazyTensor,
+    size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> LazyTensor:
+    window = _window(x, size, stride, padding)
+    require(x.dtype.is_floating_point, "integer average")
+    x = _stored(call, x)
+    dtype = compute_dtype(x.dtype)
+
+    def element(place: Indices) -> Expr:
+        total: Expr = constant(0, dtype)
+        for position, inside in window.elements(place):
+            value = masked(cast(x.at(position), dtype), inside)
+            total = apply("add", total, where(inside, value, constant(0, dtype)))
+        return apply(
+            "div", total, _divisor(window, place, count_include_pad, divisor_override, dtype)
+        )
+
+    return call.lazy(element)
+
+
+@lowers("aten.avg_pool2d_backward")
+def _avg_pool_backward(
+    call: Call,
+    gradient: LazyTensor,
+    x: LazyTensor,
+    size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: Any,
+) -> LazyTensor:
+    """Each input element gathers from the windows that cover it."""
+    window = _window(x, size, stride, padding)
+    require(x.dtype.is_floating_point, "integer average")
+    gradient = _stored(call, gradient)
+    dtype = compute_dtype(x.dtype)
+
+    def element(place: Indices) -> Expr:
+        total: Expr = constant(0, dtype)
+        for position, inside in window.covering(place, gradient.shape):
+            count = _divisor(window, position, count_include_pad, divisor_override, dtype)
+            share = apply("div", masked(cast(gradient.at(position), dtype), inside), count)
+            total = apply("add", total, where(inside, share, constant(0, dtype)))
+        return total
+
+    return call.lazy(element)
+
+
+@lowers("aten.upsample_nearest2d")
+def _nearest(
+    call: Call, x: LazyTensor, size: Any, scale_h: Any = None, scale_w: Any = None
+) -> LazyTensor:
+    """Whole factors only: then element i comes from i // factor, without any rounding."""
+    require(x.dtype in SUPPORTED, "dtype")
+    factors = []
+    for extent, given, scale in zip(x.shape[-2:], size, (scale_h, scale_w), strict=True):
+        require(extent.is_const and isinstance(given, int), "symbolic size")
+        factor, rest = divmod(given, extent.value)
+        require(rest == 0 and scale in (None, float(factor)), "fractional factor")
+        factors.append(factor)
+    x = _stored(call, x)
+    return call.lazy(
+        lambda i: x.at([*i[:-2], i[-2] // const(factors[0]), i[-1] // const(factors[1])])
+    )

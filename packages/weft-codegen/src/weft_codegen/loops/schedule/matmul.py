@@ -1,0 +1,121 @@
+"""Small matrix products as loops: where calling the library costs more than the product.
+
+A library call takes 2 to 4 µs before it multiplies anything (argument checks, dispatch, threads).
+Below a size measured with benchmarks/kernels.py a plain loop is done by then, and as a loop node
+the product shares its kernel with bias, activation and residual:
+
+    mm(a, b)            r[i, j] = sum over k of a[i, k] * b[k, j]
+    addmm(c, a, b)      r[i, j] = c[i, j] + that
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from weft_codegen.loops.expr import Expr, apply, load
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, product
+from weft_codegen.loops.lower.values import contiguous_strides
+from weft_codegen.loops.nodes import Compute, Item, Lowered
+from weft_codegen.loops.program import CPU, Buffer, Extern, Ref
+from weft_codegen.loops.schedule.align import new_axis
+
+_aten = torch.ops.aten
+# Multiplications up to which the loop wins.
+_MOST = 16384
+# Where columns of `b` are contiguous (a weight's transpose), each result is a vector sum of its
+# own: so many of them pay, for shorter sums and for those that fill the 64 lanes.
+_SUMS = ((64, 512), (0, 128))
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A matrix in memory; a dimension of size one or a missing one is not stepped along."""
+
+    buffer: Buffer
+
+    def at(self, *where: IndexExpr) -> Expr:
+        """The element at `where`, broadcast as torch broadcasts."""
+        place = ZERO
+        dims = zip(self.buffer.shape, self.buffer.strides, strict=True)
+        for position, (extent, stride) in zip(where[::-1], list(dims)[::-1], strict=False):
+            place = place + (ZERO if extent is ONE else position * stride)
+        return load(self.buffer.name, place, self.buffer.dtype)
+
+
+def small_products(lowered: Lowered) -> Lowered:
+    """`lowered` with the small matrix products among its externs as loop nodes."""
+    buffers = dict(lowered.buffers)
+    items = tuple(part for item in lowered.items for part in _parts(item, buffers))
+    return replace(lowered, items=items, buffers=buffers)
+
+
+def _parts(item: Item, buffers: dict[str, Buffer]) -> Iterator[Item]:
+    found = _operands(item, buffers) if isinstance(item, Extern) else None
+    if found is None:
+        yield item
+        return
+    assert isinstance(item, Extern)
+    name = item.results[0]
+    assert name is not None
+    *bias, left, right = found
+    target = buffers[name]
+    if bias:
+        name = f"{name}_product"
+        strides = contiguous_strides(target.shape)
+        buffers[name] = Buffer(name, target.dtype, target.shape, strides)
+    yield _product(buffers[name], left, right, item.origins)
+    if bias:
+        i, j = (new_axis(extent) for extent in target.shape)
+        total = apply("add", _Operand(buffers[name]).at(i, j), bias[0].at(i, j))
+        yield _node(target, (i, j), (), None, total, item.origins)
+
+
+def _product(target: Buffer, left: _Operand, right: _Operand, origins: tuple[str, ...]) -> Compute:
+    i, j = (new_axis(extent) for extent in target.shape)
+    k = new_axis(left.buffer.shape[1])
+    value = apply("mul", left.at(i, k), right.at(k, j))
+    return _node(target, (i, j), (k,), "sum", value, origins)
+
+
+def _node(
+    target: Buffer,
+    kept: tuple[IndexExpr, IndexExpr],
+    reduced: tuple[IndexExpr, ...],
+    op: str | None,
+    value: Expr,
+    origins: tuple[str, ...],
+) -> Compute:
+    place = ZERO
+    for position, stride in zip(kept, target.strides, strict=True):
+        place = place + position * stride
+    return Compute(target.name, _loops(kept), _loops(reduced), op, (value,), place, origins)
+
+
+def _loops(axes: tuple[IndexExpr, ...]) -> tuple[Axis, ...]:
+    return tuple(as_axis(loop) for loop in axes)
+
+
+def _operands(item: Extern, buffers: dict[str, Buffer]) -> list[_Operand] | None:
+    """The operands of a product that is small enough, or None."""
+    if item.op not in (_aten.mm.default, _aten.addmm.default) or item.results[0] is None:
+        return None
+    if item.kwargs or not all(isinstance(arg, Ref) for arg in item.args):
+        return None
+    used = [buffers[arg.name] for arg in item.args] + [buffers[item.results[0]]]
+    if any(buffer.dtype is not torch.float32 or buffer.device != CPU for buffer in used):
+        return None
+    left, right = used[-3], used[-2]
+    extents = (*left.shape, right.shape[1])
+    # An axis of one element is no axis; such products are rare.
+    if not all(extent.is_const and extent.value > 1 for extent in extents):
+        return None
+    small = product(extents).value <= _MOST and (right.strides[1] is ONE or _few_sums(*extents))
+    return [_Operand(buffer) for buffer in used[:-1]] if small else None
+
+
+def _few_sums(rows: IndexExpr, length: IndexExpr, columns: IndexExpr) -> bool:
+    most = next(most for least, most in _SUMS if length.value >= least)
+    return rows.value * columns.value <= most

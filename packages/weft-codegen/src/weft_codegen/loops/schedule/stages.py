@@ -1,0 +1,91 @@
+"""Reductions of nearly everything, in two stages so that threads can share them.
+
+A reduction that keeps (almost) no axes has no parallel loop.  One reduced axis is cut in blocks:
+
+    total = sum over i of x[i]      becomes     parts[b] = sum over j of x[b*size + j]
+                                                total    = sum over b of parts[b]
+
+Only where the blocks are even and the work is worth a parallel region; the second stage is a
+handful of elements.  Float sums get more exact by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weft_codegen.loops.expr import Rewriter, load
+from weft_codegen.loops.index import Axis, IndexExpr, as_axis, axis, const, product
+from weft_codegen.loops.lower.values import contiguous_strides, flatten
+from weft_codegen.loops.nodes import Compute, Item, Lowered
+from weft_codegen.loops.ops import REDUCTIONS
+from weft_codegen.loops.program import CPU, Buffer
+from weft_codegen.loops.schedule.align import new_axis, replacing
+from weft_codegen.loops.schedule.group import single
+
+# Fewer kept elements than this leave threads idle.
+_FEW = 16
+_LEAST_ELEMENTS = 65536
+_LEAST_BLOCK = 4096
+_BLOCKS = range(64, 7, -1)
+
+
+def in_stages(lowered: Lowered) -> Lowered:
+    """`lowered` with each large reduction that leaves few elements cut in two."""
+    buffers = dict(lowered.buffers)
+    items = tuple(part for item in lowered.items for part in _parts(item, buffers))
+    return lowered if len(items) == len(lowered.items) else replace(
+        lowered, items=items, buffers=buffers
+    )  # fmt: skip
+
+
+def _parts(item: Item, buffers: dict[str, Buffer]) -> Iterator[Item]:
+    cut = _cut(item, buffers) if isinstance(item, Compute) and item.op is not None else None
+    if cut is None:
+        yield item
+        return
+    assert isinstance(item, Compute)
+    loop, blocks = cut
+    outer = new_axis(const(blocks))
+    size = const(loop.extent.value // blocks)
+    inner = new_axis(size)
+    rewrite = Rewriter(at=replacing({loop: outer * size + inner}))
+    name = f"{item.result}_parts"
+    shape = (*(kept.extent for kept in item.axes), const(blocks))
+    dtype = item.values[0].dtype
+    buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape))
+    reduced = tuple(as_axis(inner) if other is loop else other for other in item.reduced)
+    yield replace(
+        item,
+        result=name,
+        axes=(*item.axes, as_axis(outer)),
+        reduced=reduced,
+        values=tuple(rewrite(value) for value in item.values),
+        index=flatten([*map(_at, item.axes), outer], shape),
+    )
+    last = new_axis(const(blocks))
+    value = load(name, flatten([*map(_at, item.axes), last], shape), dtype)
+    yield replace(item, reduced=(as_axis(last),), values=(value,))
+
+
+def _at(loop: Axis) -> IndexExpr:
+    return axis(loop.key, loop.extent)
+
+
+def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
+    """The axis to cut, the one with the longest steps that divides evenly, and in how many."""
+    assert item.op is not None
+    kept = product(loop.extent for loop in item.axes)
+    total = product(loop.extent for loop in item.reduced)
+    if not kept.is_const or not total.is_const or kept.value > _FEW:
+        return None
+    if REDUCTIONS[item.op].states > 1 or buffers[item.result].device != CPU:
+        return None
+    if kept.value * total.value < _LEAST_ELEMENTS:
+        return None
+    for loop in single(0, item).axes:
+        extent = loop.extent.value
+        for blocks in _BLOCKS if loop in item.reduced else ():
+            if extent % blocks == 0 and total.value // blocks >= _LEAST_BLOCK:
+                return loop, blocks
+    return None

@@ -1,0 +1,175 @@
+"""If it does not pay, it does not run: a compiled graph proves itself against eager.
+
+    call 1      compiled                    (warms up)
+    call 2      compiled, then eager        (warms up)
+    calls 3-7   compiled, then eager, both timed; the caller gets what the compiled graph returned
+    then        the slower one is dropped, and the verdict is kept on disk for the next process
+
+Eager replaces the compiled graph only when it wins clearly, by its median and by its best time.
+Only graphs that may run twice on the same inputs are measured: no mutation, no random numbers, no
+operators but torch's own.  Their second run costs time in a few calls, so slow graphs, where
+compiled code has little to lose, are let through unmeasured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from weft_core import events
+from weft_core.cachedir import cache_dir, read_checked, write_checked
+
+from weft_codegen.kernels import CompiledGraph
+from weft_codegen.loops.program import CPU, Program
+
+Run = Callable[..., Any]
+
+_ROUNDS = 5
+# Eager must be this much faster: what two measurements of one thing differ by on a busy machine.
+_CLEARLY = 1.1
+_LONGEST_SECONDS = 0.05
+_hints = events.logger("codegen", "perf_hints")
+_log = logging.getLogger("weft.codegen.measure")
+
+
+def measured(compiled: CompiledGraph, program: Program, gm: fx.GraphModule) -> Run:
+    """What should run for `gm`: `compiled`, eager, or a trial that decides during its first calls.
+
+    Args:
+        compiled: made of `program`, which was made of the aten graph `gm`.
+    """
+    if not _repeatable(program, gm):
+        return compiled
+    eager = _Eager(gm)
+    key = f"{compiled.path.stem}-{torch.get_num_threads()}-{torch.__version__}"
+    path = cache_dir("verdicts") / hashlib.sha256(key.encode()).hexdigest()[:32]
+    verdict = read_checked(path)
+    if verdict is None:
+        return Trial(compiled, eager, lambda pays: write_checked(path, b"01"[pays : pays + 1]))
+    if verdict == b"1":
+        return compiled
+    _hints.info("%s runs eagerly: measured slower before (%s)", eager, path)
+    return eager
+
+
+class Trial:
+    """Calls `compiled` and times it against `eager`, then becomes the faster of the two."""
+
+    def __init__(self, compiled: Run, eager: Run, keep: Callable[[bool], None]) -> None:
+        self._compiled = compiled
+        self._eager: Run | None = eager
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._seconds: list[tuple[float, float]] = []
+        self._run = self._round
+
+    def __call__(self, *args: Any) -> Any:
+        """The outputs of the graph."""
+        return self._run(*args)
+
+    def call_owning(self, args: list[Any]) -> Any:
+        """As `CompiledGraph.call_owning`, once the compiled graph has won."""
+        owning = getattr(self._run, "call_owning", None)
+        return self._run(*args) if owning is None else owning(args)
+
+    def _round(self, *args: Any) -> Any:
+        eager = self._eager
+        if eager is None or not self._lock.acquire(blocking=False):
+            return self._compiled(*args)
+        try:
+            start = time.perf_counter()
+            result = self._compiled(*args)
+            fused = time.perf_counter() - start
+            self._calls += 1
+            if self._calls > 1:
+                self._compare(eager, args, fused)
+            return result
+        finally:
+            self._lock.release()
+
+    def _compare(self, eager: Run, args: tuple[Any, ...], fused: float) -> None:
+        if fused > _LONGEST_SECONDS:
+            self._settle(pays=True)
+            return
+        start = time.perf_counter()
+        try:
+            eager(*args)
+        except Exception:  # whatever eager cannot do here, the compiled graph just did
+            _log.debug("eager failed in a measurement", exc_info=True)
+            self._settle(pays=True)
+            return
+        if self._calls > 2:
+            self._seconds.append((fused, time.perf_counter() - start))
+        if len(self._seconds) == _ROUNDS:
+            self._decide(eager)
+
+    def _decide(self, eager: Run) -> None:
+        fused, plain = zip(*self._seconds, strict=True)
+        pays = any(statistic(fused) <= _CLEARLY * statistic(plain) for statistic in (min, _median))
+        report = _hints.debug if pays else _hints.info
+        report(
+            "%s %s: %.1f µs compiled, %.1f µs eager",
+            eager,
+            "pays" if pays else "does not pay and runs eagerly",
+            _median(fused) * 1e6,
+            _median(plain) * 1e6,
+        )
+        self._keep(pays)
+        self._settle(pays)
+
+    def _settle(self, pays: bool) -> None:
+        if not pays:
+            assert self._eager is not None
+            events.counters["codegen"]["does_not_pay"] += 1
+            self._run = self._eager
+            self._compiled = self._eager
+            return
+        self._run = self._compiled
+        self._eager = None
+
+
+def _median(values: tuple[float, ...]) -> float:
+    return statistics.median(values)
+
+
+class _Eager:
+    """The aten graph run operator by operator, as a compiled graph is called."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm = gm
+
+    def __call__(self, *args: Any) -> list[Any]:
+        # Casts that autocast made are in the graph already.
+        with torch.no_grad(), torch._C._DisableAutocast():
+            made = self._gm(*args)
+        return list(made) if isinstance(made, list | tuple) else [made]
+
+    def __str__(self) -> str:
+        calls = [node for node in self._gm.graph.nodes if node.op == "call_function"]
+        return f"a graph of {len(calls)} operators, the last {calls[-1].target}"
+
+
+def _repeatable(program: Program, gm: fx.GraphModule) -> bool:
+    """Whether `gm` can run once more on the same inputs without anybody noticing."""
+    if program.mutations or program.sizes:
+        return False
+    if any(buffer.device != CPU for buffer in program.buffers.values()):
+        return False
+    nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
+    return all(node.op == "get_attr" or _is_pure(node.target) for node in nodes)
+
+
+def _is_pure(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") == "_operator"
+    torchs_own = target.namespace in ("aten", "prims")
+    seeded = torch.Tag.nondeterministic_seeded in target.tags
+    return torchs_own and not seeded and not target._schema.is_mutable

@@ -1,0 +1,92 @@
+"""Indirect reads and writes as loops: values, and eager's exceptions for bad indices."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from codegen_check import check, launches, program_of
+from weft_codegen.kernels import compile_program
+from weft_codegen.loops.interpret import run_program
+from weft_codegen.loops.program import Extern
+
+torch.manual_seed(0)
+W = torch.randn(10, 16)
+I = torch.randint(0, 10, (4, 5))  # noqa: E741
+V = torch.randn(4, 5, 16)
+
+
+def _calls(program):
+    """The operators that run whenever the program does (checks only speak up when they must)."""
+    return [str(s.op) for s in program.steps if isinstance(s, Extern) and s.when is None]
+
+
+READS = [
+    lambda w, i: F.embedding(i, w) * 2,
+    lambda w, i: (w[i], w[i, i + 3], w[:, i], w[-1 - i], w[i, :, None], w[i][:, 1:].sum(0)),
+    lambda w, i: (w.gather(0, i), w.gather(1, i), w.index_select(1, i[0])),
+    lambda w, i: torch.cat([w[i[0]], w * 2, w[i[1]]], 0),
+    lambda w, i: (w.exp() * w.sum(0))[i],
+    lambda w, i: w.to(torch.bfloat16)[i.int()] + 1,
+]
+
+
+@pytest.mark.parametrize("fn", READS)
+def test_reads(fn):
+    assert _calls(check(fn, W, I, native=True)) == []
+
+
+WRITES = [
+    lambda w, i, v: w.index_put((i,), v, accumulate=True),
+    lambda w, i, v: w.index_put((i, i), v[..., 0], accumulate=True) + 1,
+    lambda w, i, v: (w.scatter_add(0, i, v[:, :, 0]), w.scatter(1, i, v[:, :, 1])),
+    lambda w, i, v: (w.scatter(0, i, 2.0), w.index_add(0, i[0], v[0], alpha=2)),
+    lambda w, i, v: w.index_copy(0, torch.arange(5), v[0]),
+    lambda w, i, v: torch.ops.aten.embedding_dense_backward(v, i, 10, 3, False),
+    lambda w, i, v: w.to(torch.bfloat16).index_put((i,), v.to(torch.bfloat16), accumulate=True),
+    lambda w, i, v: w.clone().index_put_((i[0],), v[0].relu(), accumulate=True).sum(0),
+]
+
+
+@pytest.mark.parametrize("fn", WRITES)
+def test_writes(fn):
+    assert _calls(check(fn, W, I, V, native=True, atol=1e-2, rtol=1e-2)) == []
+
+
+def test_repeated_places_take_the_last_value():
+    index = torch.tensor([1, 3, 1, 1, 3])
+    check(lambda w, i, v: w.index_put((i,), v), W, index, V[0], native=True)
+
+
+def test_cross_entropy_is_two_kernels_without_a_library_call():
+    x, t = torch.randn(8, 16), torch.randint(0, 16, (8,))
+    t[2] = -100
+    program = check(F.cross_entropy, x, t, native=True)
+    assert _calls(program) == [] and launches(program) == 2
+
+
+def test_known_positions_need_no_check():
+    program = check(lambda w: F.embedding(torch.arange(4), w) + 1, W, native=True)
+    assert not any(isinstance(step, Extern) for step in program.steps)
+
+
+BAD = [
+    (lambda w, i: w[i], I[:1] + 40, IndexError),
+    (lambda w, i: F.embedding(i, w), I - 20, IndexError),
+    (lambda w, i: w.gather(0, i), I[:1, :1] - 17, RuntimeError),
+    (lambda w, i: w.index_select(0, i[0]), I + 10, IndexError),
+    (lambda w, i: w.scatter_add(0, i, w), I[:1, :1] + 18, RuntimeError),
+    (lambda w, i: w.index_put((i,), w[0], accumulate=True), I[:1, :1] + 18, IndexError),
+]
+
+
+@pytest.mark.parametrize("fn, index, kind", BAD)
+def test_bad_indices_raise_eagers_exception(fn, index, kind):
+    program = program_of(fn, W, index)
+    with pytest.raises(kind) as eager:
+        fn(W, index)
+    first = str(eager.value).splitlines()[0]
+    compiled = compile_program(program)
+    for run in (lambda: run_program(program, [W, index]), lambda: compiled(W, index)):
+        with pytest.raises(kind) as ours:
+            run()
+        # Of several bad indices eager may name another one.
+        assert index.numel() > 1 or str(ours.value) == first
