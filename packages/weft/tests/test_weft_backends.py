@@ -1,6 +1,7 @@
 """Backends by name, by callable, and by registration."""
 
 import pytest
+import torch
 import weft
 from weft import backends
 
@@ -56,3 +57,23 @@ def test_entry_points_are_loaded_on_use(monkeypatch):
     monkeypatch.setattr(backends, "_entry_points", lambda: {"theirs": Point()})
     assert "theirs" in weft.list_backends()
     assert weft.lookup_backend("theirs") == "loaded"
+
+
+def test_a_stance_forces_a_backend_by_its_name():
+    calls = []
+
+    def counting(graph, inputs):
+        calls.append("own")
+        return graph.forward
+
+    compiled = weft.compile(lambda x: x.cos(), backend=counting)
+    with weft.set_stance(force_backend="eager"):
+        assert torch.equal(compiled(torch.ones(2)), torch.ones(2).cos())
+    assert calls == []
+    with weft.set_stance("aot_eager_then_compile"):
+        compiled(torch.ones(2))
+        assert calls == []
+        compiled(torch.ones(2))
+    assert calls == ["own"]
+    with pytest.raises(weft.InvalidBackend):
+        weft.set_stance(force_backend="egaer")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         explain,
         graph_break,
         is_compiling,
-        set_stance,
+        report,
         substitute_in_graph,
     )
     from weft_guards import mark_dynamic, mark_static, maybe_mark_dynamic
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from weft.cudagraphs import cudagraph_mark_step_begin
     from weft.mega_cache import load_cache_artifacts, save_cache_artifacts
     from weft.pipeline import aot_autograd
+    from weft.stances import set_stance
     from weft.state import reset
 
 __version__ = "0.1.0"
@@ -60,15 +61,16 @@ _LAZY = {
             "disallow_in_graph",
             "graph_break",
             "is_compiling",
-            "set_stance",
             "substitute_in_graph",
         ),
         "weft_capture",
     ),
     **dict.fromkeys(("mark_dynamic", "mark_static", "maybe_mark_dynamic"), "weft_guards"),
     "aot_autograd": "weft.pipeline",
+    "set_stance": "weft.stances",
     "cudagraph_mark_step_begin": "weft.cudagraphs",
     "explain": "weft_capture",
+    "report": "weft_capture",
     "load_cache_artifacts": "weft.mega_cache",
     "reset": "weft.state",
     "save_cache_artifacts": "weft.mega_cache",
@@ -106,6 +108,7 @@ __all__ = [
     "mark_static",
     "maybe_mark_dynamic",
     "register_backend",
+    "report",
     "reset",
     "save_cache_artifacts",
     "set_logs",

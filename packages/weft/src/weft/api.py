@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from torch import nn
+from weft_core.collector import collector_paused
 
 from weft import options as option_tables
 from weft.backends import Backend, lookup_backend
@@ -92,7 +93,8 @@ def compile(
         raise TypeError(f"weft.compile takes a function or a module, not {model!r}.")
     if disable:
         return model
-    pipeline = importlib.import_module("weft.pipeline")
+    with collector_paused():
+        pipeline = importlib.import_module("weft.pipeline")
     request: Request = pipeline.Request(backend, fullgraph, dynamic, chosen)
     compile_function = functools.partial(pipeline.compile_function, request=request)
     if isinstance(model, nn.Module):

@@ -33,8 +33,9 @@ OPTIONS: dict[str, Option] = {
     "fallback_random": Option(True, "draw random numbers exactly as eager does (always so)"),
     "shape_padding": Option(False, "pad matrices to sizes the hardware likes (no effect on CPU)"),
     "triton.cudagraphs": Option(False, "replay recorded CUDA graphs (no effect on CPU)"),
-    "trace.enabled": Option(False, "write each stage's result to a folder (accepted, no effect)"),
-    "trace.graph_diagram": Option(False, "add a diagram to that (accepted, no effect)"),
+    "measure": Option(True, "run eager instead of a graph whose first calls show it to be slower"),
+    "trace.enabled": Option(False, "write each stage's result into ./weft_trace (or WEFT_DUMP)"),
+    "trace.graph_diagram": Option(False, "add a diagram of the fused graph to that (SVG)"),
 }
 
 MODES: dict[str, dict[str, Any]] = {

@@ -22,6 +22,7 @@ import weft_aot
 import weft_capture
 import weft_codegen
 from torch import fx
+from weft_core.dumps import dump_graph
 
 from weft import failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
@@ -55,6 +56,7 @@ def compile_function(function: Callable[..., Any], request: Request) -> Callable
         graph_compiler(request),
         fullgraph=request.fullgraph,
         dynamic=request.dynamic,
+        first_backend=aot_eager,
     )
 
 
@@ -64,6 +66,7 @@ def graph_compiler(request: Request) -> Backend:
     keywords = {"options": request.options} if request.options else {}
 
     def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+        dump_graph("capture.graph", gm)
         with progress.stage("backend", failures.describe(gm)):
             return failures.guard(lambda: backend(gm, example_inputs, **keywords), gm)
 
