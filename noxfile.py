@@ -125,7 +125,7 @@ def lint(session: nox.Session) -> None:
 def typecheck(session: nox.Session) -> None:
     """Check the types of every package with mypy --strict."""
     _install_torch(session)
-    session.install("mypy==2.4.1", "cffi", "bytecode", "numpy")
+    session.install("mypy==2.4.1", "numpy")
     session.run("mypy", "--strict", *(session.posargs or SOURCES))
 
 
@@ -157,6 +157,14 @@ def bench(session: nox.Session) -> None:
     """Measure weft, torch.compile and eager in turn and write the README's table."""
     _install_all(session)
     session.run("python", "benchmarks/compare.py", "--write-readme", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Compare every operator of torch's database with eager: docs/coverage/operators.md."""
+    _install_all(session)
+    session.run("python", "benchmarks/op_coverage.py", "run", *session.posargs)
+    session.run("python", "benchmarks/op_coverage.py", "report", "--write")
 
 
 @nox.session(venv_backend="none")

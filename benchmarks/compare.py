@@ -40,6 +40,8 @@ class Worker:
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "torch"),
             "HF_HUB_OFFLINE": "1",
         }
+        # As packages that pip has installed are: compiled to bytecode once.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "systems.py"), name, mode, system],
             stdin=subprocess.PIPE,

@@ -1,10 +1,11 @@
-"""A backward on a cache hit: eager, weft's compiled autograd, and torch's, as ratios.
+"""Backwards on a cache hit and whole training steps: eager, weft, and torch, as ratios.
 
-    python benchmarks/compiled_autograd.py [--layers 16] [--width 16] [--torch]
+    python benchmarks/compiled_autograd.py [--layers 16] [--width 16] [--steps] [--torch]
 
-The forward is eager, so what is measured is the engine's lookup and the compiled backward. Eager
-and weft take turns. The engine hands each of its functions to one owner in a process, so torch's
-own compiled autograd is measured in a process of its own, against eager in the same process.
+An MLP with an eager forward shows the engine's lookup and the compiled backward; `--steps` trains a
+GPT, with hooks that scale every gradient and without. Eager and weft take turns. The engine hands
+each of its functions to one owner in a process, so torch's own compiled autograd is measured in a
+process of its own, against eager in the same process.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-ROUNDS = 200
+ROUNDS = 100
 
 
 def mlp(layers: int, width: int) -> torch.nn.Module:
@@ -79,11 +81,124 @@ def torch_scopes(backend: str) -> dict[str, Callable[[], Any]]:
     return {f"torch, {backend}": lambda: _enable(compiler)}
 
 
+class Block(torch.nn.Module):
+    """A GPT block."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time_, width = x.shape
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (p.view(batch, time_, self.heads, -1).transpose(1, 2) for p in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, time_, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Training:
+    """A small GPT, its optimizer and one batch."""
+
+    def __init__(self, hooks: bool, width: int = 64, vocab: int = 256) -> None:
+        torch.manual_seed(0)
+        blocks = [Block(width, 4) for _ in range(4)]
+        self.model = torch.nn.Sequential(
+            torch.nn.Embedding(vocab, width), *blocks, torch.nn.Linear(width, vocab)
+        )
+        self.function: Callable[..., Any] = self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
+        self.ids = torch.randint(vocab, (8, 32))
+        for parameter in self.model.parameters() if hooks else ():
+            parameter.register_hook(lambda grad: grad * 0.5)
+
+    def step(self, scope: Callable[[], Any] = contextlib.nullcontext) -> torch.Tensor:
+        """zero_grad, forward, backward, step."""
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.function(self.ids).flatten(0, 1), self.ids.flatten())
+        with scope():
+            loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def step_cases(hooks: bool) -> dict[str, Callable[[], float]]:
+    """Training steps: eager, model compiled, backward captured as well, whole step compiled."""
+    import weft  # noqa: PLC0415
+
+    cases: dict[str, Callable[[], Any]] = {"eager": Training(hooks).step}
+    alone, captured, whole = Training(hooks), Training(hooks), Training(hooks)
+    alone.function = weft.compile(alone.model)
+    cases["weft, the model"] = alone.step
+    captured.function, compiler = weft.compile(captured.model), weft.compile()
+    cases["weft, model and backward"] = lambda: captured.step(
+        lambda: weft.compiled_autograd.enable(compiler)
+    )
+    compiled = weft.compile(whole.step)
+
+    def all_of_it() -> None:
+        with weft.config.patch(compiled_autograd=True):
+            compiled()
+
+    cases["weft, the whole step"] = all_of_it
+    return {name: (lambda case=case: seconds(case)) for name, case in cases.items()}
+
+
+def seconds(case: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    case()
+    return time.perf_counter() - start
+
+
+def nodes_of(loss: torch.Tensor) -> int:
+    """The size of an autograd graph."""
+    seen, todo = set(), [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [child for child, _ in node.next_functions]
+    return len(seen)
+
+
+def lookup_seconds(backward: Callable[[], float]) -> float:
+    """Seconds from the start of a backward to the start of its graph: the engine's key, guards."""
+    from weft_compiled_autograd.cache import CompiledBackward  # noqa: PLC0415
+
+    started: list[float] = []
+    run = CompiledBackward.run
+
+    def noted(self: Any, *args: Any) -> Any:
+        started.append(time.perf_counter())
+        return run(self, *args)
+
+    CompiledBackward.run = noted  # type: ignore[method-assign]
+    try:
+        found = []
+        for _ in range(ROUNDS):
+            took = backward()
+            found.append(took - (time.perf_counter() - started[-1]))
+        return statistics.median(found)
+    finally:
+        CompiledBackward.run = run  # type: ignore[method-assign]
+
+
+def show(times: dict[str, float], base: str) -> None:
+    """Print each time and its ratio to one of them."""
+    for name, took in times.items():
+        print(f"{name:32} {took * 1e6:9.0f} us {took / times[base]:7.2f}x", flush=True)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--steps", action="store_true", help="train a GPT too")
     parser.add_argument("--torch", action="store_true", help="measure torch's too (slow to start)")
     parser.add_argument("--only", choices=("eager", "inductor"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -94,10 +209,16 @@ def main() -> None:
         name: (lambda scope=scope: backward_seconds(model, x, scope))
         for name, scope in scopes.items()
     }
-    found = in_turn({"eager, forward and backward": lambda: step_seconds(model, x), **cases})
-    whole = found["eager, forward and backward"]
-    for name, seconds in found.items():
-        print(f"{name:32} {seconds * 1e6:9.0f} us {seconds / whole:7.2f}x", flush=True)
+    whole = "eager, forward and backward"
+    show(in_turn({whole: lambda: step_seconds(model, x), **cases}), whole)
+    if args.only is None:
+        nodes = nodes_of(model(x).sum())
+        lookup = lookup_seconds(cases["weft"])
+        each = lookup / nodes * 1e9
+        print(f"lookup: {lookup * 1e6:.0f} us, {each:.0f} ns for each of {nodes} autograd nodes")
+    for hooks in (True, False) if args.steps else ():
+        print("a GPT training step", "with a hook on every gradient" if hooks else "without hooks")
+        show(in_turn(step_cases(hooks)), "eager")
     if args.torch and args.only is None:
         for backend in ("eager", "inductor"):
             subprocess.run([sys.executable, *sys.argv, "--only", backend], check=True)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -91,6 +92,33 @@ def test_breaks_in_the_forward_one_graph_in_the_backward():
     torch.testing.assert_close(x.grad, want)
 
 
+@pytest.mark.parametrize("forward", ["eager", "aot_eager", "codegen"])
+def test_four_sizes_are_two_captures(forward):
+    torch.manual_seed(0)
+    model = Block()
+    function = model if forward == "eager" else weft.compile(model, backend=forward)
+    graphs = []
+
+    def keep(gm):
+        graphs.append(gm)
+        return gm
+
+    def run(x):
+        with weft.compiled_autograd.enable(keep):
+            F.cross_entropy(function(x).flatten(0, 1), x.argmax(-1).flatten()).backward()
+
+    for batch in (10, 100, 10, 37):
+        x = torch.randn(batch, 5, 16)
+        want = gradients(
+            model,
+            lambda x=x: F.cross_entropy(model(x).flatten(0, 1), x.argmax(-1).flatten()).backward(),
+        )
+        for got, expected in zip(gradients(model, lambda x=x: run(x)), want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+    assert len(graphs) == weft.counters["compiled_autograd"]["captures"] == 2
+    assert weft.counters["compiled_autograd"]["eager"] == 0
+
+
 def test_the_setting_covers_every_backward_and_switches_off_again():
     model = Block()
     x = torch.randn(2, 4, 16)
@@ -105,6 +133,16 @@ def test_the_setting_covers_every_backward_and_switches_off_again():
     assert before == 1
     (model(x).sum() * 3).backward()
     assert weft.counters["compiled_autograd"]["captures"] == before
+
+
+def test_the_setting_covers_other_threads():
+    x = torch.randn(3, requires_grad=True)
+    with weft.config.patch(compiled_autograd=True):
+        worker = threading.Thread(target=lambda: (x * 2).sum().backward())
+        worker.start()
+        worker.join()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert weft.counters["compiled_autograd"]["captures"] == 1
 
 
 def test_hooks_with_a_compiled_forward():
@@ -149,6 +187,28 @@ def test_a_training_run_gives_eagers_losses():
         return losses
 
     assert train(True) == pytest.approx(train(False), rel=1e-4)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+def test_gradient_penalty(backend, enabled):
+    def penalty(function, model, x):
+        score = function(x).square().sum()
+        (slope,) = torch.autograd.grad(score, x, create_graph=True)
+        (score + slope.square().sum()).backward()
+        return [x.grad, *[p.grad for p in model.parameters()]]
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.Tanh()
+    ).double()
+    want = penalty(model, model, x.clone().requires_grad_())
+    model.zero_grad()
+    with weft.config.patch(compiled_autograd=enabled):
+        got = penalty(weft.compile(model, backend=backend), model, x.clone().requires_grad_())
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_torchs_compiler_stays_unloaded():

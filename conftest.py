@@ -1,0 +1,15 @@
+"""Tests run what was compiled, and the same examples each time.
+
+No graph is measured against eager (see weft_codegen/measure.py).
+"""
+
+import importlib.util
+import os
+
+os.environ.setdefault("WEFT_MEASURE", "0")
+
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("repeatable", derandomize=True)
+    settings.load_profile("repeatable")

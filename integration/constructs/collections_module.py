@@ -1,0 +1,170 @@
+"""collections."""
+
+import collections
+import types
+
+from constructs import case
+
+Pair = collections.namedtuple("Pair", "a b", defaults=[5])
+
+
+@case
+def namedtuple(x):
+    p = Pair(x, 2)
+    q = p._replace(b=4)
+    return p.a + q.b, p._fields, q._asdict()["b"], Pair(1), p[1], Pair._make([1, 2])
+
+
+@case
+def namedtuple_unpack_and_compare(x):
+    a, b = Pair(x, 3)
+    return a + b, Pair(1, 2) == (1, 2), Pair(1, 2) < Pair(1, 3), repr(Pair(1, 2)), isinstance(Pair(1), tuple)
+
+
+@case
+def namedtuple_made_inside(x):
+    Point = collections.namedtuple("Point", ["u", "v"])
+    p = Point(v=1, u=x)
+    return p.u + p.v, type(p).__name__
+
+
+@case
+def counter(x):
+    c = collections.Counter("aabbb")
+    c["z"] += 2
+    return x + c["b"] + c["missing"], c.most_common(2), dict(c), sum(c.values()), c == {"a": 2, "b": 3, "z": 2}
+
+
+@case
+def counter_arithmetic(x):
+    a, b = collections.Counter(a=3, b=1), collections.Counter(a=1, c=2)
+    a.update(["a", "q"])
+    a.subtract({"q": 1})
+    return x + 1, dict(a + b), dict(a - b), dict(a & b), dict(a | b), sorted(a.elements())
+
+
+@case
+def defaultdict(x):
+    d = collections.defaultdict(list)
+    d["a"].append(x)
+    d["b"].append(1)
+    n = collections.defaultdict(int, k=3)
+    n["k"] += 1
+    n["new"] += 1
+    return d["a"][0] + 1, dict(n), "zz" in d, d.get("zz"), len(d), d.default_factory is list
+
+
+@case
+def defaultdict_with_lambda(x):
+    d = collections.defaultdict(lambda: x * 2)
+    return d["q"] + 1, list(d)
+
+
+@case
+def ordered_dict(x):
+    d = collections.OrderedDict(a=1, b=x)
+    d["c"] = 3
+    d.move_to_end("a")
+    first = d.popitem(last=False)
+    return first[1] + 1, list(d), d == collections.OrderedDict([("c", 3), ("a", 1)]), list(reversed(d))
+
+
+@case
+def deque(x):
+    q = collections.deque([1, 2, 3], maxlen=4)
+    q.append(x)
+    q.append(5)
+    q.appendleft(6)
+    q.rotate(1)
+    left, right = q.popleft(), q.pop()
+    q.extend([8, 9])
+    q.extendleft([7])
+    return x + len(q), left, right, list(q)[:2], q.maxlen, 8 in q, q[0]
+
+
+@case
+def deque_as_queue(x):
+    q = collections.deque()
+    for i in range(3):
+        q.append(x * i)
+    total = 0
+    while q:
+        total = total + q.popleft()
+    return total
+
+
+@case
+def deque_methods(x):
+    q = collections.deque("abca")
+    q.remove("b")
+    q.reverse()
+    q[1] = "z"
+    q.insert(1, "i")
+    return x + q.count("a"), "".join(q), q.index("z"), collections.deque([1]) == collections.deque([1]), q.copy() is q
+
+
+@case
+def chain_map(x):
+    m = collections.ChainMap({"a": 1}, {"a": 2, "b": x})
+    m["c"] = 3
+    child = m.new_child({"a": 9})
+    return m["b"] + child["a"], m["a"], sorted(m), m.maps[0], "b" in m, len(m)
+
+
+@case
+def user_dict_and_list(x):
+    class D(collections.UserDict):
+        def __setitem__(self, key, value):
+            super().__setitem__(key.upper(), value)
+
+    d = D(a=1)
+    d["b"] = 2
+    items = collections.UserList([1, 2])
+    items.append(3)
+    return x + d["B"], sorted(d), len(items), items[0]
+
+
+@case
+def simple_namespace(x):
+    ns = types.SimpleNamespace(a=x, b=2)
+    ns.c = ns.b + 1
+    return ns.a * ns.c, sorted(vars(ns))
+
+
+@case
+def mapping_proxy(x):
+    proxy = types.MappingProxyType({"a": 1})
+    try:
+        proxy["b"] = 2
+    except TypeError as error:
+        return x + proxy["a"], type(error).__name__, dict(proxy)
+
+
+@case
+def abc_isinstance(x):
+    abcs = collections.abc
+    return (
+        x + 1, isinstance([], abcs.Sequence), isinstance({}, abcs.Mapping), isinstance((), abcs.Hashable),
+        isinstance([], abcs.Hashable), isinstance(len, abcs.Callable), isinstance({1}, abcs.Set),
+    )  # fmt: skip
+
+
+@case(inputs=lambda: (*[__import__("torch").ones(2)], collections.deque([1, 2]), collections.Counter("ab")))
+def collections_as_arguments(x, q, c):
+    q.append(3)
+    c["a"] += 1
+    return x + len(q) + c["a"]
+
+
+@case
+def named_tuple_class(x):
+    import typing
+
+    class P(typing.NamedTuple):
+        u: object
+        v: int = 3
+
+        def total(self):
+            return self.u + self.v
+
+    return P(x).total(), P(1, 2).v

@@ -1,0 +1,423 @@
+"""Operators and protocols on user classes."""
+
+import torch
+
+from constructs import case
+
+
+class Vector:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __add__(self, other):
+        return Vector(self.x + other.x, self.y + other.y)
+
+    def __sub__(self, other):
+        return NotImplemented
+
+    def __mul__(self, k):
+        return Vector(self.x * k, self.y * k)
+
+    __rmul__ = __mul__
+
+    def __neg__(self):
+        return Vector(-self.x, -self.y)
+
+    def __abs__(self):
+        return self.y * self.y
+
+    def __matmul__(self, other):
+        return self.x * other.x + self.y * other.y
+
+    def __iadd__(self, other):
+        self.y += other.y
+        return self
+
+    def __eq__(self, other):
+        return isinstance(other, Vector) and self.y == other.y
+
+    def __hash__(self):
+        return hash(self.y)
+
+    def __lt__(self, other):
+        return self.y < other.y
+
+    def __bool__(self):
+        return self.y != 0
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return (self.x, self.y)[i]
+
+    def __contains__(self, item):
+        return item == self.y
+
+    def __iter__(self):
+        return iter((self.x, self.y))
+
+    def __call__(self, z):
+        return self.x + z
+
+    def __repr__(self):
+        return f"Vector({self.y})"
+
+    def __format__(self, spec):
+        return f"<{spec}|{self.y}>"
+
+    def __int__(self):
+        return self.y
+
+    def __index__(self):
+        return self.y
+
+    def __float__(self):
+        return self.y / 2
+
+    def __reversed__(self):
+        return iter([self.y, self.x])
+
+    def __divmod__(self, other):
+        return (self.y // other, self.y % other)
+
+    def __pow__(self, n):
+        return self.y**n
+
+    def __rsub__(self, other):
+        return other - self.y
+
+    def __invert__(self):
+        return ~self.y
+
+    def __round__(self, n=0):
+        return self.y + n
+
+
+class Grid:
+    def __init__(self):
+        self.cells = {}
+
+    def __getitem__(self, key):
+        return self.cells[key]
+
+    def __setitem__(self, key, value):
+        self.cells[key] = value
+
+    def __delitem__(self, key):
+        del self.cells[key]
+
+    def __missing__(self, key):
+        return 0
+
+
+class Counting:
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.n == 0:
+            raise StopIteration
+        self.n -= 1
+        return self.n
+
+
+class OldSequence:
+    def __getitem__(self, i):
+        if i >= 3:
+            raise IndexError(i)
+        return i * 10
+
+
+@case
+def add_and_mul(x):
+    v = Vector(x, 1) + Vector(x, 2) * 3
+    w = 2 * v
+    return w.x, w.y
+
+
+@case
+def unary_operators(x):
+    v = -Vector(x, 3)
+    return v.x, v.y, abs(v), ~v
+
+
+@case
+def matmul_operator(x):
+    return Vector(x, 2) @ Vector(x, 3)
+
+
+@case
+def inplace_operator(x):
+    v = w = Vector(x, 1)
+    v += Vector(x, 4)
+    return x + v.y, v is w
+
+
+@case
+def inplace_falls_back(x):
+    v = w = Vector(x, 2)
+    v *= 3
+    return x + v.y, v is w
+
+
+@case
+def not_implemented_type_error(x):
+    try:
+        Vector(x, 1) - Vector(x, 2)
+    except TypeError as error:
+        return x + 1, str(error)
+
+
+@case
+def reflected_operator(x):
+    return x + (10 - Vector(x, 3))
+
+
+@case
+def reflected_subclass_first(x):
+    class A:
+        def __add__(self, other):
+            return "A"
+
+        def __radd__(self, other):
+            return "rA"
+
+    class B(A):
+        def __radd__(self, other):
+            return "rB"
+
+    return x + 1, A() + B(), B() + A(), 1 + A()
+
+
+@case
+def tensor_with_user_operand(x):
+    class Wrap:
+        def __radd__(self, other):
+            return other * 100
+
+    return x + Wrap()
+
+
+@case
+def equality_and_hash(x):
+    a, b, c = Vector(x, 1), Vector(x, 1), Vector(x, 2)
+    return x + 1, a == b, a != c, a == 5, len({a, b, c}), {a: 1}[b], a in [c, b]
+
+
+@case
+def ordering(x):
+    items = sorted([Vector(x, 3), Vector(x, 1), Vector(x, 2)])
+    return x + 1, [v.y for v in items], Vector(x, 1) > Vector(x, 0), max(items).y
+
+
+@case
+def truth_value(x):
+    return x + (1 if Vector(x, 2) else 5) + (1 if not Vector(x, 0) else 7)
+
+
+@case
+def truth_from_len(x):
+    class Empty:
+        def __len__(self):
+            return 0
+
+    return x + (1 if Empty() else 2), bool(Empty()), len(Empty())
+
+
+@case
+def length_item_contains(x):
+    v = Vector(x, 4)
+    return v[0] + v[1], len(v), 4 in v, 5 not in v
+
+
+@case
+def iteration_protocol(x):
+    a, b = Vector(x, 4)
+    return a * b, list(Vector(1, 2)), tuple(reversed(Vector(1, 2)))
+
+
+@case
+def iterator_class(x):
+    return x + sum(Counting(4)), list(zip(Counting(2), Counting(5))), list(Counting(3))
+
+
+@case
+def sequence_protocol_iteration(x):
+    return x + sum(OldSequence()), list(OldSequence()), 20 in OldSequence()
+
+
+@case
+def call_operator(x):
+    return Vector(x, 1)(3), callable(Vector(x, 1)), callable(3)
+
+
+@case
+def item_assignment(x):
+    g = Grid()
+    g["a"] = x
+    g[1, 2] = 5
+    g["a"] += 1
+    del g[1, 2]
+    try:
+        g["zz"]
+    except KeyError as error:
+        return g["a"], len(g.cells), error.args
+
+
+@case
+def repr_str_format(x):
+    v = Vector(x, 3)
+    return x + 1, repr(v), str(v), f"{v}", f"{v:abc}", f"{v!r:>12}", format(v, "q")
+
+
+@case
+def number_conversions(x):
+    v = Vector(x, 6)
+    return x + int(v), float(v), [0, 1, 2, 3, 4, 5, 7][v], range(10)[v], round(v, 2)
+
+
+@case
+def divmod_and_pow(x):
+    return x + 1, divmod(Vector(x, 7), 2), Vector(x, 3) ** 2, pow(Vector(x, 2), 5)
+
+
+@case
+def slices_to_user_class(x):
+    class Sliced:
+        def __getitem__(self, key):
+            return (key.start, key.stop, key.step) if isinstance(key, slice) else key
+
+    s = Sliced()
+    return x + 1, s[1:2], s[::3], s[...], s[1:2, 3]
+
+
+@case
+def context_and_call_combined(x):
+    class Scope:
+        def __call__(self, f):
+            return lambda y: f(y) * 3
+
+    @Scope()
+    def f(y):
+        return y + 1
+
+    return f(x)
+
+
+@case
+def dict_subclass(x):
+    class D(dict):
+        def __missing__(self, key):
+            self[key] = key * 2
+            return self[key]
+
+    d = D(a=1)
+    return x + d[3], dict(d), d.get(9), "a" in d, len(d)
+
+
+@case
+def list_subclass(x):
+    class L(list):
+        def total(self):
+            return sum(self)
+
+    items = L([1, 2])
+    items.append(3)
+    return x + items.total(), len(items), items[::2], isinstance(items, list)
+
+
+@case
+def int_subclass(x):
+    class Celsius(int):
+        def warm(self):
+            return self + 1
+
+    return x + Celsius(20).warm(), Celsius(3) * 2, isinstance(Celsius(1), int)
+
+
+@case
+def str_subclass(x):
+    class Name(str):
+        def loud(self):
+            return self.upper() + "!"
+
+    return x + 1, Name("ab").loud(), Name("x") + "y", len(Name("abc"))
+
+
+@case
+def tuple_subclass(x):
+    class Pair(tuple):
+        @property
+        def first(self):
+            return self[0]
+
+    return Pair((x, 2)).first + 1, len(Pair((1, 2)))
+
+
+@case
+def set_subclass(x):
+    class S(set):
+        def add_all(self, *items):
+            for item in items:
+                self.add(item)
+
+    s = S()
+    s.add_all(1, 2, 2)
+    return x + len(s), sorted(s)
+
+
+@case
+def user_object_as_dict_key(x):
+    class Key:
+        pass
+
+    a, b = Key(), Key()
+    table = {a: x, b: 2}
+    return table[a] * table[b], a in table, Key() in table
+
+
+@case
+def comparison_reflected(x):
+    class Big:
+        def __gt__(self, other):
+            return True
+
+        def __le__(self, other):
+            return False
+
+    return x + 1, 3 < Big(), Big() > 3, 3 >= Big()
+
+
+@case
+def eq_without_hash(x):
+    class E:
+        def __eq__(self, other):
+            return True
+
+    try:
+        {E(): 1}
+    except TypeError as error:
+        return x + 1, type(error).__name__, E() == 3, E() != 3
+
+
+@case
+def tensor_subclass_of_attribute(x):
+    class Holder:
+        weight = torch.ones(3)
+
+        def __init__(self):
+            self.bias = torch.zeros(3)
+
+    h = Holder()
+    return x * h.weight + h.bias
+
+
+@case
+def hash_and_id(x):
+    v = Vector(x, 5)
+    w = v
+    return x + 1, hash(v) == hash(5), id(v) == id(w), id(v) != id(Vector(x, 5))

@@ -1,0 +1,132 @@
+"""print, logging, warnings: kept, and in order."""
+
+import logging
+import sys
+import warnings
+
+from constructs import case
+
+log = logging.getLogger("constructs.messages")
+
+
+@case
+def print_constant(x):
+    y = x + 1
+    print("hello", 3, sep="-")
+    return y * 2
+
+
+@case
+def print_in_order_with_effects(x):
+    print("one")
+    y = x + 1
+    print("two", end="!\n")
+    z = y * 2
+    print(f"three {y.shape[0]}")
+    return z
+
+
+@case
+def print_tensor(x):
+    y = x + 1
+    print(y.sum())
+    return y
+
+
+@case
+def print_in_loop(x):
+    for i in range(3):
+        x = x + i
+        print("step", i)
+    return x
+
+
+@case
+def print_to_stderr_and_flush(x):
+    print("problem", file=sys.stderr, flush=True)
+    return x + 1
+
+
+@case
+def print_in_inlined_call(x):
+    def note(text):
+        print("note:", text)
+        return len(text)
+
+    return x + note("abc")
+
+
+@case
+def write_to_stdout(x):
+    sys.stdout.write("raw\n")
+    return x + 1
+
+
+@case
+def logging_info(x):
+    y = x + 1
+    log.info("value %d", 3)
+    log.debug("not shown")
+    return y * 2
+
+
+@case
+def logging_warning_with_arguments(x):
+    log.warning("careful: %s", [1, 2])
+    return x + 1
+
+
+@case
+def logging_level_test(x):
+    if log.isEnabledFor(logging.DEBUG):
+        x = x + 1
+    return x * 2
+
+
+@case
+def logging_exception(x):
+    try:
+        raise ValueError("v")
+    except ValueError:
+        log.error("failed", exc_info=False)
+    return x + 1
+
+
+@case
+def warn(x):
+    y = x + 1
+    warnings.warn("careful")
+    return y * 2
+
+
+@case
+def warn_with_category(x):
+    warnings.warn("old", DeprecationWarning, stacklevel=2)
+    return x + 1
+
+
+@case
+def catch_warnings(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.warn("silent")
+        x = x + 1
+    return x
+
+
+@case
+def catch_warnings_recorded(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warnings.warn("recorded")
+    return x + len(seen), str(seen[0].message)
+
+
+@case
+def warning_as_error(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            warnings.warn("now an error")
+        except UserWarning as error:
+            return x + 1, str(error)

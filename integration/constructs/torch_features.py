@@ -1,0 +1,266 @@
+"""torch: modules, hooks, autograd functions, optimizers, function transforms."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from constructs import case
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(2)])
+        self.norm = nn.LayerNorm(3)
+        self.calls = 0
+        self.register_buffer("steps", torch.zeros(1))
+        for p in self.parameters():
+            nn.init.constant_(p, 0.5)
+
+    def forward(self, x):
+        self.calls += 1
+        self.steps += 1
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return self.norm(x)
+
+
+def net_and_tensor():
+    return Net(), torch.arange(6.0).reshape(2, 3)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 2 * x
+
+
+@case(inputs=net_and_tensor)
+def module_call(net, x):
+    return net(x), net.calls, net.steps + 0
+
+
+@case(inputs=net_and_tensor)
+def module_iteration(net, x):
+    names = [name for name, _ in net.named_parameters()]
+    total = sum(p.sum() for p in net.parameters())
+    return x + total, names, [type(m).__name__ for m in net.children()], len(net.layers)
+
+
+@case(inputs=net_and_tensor)
+def train_and_eval(net, x):
+    net.eval()
+    before = net.training
+    net.train()
+    return net(x), before, net.training
+
+
+@case(inputs=net_and_tensor)
+def state_dict(net, x):
+    return x + 1, sorted(net.state_dict())
+
+
+@case
+def module_made_inside(x):
+    layer = nn.Linear(3, 3)
+    nn.init.ones_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer(x)
+
+
+@case(inputs=net_and_tensor)
+def forward_hook(net, x):
+    handle = net.norm.register_forward_hook(lambda m, args, out: out * 2)
+    y = net(x)
+    handle.remove()
+    return y
+
+
+@case
+def autograd_function(x):
+    return Square.apply(x) + 1
+
+
+@case
+def functional_ops(x):
+    return F.softmax(x, -1), F.gelu(x), F.pad(x, (1, 1)), F.one_hot(torch.tensor([1, 0]), 3)
+
+
+@case
+def views_and_in_place(x):
+    y = x.clone()
+    y[0] = 9
+    y[:, 1] += 5
+    y.view(-1)[2] = -1
+    y.mul_(2)
+    return y, y.t().contiguous(), torch.cat([y, x]), torch.stack([x, y]).sum(0)
+
+
+@case
+def out_argument(x):
+    out = torch.empty_like(x)
+    torch.add(x, 1, out=out)
+    return out
+
+
+@case
+def no_grad_and_detach(x):
+    w = x.clone().requires_grad_()
+    with torch.no_grad():
+        y = w * 2
+    z = (w * 3).detach()
+    return y, y.requires_grad, z.requires_grad, (w * 3).requires_grad
+
+
+@case
+def inference_mode(x):
+    with torch.inference_mode():
+        y = x + 1
+    return y * 1 if not y.is_inference() else y.is_inference()
+
+
+@case
+def autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+    return y
+
+
+@case
+def item_and_tolist(x):
+    return x.sum().item() + 1, x[0].tolist()
+
+
+@case
+def nonzero_and_mask(x):
+    return x[x > 2], torch.nonzero(x)
+
+
+@case(inputs=lambda: (torch.ones(3, requires_grad=True),))
+def backward_inside(w):
+    w.grad = None
+    (w * 3).sum().backward()
+    return w.grad
+
+
+@case(inputs=lambda: (torch.ones(3, requires_grad=True),))
+def autograd_grad_inside(w):
+    (g,) = torch.autograd.grad((w * w).sum(), w)
+    return g + 1
+
+
+@case
+def func_grad_and_vmap(x):
+    g = torch.func.grad(lambda t: (t * t).sum())(x)
+    v = torch.func.vmap(lambda row: row.sum() * row)(x)
+    return g, v
+
+
+@case
+def func_jvp_and_jacrev(x):
+    _, tangent = torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
+    return tangent, torch.func.jacrev(lambda t: t.sum(0))(x).shape
+
+
+@case(inputs=net_and_tensor)
+def functional_call(net, x):
+    params = {k: v * 2 for k, v in net.named_parameters()}
+    return torch.func.functional_call(net, params, (x,))
+
+
+@case(inputs=net_and_tensor)
+def optimizer_step(net, x):
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    return x + net.norm.weight
+
+
+@case
+def checkpoint(x):
+    from torch.utils.checkpoint import checkpoint as run
+
+    return run(lambda t: t.sin().cos(), x, use_reentrant=False)
+
+
+@case(inputs=lambda: (nn.LSTM(3, 4), torch.ones(2, 3)))
+def lstm(net, x):
+    for p in net.parameters():
+        nn.init.constant_(p, 0.1)
+    out, (h, c) = net(x)
+    return out.sum() + h.sum() + c.sum()
+
+
+@case
+def tensor_attributes(x):
+    return x + 1, x.ndim, x.is_contiguous(), x.stride(), x.numel(), x.T.shape, x.requires_grad, x.device, x.layout
+
+
+@case
+def tensor_constructors(x):
+    return x + torch.tensor([1, 2, 3]), torch.zeros(2), torch.full((2,), 3.0), torch.arange(4), x.new_ones(2), torch.eye(2)
+
+
+@case
+def sort_topk_unbind(x):
+    values, indices = x.sort(descending=True)
+    top = x.topk(2)
+    return values, indices, top.values, x.max(dim=1).indices, [r + 1 for r in x.unbind()], x.split(2, 1)
+
+
+@case
+def einsum_and_matmul(x):
+    return torch.einsum("ij,kj->ik", x, x), x @ x.T, torch.bmm(x[None], x.T[None])
+
+
+@case
+def custom_module_attributes(x):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.k = nn.Parameter(torch.ones(3) * 2)
+
+        def forward(self, t):
+            return t * self.k
+
+    return Scale()(x)
+
+
+@case
+def tensor_hook(x):
+    w = x.clone().requires_grad_()
+    w.register_hook(lambda g: g * 2)
+    return (w * 2).sum()
+
+
+@case
+def torch_device_context(x):
+    with torch.device("cpu"):
+        return x + torch.ones(3)
+
+
+@case
+def tree_map(x):
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(lambda t: t + 1, {"a": x, "b": [x, (x,)]})
+
+
+@case
+def data_attribute(x):
+    w = x.clone()
+    w.data = x * 3
+    return w + 1
+
+
+@case
+def numpy_round_trip(x):
+    np = __import__("numpy")
+    return torch.from_numpy(np.add(x.numpy(), 1))
