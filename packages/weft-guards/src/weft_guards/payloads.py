@@ -71,10 +71,6 @@ class Held:
                 f"cannot guard the identity of a {type(value).__name__}: it takes no weak reference"
             ) from None
 
-    def is_dead(self) -> bool:
-        """Say whether the object is gone, so that nothing can ever match again."""
-        return not self.immortal and self.get() is None
-
     def __eq__(self, other: object) -> bool:
         # A dead object's id may be another's now; such guards belong to entries about to be evicted
         return isinstance(other, Held) and self.get() is other.get() and self.key == other.key

@@ -64,7 +64,7 @@ methods are the opcodes as verbs (see writer.py). Of note:
 
     begin_call(); <push callable>; <push arguments>; call(n, kwnames)      NULLs are its business
     load_local(name), store_local(name)   a cell variable goes through its cell
-    load_cell(name), store_deref(name)    contents of a cell;  load_closure(name)  the cell itself
+    load_cell(name)                       contents of a cell;  load_closure(name)  the cell itself
     load_function()                       the function being replaced (the hook passes it)
     load_const(obj)                       any object, kept alive by the code object
     original(index, jump=None)            copy one instruction with its exception handler: if it

@@ -104,10 +104,6 @@ class Writer:
         """Pop into a global."""
         self._emit("STORE_GLOBAL", -1, argval=name)
 
-    def delete_global(self, name: str) -> None:
-        """Delete a global."""
-        self._emit("DELETE_GLOBAL", 0, argval=name)
-
     def load_globals(self) -> None:
         """Push the globals dict of the frame."""
         self.begin_call()
@@ -122,16 +118,6 @@ class Writer:
     def load_cell(self, name: str) -> None:
         """Push the contents of a cell or free variable."""
         self._emit("LOAD_DEREF", 1, argval=name)
-
-    load_deref = load_cell
-
-    def store_deref(self, name: str) -> None:
-        """Pop into a cell or free variable."""
-        self._emit("STORE_DEREF", -1, argval=name)
-
-    def delete_deref(self, name: str) -> None:
-        """Empty a cell or free variable."""
-        self._emit("DELETE_DEREF", 0, argval=name)
 
     def load_closure(self, name: str) -> None:
         """Push the cell object itself."""
@@ -163,10 +149,6 @@ class Writer:
         """Pop key (top), container, value: container[key] = value."""
         self._emit("STORE_SUBSCR", -3)
 
-    def delete_subscr(self) -> None:
-        """Pop key (top) and container: del container[key]."""
-        self._emit("DELETE_SUBSCR", -2)
-
     def binary_op(self, symbol: str) -> None:
         """Replace two values by `left symbol right`, symbol as in '+' or '+='."""
         self._emit("BINARY_OP", -1, arg=_BINARY[symbol])
@@ -174,10 +156,6 @@ class Writer:
     def compare_op(self, symbol: str) -> None:
         """Replace two values by the comparison."""
         self._emit("COMPARE_OP", -1, argval=symbol)
-
-    def is_op(self, inverted: bool = False) -> None:
-        """Replace two values by `is` or `is not`."""
-        self._emit("IS_OP", -1, arg=int(inverted))
 
     # Calls.
 
@@ -250,25 +228,9 @@ class Writer:
         """Replace 2 or 3 values by a slice."""
         self._emit("BUILD_SLICE", 1 - count, arg=count)
 
-    def build_string(self, count: int) -> None:
-        """Replace `count` strings by their concatenation."""
-        self._emit("BUILD_STRING", 1 - count, arg=count)
-
-    def list_append(self, place: int) -> None:
-        """Pop a value and append it to the list now at `place` from the top (1 is the top)."""
-        self._emit("LIST_APPEND", -1, arg=place)
-
     def list_extend(self, place: int) -> None:
         """Pop an iterable and extend the list now at `place` from the top by it."""
         self._emit("LIST_EXTEND", -1, arg=place)
-
-    def dict_update(self, place: int) -> None:
-        """Pop a mapping and update the dict now at `place` from the top with it."""
-        self._emit("DICT_UPDATE", -1, arg=place)
-
-    def unpack_sequence(self, count: int) -> None:
-        """Replace a sequence by its items, the first on top."""
-        self._emit("UNPACK_SEQUENCE", count - 1, arg=count)
 
     # The stack.
 
@@ -318,10 +280,6 @@ class Writer:
     def pop_jump_if_false(self, label: Label) -> None:
         """Pop; go to the label when false."""
         self._emit("POP_JUMP_IF_FALSE", -1, jump=label)
-
-    def pop_jump_if_none(self, label: Label) -> None:
-        """Pop; go to the label when None."""
-        self._emit("POP_JUMP_IF_NONE", -1, jump=label)
 
     def pop_jump_if_not_none(self, label: Label) -> None:
         """Pop; go to the label unless None."""

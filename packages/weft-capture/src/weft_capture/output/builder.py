@@ -14,7 +14,7 @@ class SourceBuilder:
     def __init__(self, writer: Writer) -> None:
         self.load_local = writer.load_local
         self.load_global = writer.load_global
-        self.load_deref = writer.load_deref
+        self.load_deref = writer.load_cell
         self.load_const = writer.load_const
         self.load_attr = writer.load_attr
         self.binary_subscr = writer.binary_subscr
