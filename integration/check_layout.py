@@ -82,16 +82,20 @@ def problems() -> Iterator[str]:
     yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)
 
 
+def lines_of(package: Path, part: str, *kinds: str) -> int:
+    """Count the lines of a package's files of some kinds below `src` or `tests`."""
+    paths = (path for kind in kinds for path in package.glob(f"{part}/**/*.{kind}"))
+    return sum(path.read_text().count("\n") for path in paths)
+
+
 def report() -> None:
-    """Print the lines of each package and the longest files and functions."""
+    """Print the lines of each package, headers included, and the longest files and functions."""
     total = 0
     for package in sorted(ROOT.glob("packages/*")):
-        counts = [
-            sum(path.read_text().count("\n") for path in package.glob(f"{part}/**/*.{kind}"))
-            for part, kind in (("src", "py"), ("src", "c"), ("tests", "py"))
-        ]
-        total += counts[0] + counts[1]
-        print(f"{package.name:<26}{counts[0]:>7} Python {counts[1]:>6} C {counts[2]:>7} tests")
+        python, c = lines_of(package, "src", "py"), lines_of(package, "src", "c", "h")
+        total += python + c
+        tests = lines_of(package, "tests", "py")
+        print(f"{package.name:<26}{python:>7} Python {c:>6} C {tests:>7} tests")
     print(f"{'all source':<26}{total:>7} lines")
     files = sorted(((p.read_text().count("\n"), p) for p in source_files()), reverse=True)
     print("longest files:")
