@@ -364,6 +364,30 @@ def test_lazy_backward():
     torch.testing.assert_close(x.grad, x.detach().cos())
 
 
+def test_lazy_backward_gives_its_arguments_away():
+    given = []
+
+    def compiler(gm, inputs):
+        def run(*args):
+            return gm(*args)
+
+        def call_owning(args):
+            given.append(len(args))
+            outputs = gm(*args)
+            args.clear()
+            return outputs
+
+        run.call_owning = call_owning
+        return run
+
+    x = leaf(3)
+    with settings.patch(lazy_backward=True):
+        compiled = aot_compile(function_graph(lambda x: (x.sin(),), 1), [x], fw_compiler=compiler)
+    compiled(x)[0].sum().backward()
+    assert given == [2]
+    torch.testing.assert_close(x.grad, x.detach().cos())
+
+
 def test_parameter_that_is_no_input_runs_eagerly():
     linear = torch.nn.Linear(3, 3)
     x = torch.randn(2, 3)

@@ -1,5 +1,8 @@
 """`python -m weft`, and carrying the disk cache about."""
 
+import subprocess
+import sys
+
 import pytest
 import weft
 from weft.__main__ import main
@@ -32,3 +35,31 @@ def test_cache_travels_as_bytes(tmp_path, monkeypatch):
     assert cachedir.read_checked(cachedir.cache_dir("kernels/deep") / "a") == b"payload"
     with pytest.raises(weft.WeftError, match="not a blob"):
         weft.load_cache_artifacts(b"nonsense")
+
+
+_TRAIN = """
+import sys, pathlib, torch, weft
+blob = pathlib.Path(sys.argv[1])
+if blob.exists():
+    weft.load_cache_artifacts(blob.read_bytes())
+torch.manual_seed(0)
+model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
+model(x).sum().backward()
+wanted = model[0].weight.grad.clone()
+model.zero_grad()
+weft.compile(model)(x).sum().backward()
+torch.testing.assert_close(model[0].weight.grad, wanted)
+print(weft.counters["codegen"]["graphs"], weft.counters["codegen"]["known_graphs"])
+if not blob.exists():
+    blob.write_bytes(weft.save_cache_artifacts()[0])
+"""
+
+
+def test_an_artifact_saves_another_machine_the_lowering(tmp_path, monkeypatch):
+    said = []
+    for folder in ("first", "second"):
+        monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / folder))
+        command = [sys.executable, "-c", _TRAIN, str(tmp_path / "blob")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        said.append(done.stdout.split())
+    assert said == [["2", "0"], ["2", "2"]]

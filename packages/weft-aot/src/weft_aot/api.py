@@ -87,13 +87,24 @@ def _compile_later(compiler: Compiler, module: fx.GraphModule) -> Callable[..., 
     lock = threading.Lock()
     compiled: list[Callable[..., Any]] = []
 
-    def run(*args: Any) -> Any:
+    def known() -> Callable[..., Any]:
         if not compiled:
             with lock:
                 if not compiled:
                     compiled.append(_compile(compiler, module))
-        return compiled[0](*args)
+        return compiled[0]
 
+    def call_owning(args: list[Any]) -> Any:
+        owning = getattr(known(), "call_owning", None)
+        if owning is not None:
+            return owning(args)
+        with torch._C._DisableAutocast():
+            return known()(*args)
+
+    def run(*args: Any) -> Any:
+        return known()(*args)
+
+    run.call_owning = call_owning  # type: ignore[attr-defined]
     return run
 
 

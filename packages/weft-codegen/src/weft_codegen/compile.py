@@ -7,6 +7,7 @@
     5. build      kernels/: C source, compiler, loaded callable
     6. measure    measure.py: eager runs instead where it is faster
 
+A graph whose program is on disk goes from 1 to 5's loading at once (warm.py).
 Each step takes a value and returns the next one; nothing here knows how a step works.
 """
 
@@ -25,8 +26,9 @@ from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
 from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import trace_aten
 
+from weft_codegen import warm
 from weft_codegen.config import Options, settings
-from weft_codegen.kernels import CompiledGraph, compile_program
+from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
@@ -68,10 +70,9 @@ def compile_graph(
     _say_once(chosen.without_effect())
     with events.span("codegen"):
         try:
-            program = make_program(gm, inputs, chosen)
-            compiled = _build(program)
+            compiled = _compile(_aten(gm, inputs), inputs, chosen)
             if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
-                return measured(compiled, program, gm)
+                return measured(compiled, gm)
             return compiled
         except NoLowering as reason:
             _hints.info("graph runs without generated code: %s", reason)
@@ -95,9 +96,7 @@ def make_program(
         NoLowering: the graph cannot be a program (sizes only known while running, for example).
     """
     options = options or Options()
-    if not _is_aten(gm):
-        with events.span("codegen.trace"):
-            gm = _trace(gm, inputs)
+    gm = _aten(gm, inputs)
     trace = Trace(options)
     trace.graph(gm)
     with events.span("codegen.lower"):
@@ -108,29 +107,40 @@ def make_program(
     if settings.verify_ir:
         verify_program(program)
     trace.program(program)
-    _count(program)
     if events.enabled("schedule"):
         _schedule_log.info("%s", program_text(program))
     return program
 
 
-def _build(program: Program) -> Compiled:
+def _compile(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
+    """Steps 2 to 5, or what they led to before."""
+    with events.span("codegen.key"):
+        key = None if Trace(options).wanted else warm.graph_key(gm, options)
+        known = None if key is None else warm.find(key)
+    if known is not None:
+        events.counters["codegen"]["known_graphs"] += 1
+        _count(known)
+        return CompiledGraph(known, warm.constants(gm))
+    program = make_program(gm, inputs, options)
     if settings.interpret:
         return lambda *args: run_program(program, args)
     if not any(isinstance(step, Launch | Extern) for step in program.steps):
         return lambda *args: run_program(program, args)
-    return compile_program(program)
+    compiled = compile_program(program)
+    _count(compiled.loadable)
+    if key is not None:
+        warm.keep(key, compiled.loadable)
+    return compiled
 
 
-def _count(program: Program) -> None:
-    counters = events.counters["codegen"]
-    counters["graphs"] += 1
-    counters["kernels"] += len(program.kernels)
-    counters["launches"] += sum(isinstance(step, Launch) for step in program.steps)
-    for step in program.steps:
-        if isinstance(step, Extern) and step.when is None:
-            counters["externs"] += 1
-            events.counters["extern"][str(step.op)] += 1
+def _count(loadable: Loadable) -> None:
+    events.counters["codegen"].update(
+        graphs=1,
+        externs=len(loadable.externs),
+        kernels=loadable.kernels,
+        launches=loadable.launches,
+    )
+    events.counters["extern"].update(loadable.externs)
 
 
 def _is_aten(gm: fx.GraphModule) -> bool:
@@ -150,8 +160,10 @@ def _is_aten_call(node: fx.Node) -> bool:
     return known or getattr(node.target, "__module__", "") in _ARITHMETIC
 
 
-def _trace(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """An aten graph of a torch-level one, for inference."""
+def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """An aten graph as it is; one made of a torch-level graph, for inference."""
+    if _is_aten(gm):
+        return gm
     holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     known = [node.meta.get("example_value") for node in holders]
     mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
@@ -159,7 +171,7 @@ def _trace(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     for value, given in zip(known, inputs, strict=True):
         value = given if value is None else value
         fakes.append(to_fake(mode, value) if isinstance(value, torch.Tensor) else value)
-    with torch.no_grad():
+    with events.span("codegen.trace"), torch.no_grad():
         return trace_aten(gm, fakes, decompositions=decompositions())
 
 

@@ -27,7 +27,6 @@ from weft_core import events
 from weft_core.cachedir import cache_dir, read_checked, write_checked
 
 from weft_codegen.kernels import CompiledGraph
-from weft_codegen.loops.program import CPU, Program
 
 Run = Callable[..., Any]
 
@@ -39,13 +38,13 @@ _hints = events.logger("codegen", "perf_hints")
 _log = logging.getLogger("weft.codegen.measure")
 
 
-def measured(compiled: CompiledGraph, program: Program, gm: fx.GraphModule) -> Run:
+def measured(compiled: CompiledGraph, gm: fx.GraphModule) -> Run:
     """What should run for `gm`: `compiled`, eager, or a trial that decides during its first calls.
 
     Args:
-        compiled: made of `program`, which was made of the aten graph `gm`.
+        compiled: made of the aten graph `gm`.
     """
-    if not _repeatable(program, gm):
+    if not (compiled.loadable.repeatable and _repeatable(gm)):
         return compiled
     eager = _Eager(gm)
     key = f"{compiled.path.stem}-{torch.get_num_threads()}-{torch.__version__}"
@@ -157,12 +156,8 @@ class _Eager:
         return f"a graph of {len(calls)} operators, the last {calls[-1].target}"
 
 
-def _repeatable(program: Program, gm: fx.GraphModule) -> bool:
+def _repeatable(gm: fx.GraphModule) -> bool:
     """Whether `gm` can run once more on the same inputs without anybody noticing."""
-    if program.mutations or program.sizes:
-        return False
-    if any(buffer.device != CPU for buffer in program.buffers.values()):
-        return False
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
     return all(node.op == "get_attr" or _is_pure(node.target) for node in nodes)
 

@@ -35,6 +35,11 @@ class Trace:
         wanted = options.trace_enabled or options.trace_graph_diagram
         self._dump = environment_dump() or (_without_environment if wanted else None)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is written."""
+        return self._dump is not None
+
     def graph(self, gm: fx.GraphModule) -> None:
         """Write the graph that is lowered."""
         if self._dump is not None:

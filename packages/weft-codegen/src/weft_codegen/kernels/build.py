@@ -74,7 +74,7 @@ def build(sources: Sources) -> Path:
     """
     tools = find()
     key = _digest(tools.fingerprint, _headers(), sources.host, *sorted(sources.kernels))
-    target = cache_dir("programs") / f"{key}.so"
+    target = program_path(key)
     if intact(target):
         return target
     with span("codegen.cc"):
@@ -87,6 +87,11 @@ def build(sources: Sources) -> Path:
         finally:
             _remove(folder)
     return target
+
+
+def program_path(key: str) -> Path:
+    """Where the shared object `key` is, or would be."""
+    return cache_dir("programs") / f"{key}.so"
 
 
 def _kernel_objects(

@@ -12,6 +12,7 @@ sees eager's exception, and a shim that refuses what the operator accepts costs 
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -299,7 +300,33 @@ _CONVERT: dict[str, Callable[..., list[str]]] = {
 # ---- the same step in Python ----
 
 
-def python_step(step: Extern) -> tuple[list[str], list[IndexExpr], Callable[..., tuple[Any, ...]]]:
+@dataclass(frozen=True)
+class PythonStep:
+    """Runs `op` with tensors and ints in the slots of its arguments, like eager does."""
+
+    op: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    def __call__(self, tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
+        """The results of the operator as a tuple."""
+        pools: tuple[Sequence[Any], ...] = (tensors, ints)
+        filled = {name: _fill(value, pools) for name, value in self.kwargs.items()}
+        result = self.op(*_fill(self.args, pools), **filled)
+        if isinstance(result, list | tuple):
+            return tuple(result)
+        return () if result is None else (result,)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Operators are pickled by name."""
+        return _named_step, (str(self.op), self.args, self.kwargs)
+
+
+def _named_step(name: str, args: list[Any], kwargs: dict[str, Any]) -> PythonStep:
+    return PythonStep(operator.attrgetter(name)(torch.ops), args, kwargs)
+
+
+def python_step(step: Extern) -> tuple[list[str], list[IndexExpr], PythonStep]:
     """The tensors and ints that the step needs, and a function of them that runs it."""
     tensors: list[str] = []
     ints: list[IndexExpr] = []
@@ -317,16 +344,7 @@ def python_step(step: Extern) -> tuple[list[str], list[IndexExpr], Callable[...,
 
     args = collect(list(step.args))
     kwargs = {name: collect(value) for name, value in step.kwargs}
-
-    def run(tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
-        pools: tuple[Sequence[Any], ...] = (tensors, ints)
-        filled = {name: _fill(value, pools) for name, value in kwargs.items()}
-        result = step.op(*_fill(args, pools), **filled)
-        if isinstance(result, list | tuple):
-            return tuple(result)
-        return () if result is None else (result,)
-
-    return tensors, ints, run
+    return tensors, ints, PythonStep(step.op, args, kwargs)
 
 
 @dataclass(frozen=True)

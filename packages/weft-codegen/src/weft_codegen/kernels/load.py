@@ -13,6 +13,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ import torch
 from weft_core.errors import BackendCompilerError
 from weft_core.events import enabled, logger, span
 
-from weft_codegen.kernels.build import Sources, build
+from weft_codegen.kernels.build import Sources, build, program_path
 from weft_codegen.kernels.emit_c import KernelCode, emit_kernel
-from weft_codegen.kernels.externs import python_step, writes_into
+from weft_codegen.kernels.externs import PythonStep, python_step, writes_into
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
 from weft_codegen.kernels.plan import make_plan
 from weft_codegen.loops.printer import kernel_text
-from weft_codegen.loops.program import Extern, Kernel, Program
+from weft_codegen.loops.program import CPU, Extern, Kernel, Launch, Program
 
 _output_code = logger("codegen", "output_code")
 _SCRATCHES = 8
@@ -48,6 +49,29 @@ class _Scratch(ctypes.Structure):
 _scratches = (_Scratch * _SCRATCHES)()
 
 
+@dataclass(frozen=True)
+class Loadable:
+    """All that loading a built program takes, less its constants; it can be pickled.
+
+    Args:
+        stem: names the shared object (see build.program_path).
+        mutated: positions of the inputs that a call writes.
+        repeatable: a call with the same inputs gives the same results: no mutation, no symbolic
+            sizes, nothing but the CPU.
+        steps: what the program calls for an operator that has no C function, or whose C function
+            failed, by the position of its step.
+        kernels, launches, externs: what the program consists of, for counters.
+    """
+
+    stem: str
+    mutated: tuple[int, ...]
+    repeatable: bool
+    steps: dict[int, PythonStep]
+    kernels: int
+    launches: int
+    externs: tuple[str, ...]
+
+
 class CompiledGraph:
     """A compiled program: call it with the program's inputs, get the list of its outputs.
 
@@ -56,16 +80,17 @@ class CompiledGraph:
     operators are eager's own.
     """
 
-    __slots__ = ("__weakref__", "_dispatches", "_library", "_mutated", "_run", "path", "source")
+    __slots__ = ("__weakref__", "_dispatches", "_library", "_mutated", "_run", "loadable", "path")
 
-    def __init__(self, program: Program, source: str, path: Path) -> None:
-        self.source = source
-        self.path = path
-        library = _open(path)
-        self._run = _new_function(library, program)
-        names = [item.name for item in program.inputs]
-        self._mutated = tuple(names.index(name) for name in program.mutations)
-        self._dispatches = any(isinstance(step, Extern) for step in program.steps)
+    def __init__(self, loadable: Loadable, constants: tuple[torch.Tensor, ...]) -> None:
+        self.loadable = loadable
+        self.path = program_path(loadable.stem)
+        keep_freed_memory()
+        with span("codegen.load"):
+            library = _open(self.path)
+            self._run = _new_function(library, loadable.steps, constants)
+        self._mutated = loadable.mutated
+        self._dispatches = bool(loadable.steps)
         self._library = library._handle
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -107,10 +132,18 @@ def compile_program(program: Program) -> CompiledGraph:
         sources, text = emit_program(program)
     if enabled("output_code"):
         _output_code.info("%s", text)
-    path = build(sources)
-    keep_freed_memory()
-    with span("codegen.load"):
-        return CompiledGraph(program, text, path)
+    names = [item.name for item in program.inputs]
+    on_cpu = all(buffer.device == CPU for buffer in program.buffers.values())
+    loadable = Loadable(
+        build(sources).stem,
+        tuple(names.index(name) for name in program.mutations),
+        on_cpu and not program.mutations and not program.sizes,
+        {k: python_step(s)[2] for k, s in enumerate(program.steps) if isinstance(s, Extern)},
+        len(program.kernels),
+        sum(isinstance(step, Launch) for step in program.steps),
+        tuple(str(s.op) for s in program.steps if isinstance(s, Extern) and s.when is None),
+    )
+    return CompiledGraph(loadable, tuple(program.constants.values()))
 
 
 def emit_program(program: Program) -> tuple[Sources, str]:
@@ -155,30 +188,20 @@ def _open(path: Path) -> ctypes.PyDLL:
     return library
 
 
-def _new_function(library: ctypes.PyDLL, program: Program) -> Callable[..., list[Any]]:
+def _new_function(
+    library: ctypes.PyDLL, steps: dict[int, PythonStep], constants: tuple[torch.Tensor, ...]
+) -> Callable[..., list[Any]]:
+    def run(position: int, tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
+        return steps[position](tensors, ints)
+
     new = library.weft_new
     new.restype = ctypes.py_object
     objects = [ctypes.py_object] * 3
     new.argtypes = (*objects, ctypes.c_void_p, ctypes.c_int64)
-    constants = tuple(program.constants.values())
     types = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     address = ctypes.addressof(_scratches)
-    function = new(_python_steps(program), constants, types, address, handle_offset())
+    function = new(run, constants, types, address, handle_offset())
     return function  # type: ignore[no-any-return]
-
-
-def _python_steps(program: Program) -> Callable[[int, list[Any], list[int]], tuple[Any, ...]]:
-    """What the program calls for a step that has no C function, or whose C function failed."""
-    steps = {
-        position: python_step(step)[2]
-        for position, step in enumerate(program.steps)
-        if isinstance(step, Extern)
-    }
-
-    def run(position: int, tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
-        return steps[position](tensors, ints)
-
-    return run
 
 
 @functools.cache

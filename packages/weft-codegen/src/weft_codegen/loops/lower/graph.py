@@ -8,6 +8,7 @@ that is not trivial, or when an expression has grown long.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -114,9 +115,7 @@ class _Lowering:
         self._inputs.append(Input(node.name, "unused"))
 
     def _get_attr(self, node: fx.Node) -> None:
-        value: Any = self._gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(str(node.target))(self._gm)
         if not isinstance(value, torch.Tensor):
             raise NoLowering(f"graph attribute {node.target} of {type(value).__name__}")
         name = f"const{len(self._constants)}"

@@ -1,0 +1,145 @@
+"""Graphs compiled before: from the text of an aten graph to what loads its program.
+
+    lowered/<key>   = (key, Loadable), checked     key: the graph, its tensors' layouts, options,
+    programs/<stem>.so                                  this package, torch, compiler and CPU
+
+A graph found here is neither lowered nor scheduled.  The user's lines are no part of the key: they
+only make comments.  Graphs with symbolic sizes are not kept, because lowering them may ask (and so
+guard) what the sizes are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import operator
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from weft_core import events
+from weft_core.cachedir import cache_dir, read_checked, write_checked
+
+from weft_codegen.config import Options, settings
+from weft_codegen.kernels.build import intact, program_path
+from weft_codegen.kernels.load import Loadable
+from weft_codegen.kernels.toolchain import find as find_toolchain
+
+_PLAIN = frozenset(
+    (type(None), type(...), bool, int, float, complex, str, torch.dtype, torch.device)
+    + (torch.layout, torch.memory_format)
+)
+_log = logging.getLogger("weft.codegen.warm")
+
+
+class _NotKept(Exception):
+    """The graph holds something whose text does not say what it is."""
+
+
+def graph_key(gm: fx.GraphModule, options: Options) -> str | None:
+    """What names the program of an aten graph on disk; None for graphs that are not kept.
+
+    Raises:
+        CompilerNotFound: no C compiler.
+    """
+    if settings.interpret or settings.verify_ir:
+        return None
+    if any(events.enabled(artifact) for artifact in ("schedule", "fusion", "output_code")):
+        return None
+    try:
+        lines = _lines(gm)
+    except _NotKept as reason:
+        _log.debug("not kept: %s", reason)
+        return None
+    chosen = repr((options, settings.as_dict(), torch.__version__, torch.get_default_dtype()))
+    parts = (_package(), find_toolchain().fingerprint, chosen, *lines)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def keep(key: str, loadable: Loadable) -> None:
+    """Remember what loads the program of the graph `key`."""
+    write_checked(_path(key), pickle.dumps((key, loadable)))
+
+
+def find(key: str) -> Loadable | None:
+    """What `keep` was given, if that and the shared object are there and undamaged."""
+    payload = read_checked(_path(key))
+    if payload is None:
+        return None
+    try:
+        kept, loadable = pickle.loads(payload)
+        assert kept == key and isinstance(loadable, Loadable)
+    except Exception:  # whatever it holds, it is not ours
+        _log.warning("unreadable cache file %s: it will be made again", _path(key), exc_info=True)
+        return None
+    return loadable if intact(program_path(loadable.stem)) else None
+
+
+def constants(gm: fx.GraphModule) -> tuple[torch.Tensor, ...]:
+    """The tensors that a graph's `get_attr` nodes name, in the order of a program's constants."""
+    return tuple(map(_attribute, gm.graph.find_nodes(op="get_attr")))
+
+
+def _path(key: str) -> Path:
+    return cache_dir("lowered") / key[:40]
+
+
+@functools.cache
+def _package() -> str:
+    """A digest of this package: another version may lower the same graph otherwise."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.[pch]*")):
+        if path.suffix in (".py", ".h"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _lines(gm: fx.GraphModule) -> list[str]:
+    """One text a node: operator, arguments, and the layout of its value."""
+    numbers: dict[fx.Node, int] = {}
+    lines = []
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            target, value = "constant", _attribute(node)
+        else:
+            target = _target(node.target) if node.op == "call_function" else node.op
+            value = node.meta.get("val")
+        arguments = "" if node.op == "placeholder" else _text((node.args, node.kwargs), numbers)
+        lines.append(f"{target}{arguments}:{_text(value, numbers)}")
+        numbers[node] = len(numbers)
+    return lines
+
+
+def _attribute(node: fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(node.graph.owning_module)
+
+
+@functools.cache
+def _target(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target._schema} {target.tags}"
+    return f"{target.__module__}.{target.__name__}"
+
+
+def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
+    if type(value) in _PLAIN:
+        return repr(value)
+    if isinstance(value, fx.Node):
+        return f"%{numbers[value]}"
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise _NotKept(f"a tensor of layout {value.layout}")
+        layout = (tuple(value.shape), value.stride(), value.storage_offset())
+        if not all(type(size) is int for size in (*layout[0], *layout[1], layout[2])):
+            raise _NotKept("symbolic sizes")
+        return f"{value.dtype}{value.device}{layout}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_text(item, numbers) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}={_text(item, numbers)}' for name, item in value.items())}}}"
+    if isinstance(value, slice):
+        return f"slice{_text((value.start, value.stop, value.step), numbers)}"
+    raise _NotKept(f"a {type(value).__name__}")

@@ -1,0 +1,154 @@
+"""Graphs whose program is on disk are loaded without lowering; damaged entries are made again."""
+
+import pickle
+import stat
+
+import pytest
+import torch
+from codegen_check import trace
+from weft_codegen import compile as pipeline
+from weft_codegen import warm
+from weft_codegen.compile import compile_graph
+from weft_codegen.config import Options, settings
+from weft_core import events
+from weft_core.cachedir import write_checked
+
+X, W = torch.randn(64, 64), torch.randn(64, 64)
+
+
+def layer(x, w):
+    return torch.softmax(torch.relu(x @ w) * 2, 1)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    with settings.patch(verify_ir=False):
+        yield tmp_path
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """The graphs that were lowered."""
+    seen = []
+    make = pipeline.make_program
+
+    def record(gm, *args):
+        seen.append(gm)
+        return make(gm, *args)
+
+    monkeypatch.setattr(pipeline, "make_program", record)
+    return seen
+
+
+def run(function=layer, inputs=(X, W), options=None):
+    compiled = compile_graph(trace(function, inputs), list(inputs), options=options)
+    torch.testing.assert_close(compiled(*inputs)[0], function(*inputs))
+    return compiled
+
+
+def entry(folder):
+    (path,) = (folder / "lowered").iterdir()
+    return path
+
+
+def test_a_known_graph_is_not_lowered(lowered, folder):
+    first = run()
+    counted = []
+    for _ in range(2):
+        events.counters.clear()
+        second = run()
+        counted.append({name: dict(counts) for name, counts in events.counters.items()})
+    assert len(lowered) == 1 and second.path == first.path
+    assert counted[0] == counted[1]
+    assert counted[0]["codegen"]["kernels"] >= 1 and counted[0]["codegen"]["known_graphs"] == 1
+    assert counted[0]["extern"] == {"aten.mm.default": 1}
+    assert stat.S_IMODE((folder / "lowered").stat().st_mode) == 0o700
+
+
+def test_constants_are_the_new_graphs_own(lowered):
+    for scale in (2.0, 3.0):
+        constant = torch.full((64,), scale)
+        run(lambda x, c=constant: x.sin() * c, (X,))
+    assert len(lowered) == 1
+
+
+def test_mutation_and_failing_operators_survive(lowered):
+    def bump(x, i):
+        x.copy_(x + 1)
+        return torch.index_reduce(x, 0, i, x, "prod")
+
+    wrong, index = torch.arange(64) + 4, torch.arange(64)
+    for _ in range(2):
+        x = X.clone()
+        compiled = compile_graph(trace(bump, (x, index)), [x, index])
+        compiled(x, index)
+        torch.testing.assert_close(x, X + 1)
+        assert x._version == 1
+        with pytest.raises((IndexError, RuntimeError)) as expected:
+            bump(X.clone(), wrong)
+        with pytest.raises(expected.type, match=str(expected.value).splitlines()[0]):
+            compiled(X.clone(), wrong)
+    assert len(lowered) == 1
+
+
+DIFFERENT = {
+    "shape": (layer, (torch.randn(9, 64), W), None),
+    "strides": (layer, (torch.randn(64, 64).t(), W), None),
+    "dtype": (layer, (X.double(), W.double()), None),
+    "number": (lambda x, w: torch.softmax(torch.relu(x @ w) * 2.5, 1), (X, W), None),
+    "operator": (lambda x, w: torch.softmax(torch.tanh(x @ w) * 2, 1), (X, W), None),
+    "argument": (lambda x, w: torch.softmax(torch.relu(w @ w) * 2, 1), (X, W), None),
+    "options": (layer, (X, W), {"epilogue_fusion": False}),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_what_differs_is_lowered(what, lowered):
+    run()
+    run(*DIFFERENT[what])
+    assert len(lowered) == 2
+
+
+def test_minus_zero_is_not_zero(lowered):
+    for zero in (0.0, -0.0):
+        made = run(lambda x, z=zero: torch.full_like(x, z), (X,))(X)[0]
+        assert torch.signbit(made).all() == (str(zero) == "-0.0")
+
+
+@pytest.mark.parametrize("damage", ["bytes", "another key", "not ours", "no program"])
+def test_a_damaged_entry_is_made_again(damage, lowered, folder):
+    run()
+    path = entry(folder)
+    good = path.read_bytes()
+    if damage == "bytes":
+        path.write_bytes(good[:-3] + b"abc")
+    elif damage == "another key":
+        payload = pickle.loads(good[38:])
+        write_checked(path, pickle.dumps(("0" * 64, payload[1])))
+    elif damage == "not ours":
+        write_checked(path, pickle.dumps("hello"))
+    else:
+        next((folder / "programs").iterdir()).unlink()
+    run()
+    assert len(lowered) == 2
+    run()
+    assert len(lowered) == 2
+
+
+def test_symbolic_sizes_are_lowered_each_time():
+    from weft_core.fake import fake_mode, make_shape_env, to_fake
+    from weft_core.tracing import trace_aten
+
+    fake = to_fake(fake_mode(make_shape_env()), X, dynamic_dims=[0], source_name="x")
+    assert warm.graph_key(trace_aten(torch.sin, [fake]), Options()) is None
+
+
+def test_logs_of_the_stages_show_every_time(lowered):
+    run()
+    events.set_logs(output_code=True)
+    try:
+        run()
+    finally:
+        events.set_logs(output_code=False)
+    assert len(lowered) == 2
