@@ -7,6 +7,7 @@ import torch
 import weft
 from models import ZOO
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def test_dict_with_a_data_dependent_branch_and_two_sizes():
@@ -240,3 +241,55 @@ def test_two_backends_on_one_function():
     for compiled in (first, second, first, second):
         assert torch.equal(compiled(x), step(x))
     assert called == ["a", "b"]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+def test_checkpointed_blocks_save_what_eager_saves(backend):
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(
+        nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8), nn.LayerNorm(8))
+        for _ in range(3)
+    )
+
+    def step(x):
+        for block in blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x.sum()
+
+    def saved_and_gradients(function):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        known = {t.data_ptr() for t in (x, *blocks.parameters())}
+        shapes = []
+
+        def pack(t):
+            shapes.extend([t.shape] if t.data_ptr() not in known else [])
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            loss = function(x)
+        return shapes, torch.autograd.grad(loss, [x, *blocks.parameters()])
+
+    want, gradients = saved_and_gradients(step)
+    got, compiled_gradients = saved_and_gradients(weft.compile(step, backend=backend))
+    assert sorted(got) == sorted(want) == [torch.Size([4, 8])] * 2
+    torch.testing.assert_close(compiled_gradients, gradients)
+
+
+def test_a_write_through_data_is_not_counted():
+    weight = torch.ones(3, requires_grad=True)
+
+    def halve(p):
+        p.data.mul_(0.5)
+        return p.sum()
+
+    compiled = weft.compile(halve, backend="aot_eager")
+    for _ in range(2):
+        loss = (weight * weight).sum()  # keeps `weight` for its backward
+        torch.testing.assert_close(compiled(weight), weight.sum())
+        loss.backward()
+    assert weight._version == 0
+    torch.testing.assert_close(weight.detach(), torch.full((3,), 0.25))
+    shared = torch.ones(3)
+    compiled_sum = weft.compile(lambda a, b: (a.data.mul_(2), b + 1)[1], backend="aot_eager")
+    torch.testing.assert_close(compiled_sum(torch.ones(3), torch.ones(3)), torch.full((3,), 2.0))
+    torch.testing.assert_close(compiled_sum(shared, shared), torch.full((3,), 3.0))

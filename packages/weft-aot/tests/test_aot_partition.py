@@ -174,3 +174,70 @@ def test_origin_of_backward_nodes():
     cos = next(n for n in joint.module.graph.nodes if n.target is aten.cos.default)
     assert cos.meta["from_node"] == "sin"
     assert cos.meta["in_backward"]
+
+
+def marked(fn, *args):
+    """The joint graph of `fn` through a captured graph whose nodes have regions."""
+    graph = torch.fx.Graph()
+    x, *ws = (graph.placeholder(f"a{i}") for i in range(len(args)))
+    for region, w in enumerate(ws):
+        first = graph.call_function(fn, (x, w))
+        first.meta["recompute"] = region
+        x = graph.call_function(torch.add, (x, first))
+    graph.output((graph.call_method("sum", (x,)),))
+    return trace_joint(torch.fx.GraphModule({}, graph), args)
+
+
+def block(x, w):
+    return torch.tanh(F.layer_norm(x @ w, (x.shape[1],)) @ w.t()).view(-1).view(x.shape)
+
+
+def peak_bytes(gm):
+    """Most bytes that the values of a graph, run in order, hold at one time."""
+    nodes = list(gm.graph.nodes)
+    last = {source: i for i, node in enumerate(nodes) for source in node.all_input_nodes}
+    live, peak = 0, 0
+    sizes = {}
+    for i, node in enumerate(nodes):
+        value = node.meta.get("val")
+        view = getattr(node.target, "is_view", False)
+        sizes[node] = value.nbytes if isinstance(value, torch.Tensor) and not view else 0
+        live += sizes[node]
+        peak = max(peak, live)
+        live -= sum(sizes[n] for n in {*node.all_input_nodes, node} if last.get(n, i) == i)
+    return peak
+
+
+def test_checkpointed_regions_save_only_what_they_hand_on():
+    args = leaf(16, 8), leaf(8, 8), leaf(8, 8), leaf(8, 8)
+    joint = marked(block, *args)
+    parts = partition(joint)
+    inside = [n for n in joint.module.graph.nodes if "recompute" in n.meta]
+    assert {n.meta["recompute"] for n in inside} == {0, 1, 2}
+    saved = extras(joint, parts)
+    assert len(saved) == 2  # what enters the second and the third region
+    assert calls(parts.backward).count(aten.tanh.default) == 3
+    assert_halves_equal_joint(joint, parts, args)
+    for node in inside:
+        del node.meta["recompute"]
+    usual = partition(joint)
+    assert len(extras(joint, usual)) > len(saved)
+    assert peak_bytes(parts.backward) < peak_bytes(usual.backward)
+
+
+def test_random_numbers_of_a_checkpointed_region_are_saved():
+    args = leaf(16, 8), leaf(8, 8), leaf(8, 8)
+    joint = marked(lambda x, w: torch.tanh(F.dropout(x @ w, 0.5) @ w), *args)
+    parts = partition(joint)
+    assert not any(torch.Tag.nondeterministic_seeded in t.tags for t in calls(parts.backward)
+                   if isinstance(t, torch._ops.OpOverload))  # fmt: skip
+    assert calls(parts.backward).count(aten.tanh.default) == 2
+    torch.manual_seed(0)
+    plain = [a.detach() for a in args]
+    one = torch.ones(())
+    expected = joint.module(*plain, one)
+    torch.manual_seed(0)
+    values = parts.forward(*plain)
+    pools = {"input": plain, "value": values}
+    saved = [pools[s.source.kind][s.source.index] for s in parts.saved]
+    torch.testing.assert_close(list(parts.backward(*saved, one)), list(expected[joint.num_values :]))

@@ -25,6 +25,7 @@ class TracedInput:
         start: the pure value of `program`.
         history: its `grad_fn`.
         storage: identity of its storage.
+        version: how often it was written; None where nobody counts.
         same_as: index of the first input that is the same object.
     """
 
@@ -34,6 +35,7 @@ class TracedInput:
     start: Any
     history: Any
     storage: int
+    version: int | None
     same_as: int
 
 
@@ -48,7 +50,7 @@ def add_inputs(tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int]) -> 
 
 def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
     if not isinstance(fake, torch.Tensor):
-        return TracedInput(fake, leaf, leaf, leaf, None, 0, index)
+        return TracedInput(fake, leaf, leaf, leaf, None, 0, None, index)
     program = leaf
     if fake.requires_grad and not fake.is_leaf:
         # In-place ops are legal on an intermediate but not on a leaf, so give the program a
@@ -57,7 +59,13 @@ def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
             program = leaf.clone()
         tracer.recorder.alias(tracer.value(program), fake)
     storage = program.untyped_storage()._cdata
-    return TracedInput(fake, leaf, program, tracer.value(program), program.grad_fn, storage, index)
+    start = tracer.value(program)
+    version = _version(program)
+    return TracedInput(fake, leaf, program, start, program.grad_fn, storage, version, index)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def find_mutations(
@@ -79,7 +87,9 @@ def find_mutations(
         _refuse_reshaping(index, given.start, final)
         # With its old history, autograd saw nothing of the write: a buffer, no_grad or detach.
         unseen = given.program.grad_fn is given.history
-        found.append(Mutation(index, None if unseen else values.add(given.program, final)))
+        silent = given.version is not None and given.version == _version(given.program)
+        value = None if unseen else values.add(given.program, final)
+        found.append(Mutation(index, value, silent))
     return found
 
 

@@ -61,10 +61,12 @@ class Mutation:
     Attributes:
         value: forward value to copy into it with autograd recording; None where the graph itself
             ends with the `copy_`, which is so whenever autograd need not know.
+        silent: the write is through `.data`, which leaves the input's version as it is.
     """
 
     index: int
     value: int | None
+    silent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

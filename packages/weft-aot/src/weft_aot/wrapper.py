@@ -52,8 +52,16 @@ def make_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
     if not joint.mutations and _returns_values_as_they_are(joint):
         return run
     source = WrapperSource("def call(*args):")
+    silent = [mutation.index for mutation in joint.mutations if mutation.silent]
+    for index in silent:
+        source.line(f"v{index} = args[{index}]._version")
     source.line(f"values = {source.constant(run)}(*args)")
+    for index in silent:
+        restore = source.constant(torch._C._autograd._unsafe_set_version_counter)
+        source.line(f"{restore}((args[{index}],), (v{index},))")
     for mutation in joint.mutations:
+        if mutation.silent:
+            continue
         if mutation.value is None:
             # The graph wrote the memory behind autograd's back; saved tensors must notice.
             bump = source.constant(torch.autograd.graph.increment_version)

@@ -98,6 +98,7 @@ class GraphBuilder:
         self._by_fake: dict[int, TensorValue] = {}
         self._last_input: Node | None = None
         self.op_count = 0
+        self.region: int | None = None  # of activation checkpointing, which the program is in
         self.made_at: dict[Node, int] = {}  # the step that made each node
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, floats.FloatValue] = {}
@@ -185,6 +186,8 @@ class GraphBuilder:
         node = self.graph.create_node(op, target, args, kwargs)
         node.meta["example_value"] = example
         node.meta["stack_trace"] = self.tx.stack_text()
+        if self.region is not None:
+            node.meta["recompute"] = self.region
         self.op_count += 1
         self.made_at[node] = self.tx.steps.now
         self.tx.journal.on_rollback(lambda: self.discard(node))

@@ -97,8 +97,8 @@ class Recorder(TorchDispatchMode):
         source, in_backward = self._provenance()
         if source is not None:
             node.meta["from_node"] = source.name
-            if "stack_trace" in source.meta:
-                node.meta["stack_trace"] = source.meta["stack_trace"]
+            kept = ("stack_trace", "recompute")
+            node.meta.update({name: source.meta[name] for name in kept if name in source.meta})
         if in_backward:
             node.meta["in_backward"] = True
         return node

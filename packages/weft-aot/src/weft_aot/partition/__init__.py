@@ -14,12 +14,19 @@ from weft_aot.config import settings
 from weft_aot.partition.classify import classify
 from weft_aot.partition.extract import extract
 from weft_aot.partition.network import choose_saved
-from weft_aot.partition.policy import MemoryPolicy, Policy, SavingPolicy
+from weft_aot.partition.policy import CheckpointPolicy, MemoryPolicy, Policy, SavingPolicy
 from weft_aot.records import JointGraph, Partition
 
 PolicyFactory = Callable[[set[fx.Node], set[fx.Node]], Policy]
 
-__all__ = ["MemoryPolicy", "Policy", "PolicyFactory", "SavingPolicy", "partition"]
+__all__ = [
+    "CheckpointPolicy",
+    "MemoryPolicy",
+    "Policy",
+    "PolicyFactory",
+    "SavingPolicy",
+    "partition",
+]
 
 
 def partition(joint: JointGraph, policy: PolicyFactory | None = None) -> Partition:
@@ -39,4 +46,6 @@ def partition(joint: JointGraph, policy: PolicyFactory | None = None) -> Partiti
     values = {node for node in classes.values if node is not None}
     policy = policy or (MemoryPolicy if settings.recompute else SavingPolicy)
     rules = policy(set(classes.inputs), values)
+    if any("recompute" in node.meta for node in classes.order):
+        rules = CheckpointPolicy(rules)
     return extract(joint, classes, choose_saved(classes, rules))

@@ -9,7 +9,7 @@ that nobody thought of is saved, which is always correct.
 from __future__ import annotations
 
 import operator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -91,6 +91,50 @@ class SavingPolicy(MemoryPolicy):
 
     def recomputable(self, node: fx.Node) -> bool:
         return is_fusible(node) and getattr(node.target, "is_view", False)
+
+
+class CheckpointPolicy:
+    """What activation checkpointing asks for on top of `base`.
+
+    A node of a region (`meta["recompute"]`) is computed again, never saved. Random numbers are
+    not: a second draw would change them. Nor is what crosses a region's border, so that one
+    region's backward does not compute another region: a value that another region or the backward
+    of other code takes, and what other code makes of a region's values.
+    """
+
+    def __init__(self, base: Policy) -> None:
+        self._base = base
+
+    def recomputable(self, node: fx.Node) -> bool:
+        return self._is_inner(node) or (self._base.recomputable(node) and not _crosses(node))
+
+    def cost(self, node: fx.Node) -> int | None:
+        return None if self._is_inner(node) else self._base.cost(node)
+
+    def _is_inner(self, node: fx.Node) -> bool:
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        if "recompute" not in made.meta or has_effect(made):
+            return False
+        return not _crosses(node) and not isinstance(node.meta.get("val"), _SCALAR)
+
+
+def _crosses(node: fx.Node) -> bool:
+    """Whether a node hands on what a region holds, itself or through views."""
+    region = node.meta.get("recompute")
+    if region is None:
+        return any("recompute" in source.meta for source in node.all_input_nodes)
+    pending = [] if _is_view(node) else list(node.users)
+    while pending:
+        user = pending.pop()
+        other = user.meta.get("recompute")
+        if other != region and (other is not None or "in_backward" in user.meta):
+            return True
+        pending += user.users if _is_view(user) and other == region else ()
+    return False
+
+
+def _is_view(node: fx.Node) -> bool:
+    return getattr(node.target, "is_view", False)
 
 
 def _byte_count(value: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,7 @@ def _record_function(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     return NullContext(torch.profiler.record_function)
 
 
+_REGIONS = itertools.count(1)
 _CHECKPOINT_OPTIONS = (
     "use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop",
 )  # fmt: skip
@@ -69,9 +71,18 @@ _CHECKPOINT_OPTIONS = (
 
 @rule(torch.utils.checkpoint.checkpoint)
 def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
-    """Trace the function itself: what to recompute in the backward is the partitioner's choice."""
+    """Trace the function itself; its nodes are marked as those to compute again in the backward.
+
+    What a `context_fn` would keep is not known here: the partitioner chooses.
+    """
     kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
-    return function.call(tx, list(args), kept)
+    before = tx.graph.region
+    if "context_fn" not in kwargs:
+        tx.graph.region = next(_REGIONS)
+    try:
+        return function.call(tx, list(args), kept)
+    finally:
+        tx.graph.region = before
 
 
 def _asked_now(function: Any) -> None:

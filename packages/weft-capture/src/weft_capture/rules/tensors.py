@@ -40,6 +40,13 @@ def _shape(tx: Tracer, self: TensorValue) -> Value:
     return SizeValue([_metadata(tx, self, "size", dim) for dim in range(self.fake.dim())])
 
 
+@tensor_attribute("data")
+def _data(tx: Tracer, self: TensorValue) -> Value:
+    fake = self.fake.detach()  # which counts the tensor's own writes, so that none is missed
+    node = tx.graph.node("call_function", getattr, (self.node, "data"), {}, fake)
+    return tx.graph.result(node, fake)
+
+
 @method(TensorValue, "size")
 def _size(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
     if dim is None or dim is NONE:

@@ -54,7 +54,7 @@ METADATA_ATTRIBUTES = frozenset(
 )
 """Read from the fake tensor and known while capturing."""
 
-GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
+GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 """Become a getattr node."""
 
 REAL_ONLY = frozenset(
