@@ -293,3 +293,17 @@ def test_a_write_through_data_is_not_counted():
     compiled_sum = weft.compile(lambda a, b: (a.data.mul_(2), b + 1)[1], backend="aot_eager")
     torch.testing.assert_close(compiled_sum(torch.ones(3), torch.ones(3)), torch.full((3,), 2.0))
     torch.testing.assert_close(compiled_sum(shared, shared), torch.full((3,), 3.0))
+
+
+def test_an_operator_without_a_fake_kernel_runs_as_it_is():
+    def trained(compiled):
+        weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+        optimizer = torch.optim.Adam(weights, lr=0.1, fused=True)
+        step = weft.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for _ in range(2):
+            for weight in weights:
+                weight.grad = torch.ones(3)
+            step()
+        return [weight.detach() for weight in weights]
+
+    torch.testing.assert_close(trained(True), trained(False))

@@ -115,6 +115,12 @@ class _JointTrace:
                 f"{error.func} makes a result whose shape or value depends on data",
                 "keep it out of the compiled graph, or make a size dynamic",
             ) from error
+        except NotImplementedError as error:
+            raise Unsupported(
+                "no-fake-kernel",
+                f"an operator cannot run on fake tensors: {error}",
+                "register a fake kernel for it",
+            ) from error
         except RuntimeError as error:
             if not str(error).startswith("Found a custom (non-ATen) operator"):
                 raise

@@ -101,14 +101,6 @@ def _group_tensors(tx: Tracer, lists: Value, with_indices: Value = NONE) -> Valu
     return DictValue(pairs)
 
 
-_FUSED = ("_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_")
-
-
-@rule(*(getattr(torch, name) for name in _FUSED))
-def _fused(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "a fused optimizer, which is one kernel already")
-
-
 # ---- _foreach functions
 
 _SPECIAL = {"norm": torch.linalg.vector_norm}
