@@ -32,7 +32,7 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
     """
     options = kwargs.get("options")
     if not _trains(example_inputs):
-        return compile_graph(gm, example_inputs, options=options)
+        return compile_graph(gm, example_inputs, options=options, inference=True)
     autograd = _autograd_stage()
     if autograd is None:
         _warn_no_autograd()

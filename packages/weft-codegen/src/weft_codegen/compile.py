@@ -29,6 +29,7 @@ from weft_core.tracing import trace_aten
 from weft_codegen import warm
 from weft_codegen.config import Options, settings
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
+from weft_codegen.layout import in_channels_last
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
@@ -48,7 +49,11 @@ _hints = events.logger("codegen", "perf_hints")
 
 
 def compile_graph(
-    gm: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    inference: bool = False,
 ) -> Compiled:
     """Compile a graph to one native function.
 
@@ -58,6 +63,7 @@ def compile_graph(
             which is traced first and compiled for inference.
         inputs: real or fake tensors and ints, one a placeholder.
         options: codegen options by name (see config.Options).
+        inference: nothing is saved for a backward, so the graph's own layouts may change.
 
     Returns:
         A callable of the flat inputs that returns the list of outputs.
@@ -70,7 +76,7 @@ def compile_graph(
     _say_once(chosen.without_effect())
     with events.span("codegen"):
         try:
-            compiled = _compile(_aten(gm, inputs), inputs, chosen)
+            compiled = _compile(_aten(gm, inputs), inputs, chosen, inference)
             if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
                 return measured(compiled, gm)
             return compiled
@@ -112,15 +118,20 @@ def make_program(
     return program
 
 
-def _compile(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
+def _compile(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: Options, inference: bool
+) -> Compiled:
     """Steps 2 to 5, or what they led to before."""
     with events.span("codegen.key"):
-        key = None if Trace(options).wanted else warm.graph_key(gm, options)
+        key = None if Trace(options).wanted else warm.graph_key(gm, options, inference)
         known = None if key is None else warm.find(key)
     if known is not None:
         events.counters["codegen"]["known_graphs"] += 1
         _count(known)
         return CompiledGraph(known, warm.constants(gm))
+    if inference:
+        with events.span("codegen.layout"):
+            gm = in_channels_last(gm)
     program = make_program(gm, inputs, options)
     if settings.interpret:
         return lambda *args: run_program(program, args)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import operator
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from torch import fx
 from weft_core import events
 from weft_core.cachedir import cache_dir, read_checked, write_checked
 
-from weft_codegen.config import Options, settings
+from weft_codegen.config import settings
 from weft_codegen.kernels.build import intact, program_path
 from weft_codegen.kernels.load import Loadable
 from weft_codegen.kernels.toolchain import find as find_toolchain
+from weft_codegen.loops.lower.fxnodes import attribute
 
 _PLAIN = frozenset(
     (type(None), type(...), bool, int, float, complex, str, torch.dtype, torch.device)
@@ -39,8 +39,11 @@ class _NotKept(Exception):
     """The graph holds something whose text does not say what it is."""
 
 
-def graph_key(gm: fx.GraphModule, options: Options) -> str | None:
+def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
     """What names the program of an aten graph on disk; None for graphs that are not kept.
+
+    Args:
+        choices: whatever else decides what is made of the graph, with a stable repr.
 
     Raises:
         CompilerNotFound: no C compiler.
@@ -54,7 +57,10 @@ def graph_key(gm: fx.GraphModule, options: Options) -> str | None:
     except _NotKept as reason:
         _log.debug("not kept: %s", reason)
         return None
-    chosen = repr((options, settings.as_dict(), torch.__version__, torch.get_default_dtype()))
+    chosen = repr(
+        (choices, settings.as_dict(), torch.__version__, torch.get_default_dtype())
+        + (torch.backends.mkldnn.enabled,)
+    )
     parts = (_package(), find_toolchain().fingerprint, chosen, *lines)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -80,7 +86,7 @@ def find(key: str) -> Loadable | None:
 
 def constants(gm: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     """The tensors that a graph's `get_attr` nodes name, in the order of a program's constants."""
-    return tuple(map(_attribute, gm.graph.find_nodes(op="get_attr")))
+    return tuple(map(attribute, gm.graph.find_nodes(op="get_attr")))
 
 
 def _path(key: str) -> Path:
@@ -103,7 +109,7 @@ def _lines(gm: fx.GraphModule) -> list[str]:
     lines = []
     for node in gm.graph.nodes:
         if node.op == "get_attr":
-            target, value = "constant", _attribute(node)
+            target, value = "constant", attribute(node)
         else:
             target = _target(node.target) if node.op == "call_function" else node.op
             value = node.meta.get("val")
@@ -111,10 +117,6 @@ def _lines(gm: fx.GraphModule) -> list[str]:
         lines.append(f"{target}{arguments}:{_text(value, numbers)}")
         numbers[node] = len(numbers)
     return lines
-
-
-def _attribute(node: fx.Node) -> Any:
-    return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import weft_aot
@@ -78,12 +79,12 @@ def codegen(
 ) -> Compiled:
     """Backend `codegen`: steps 2 to 5, with generated code for both directions."""
 
-    def compile_aten(graph: fx.GraphModule, inputs: list[Any]) -> Compiled:
-        return weft_codegen.compile_graph(graph, inputs, options=options)
-
-    return aot_autograd(fw_compiler=compile_aten, decompositions=weft_codegen.decompositions())(
-        gm, example_inputs
-    )
+    compile_aten = partial(weft_codegen.compile_graph, options=options)
+    return aot_autograd(
+        fw_compiler=compile_aten,
+        inference_compiler=partial(compile_aten, inference=True),
+        decompositions=weft_codegen.decompositions(),
+    )(gm, example_inputs)
 
 
 def aot_eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:

@@ -80,6 +80,11 @@ _FLOAT_ARITHMETIC: dict[Any, Callable[..., Expr]] = {
 }
 
 
+def attribute(node: fx.Node) -> Any:
+    """What a `get_attr` node names."""
+    return operator.attrgetter(str(node.target))(node.graph.owning_module)
+
+
 def is_effect(target: Any) -> bool:
     """Whether a call without users still matters: it writes, or advances the random stream."""
     if not isinstance(target, torch._ops.OpOverload):

@@ -8,7 +8,6 @@ that is not trivial, or when an expression has grown long.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from weft_codegen.loops.expr import Expr, Load, Op, apply, cast, constant, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, Size, as_axis, atoms, axis, single
 from weft_codegen.loops.lower import install
 from weft_codegen.loops.lower.fxnodes import (
+    attribute,
     count_uses,
     is_effect,
     secretly_written,
@@ -115,7 +115,7 @@ class _Lowering:
         self._inputs.append(Input(node.name, "unused"))
 
     def _get_attr(self, node: fx.Node) -> None:
-        value = operator.attrgetter(str(node.target))(self._gm)
+        value = attribute(node)
         if not isinstance(value, torch.Tensor):
             raise NoLowering(f"graph attribute {node.target} of {type(value).__name__}")
         name = f"const{len(self._constants)}"

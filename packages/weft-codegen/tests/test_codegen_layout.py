@@ -1,0 +1,105 @@
+"""Convolutions of inference graphs run in channels-last memory; nobody sees it in the results."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from codegen_check import dynamic_trace, trace
+from torch import nn
+from weft_codegen.compile import compile_graph
+from weft_codegen.layout import in_channels_last
+
+torch.manual_seed(0)
+X = torch.randn(2, 6, 12, 10)
+W = torch.randn(8, 6, 3, 3) / 8
+V = torch.randn(8, 8, 3, 3) / 8
+NORM = nn.BatchNorm2d(8).eval()
+NORM.running_mean.normal_()
+NORM.running_var.uniform_(0.5, 2)
+
+
+def tower(x, w, v, normalise=NORM):
+    y = F.relu(normalise(F.conv2d(x, w, padding=1)))
+    return F.relu(normalise(F.conv2d(y, v, padding=1)) + y)
+
+
+PROGRAMS = {
+    "tower": tower,
+    "strides and dilation": lambda x, w, v: F.conv2d(
+        F.conv2d(x, w, stride=2, padding=2), v, dilation=2, padding=2
+    ),
+    "groups": lambda x, w, v: F.conv2d(F.conv2d(x, w[:, :3], groups=2), v[:, :1], groups=8),
+    "flattened": lambda x, w, v: F.conv2d(x, w).flatten(1) @ torch.ones(640, 3),
+    "view of pooled": lambda x, w, v: F.max_pool2d(F.conv2d(x, w), 2).view(2, -1),
+    "two layouts": lambda x, w, v: (F.conv2d(x, w), F.conv2d(x, w).permute(0, 2, 3, 1) * 2),
+    "concatenation": lambda x, w, v: torch.cat([F.conv2d(x, w, padding=1), x], 1).mean((2, 3)),
+    "upsampled": lambda x, w, v: F.interpolate(F.conv2d(x, w), scale_factor=2.0) * 2,
+    "reinterpreted": lambda x, w, v: F.conv2d(x, w).view(torch.int32),
+    "split heads": lambda x, w, v: F.conv2d(x, w).reshape(2, 2, 4, -1).softmax(-1).sum(1),
+    "softmax over channels": lambda x, w, v: F.conv2d(x, w).softmax(1).argmax(1),
+}
+INPUTS = {
+    "dense": (X, W, V),
+    "channels last": (X.to(memory_format=torch.channels_last), W, V),
+    "gaps": (torch.randn(2, 12, 12, 20)[:, ::2, :, ::2], W, V),
+    "bfloat16": tuple(t.bfloat16() for t in (X, W, V)),
+    "float64": tuple(t.double() for t in (X, W, V)),
+}
+
+
+def calls(gm, target):
+    return [node for node in gm.graph.nodes if node.target is target]
+
+
+def check(function, inputs, **close):
+    compiled = compile_graph(trace(function, inputs), list(inputs), inference=True)
+    with torch.no_grad():
+        expected = function(*inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for got, want in zip(compiled(*inputs), expected, strict=True):
+        torch.testing.assert_close(got, want, **close)
+        assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_and_strides_are_eagers(name):
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    if name == "reinterpreted":
+        close = {"rtol": 0, "atol": 64}  # units in the last place
+    check(PROGRAMS[name], INPUTS["dense"], **close)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs_of_every_kind(kind):
+    low = INPUTS[kind][0].dtype is torch.bfloat16
+    close = {"rtol": 5e-2, "atol": 5e-2} if low else {"rtol": 1e-4, "atol": 1e-4}
+    check(lambda x, w, v: F.relu(F.conv2d(F.conv2d(x, w), v)), INPUTS[kind], **close)
+
+
+def test_the_layout_is_made_once():
+    gm = trace(tower, (X, W, V))
+    changed = in_channels_last(gm)
+    for node in calls(changed, torch.ops.aten.convolution.default):
+        fake = node.args[0].meta["val"]
+        assert fake.is_contiguous(memory_format=torch.channels_last)
+    # one for the input, one for the result
+    assert len(calls(changed, torch.ops.aten.clone.default)) == 2
+    assert not calls(gm, torch.ops.aten.clone.default)
+
+
+UNTOUCHED = {
+    "no convolution": lambda x, w, v: x.sin(),
+    "transposed": lambda x, w, v: F.conv_transpose2d(x, v[:6]),
+    "random": lambda x, w, v: F.dropout(F.conv2d(x, w)),
+    "memory read": lambda x, w, v: F.conv2d(x, w).as_strided((4,), (2,)),
+}
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+def test_what_could_show_the_layout_is_left_alone(name):
+    gm = trace(UNTOUCHED[name], (X, W, V))
+    assert in_channels_last(gm) is gm
+
+
+def test_symbolic_sizes_are_left_alone():
+    gm, _ = dynamic_trace(lambda x, w: F.conv2d(x, w), (X, W))
+    assert in_channels_last(gm) is gm
