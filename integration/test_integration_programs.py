@@ -307,3 +307,20 @@ def test_an_operator_without_a_fake_kernel_runs_as_it_is():
         return [weight.detach() for weight in weights]
 
     torch.testing.assert_close(trained(True), trained(False))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_one_graph_scales_images_of_every_size(mode):
+    def scaled(image):
+        return nn.functional.interpolate(image.sin(), scale_factor=2, mode=mode)
+
+    compiled = weft.compile(scaled)
+    for height in (8, 9, 10, 11):
+        image = torch.randn(2, 3, height, 8, requires_grad=True)
+        expected, actual = scaled(image), compiled(image)
+        torch.testing.assert_close(actual, expected)
+        weights = torch.randn_like(expected)
+        (want,) = torch.autograd.grad(expected, image, weights)
+        (got,) = torch.autograd.grad(actual, image, weights)
+        torch.testing.assert_close(got, want)
+    assert weft.counters["stats"]["unique_graphs"] == 2

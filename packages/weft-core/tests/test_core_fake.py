@@ -24,7 +24,7 @@ from weft_core.fake import detect_mode, fake_mode, make_shape_env, new_symint, t
         torch.randn(2, requires_grad=True),
         torch.randn(2, requires_grad=True) * 2,
     ],
-    ids=repr,
+    ids=lambda t: f"{t.dtype}-{list(t.shape)}-{list(t.stride())}",
 )
 def test_twin_has_the_same_metadata(tensor: torch.Tensor) -> None:
     fake = to_fake(fake_mode(), tensor)

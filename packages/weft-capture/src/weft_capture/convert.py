@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 from weft_core.events import counters, enabled, logger, span
+from weft_core.fake import symbolic_dispatch
 from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
 
@@ -127,7 +128,8 @@ def _convert(do: _Attempt) -> Converted:
         tx = Tracer(do.function, do.symbolic, do.policy, steps)
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
-        with _contexts_closed(tx), tx.graph.mode, class_reads.recorded() as reads:
+        mode = tx.graph.mode
+        with _contexts_closed(tx), mode, symbolic_dispatch(mode), class_reads.recorded() as reads:
             outer = outer_frame(tx, do.flat_args)
             try:
                 stopped = outer.step_until_break()

@@ -10,6 +10,7 @@ What differs between torch versions about fake tensors belongs in this file and 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import importlib
 import inspect
@@ -36,6 +37,7 @@ __all__ = [
     "fake_mode",
     "make_shape_env",
     "new_symint",
+    "symbolic_dispatch",
     "to_fake",
 ]
 
@@ -250,6 +252,17 @@ def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
     # With a shape environment, `.item()` and friends yield unbacked symbols instead of an error.
     mode.allow_scalar_outputs = shape_env is not None
     return mode
+
+
+def symbolic_dispatch(mode: FakeTensorMode) -> contextlib.AbstractContextManager[object]:
+    """Let torch choose its Python kernels while `mode` may have symbolic sizes.
+
+    The C++ kernels of some composite operators (`upsample_nearest2d.vec`) read sizes as plain
+    ints, which would fix them.
+    """
+    if mode.shape_env is None:
+        return contextlib.nullcontext()
+    return torch._C._EnablePythonDispatcher()
 
 
 def _names(function: types.FunctionType | None) -> tuple[str, ...]:
