@@ -61,10 +61,8 @@ KNOWN_BREAKS = {
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",
     "torch_features.backward_inside": "unsupported-method",
-    "torch_features.autograd_grad_inside": "unknown-call",
     "torch_features.optimizer_step": "unknown-call",
     "torch_features.custom_module_attributes": "unknown-call",
-    "torch_features.tensor_hook": "unsupported-method",
     "torch_features.data_attribute": "unsupported-value",
     "torch_features.numpy_round_trip": "unknown-call",
 }

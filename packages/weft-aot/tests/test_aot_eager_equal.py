@@ -394,3 +394,22 @@ def test_parameter_that_is_no_input_runs_eagerly():
     compiled = aot_compile(fx.symbolic_trace(linear), [x], fw_compiler=Graphs())
     compiled(x).sum().backward()
     assert linear.weight.grad is not None
+
+
+def test_inner_gradients_and_hooks_are_part_of_the_trace():
+    def inner(x, w):
+        loss = (torch.tanh(x @ w) ** 2).sum()
+        grads = torch.autograd.grad(loss, [x, w], create_graph=True)
+        return [(x - grads[0]).sum() * loss, grads[1].detach()]
+
+    def hooked(x):
+        y = x * 2
+        y.register_hook(lambda grad: grad.clamp(-1, 1) * 3)
+        return [(y * y).sum()]
+
+    check(inner, leaf(3, 4), leaf(4, 2))
+    check(hooked, leaf(3))
+
+
+def test_a_result_without_history_has_none():
+    check(lambda x: [x.detach() * 2], leaf(3))

@@ -233,3 +233,134 @@ def train_step(capture):
 
 def test_whole_training_step():
     torch.testing.assert_close(train_step(False), train_step(True), rtol=1e-10, atol=1e-12)
+
+
+SCALE = 2.0
+
+
+def scaled_by_global(grad):
+    return grad * SCALE
+
+
+def clamped(grad):
+    return grad.clamp(-1, 1)
+
+
+def hook_on_intermediate(x):
+    y = x * 2
+    y.register_hook(lambda grad: grad * 3)
+    return y * y
+
+
+def hooks_in_order(x):
+    y = x.sin()
+    y.register_hook(clamped)
+    y.register_hook(scaled_by_global)
+    return (y * x).view(-1) + y.view(-1)
+
+
+def hook_that_only_looks(x):
+    y = x.sin()
+    y.register_hook(lambda grad: None)
+    return y * x
+
+
+def hook_on_result(x):
+    y = x * 2
+    y.register_hook(clamped)
+    return y
+
+
+def hook_removed(x):
+    y = x * 2
+    handle = y.register_hook(clamped)
+    handle.remove()
+    return y * y
+
+
+def hook_on_argument(x):
+    x.register_hook(clamped)
+    return x * x
+
+
+def hook_with_effect(x):
+    y = x * 2
+    y.register_hook(lambda grad: Counted.calls.append(1))
+    return y * y
+
+
+@pytest.mark.parametrize("function", [hook_on_intermediate, hooks_in_order, hook_that_only_looks])
+def test_tensor_hook_in_one_graph(function):
+    expected = gradients(function, X)
+    torch.testing.assert_close(expected, gradients(function, X, eager_backend))
+
+
+@pytest.mark.parametrize(
+    "function", [hook_on_result, hook_removed, hook_on_argument, hook_with_effect]
+)
+def test_tensor_hook_that_others_may_see_breaks(function):
+    with pytest.raises(Unsupported):
+        gradients(function, X, eager_backend)
+    expected = gradients(function, X)
+    calls = len(Counted.calls)
+    torch.testing.assert_close(expected, gradients(function, X, eager_backend, fullgraph=False))
+    assert len(Counted.calls) == 2 * calls
+    Counted.calls.clear()
+
+
+def test_what_a_hook_reads_is_guarded(monkeypatch):
+    compiled = weft_capture.capture(hooks_in_order, eager_backend, fullgraph=True)
+    for scale in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        expected = gradients(hooks_in_order, X)
+        torch.testing.assert_close(expected, gradients(compiled, X))
+
+
+def inner_gradient(x):
+    loss = (x**3).sum()
+    (grad,) = torch.autograd.grad(loss, x)
+    return x - 0.1 * grad
+
+
+def gradient_of_gradient(x):
+    y = x.sin() * x
+    (grad,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+    return grad**2
+
+
+def unused_and_own_leaf(x):
+    w = x.detach().requires_grad_()
+    grads = torch.autograd.grad((w * w).sum(), [w, x], allow_unused=True)
+    assert grads[1] is None
+    return x * grads[0]
+
+
+@pytest.mark.parametrize("function", [inner_gradient, gradient_of_gradient, unused_and_own_leaf])
+def test_inner_gradient_in_one_graph(function):
+    expected = gradients(function, X)
+    torch.testing.assert_close(expected, gradients(function, X, eager_backend))
+
+
+def test_inner_gradient_past_the_arguments_breaks():
+    def function(x, w):
+        return torch.autograd.grad((x * w).sum(), w)[0]
+
+    compiled = weft_capture.capture(function, eager_backend)
+    w = X.clone().requires_grad_()
+    for factor in (None, 2, None):  # with a factor, `x` is made of `w`
+        got, want = ((w * factor if factor else X) for _ in range(2))
+        torch.testing.assert_close(compiled(got, w), function(want, w))
+    w.register_hook(lambda grad: grad * 7)
+    torch.testing.assert_close(compiled(X, w), function(X, w))
+    with pytest.raises(Unsupported):
+        weft_capture.capture(function, eager_backend, fullgraph=True)(w * 2, w)
+
+
+def test_inner_gradient_of_nothing_raises_as_in_eager():
+    def function(x, w):
+        return torch.autograd.grad((x * x).sum(), w)[0]
+
+    compiled = weft_capture.capture(function, eager_backend)
+    x, w = X.clone().requires_grad_(), X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="not have been used"):
+        compiled(x, w)

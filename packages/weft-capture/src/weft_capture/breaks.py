@@ -103,16 +103,14 @@ class Break(Exception):
     Args:
         code: a key of `REASONS`.
         detail: what exactly was met, such as the name of the function.
-
-    `retry_at` is set where a value cannot be rebuilt: the step that should run for real instead.
+        retry_at: where a value cannot be rebuilt, the step that should run for real instead.
     """
 
-    retry_at = -1
-
-    def __init__(self, code: str, detail: str = "") -> None:
+    def __init__(self, code: str, detail: str = "", retry_at: int = -1) -> None:
         super().__init__(code, detail)
         self.code = code
         self.detail = detail
+        self.retry_at = retry_at
         self.user_stack: tuple[traceback.FrameSummary, ...] = ()
 
 

@@ -292,9 +292,8 @@ class GeneratorValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         if self.started:
-            error = Break("generator", "a generator that has started is needed after a graph break")
-            error.retry_at = self.made_at
-            raise error
+            what = "a generator that has started is needed after a graph break"
+            raise Break("generator", what, self.made_at)
         out.writer.begin_call()
         out.load(self.function)
         out.load_all(self.args)

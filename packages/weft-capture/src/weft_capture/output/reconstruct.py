@@ -85,11 +85,12 @@ class Output:
     def load_graph_output(self, value: TensorValue | SymValue) -> None:
         """Push a result of the graph."""
         node = value.node
+        if isinstance(value, TensorValue) and value.hooked_at >= 0:
+            raise Break("unsupported-value", "a tensor with a hook leaves", value.hooked_at)
         if isinstance(value, TensorValue) and value.is_new_leaf():
             # Whatever traces the graph next makes a tensor with a history of it, or with none.
-            error = Break("unsupported-value", "a new leaf that requires grad leaves the graph")
-            error.retry_at = self.made_at.get(node, -1)
-            raise error
+            step = self.made_at.get(node, -1)
+            raise Break("unsupported-value", "a new leaf that requires grad leaves the graph", step)
         index = self.graph_outputs.setdefault(node, len(self.graph_outputs))
         self.writer.load_local(GRAPH_RESULT)
         self.writer.load_const(index)

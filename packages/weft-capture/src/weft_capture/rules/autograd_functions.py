@@ -8,7 +8,8 @@ are not arguments, branches on values).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,25 +54,32 @@ def _node_target(cls: Any) -> Callable[..., Any]:
 
 
 def _rehearse(tx: Tracer, cls: ClassValue, args: list[Value]) -> None:
-    """Execute forward and backward for their guards; nothing of it stays in the graph.
-
-    Raises:
-        Break: when either cannot be captured, or does more than compute.
-    """
-    name = cls.obj.__name__
-    graph = tx.graph
-    last = next(iter(reversed(graph.graph.nodes)), None)
-    changed = len(tx.effects.changed), len(tx.effects.globals)
+    """Execute forward and backward for their guards; nothing of it stays in the graph."""
     needs = [isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args]
     ctx = UserObject(autograd_function.FunctionCtx)
     ctx.attrs["needs_input_grad"] = TupleValue([constant(need) for need in needs])
+    recorded = torch.is_grad_enabled()
+    with rehearsal(tx, cls.obj.__name__, args):
+        outputs = _forward(tx, cls, ctx, args)
+        if recorded and any(needs):
+            _backward(tx, cls, ctx, outputs)
+
+
+@contextmanager
+def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
+    """Execute code of the program symbolically that whatever traces the graph will call.
+
+    Raises:
+        Break: when it cannot be captured, or does more than compute with `args`.
+    """
+    graph = tx.graph
+    last = next(iter(reversed(graph.graph.nodes)), None)
+    changed = len(tx.effects.changed), len(tx.effects.globals)
     before = torch.is_grad_enabled()
     policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
     try:
         tx.set_grad_mode(False)
-        outputs = _forward(tx, cls, ctx, args)
-        if before and any(needs):
-            _backward(tx, cls, ctx, outputs)
+        yield
         tx.set_grad_mode(before)
     except Raised as error:
         raise Break("unknown-call", f"{name} raises {error.value.describe()}") from None

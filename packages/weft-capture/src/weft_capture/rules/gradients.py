@@ -6,19 +6,26 @@ set for real after the graph. What autograd does while the program runs (`backwa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import types
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from weft_guards.sources import AttrSource
 
 from weft_capture.breaks import Break
+from weft_capture.rules.autograd_functions import rehearsal
 from weft_capture.rules.table import rule
 from weft_capture.values import floats
 from weft_capture.values.base import Value, method
-from weft_capture.values.constant import NONE, TRUE, constant
+from weft_capture.values.constant import FALSE, NONE, TRUE, constant
+from weft_capture.values.containers import TupleValue
+from weft_capture.values.functions import FunctionValue
 from weft_capture.values.tensor import TensorValue, tensor_attribute
 
 if TYPE_CHECKING:
+    from weft_capture.graph import GraphInput
+    from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
 
 
@@ -105,6 +112,96 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
     return floats.computed(tx, scalar)
 
 
-@rule(torch.autograd.grad, torch.autograd.backward)
-def _autograd(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+@rule(torch.autograd.backward)
+def _backward(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     raise Break("unknown-call", "a backward pass inside the captured program")
+
+
+@rule(torch.autograd.grad)
+def _gradients(
+    tx: Tracer, outputs: Value, inputs: Value, grad_outputs: Value = NONE,
+    retain_graph: Value = NONE, create_graph: Value = FALSE, allow_unused: Value = NONE,
+    is_grads_batched: Value = FALSE, materialize_grads: Value = FALSE,
+) -> Value:  # fmt: skip
+    """One node, which autograd answers for whatever traces the graph, as it does on the fakes.
+
+    What it went through is kept for another time, since results of the graph may need it.
+    """
+    if is_grads_batched is not FALSE or tx.transforms:
+        raise Break("unknown-call", "torch.autograd.grad under vmap")
+    for entry in tx.graph.inputs:
+        _begins_here(tx, entry)
+    lists = (
+        value if value is NONE or isinstance(value, TensorValue) else TupleValue(value.unpack(tx))
+        for value in (outputs, inputs, grad_outputs)
+    )
+    options = {"create_graph": create_graph, "retain_graph": TRUE}
+    options |= {"allow_unused": allow_unused, "materialize_grads": materialize_grads}
+    with torch.autograd.set_multithreading_enabled(False):
+        return tx.graph.emit("call_function", torch.autograd.grad, list(lists), options)
+
+
+def _begins_here(tx: Tracer, entry: GraphInput) -> None:
+    """Make sure that no history and no hooks from outside take part in a graph's own backward."""
+    twin, real = entry.node_example, entry.example
+    if not isinstance(twin, torch.Tensor) or not twin.requires_grad:
+        return
+    assert isinstance(real, torch.Tensor)
+    if not twin.is_leaf or real._backward_hooks is not None:
+        raise Break("unknown-call", "torch.autograd.grad past the inputs of the graph")
+    tx.guard(AttrSource(entry.source, "is_leaf"), "CONST", True)
+    tx.guard(AttrSource(entry.source, "_backward_hooks"), "NONE", None)
+
+
+# ---- hooks
+
+
+class HookHandle(Value):
+    """What `register_hook` returned for a tensor of the graph; removing it is left to a break."""
+
+    __slots__ = ("made_at",)
+
+    def __init__(self, made_at: int) -> None:
+        super().__init__(None)
+        self.made_at = made_at
+
+    def python_type(self) -> type:
+        return RemovableHandle
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("unsupported-value", "the handle of a tensor hook leaves", self.made_at)
+
+
+@method(TensorValue, "register_hook")
+def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
+    """Register the function itself in the graph, for a tensor that stays in it.
+
+    Outside, only the engine knows the whole gradient of a tensor that others may use too.
+    """
+    hook = tx.force(hook)
+    if self.source is not None or tx.transforms or not self.fake.requires_grad:
+        raise Break("unsupported-method", "Tensor.register_hook of a tensor from outside")
+    function = _hook_function(hook)
+    with rehearsal(tx, "a tensor hook", [self]):
+        grad = self.call_method(tx, "clone", [], {})
+        changed = hook.call(tx, [grad], {})
+        if changed is not NONE and not isinstance(changed, TensorValue):
+            raise Break("unsupported-value", "the result of a tensor hook")
+
+    def register_hook(tensor: torch.Tensor) -> Any:
+        return tensor.register_hook(function)
+
+    handle = register_hook(self.fake)
+    tx.journal.on_rollback(handle.remove)
+    self.hooked_at = tx.steps.now
+    tx.graph.node("call_function", register_hook, (self.node,), {}, None)
+    return HookHandle(tx.steps.now)
+
+
+def _hook_function(hook: Value) -> Any:
+    """Return a real function to call in a backward; one of the frame may share no variables."""
+    if isinstance(hook, FunctionValue) and hook.obj is not None:
+        return hook.obj
+    if not isinstance(hook, FunctionValue) or hook.cells or hook.defaults or hook.kwdefaults:
+        raise Break("unsupported-method", "Tensor.register_hook of a function with a state")
+    return types.FunctionType(hook.code, hook.globals, hook.name)

@@ -26,70 +26,24 @@ AttributeReader = Callable[["Tracer", "TensorValue"], Value]
 TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}
 """Attributes with a rule of their own; filled by `tensor_attribute`."""
 
-METADATA_ATTRIBUTES = frozenset(
-    [
-        "dtype",
-        "device",
-        "layout",
-        "requires_grad",
-        "ndim",
-        "is_cuda",
-        "is_cpu",
-        "is_sparse",
-        "is_quantized",
-        "is_meta",
-        "is_mps",
-        "is_xpu",
-        "is_nested",
-        "is_mkldnn",
-        "is_ipu",
-        "is_vulkan",
-        "itemsize",
-        "nbytes",
-        "names",
-        "is_sparse_csr",
-        "retains_grad",
-        "output_nr",
-    ]
-)
+_METADATA = """
+    dtype device layout requires_grad ndim is_cuda is_cpu is_sparse is_quantized is_meta
+    is_mps is_xpu is_nested is_mkldnn is_ipu is_vulkan itemsize nbytes names is_sparse_csr
+    retains_grad output_nr
+"""
+METADATA_ATTRIBUTES = frozenset(_METADATA.split())
 """Read from the fake tensor and known while capturing."""
 
 GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 """Become a getattr node."""
 
-REAL_ONLY = frozenset(
-    [
-        "item",
-        "tolist",
-        "numpy",
-        "data_ptr",
-        "backward",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "storage",
-        "untyped_storage",
-        "__array__",
-        "__dlpack__",
-        "cpu_numpy",
-        "share_memory_",
-        "pin_memory",
-        "retain_grad",
-        "__float__",
-        "__int__",
-        "__bool__",
-        "__index__",
-        "__complex__",
-        "__format__",
-        "__repr__",
-        "__str__",
-        "set_",
-        "__cuda_array_interface__",
-        "is_shared",
-        "nonzero",
-        "__reduce_ex__",
-        "__deepcopy__",
-    ]
-)
+_STORAGE_OR_VALUE = """
+    tolist numpy data_ptr backward register_post_accumulate_grad_hook storage
+    untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory __int__ __bool__
+    __index__ __complex__ __format__ __repr__ __str__ set_ __cuda_array_interface__
+    is_shared __reduce_ex__ __deepcopy__
+"""
+REAL_ONLY = frozenset(_STORAGE_OR_VALUE.split())
 """Methods that need the tensor's storage or value; filled out by rules where there is a way."""
 
 
@@ -106,7 +60,7 @@ def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
 class TensorValue(Value):
     """A tensor in the graph; `real` is the one seen at capture, for an input of the graph."""
 
-    __slots__ = ("fake", "node", "overlay", "real", "tensor_type")
+    __slots__ = ("fake", "hooked_at", "node", "overlay", "real", "tensor_type")
 
     def __init__(
         self,
@@ -122,6 +76,7 @@ class TensorValue(Value):
         self.tensor_type = tensor_type
         self.real = real
         self.overlay: TensorAttributes | None = None
+        self.hooked_at = -1  # the step that registered a hook in the graph
 
     def python_type(self) -> type:
         return self.tensor_type
