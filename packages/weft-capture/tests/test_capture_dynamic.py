@@ -273,3 +273,22 @@ def test_with_dynamic_true_attributes_are_constants_until_they_change():
     assert len([node for node in graph.graph.nodes if node.op == "placeholder"]) == 2
     schedule.count = 2
     assert compiled(torch.ones(6)).shape == (2, 3)
+
+
+def test_a_position_that_moves_stays_symbolic_in_every_kind_of_index():
+    def store(cache, at, rows):
+        cache[:, at] = 1
+        cache[..., at, :] += 2
+        cache[1, at, None, torch.tensor([0, 2])] = 3
+        head = cache[at // 3]
+        return cache[:, None, at, ..., 2], cache[1, at, :, rows], head[0], head[[1, 2], at]
+
+    compiled = weft_capture.capture(store, lambda graph, inputs: graph.forward, fullgraph=True)
+    rows = torch.tensor([1, 2])
+    for at in (2, 3, 4, 5, 6):
+        cache = torch.arange(3.0 * 8 * 8 * 5).reshape(3, 8, 8, 5)
+        twin = cache.clone()
+        expected, actual = store(twin, at, rows), compiled(cache, at, rows)
+        assert all(map(torch.equal, actual, expected))
+        assert torch.equal(cache, twin)
+    assert len(compiled._weft_capture.graphs) == 2

@@ -8,6 +8,7 @@
     sequences   methods of list, tuple, set, range
     dicts       methods of dict and its views
     tensors     attributes and methods of tensors that are not simply graph nodes
+    indexing    items of tensors, where the index is a symbolic int
     torch_rules which of torch's functions become graph nodes, and those answered while capturing
     stdlib      functools, itertools, operator, math, collections, copy, ...
 

@@ -35,6 +35,7 @@ _FAMILIES = (
     "sequences",
     "dicts",
     "tensors",
+    "indexing",
     "functions",
     "gradients",
     "autograd_functions",

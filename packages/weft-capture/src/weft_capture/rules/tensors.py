@@ -5,7 +5,6 @@ Sizes, strides and counts are constants where the shape is static and symbolic i
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING
 
 import torch
@@ -109,17 +108,6 @@ def _type(tx: Tracer, self: TensorValue, dtype: Dim = None, **kwargs: Value) -> 
 @method(TensorValue, "type_as")
 def _type_as(tx: Tracer, self: TensorValue, other: TensorValue) -> Value:
     return tx.graph.emit("call_method", "to", [self, constant(other.fake.dtype)], {})
-
-
-@method(TensorValue, "__getitem__")
-def _getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
-    return tx.graph.emit("call_function", operator.getitem, [self, key], {})
-
-
-@method(TensorValue, "__setitem__")
-def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> Value:
-    tx.graph.emit("call_function", operator.setitem, [self, key, value], {})
-    return NONE
 
 
 @method(TensorValue, "__contains__")
