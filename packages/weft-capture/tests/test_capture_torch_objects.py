@@ -139,3 +139,70 @@ def test_attributes_of_tensors():
     one = X.clone()
     result = weft_capture.capture(function, eager_backend, fullgraph=True)(one)
     assert (one.tag, result.tag) == ("seen", "seen")
+
+
+def two_layers():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    net.register_buffer("offset", torch.ones(3))
+    return net.eval()
+
+
+def members(net):
+    counts = [len(list(one)) for one in (net.parameters(), net.buffers(), net.children())]
+    return counts, sum(t.sum() for t in net.state_dict().values())
+
+
+def replace_parameter(net, x):
+    net[0].weight = net[0].bias_like
+    return net(x), [p.sum() for p in net.parameters()]
+
+
+def drop_parameter(net, x):
+    net[0].bias = None
+    return net(x), len(list(net.parameters()))
+
+
+def replace_buffer(net, x):
+    net.offset = net.offset + x.sum(0)
+    net[1].running_mean = x.mean(0)
+    return net(x) + net.offset, [b.sum() for b in net.buffers()]
+
+
+def add_module(net, x):
+    net.extra = net[0]
+    return net.extra(x), len(list(net.children())), len(net._modules)
+
+
+def delete_buffer(net, x):
+    del net.offset
+    return x + 1, hasattr(net, "offset"), len(list(net.buffers()))
+
+
+def hook_put_into_the_dict(net, x):
+    net[0]._forward_hooks[3] = lambda module, args, out: out * 2
+    y = net(x)
+    del net[0]._forward_hooks[3]
+    return y, net(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        replace_parameter,
+        drop_parameter,
+        replace_buffer,
+        add_module,
+        delete_buffer,
+        hook_put_into_the_dict,
+    ],
+)
+def test_members_set_inside_are_seen_at_once(function):
+    compiled = weft_capture.capture(function, eager_backend, fullgraph=True)
+    for _ in range(2):
+        nets = [two_layers() for _ in range(2)]
+        for net in nets:
+            object.__setattr__(net[0], "bias_like", nn.Parameter(torch.ones(3, 3)))
+        got, want = compiled(nets[0], X), function(nets[1], X)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(members(nets[0]), members(nets[1]))

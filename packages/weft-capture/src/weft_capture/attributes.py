@@ -32,7 +32,7 @@ from weft_guards.sources import (
 
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, Value
-from weft_capture.values.constant import constant
+from weft_capture.values.constant import NONE, constant
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, ClassValue, SuperValue
 from weft_capture.values.made_classes import MADE
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 Found = tuple[type, Any]
 _MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
 _MODULE_GETATTR = torch.nn.Module.__getattr__
-_MODULE_SETATTR = torch.nn.Module.__setattr__
 
 
 @functools.cache
@@ -250,7 +249,7 @@ def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
 def set_object_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
     """Write an attribute of an instance."""
     custom = lookup(self.cls, "__setattr__")
-    if custom is not None and is_python_code(custom[1]) and custom[1] is not _MODULE_SETATTR:
+    if custom is not None and is_python_code(custom[1]):
         tx.const_object(custom[1]).call(tx, [self, constant(name), value], {})
         return
     plain_set_attribute(tx, self, name, value)
@@ -331,6 +330,38 @@ def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
     return None
 
 
+def member_dicts(tx: Tracer, self: ModuleValue) -> dict[str, DictValue]:
+    """Return a module's dicts of parameters, buffers and submodules, to be written to."""
+    found = {}
+    for group in _MEMBER_DICTS:
+        members = real_instance_attribute(tx, self, group)
+        if not isinstance(members, DictValue):
+            raise Break("unsupported-value", f"{group} of {self.describe()}")
+        found[group] = members
+    return found
+
+
+def set_module_attribute(tx: Tracer, self: ModuleValue, name: str, value: Value) -> None:
+    """Do what `nn.Module.__setattr__` does: members go to the dict of their kind."""
+    kinds = {"_parameters": torch.nn.Parameter, "_modules": torch.nn.Module}
+    kind = value.python_type()
+    home = next((group for group, base in kinds.items() if issubclass(kind, base)), None)
+    if self.source is None or (home is None and module_member(tx, self, name) is None):
+        plain_set_attribute(tx, self, name, value)
+        return
+    groups = member_dicts(tx, self)
+    key = constant(name)
+    before = next((group for group in groups if name in groups[group].entries), None)
+    if home is None:
+        fits = value is NONE or (before == "_buffers" and issubclass(kind, torch.Tensor))
+        home = before if fits else None
+    if home is None or (before is None and name in self.obj.__dict__) or name in self.attrs:
+        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+    if before not in (None, home):
+        groups[before].delitem(tx, key)
+    groups[home].setitem(tx, key, value)
+
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
@@ -344,6 +375,12 @@ def _global_hooks(tx: Tracer) -> bool:
     return any(counts.values())
 
 
+def _hooks_now(tx: Tracer, hooks: Any) -> Any:
+    """Return a dict of hooks as the captured program left it."""
+    known = tx.known.get(id(hooks))
+    return known[0].entries if known and isinstance(known[0], DictValue) else hooks
+
+
 def module_call(
     tx: Tracer, self: ModuleValue, args: list[Value], kwargs: Kwargs
 ) -> tuple[Value, list[Value], Kwargs]:
@@ -353,7 +390,7 @@ def module_call(
     if entry is None or entry[1] is not torch.nn.Module.__call__:
         return self.special(tx, "__call__"), args, kwargs
     module_dict = self.obj.__dict__
-    if _global_hooks(tx) or any(module_dict.get(name) for name in _HOOKS):
+    if _global_hooks(tx) or any(_hooks_now(tx, module_dict.get(name)) for name in _HOOKS):
         return tx.const_object(torch.nn.Module._call_impl), [self, *args], kwargs
     if module_dict.get("_compiled_call_impl") is not None:
         raise Break("disabled", f"{cls.__name__} is compiled on its own")

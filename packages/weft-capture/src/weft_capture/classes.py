@@ -23,7 +23,7 @@ from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import BoundMethod, ClassValue
 from weft_capture.values.made_modules import MadeModule, is_plain_module
-from weft_capture.values.objects import DELETED, UserObject
+from weft_capture.values.objects import DELETED, ModuleValue, UserObject
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -243,8 +243,10 @@ table.rule(object.__delattr__)(_object_delattr)
 
 @table.rule(torch.nn.Module.__setattr__)
 def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
-    # Sorting parameters, buffers and submodules out is left to the real call after the graph.
-    return _object_setattr(tx, owner, name, value)
+    if not isinstance(owner, ModuleValue):
+        return _object_setattr(tx, owner, name, value)
+    attributes.set_module_attribute(tx, owner, name.as_constant(), value)
+    return NONE
 
 
 @table.rule(object.__init__)

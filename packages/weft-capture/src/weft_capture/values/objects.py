@@ -15,6 +15,7 @@ import torch
 from weft_capture import attributes, current
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.constant import constant
 from weft_capture.values.containers import SetValue, SliceValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.iterators import ItemIterator
@@ -351,6 +352,14 @@ class ModuleValue(UserObject):
         if found is not None or name in self.attrs:
             return found
         return attributes.module_member(tx, self, name)
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        if self.source is not None and attributes.module_member(tx, self, name) is not None:
+            for members in attributes.member_dicts(tx, self).values():
+                if name in members.entries:
+                    members.delitem(tx, constant(name))
+            return
+        super().delattr(tx, name)
 
     def getitem(self, tx: Tracer, key: Value) -> Value:
         if isinstance(key, SliceValue) and self.cls in (torch.nn.ModuleList, torch.nn.Sequential):
