@@ -1,9 +1,9 @@
 """What share of the Python constructs in `integration/constructs` is captured, and how.
 
-    python benchmarks/constructs.py              weft, fullgraph and default
-    python benchmarks/constructs.py --torch      also torch.compile(fullgraph=True), on its own
-    python benchmarks/constructs.py --write      write docs/coverage/constructs.md
-    python benchmarks/constructs.py -k classes   only cases whose name contains this
+python benchmarks/constructs.py              weft, fullgraph and default
+python benchmarks/constructs.py --torch      also torch.compile(fullgraph=True), on its own
+python benchmarks/constructs.py --write      write docs/coverage/constructs.md
+python benchmarks/constructs.py -k classes   only cases whose name contains this
 """
 
 import argparse
@@ -54,7 +54,9 @@ def torch_fullgraph(case: Case) -> Verdict:
     logging.disable(logging.ERROR)
     expected = observe(case.function, case)
     torch._dynamo.reset()
-    got = observe(torch.compile(case.function, backend=backend, fullgraph=True), case)
+    names = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")
+    with torch._dynamo.config.patch(dict.fromkeys(names, case.reads_data)):
+        got = observe(torch.compile(case.function, backend=backend, fullgraph=True), case)
     logging.disable(logging.NOTSET)
     refused = next((o.error for o in got if _of_dynamo(o.error)), None)
     if refused is not None:

@@ -324,3 +324,77 @@ def test_one_graph_scales_images_of_every_size(mode):
         (got,) = torch.autograd.grad(actual, image, weights)
         torch.testing.assert_close(got, want)
     assert weft.counters["stats"]["unique_graphs"] == 2
+
+
+def masked_loss(x, target, mask):
+    """Sizes out of data, with a gradient."""
+    count = mask.sum().item()
+    chosen = x[mask]
+    return torch.nn.functional.cross_entropy(chosen, target[mask], reduction="sum") / max(count, 1)
+
+
+def packed(x, lengths):
+    """Pieces as long as a list out of a tensor says."""
+    pieces = x.split(lengths.tolist())
+    return torch.stack([(piece * piece).sum() for piece in pieces]).exp().sum()
+
+
+def prefix(x, n):
+    """A number as a size, with what is known of it."""
+    k = n.item()
+    torch._check(k <= x.shape[0], lambda: "too long")
+    return x[:k].sin().sum() + torch.zeros(k, 2).sum() + x.repeat_interleave(n).mean() * k
+
+
+def rows(x, n):
+    """Rows that are not zero."""
+    found = (x > 0).nonzero()
+    return x[found[:, 0], found[:, 1]].sum() * found.shape[0] + torch.unique(n).sum()
+
+
+DATA_PROGRAMS = {
+    masked_loss: lambda k: (torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0]), torch.arange(5) < k),
+    packed: lambda k: (torch.randn(5), torch.tensor([k, 5 - k])),
+    prefix: lambda k: (torch.randn(5), torch.tensor(k)),
+    rows: lambda k: (torch.randn(4, 3) - 2 + k, torch.arange(4) % k),
+}
+
+
+@pytest.mark.parametrize("backend", ["codegen", "aot_eager"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("program", DATA_PROGRAMS, ids=lambda program: program.__name__)
+def test_numbers_and_sizes_out_of_data_are_one_graph(program, training, backend):
+    torch.manual_seed(0)
+    with weft.config.patch(capture_scalar_outputs=True):
+        compiled = weft.compile(program, backend=backend, fullgraph=True)
+        for k in (3, 1, 4, 2, 1):
+            x, *rest = DATA_PROGRAMS[program](k)
+            mine, theirs = (x.clone().requires_grad_(training) for _ in range(2))
+            got, want = compiled(mine, *rest), program(theirs, *rest)
+            torch.testing.assert_close(got, want)
+            if training:
+                got.backward()
+                want.backward()
+                torch.testing.assert_close(mine.grad, theirs.grad)
+    assert weft.counters["stats"]["unique_graphs"] == 1
+    assert weft.counters["graph_break"].total() == 0
+
+
+def test_without_the_setting_a_number_out_of_data_breaks():
+    assert weft.config.capture_scalar_outputs is False
+    compiled = weft.compile(prefix)
+    x, n = DATA_PROGRAMS[prefix](3)
+    torch.testing.assert_close(compiled(x, n), prefix(x, n))
+    assert weft.counters["graph_break"]["data-dependent-value"] == 1
+    with pytest.raises(weft.InvalidOption):
+        weft.config.capture_scalar_outputs = "yes"
+
+
+def test_a_check_on_a_number_out_of_data_raises_when_it_fails():
+    x = torch.randn(5)
+    with weft.config.patch(capture_scalar_outputs=True):
+        compiled = weft.compile(prefix, fullgraph=True)
+        compiled(x, torch.tensor(2))
+        with pytest.raises(RuntimeError, match=r"^too long"):
+            compiled(x, torch.tensor(7))
+    assert weft.counters["stats"]["unique_graphs"] == 1

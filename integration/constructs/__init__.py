@@ -34,6 +34,7 @@ THEMES = (
     "messages",
     "introspection",
     "torch_features",
+    "numbers_from_data",
 )
 
 
@@ -46,12 +47,14 @@ class Case:
         theme: the module it is in.
         function: takes what `inputs` returns.
         inputs: makes fresh arguments.
+        reads_data: whether numbers and sizes out of tensors are to be captured (a setting).
     """
 
     name: str
     theme: str
     function: Callable[..., Any]
     inputs: Callable[[], tuple[Any, ...]]
+    reads_data: bool = False
 
     @property
     def id(self) -> str:
@@ -71,6 +74,7 @@ def case(
     function: Callable[..., Any] | None = None,
     *,
     inputs: Callable[[], tuple[Any, ...]] = one_tensor,
+    reads_data: bool = False,
 ) -> Any:
     """Add a function to the corpus."""
 
@@ -79,7 +83,7 @@ def case(
         name = function.__name__
         rows = _CASES.setdefault(theme, [])
         assert all(row.name != name for row in rows), f"{theme}.{name} occurs twice"
-        rows.append(Case(name, theme, function, inputs))
+        rows.append(Case(name, theme, function, inputs, reads_data))
         return function
 
     return add if function is None else add(function)

@@ -1,9 +1,9 @@
 """Run a case eagerly and compiled, and judge what came of it.
 
-    pass     same outcome in one graph (fullgraph) or in several (default)
-    break    fullgraph only: an error that names the reason
-    wrong    another outcome than eager's
-    silent   the same outcome, but nothing was compiled and nobody said why
+pass     same outcome in one graph (fullgraph) or in several (default)
+break    fullgraph only: an error that names the reason
+wrong    another outcome than eager's
+silent   the same outcome, but nothing was compiled and nobody said why
 """
 
 import contextlib
@@ -38,7 +38,8 @@ def weft(case: Case, *, fullgraph: bool) -> Verdict:
     optimised = weft_capture.capture(case.function, _run_graph, fullgraph=fullgraph)
     state = optimised._weft_capture  # type: ignore[attr-defined]
     try:
-        got = observe(optimised, case)
+        with weft_capture.settings.patch(capture_scalar_outputs=case.reads_data):
+            got = observe(optimised, case)
         breaks = [record for record in state.breaks if record.code != "uncaught-exception"]
         codes = tuple(record.code for record in state.breaks)
         refused = next((o.error for o in got if isinstance(o.error, Unsupported)), None)

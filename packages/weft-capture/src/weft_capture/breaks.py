@@ -26,15 +26,16 @@ class Reason:
 REASONS: dict[str, Reason] = {
     "data-dependent-branch": Reason(
         "the branch depends on the value of a tensor, known only when the program runs",
-        "use torch.where or torch.cond, or accept the break",
+        "use torch.where, state what holds with torch._check, or accept the break",
     ),
     "data-dependent-value": Reason(
         "a tensor's value is turned into a Python number",
-        "keep the value in a tensor, or accept the break",
+        "keep the value in a tensor, set weft.config.capture_scalar_outputs, or accept the break",
     ),
     "dynamic-output-shape": Reason(
         "the shape of the result depends on the values of a tensor",
-        "use an operation with a static output shape, such as torch.where",
+        "use torch.where or another operation with a static output shape, "
+        "or set weft.config.capture_scalar_outputs",
     ),
     "unknown-call": Reason(
         "capture has no rule for this function and cannot look inside it",
@@ -124,6 +125,10 @@ class Raised(Exception):
     def __init__(self, value: Value) -> None:
         super().__init__(value)
         self.value = value
+
+
+class NeedsSymbols(Exception):
+    """A number must be symbolic, but the capture began without symbols: begin again."""
 
 
 class NotConstant(Break):

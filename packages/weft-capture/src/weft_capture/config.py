@@ -16,11 +16,14 @@ class CaptureSettings(Settings):
         instruction_limit: how many instructions of one frame are executed in one capture.
         raise_internal_errors: let an error in capture itself through instead of running the
             frame eagerly with one warning; for tests.
+        capture_scalar_outputs: capture what reads numbers and sizes out of tensors (`item`,
+            `tolist`, `nonzero`, `x[mask]`, `unique`) as symbols of the graph; False breaks there.
     """
 
     inline_depth: int = 200
     instruction_limit: int = 1_000_000
     raise_internal_errors: bool = False
+    capture_scalar_outputs: bool = False
 
 
 settings = CaptureSettings()

@@ -26,13 +26,13 @@ from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
 
 from weft_capture import config, frame
 from weft_capture.attributes import class_guards, class_reads
-from weft_capture.breaks import Break, BreakRecord
+from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import Assembled, assemble
 from weft_capture.rules import table
 from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
-from weft_capture.tracer import NeedsSymbols, Tracer
+from weft_capture.tracer import Tracer
 from weft_capture.values.base import Value
 from weft_capture.values.dicts import LazyValue
 from weft_capture.values.functions import CellValue, FunctionValue

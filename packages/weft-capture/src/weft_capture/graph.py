@@ -11,6 +11,7 @@ import functools
 import logging
 import operator
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,15 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx import Graph, GraphModule, Node
 from weft_core import fake
+from weft_core.errors import Unsupported
+from weft_core.symnodes import SymbolTable
+from weft_core.tracing import ASSERT
 from weft_guards import Guard, MemoryUse
 from weft_guards.payloads import shares_memory
 from weft_guards.sources import CallSource, Source, TensorProperty
 
-from weft_capture.breaks import Break
+from weft_capture import config
+from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.containers import ListValue, NamedTupleValue, SizeValue, TupleValue
@@ -102,6 +107,7 @@ class GraphBuilder:
         self.made_at: dict[Node, int] = {}  # the step that made each node
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, floats.FloatValue] = {}
+        self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph
 
     # ---- inputs
 
@@ -176,22 +182,70 @@ class GraphBuilder:
         node_args = tuple(arg.graph_arg() for arg in args)
         node_kwargs = {name: value.graph_arg() for name, value in kwargs.items()}
         result = self._run(op, target, args, kwargs)
+        assumed = self._newly_assumed(asked=target is ASSERT)
+        # Conditions come before the operation, lest it settles them, and their checks behind it.
+        conditions = self._conditions(assumed)
         if _is_plain(result) and result is not None:
-            return self.tx.literal(result)
-        node = self.node(op, target, node_args, node_kwargs, result)
-        return self.result(node, result)
+            value = self.tx.literal(result)
+        else:
+            value = self.result(self.node(op, target, node_args, node_kwargs, result), result)
+        conditions |= self._conditions([expr for expr in assumed if expr not in conditions])
+        for expr in assumed:
+            if expr in conditions:
+                text = f"this graph is for inputs with {expr}"
+                self.node("call_function", ASSERT, (conditions[expr], text), {}, None)
+            elif result is not None and len(expr.free_symbols) > 1:
+                # Of sizes inside of the operation; ranges and what nothing is made of need no care.
+                raise Break("data-dependent-value", f"whether {expr} holds cannot be checked")
+        return value
+
+    def _newly_assumed(self, asked: bool) -> list[Any]:
+        """Return what the last operation assumed of numbers out of tensors.
+
+        Args:
+            asked: whether the operation is itself the check of its condition.
+        """
+        env = self.shape_env
+        found = env.deferred_runtime_asserts.values() if env is not None else ()
+        new = {one.expr: None for group in found for one in group if one.expr not in self._assumed}
+        self._assumed.update(new)
+        return [] if asked else list(new)
+
+    def _conditions(self, assumed: list[Any]) -> dict[Any, Any]:
+        """Build nodes for conditions, as far as there are nodes for their symbols."""
+        if not assumed:
+            return {}
+        last = next(iter(reversed(self.graph.nodes)))
+        table = SymbolTable(self.graph, "example_value", raw=True)
+        for node in self.graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor):
+                table.bind_sizes(value, node)
+            elif isinstance(value, _SYMBOLIC):
+                table.bind(value, node)
+        built = {}
+        for expr in assumed:
+            with suppress(Unsupported):
+                built[expr] = table.build(expr)
+        while last.next.op != "root":
+            last = last.next
+            self._own(last)
+        return built
 
     def node(self, op: str, target: Any, args: Any, kwargs: Any, example: object) -> Node:
         """Add a node without running it."""
         node = self.graph.create_node(op, target, args, kwargs)
         node.meta["example_value"] = example
+        self._own(node)
+        return node
+
+    def _own(self, node: Node) -> None:
         node.meta["stack_trace"] = self.tx.stack_text()
         if self.region is not None:
             node.meta["recompute"] = self.region
         self.op_count += 1
         self.made_at[node] = self.tx.steps.now
         self.tx.journal.on_rollback(lambda: self.discard(node))
-        return node
 
     def discard(self, node: Node) -> None:
         """Take a node out again that nothing uses."""
@@ -214,12 +268,20 @@ class GraphBuilder:
             raise
         except Exception as error:
             code = _DATA_DEPENDENT.get(type(error).__name__, "op-failed")
+            if code != "op-failed" and self.shape_env is None and self.reads_data():
+                raise NeedsSymbols from None
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise Break(code, f"{name}: {str(error)[:300]}") from error
         if self.shape_env is not None and self.shape_env.pending_fresh_unbacked_symbols:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
-            raise Break("dynamic-output-shape", str(target))
+            if not self.reads_data():
+                raise Break("dynamic-output-shape", str(target))
         return result
+
+    @staticmethod
+    def reads_data() -> bool:
+        """Say whether numbers and sizes out of tensors are captured."""
+        return config.settings.capture_scalar_outputs
 
     def result(self, node: Node, result: Any) -> Value:
         """Turn what a node returned on fakes into values; parts become getitem nodes."""

@@ -154,6 +154,10 @@ class SteppedFrame(Frame):
                     self.unwind(raised, instr)
             except Break as error:
                 self._stop(error)
+            except RuntimeError as error:
+                if type(error).__name__ != "GuardOnDataDependentSymNode":
+                    raise
+                self._stop(Break("data-dependent-branch", str(error).partition("\n")[0]))
         return self.result
 
     def _may_catch(self, instr: Instr) -> bool:

@@ -28,7 +28,7 @@ from weft_guards.sources import (
 
 from weft_capture import attributes, classes, config, current, scope
 from weft_capture.binding import bind_arguments
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break, NeedsSymbols, Raised
 from weft_capture.bridge import Bridge
 from weft_capture.bytecode import call_pair, decode
 from weft_capture.effects import Effects
@@ -60,10 +60,6 @@ from weft_capture.values.functions import (
 from weft_capture.values.iterators import SequenceIterator
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import wrap
-
-
-class NeedsSymbols(Exception):
-    """A size or int must be symbolic, but the capture began without symbols: begin again."""
 
 
 class Tracer(Bridge):

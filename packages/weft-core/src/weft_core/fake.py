@@ -15,7 +15,6 @@ import functools
 import importlib
 import inspect
 import sys
-import traceback
 import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -283,7 +282,7 @@ def _shape_env_class() -> type[ShapeEnv]:
             return no_stack
 
         def _get_stack_summary(self, *args: Any, **kwargs: Any) -> Any:
-            return no_stack, traceback.StackSummary()
+            return no_stack, ""
 
     for name, method in vars(symbolic_shapes.ShapeEnv).items():
         function = inspect.unwrap(method) if isinstance(method, types.FunctionType) else None
@@ -310,7 +309,9 @@ def new_symint(
 
     source = NamedSource(name)
     dynamic = DimDynamic.DUCK if duck else DimDynamic.DYNAMIC
-    symbol = shape_env.create_symbol(hint, source, dynamic_dim=dynamic)
+    symbol = shape_env.create_symbol(
+        hint, source, dynamic_dim=dynamic, positive=True if hint >= 0 else None
+    )
     return shape_env.create_symintnode(symbol, hint=hint, source=source)
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from weft_core.errors import Unsupported
+
 if TYPE_CHECKING:
     import sympy
 
@@ -36,6 +38,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "Max": torch.sym_max,
     "Min": torch.sym_min,
     "ToFloat": torch.sym_float,
+    "TruncToInt": torch.sym_int,
     "Equality": operator.eq,
     "Unequality": operator.ne,
     "StrictGreaterThan": operator.gt,
@@ -54,45 +57,57 @@ class SymbolTable:
 
     Args:
         graph: where new nodes go, at the graph's current insert point.
+        meta: the key of `Node.meta` that holds a node's symbolic value.
+        raw: know values by their expressions as they were made, not by what was found out since.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, meta: str = "val", raw: bool = False) -> None:
         self._graph = graph
+        self._meta = meta
+        self._expr_of = operator.attrgetter("node._expr" if raw else "node.expr")
         self._known: dict[sympy.Basic, fx.Node] = {}
-        self._carriers: list[tuple[sympy.Basic, fx.Node, int]] = []
+        self._carriers: list[tuple[sympy.Basic, fx.Node, int, torch.SymInt]] = []
 
     def bind(self, value: SymValue, node: fx.Node) -> None:
         """Record that `node` yields `value`; the first node of an expression wins."""
-        self._known.setdefault(value.node.expr, node)
+        self._known.setdefault(self._expr_of(value), node)
 
     def bind_sizes(self, tensor: torch.Tensor, node: fx.Node) -> None:
         """Record that `node`, a tensor, carries the symbols among its sizes."""
         for dim, size in enumerate(tensor.shape):
-            if isinstance(size, torch.SymInt) and size.node.expr not in self._known:
-                self._carriers.append((size.node.expr, node, dim))
+            if isinstance(size, torch.SymInt) and self._expr_of(size) not in self._known:
+                self._carriers.append((self._expr_of(size), node, dim, size))
 
     def node_of(self, value: SymValue) -> fx.Node | int | float | bool:
         """Return the node that yields `value`, or its Python constant when it has no symbol left.
 
         Raises:
-            KeyError: a symbol that no input and no earlier tensor carries.
+            Unsupported: a symbol that no input and no earlier tensor carries.
         """
-        node: fx.Node | int | float | bool = self._build(value.node.expr, value)
+        node: fx.Node | int | float | bool = self.build(value.node.expr, value)
         return node
 
-    def _build(self, expr: sympy.Basic, value: Any) -> Any:
-        if expr in self._known:
-            return self._known[expr]
+    def build(self, expr: sympy.Basic, value: Any = None) -> Any:
+        """Return what yields an expression, of the symbolic value `value` if it is at hand.
+
+        Raises:
+            Unsupported: as `node_of` does.
+        """
         if not expr.free_symbols:
             return _constant(expr)
-        for carried, tensor_node, dim in self._carriers:
+        if expr in self._known:
+            return self._known[expr]
+        for carried, tensor_node, dim, size in self._carriers:
             if carried == expr:
-                size = tensor_node.meta["val"].shape[dim]
                 return self._emit(expr, torch.ops.aten.sym_size.int, (tensor_node, dim), size)
         kind = type(expr).__name__
         if kind not in _OPERATIONS:
-            raise KeyError(f"no node yields the symbolic value {expr}")
-        operands = [self._build(part, None) for part in expr.args]
+            raise Unsupported(
+                "size-arithmetic",
+                f"no node yields the symbolic value {expr}",
+                "keep the number in a tensor",
+            )
+        operands = [self.build(part) for part in expr.args]
         function = _OPERATIONS[kind]
         while kind in _FOLDED and len(operands) > 2:
             operands[:2] = [self._emit(None, function, tuple(operands[:2]), None)]
@@ -106,14 +121,12 @@ class SymbolTable:
         value: Any,
     ) -> fx.Node:
         node = self._graph.call_function(function, args)
-        node.meta["val"] = value if value is not None else function(*map(_value, args))
+        if value is None:
+            value = function(*(a.meta[self._meta] if isinstance(a, fx.Node) else a for a in args))
+        node.meta[self._meta] = value
         if expr is not None:
             self._known[expr] = node
         return node
-
-
-def _value(operand: Any) -> Any:
-    return operand.meta["val"] if isinstance(operand, fx.Node) else operand
 
 
 def _constant(expr: sympy.Basic) -> int | float | bool:

@@ -38,6 +38,8 @@ _TRANSPARENT = {
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
 }
+ASSERT = aten._assert_scalar.default
+"""The check of a condition on numbers that are known when the graph runs; has no result."""
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -132,6 +134,11 @@ class Recorder(TorchDispatchMode):
                     item = self._new_node(operator.getitem, (node, i), {})
                     self.bind(item, element)
 
+    def keep_arithmetic(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Record Python arithmetic on floats as it is: its expression may round otherwise."""
+        if isinstance(result, SymValue):
+            self.bind(self._new_node(func, self.node_of(args), self.node_of(kwargs)), result)
+
     def alias(self, value: torch.Tensor, original: torch.Tensor) -> None:
         """Let `value` mean the node of `original` from now on."""
         self._nodes[id(value)] = self.node_of(original)
@@ -144,6 +151,8 @@ class Recorder(TorchDispatchMode):
             return node if node is not None else self._constant(value)
         if isinstance(value, (list, tuple)):
             return type(value)(map(self.node_of, value))
+        if isinstance(value, dict):
+            return {name: self.node_of(item) for name, item in value.items()}
         if isinstance(value, SymValue):
             return self.symbols.node_of(value)
         return value
@@ -169,6 +178,8 @@ class Recorder(TorchDispatchMode):
         return handler(func, args, kwargs or {})
 
     def _choose_handler(self, func: Any) -> Callable[..., Any]:
+        if func is ASSERT:
+            return self._record_check
         if func in self._decompositions:
             return self._decompose
         if func in _TRANSPARENT:
@@ -207,6 +218,14 @@ class Recorder(TorchDispatchMode):
             node_kwargs = {name: self.node_of(arg) for name, arg in kwargs.items()}
             self.bind(self._new_node(func, node_args, node_kwargs), out)
         return out
+
+    def _record_check(self, func: Any, args: Any, kwargs: Any) -> Any:
+        condition, text = args
+        if isinstance(condition, SymValue):
+            # As it was made: what holds by now may do so because something relied on this check.
+            node = self.symbols.build(condition.node._expr)
+            self._new_node(func, (node, text), kwargs).meta["val"] = None
+        return func(*args, **kwargs)
 
     def _record_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         # Only a decomposition that writes a tensor without views gets here (functionalisation is
@@ -331,6 +350,7 @@ class Tracer:
         self.functionalize = functionalize
         self.input_count = 0
         self._fake_mode = fake_mode
+        fake_mode.epoch += 1  # an earlier trace's symbols for numbers out of tensors are not ours
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -392,7 +412,10 @@ class Tracer:
 
     def _run(self, gm: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "call_function":
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
+            if any(isinstance(value, torch.SymFloat) for value in (result, *args)):
+                self.recorder.keep_arithmetic(node.target, args, kwargs, result)
+            return result
         if node.op == "call_method":
             return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]
         found = operator.attrgetter(str(node.target))(gm)
@@ -415,11 +438,12 @@ def drop_dead_nodes(graph: fx.Graph) -> None:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether an aten node does more than make its value: it writes, or draws random numbers."""
+    """Whether an aten node does more than make its value: it writes, checks or is random."""
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    seeded = torch.Tag.nondeterministic_seeded in target.tags
+    return target is ASSERT or target._schema.is_mutable or seeded
 
 
 def trace_aten(

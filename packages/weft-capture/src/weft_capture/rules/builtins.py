@@ -16,6 +16,7 @@ from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.rules.generators import item_or_stop
 from weft_capture.rules.operators import binary, by_methods, compare
 from weft_capture.rules.table import PURE, rule
+from weft_capture.values import floats
 from weft_capture.values.base import Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, Constant, constant, fold
 from weft_capture.values.containers import (
@@ -64,6 +65,8 @@ def _len(tx: Tracer, value: Value) -> Value:
 def _bool(tx: Tracer, value: Value = FALSE) -> Value:
     if isinstance(value, SymValue) and value.python_type() is bool:
         return value
+    if isinstance(value, TensorValue):
+        return value.call_method(tx, "__bool__", [], {})
     return constant(value.truth(tx))
 
 
@@ -175,6 +178,10 @@ def _super(tx: Tracer, cls: Value, owner: Value) -> Value:
 def _numeric(kind: type, conversion: Callable[[Any], Any]) -> None:
     @rule(kind)
     def convert(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        if args and isinstance(args[0], floats.FloatValue):
+            if kind is float:
+                return args[0]
+            args = (floats.symbol(tx, args[0]), *args[1:])
         if args and isinstance(args[0], TensorValue):
             return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
         if args and isinstance(args[0], SymValue):

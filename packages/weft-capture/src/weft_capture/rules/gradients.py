@@ -16,7 +16,6 @@ from weft_guards.sources import AttrSource
 from weft_capture.breaks import Break
 from weft_capture.rules.autograd_functions import rehearsal
 from weft_capture.rules.table import rule
-from weft_capture.values import floats
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
@@ -100,16 +99,6 @@ def _retain_grad(tx: Tracer, self: TensorValue) -> Value:
     if _is_leaf(tx, self) and self.fake.requires_grad:
         return NONE
     raise Break("unsupported-method", "Tensor.retain_grad")
-
-
-@method(TensorValue, "item", "__float__")
-def _item(tx: Tracer, self: TensorValue) -> Value:
-    if not self.fake.is_floating_point():
-        raise Break("data-dependent-value", "Tensor.item")
-    if self.fake.numel() != 1:
-        raise Break("op-failed", "item of a tensor with more than one element")
-    scalar = self.call_method(tx, "reshape", [tx.tuple_of([])], {}) if self.fake.dim() else self
-    return floats.computed(tx, scalar)
 
 
 @rule(torch.autograd.backward)

@@ -30,6 +30,7 @@ import torch
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import PURE, rule
+from weft_capture.values import floats
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE, Constant, constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
@@ -99,8 +100,10 @@ def _math(function: Any) -> None:
 
     @rule(function)
     def compute(tx: Tracer, *args: Value) -> Value:
-        if in_graph is not None and args and isinstance(args[0], SymValue):
-            return tx.graph.emit("call_function", in_graph, list(args), {})
+        if in_graph is not None and args:
+            number = floats.symbol(tx, args[0])
+            if isinstance(number, SymValue):
+                return tx.graph.emit("call_function", in_graph, [number], {})
         if args and isinstance(args[0], TensorValue):
             raise Break("data-dependent-value", f"math.{function.__name__} of a tensor")
         return fold(tx, function, list(args), {})

@@ -12,9 +12,10 @@ import torch
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import GRAPH
+from weft_capture.values import floats
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.containers import SizeValue
+from weft_capture.values.containers import ListValue, SizeValue
 from weft_capture.values.tensor import SymValue, TensorValue, tensor_attribute
 
 if TYPE_CHECKING:
@@ -115,14 +116,49 @@ def _contains(tx: Tracer, self: TensorValue, item: Value) -> Value:
     raise Break("data-dependent-value", "in on a tensor")
 
 
-@method(TensorValue, "nonzero", "unique", "masked_select", "unique_consecutive")
-def _dynamic_shape(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
-    raise Break("dynamic-output-shape", "the shape of the result depends on the tensor's values")
+@method(TensorValue, "item")
+def _item(tx: Tracer, self: TensorValue) -> Value:
+    """Read the number: a float stays a tensor of the graph as long as it can (`floats`)."""
+    count = self.fake.numel()
+    if isinstance(count, int) and count != 1:
+        raise Break("op-failed", "item of a tensor with more than one element")
+    if not self.fake.is_floating_point():
+        if not tx.graph.reads_data():
+            raise Break("data-dependent-value", "Tensor.item")
+        return tx.graph.emit("call_method", "item", [self], {})
+    scalar = self.call_method(tx, "reshape", [tx.tuple_of([])], {}) if self.fake.dim() else self
+    return floats.computed(tx, scalar)
+
+
+@method(TensorValue, "__int__")
+def _int(tx: Tracer, self: TensorValue) -> Value:
+    if self.fake.is_floating_point():
+        return tx.builtin(int, floats.symbol(tx, _item(tx, self)))
+    whole = self.call_method(tx, "to", [constant(torch.int64)], {})
+    return whole.call_method(tx, "item", [], {})
+
+
+@method(TensorValue, "__float__")
+def _float(tx: Tracer, self: TensorValue) -> Value:
+    whole = not self.fake.is_floating_point()
+    return _item(tx, self.call_method(tx, "to", [constant(torch.float64)], {}) if whole else self)
 
 
 @method(TensorValue, "__bool__")
 def _bool(tx: Tracer, self: TensorValue) -> Value:
-    return constant(self.truth(tx))
+    if not tx.graph.reads_data():
+        return constant(self.truth(tx))
+    return self.call_method(tx, "to", [constant(torch.bool)], {}).call_method(tx, "item", [], {})
+
+
+@method(TensorValue, "tolist")
+def _tolist(tx: Tracer, self: TensorValue) -> Value:
+    if not tx.graph.reads_data():
+        raise Break("data-dependent-value", "Tensor.tolist")
+    if self.fake.dim() == 0:
+        return self.call_method(tx, "item", [], {})
+    rows = self.call_method(tx, "unbind", [constant(0)], {}).unpack(tx)
+    return ListValue([row.call_method(tx, "tolist", [], {}) for row in rows])
 
 
 @tensor_attribute("__class__")

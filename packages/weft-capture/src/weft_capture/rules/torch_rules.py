@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import overrides
+from weft_core.tracing import ASSERT
 
 from weft_capture.breaks import Break
+from weft_capture.rules.operators import compare
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import SizeValue
-from weft_capture.values.tensor import TensorValue
+from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -36,13 +38,6 @@ _INLINED: frozenset[object] = frozenset(
 )
 """...except those whose Python does more than call operators."""
 
-_DYNAMIC_SHAPE = (
-    torch.nonzero,
-    torch.unique,
-    torch.unique_consecutive,
-    torch.masked_select,
-    torch.argwhere,
-)
 # By name where torch.distributed, once loaded, puts a wrapper in the function's place.
 _RANDOM_STATE = ("torch.random.manual_seed", torch.seed, torch.get_rng_state, torch.set_rng_state)
 _REAL = (torch.from_numpy, torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
@@ -85,18 +80,6 @@ def is_graph_function(function: object) -> bool:
 
 
 # Declined: what cannot be known while capturing.
-
-
-@rule(*_DYNAMIC_SHAPE)
-def _dynamic_shape(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("dynamic-output-shape", "the shape of the result depends on the tensor's values")
-
-
-@rule(torch.where)
-def _where(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    if len(args) + len(kwargs) == 1:
-        return _dynamic_shape(tx)
-    return tx.graph.emit("call_function", torch.where, list(args), kwargs)
 
 
 @rule(*_RANDOM_STATE, *_REAL)
@@ -178,7 +161,20 @@ def _identity_decorator(tx: Tracer, function: Value) -> Value:
     return function
 
 
-# Runtime assertions: known now, or left out of the graph's way.
+@rule(torch._check_is_size)
+def _check_is_size(tx: Tracer, i: Value, message: Value = NONE, *, max: Value = NONE) -> Value:
+    _check(tx, compare(tx, ">=", i, constant(0)), message)
+    if max is not NONE:
+        _check(tx, compare(tx, "<=", i, max), message)
+    return NONE
+
+
+# Runtime assertions: known now, or checked by the graph where they are about a tensor's numbers.
+
+_FAILED = (
+    "Expected cond to be True, but got False. (Could this error message be improved? If so, "
+    "please report an enhancement request to PyTorch.)"
+)
 
 
 @rule(torch._assert)
@@ -194,6 +190,9 @@ def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
 def _check(tx: Tracer, condition: Value, message: Value = NONE) -> Value:
     if isinstance(condition, TensorValue):
         raise Break("data-dependent-value", "torch._check on a tensor")
+    if isinstance(condition, SymValue) and condition.is_data():
+        given = _FAILED if message is NONE else message.call(tx, [], {}).as_constant()
+        return tx.graph.emit("call_function", ASSERT, [condition, constant(str(given))], {})
     if not condition.truth(tx):
         text = "Expected cond to be True" if message is NONE else message.call(tx, [], {})
         tx.raise_(RuntimeError, text if isinstance(text, str) else text.as_constant())

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, Value
 from weft_capture.values.constant import Constant, constant
-from weft_capture.values.tensor import TensorValue
+from weft_capture.values.tensor import SymValue, TensorValue
 from weft_guards.sources import (
     CallSource,
     ConstSource,
@@ -116,7 +116,7 @@ class FloatValue(Value):
 def _is_operand(value: Value) -> bool:
     if isinstance(value, Constant):
         return type(value.value) in (int, float, bool)
-    return isinstance(value, FloatValue)
+    return isinstance(value, FloatValue) or (isinstance(value, SymValue) and value.is_data())
 
 
 def applies(left: Value, right: Value) -> bool:
@@ -126,7 +126,8 @@ def applies(left: Value, right: Value) -> bool:
 
 
 def _origin(value: Value) -> Source | None:
-    return value.source if isinstance(value, FloatValue) else ConstSource(value.as_constant())
+    varies = isinstance(value, FloatValue | SymValue)
+    return value.source if varies else ConstSource(value.as_constant())
 
 
 def _hint(value: Value) -> Any:
@@ -135,9 +136,13 @@ def _hint(value: Value) -> Any:
 
 def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
     """Evaluate an arithmetic operator on two floats, at least one of which varies."""
-    if function not in _ARITHMETIC:
-        return constant(function(left.as_constant(), right.as_constant()))
     sources = _origin(left), _origin(right)
+    if function not in _ARITHMETIC:
+        if None in sources and tx.graph.reads_data():
+            return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
+        return constant(function(left.as_constant(), right.as_constant()))
+    if isinstance(left, SymValue) or isinstance(right, SymValue):
+        return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
     if None in sources:
         return computed(tx, tx.graph.emit("call_function", function, _operands(left, right), {}))
     if function is operator.truediv and compare(tx, operator.eq, right, constant(0)).truth(tx):
@@ -171,6 +176,23 @@ def computed(tx: Tracer, value: Value) -> Value:
     return FloatValue(tx, None, computed=value)
 
 
+def symbol(tx: Tracer, value: Value) -> Value:
+    """Return a float that was read out of a tensor as a symbolic number; others unchanged.
+
+    Raises:
+        Break: when such numbers are not captured.
+    """
+    if not isinstance(value, FloatValue) or value.source is not None:
+        return value
+    if not tx.graph.reads_data():
+        value.as_constant()
+    return tx.graph.emit("call_method", "item", [value.tensor()], {})
+
+
+def _symbols(tx: Tracer, values: list[Value]) -> list[Value]:
+    return [symbol(tx, value) for value in values]
+
+
 def _operands(*values: Value) -> list[Value]:
     return [value.tensor() if isinstance(value, FloatValue) else value for value in values]
 
@@ -186,13 +208,15 @@ def unary(tx: Tracer, function: Callable[[Any], Any], value: FloatValue) -> Valu
 
 
 def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right: Value) -> Value:
-    """Evaluate a comparison and guard its outcome.
+    """Evaluate a comparison and guard its outcome; a symbol where a tensor's number decides it.
 
     Raises:
-        Break: when a side was read out of a tensor.
+        Break: when a side was read out of a tensor, and such numbers are not captured.
     """
     sources = _origin(left), _origin(right)
     if None in sources:
+        if tx.graph.reads_data():
+            return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
         raise Break("data-dependent-branch", "a comparison of a number read from a tensor")
     outcome = function(_hint(left), _hint(right))
     tx.guard(CallSource(function, sources), "CONST", outcome)  # type: ignore[arg-type]
@@ -243,7 +267,8 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
             result = None
         if isinstance(result, TensorValue) and result.fake.dtype is wanted:
             return result
-    return tx.graph.emit_plain(op, target, args, kwargs)
+    named = {name: symbol(tx, value) for name, value in kwargs.items()}
+    return tx.graph.emit_plain(op, target, _symbols(tx, args), named)
 
 
 def _scale_second(

@@ -38,8 +38,8 @@ GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 """Become a getattr node."""
 
 _STORAGE_OR_VALUE = """
-    tolist numpy data_ptr backward register_post_accumulate_grad_hook storage
-    untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory __int__ __bool__
+    numpy data_ptr backward register_post_accumulate_grad_hook storage
+    untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory
     __index__ __complex__ __format__ __repr__ __str__ set_ __cuda_array_interface__
     is_shared __reduce_ex__ __deepcopy__
 """
@@ -146,8 +146,7 @@ class TensorValue(Value):
         if handler is not None:
             return tx.apply(handler, self, args, kwargs)
         if name in REAL_ONLY:
-            code = "data-dependent-value" if name in ("item", "tolist") else "unsupported-method"
-            raise Break(code, f"Tensor.{name}")
+            raise Break("unsupported-method", f"Tensor.{name}")
         if not hasattr(self.tensor_type, name):
             return self.getattr(tx, name).call(tx, args, kwargs)
         return tx.graph.emit("call_method", name, [self, *args], kwargs)
@@ -216,8 +215,16 @@ class SymValue(Value):
     def reconstruct(self, out: Output) -> None:
         out.load_graph_output(self)
 
+    def is_data(self) -> bool:
+        """Say whether the number depends on one that was read out of a tensor."""
+        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
+
+        return symbolic_shapes.has_free_unbacked_symbols(self.sym)
+
     def specialize(self) -> Any:
         """Fix the number to its present value with a guard, and return it."""
+        if self.is_data():
+            raise Break("data-dependent-value", f"{self.describe()} must be known here")
         return self.python_type()(self.sym)
 
     def as_constant(self) -> Any:
@@ -230,7 +237,17 @@ class SymValue(Value):
         return self.specialize()
 
     def truth(self, tx: Tracer) -> bool:
-        return bool(self.sym)
+        if not self.is_data():
+            return bool(self.sym)
+        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - loaded by now
+
+        known = symbolic_shapes.statically_known_true
+        condition = self.sym if isinstance(self.sym, torch.SymBool) else self.sym != 0
+        if known(condition):
+            return True
+        if known(torch.sym_not(condition)):
+            return False
+        raise Break("data-dependent-branch", f"{self.describe()} decides it")
 
     def call_method_fallback(
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs

@@ -21,6 +21,7 @@ from weft_codegen.loops.index import ZERO, Axis, IndexExpr, Size, as_axis, atoms
 from weft_codegen.loops.lower import install
 from weft_codegen.loops.lower.fxnodes import (
     attribute,
+    check_sized_before,
     count_uses,
     is_effect,
     secretly_written,
@@ -150,6 +151,7 @@ class _Lowering:
 
     def _call_function(self, node: fx.Node) -> None:
         target: Any = node.target
+        check_sized_before(node)
         if not node.users and not is_effect(target):
             return
         args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)

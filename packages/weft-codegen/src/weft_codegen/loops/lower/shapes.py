@@ -40,6 +40,8 @@ def _from_sympy(expr: Any) -> IndexExpr:
     if expr.is_Integer:
         return const(int(expr))
     if expr.is_Symbol:
+        if _is_data(expr):  # may be 0 or 1, unlike other sizes
+            raise NoLowering(f"size {expr} is only known while running")
         return size(expr.name)
     name = type(expr).__name__
     parts = [_from_sympy(arg) for arg in expr.args] if name in _BUILD else []
@@ -48,6 +50,12 @@ def _from_sympy(expr: Any) -> IndexExpr:
     if not parts:
         raise NoLowering(f"size expression {expr}")
     return _BUILD[name](parts)
+
+
+def _is_data(symbol: Any) -> bool:
+    from torch.utils._sympy.symbol import SymT, symbol_is_type  # noqa: PLC0415 - sympy is loaded
+
+    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
 def _sum(parts: list[IndexExpr]) -> IndexExpr:
