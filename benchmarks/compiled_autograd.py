@@ -147,6 +147,18 @@ def step_cases(hooks: bool) -> dict[str, Callable[[], float]]:
     return {name: (lambda case=case: seconds(case)) for name, case in cases.items()}
 
 
+def torch_step_cases(hooks: bool, backend: str) -> dict[str, Callable[[], float]]:
+    """Training steps: eager, model compiled by torch, and its compiled autograd as well."""
+    cases: dict[str, Callable[[], Any]] = {"eager": Training(hooks).step}
+    alone, captured = Training(hooks), Training(hooks)
+    alone.function = torch.compile(alone.model, backend=backend)
+    cases[f"torch, {backend}, the model"] = alone.step
+    captured.function = torch.compile(captured.model, backend=backend)
+    ((name, scope),) = torch_scopes(backend).items()
+    cases[f"{name}, model and backward"] = lambda: captured.step(scope)
+    return {name: (lambda case=case: seconds(case)) for name, case in cases.items()}
+
+
 def seconds(case: Callable[[], Any]) -> float:
     """Seconds of one call."""
     start = time.perf_counter()
@@ -218,7 +230,8 @@ def main() -> None:
         print(f"lookup: {lookup * 1e6:.0f} us, {each:.0f} ns for each of {nodes} autograd nodes")
     for hooks in (True, False) if args.steps else ():
         print("a GPT training step", "with a hook on every gradient" if hooks else "without hooks")
-        show(in_turn(step_cases(hooks)), "eager")
+        cases = torch_step_cases(hooks, args.only) if args.only else step_cases(hooks)
+        show(in_turn(cases), "eager")
     if args.torch and args.only is None:
         for backend in ("eager", "inductor"):
             subprocess.run([sys.executable, *sys.argv, "--only", backend], check=True)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -167,6 +168,138 @@ def test_hooks_with_a_compiled_forward():
         assert sorted(order) == sorted(expected)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_setting_takes_hooks_into_the_graph():
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(2, 4, 16)
+
+    def hook(grad):
+        return grad * 0.5
+
+    for parameter in model.parameters():
+        parameter.register_hook(hook)
+    want = gradients(model, lambda: loss_of(model, x).backward())
+    python = []
+    with weft.config.patch(compiled_autograd=True):
+        for _ in range(3):
+            sys.setprofile(lambda f, event, arg: python.append(f.f_code) if event == "call" else 0)
+            got = gradients(model, lambda: loss_of(model, x).backward())
+            sys.setprofile(None)
+    assert hook.__code__ not in python
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert weft.counters["stats"]["unique_graphs"] == 1
+    assert not weft.counters["graph_break"]
+
+
+def test_under_the_setting_a_hook_that_breaks_says_so(capsys):
+    x = torch.randn(3, requires_grad=True)
+    x.register_hook(lambda grad: print("seen", grad.sum().item()))
+    for _ in range(3):
+        x.grad = None
+        with weft.config.patch(compiled_autograd=True):
+            (x * 3).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 3.0))
+    assert capsys.readouterr().out == 3 * "seen 9.0\n"
+    assert sum(weft.counters["graph_break"].values()) == 1
+    assert weft.counters["compiled_autograd"] == {"captures": 1, "graphs": 1}
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, factor, log):
+        ctx.save_for_backward(x, y)
+        ctx.factor, ctx.log = factor, log
+        return x * y * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        if ctx.log is not None:
+            ctx.log.append(ctx.factor)
+        gx = grad * y * ctx.factor if ctx.needs_input_grad[0] else None
+        return gx, grad * x * ctx.factor, None, None
+
+
+class ThroughNumpy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, factor, log):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return torch.from_numpy(grad.numpy() * y.detach().numpy()), grad * x, None, None
+
+
+@pytest.mark.parametrize("function, breaks", [(Scale, 0), (ThroughNumpy, 1)])
+def test_the_setting_takes_an_autograd_function_into_the_graph(function, breaks):
+    log = []
+    for factor in (2.0, 2.0, 5.0, 2.0):
+        log.clear()
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        loss = function.apply(x * 1, y, factor, log).square().sum()
+        want = torch.autograd.grad(loss, (x, y), retain_graph=True)
+        with weft.config.patch(compiled_autograd=True):
+            got = torch.autograd.grad(loss, (x, y))
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+        assert log == ([] if breaks else [factor, factor])
+    assert sum(weft.counters["graph_break"].values()) == breaks
+    assert weft.counters["stats"]["unique_graphs"] == 2
+    assert weft.counters["compiled_autograd"] == {"captures": 1, "graphs": 1}
+
+
+def test_hooks_that_keep_changing_are_called_between_pieces():
+    seen = []
+    x = torch.randn(3, requires_grad=True)
+    x.register_hook(lambda grad: seen.append(grad * len(seen)))
+    for step in range(8):
+        x.grad = None
+        with weft.config.patch(compiled_autograd=True):
+            (x * 3).sum().backward()
+        assert torch.equal(seen[-1], torch.full((3,), 3.0 * step)) and len(seen) == step + 1
+    assert weft.counters["stats"]["unique_graphs"] <= 5
+    assert not weft.counters["graph_break"]
+
+
+def test_a_backward_in_a_hook_under_the_setting():
+    x, z = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    with weft.config.patch(compiled_autograd=True), torch.no_grad():
+        compiled = weft.compile(torch.enable_grad()(lambda z, g: (z.sin() * g).sum().backward()))
+        compiled(z, torch.ones(3))
+    torch.testing.assert_close(z.grad, z.detach().cos())
+    y = x * 2
+    y.register_hook(torch.enable_grad()(lambda g: (z.sin() * g).sum().backward()))
+    with weft.config.patch(compiled_autograd=True):
+        y.sum().backward()
+    torch.testing.assert_close(z.grad, 2 * z.detach().cos())
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_saved_tensors_die_in_a_graph_with_hooks(monkeypatch):
+    """The one list that holds a large tensor is the one that the compiled code takes it from."""
+    from weft_codegen.kernels.load import CompiledGraph
+
+    left = []
+    original = CompiledGraph.call_owning
+
+    def noted(self, args):
+        alive = [weakref.ref(arg) for arg in args if getattr(arg, "numel", int)() >= 512 * 64]
+        result = original(self, args)
+        left.append((len(alive), sum(ref() is not None for ref in alive)))
+        return result
+
+    monkeypatch.setattr(CompiledGraph, "call_owning", noted)
+    model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(64, 64), nn.Tanh())))
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grad: grad * 0.5)
+    with weft.config.patch(compiled_autograd=True):
+        model(torch.randn(512, 64)).square().sum().backward()
+    ((large, alive),) = left
+    assert large >= 4 and alive == 0
 
 
 def test_a_training_run_gives_eagers_losses():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-WORKER = '''
+WORKER = """
 import os, sys, tempfile
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
@@ -82,7 +82,7 @@ def worker(rank, path):
 
 if __name__ == "__main__":
     mp.spawn(worker, (tempfile.mktemp(),), nprocs=2)
-'''
+"""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork-safe gloo")

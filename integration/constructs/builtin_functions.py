@@ -247,12 +247,28 @@ def complex_numbers(x):
 
 @case
 def bool_arithmetic(x):
-    return x + True, True + True, bool(""), bool([0]), True & False, not 0, True ^ True, isinstance(True, int)
+    return (
+        x + True,
+        True + True,
+        bool(""),
+        bool([0]),
+        True & False,
+        not 0,
+        True ^ True,
+        isinstance(True, int),
+    )
 
 
 @case
 def type_calls(x):
-    return x + 1, type(3)(4.7), type([])("ab"), type("")(5), type(x) is type(x + 1), type(None) is type(None)
+    return (
+        x + 1,
+        type(3)(4.7),
+        type([])("ab"),
+        type("")(5),
+        type(x) is type(x + 1),
+        type(None) is type(None),
+    )
 
 
 @case
@@ -277,7 +293,14 @@ def isinstance_issubclass(x):
 @case
 def callable_and_id(x):
     y = x
-    return x + 1, callable(len), callable(3), id(x) == id(y), id(x) == id(x + 1), hash("a") == hash("a")
+    return (
+        x + 1,
+        callable(len),
+        callable(3),
+        id(x) == id(y),
+        id(x) == id(x + 1),
+        hash("a") == hash("a"),
+    )
 
 
 @case
@@ -302,7 +325,14 @@ def divmod_pow_round(x):
 
 @case
 def format_and_ascii(x):
-    return x + 1, format(3.14159, ".2f"), ascii("é"), format(255, "#x"), repr("q"), format("a", ">3")
+    return (
+        x + 1,
+        format(3.14159, ".2f"),
+        ascii("é"),
+        format(255, "#x"),
+        repr("q"),
+        format("a", ">3"),
+    )
 
 
 @case

@@ -18,7 +18,13 @@ def namedtuple(x):
 @case
 def namedtuple_unpack_and_compare(x):
     a, b = Pair(x, 3)
-    return a + b, Pair(1, 2) == (1, 2), Pair(1, 2) < Pair(1, 3), repr(Pair(1, 2)), isinstance(Pair(1), tuple)
+    return (
+        a + b,
+        Pair(1, 2) == (1, 2),
+        Pair(1, 2) < Pair(1, 3),
+        repr(Pair(1, 2)),
+        isinstance(Pair(1), tuple),
+    )
 
 
 @case
@@ -32,7 +38,13 @@ def namedtuple_made_inside(x):
 def counter(x):
     c = collections.Counter("aabbb")
     c["z"] += 2
-    return x + c["b"] + c["missing"], c.most_common(2), dict(c), sum(c.values()), c == {"a": 2, "b": 3, "z": 2}
+    return (
+        x + c["b"] + c["missing"],
+        c.most_common(2),
+        dict(c),
+        sum(c.values()),
+        c == {"a": 2, "b": 3, "z": 2},
+    )
 
 
 @case
@@ -66,7 +78,12 @@ def ordered_dict(x):
     d["c"] = 3
     d.move_to_end("a")
     first = d.popitem(last=False)
-    return first[1] + 1, list(d), d == collections.OrderedDict([("c", 3), ("a", 1)]), list(reversed(d))
+    return (
+        first[1] + 1,
+        list(d),
+        d == collections.OrderedDict([("c", 3), ("a", 1)]),
+        list(reversed(d)),
+    )
 
 
 @case
@@ -100,7 +117,13 @@ def deque_methods(x):
     q.reverse()
     q[1] = "z"
     q.insert(1, "i")
-    return x + q.count("a"), "".join(q), q.index("z"), collections.deque([1]) == collections.deque([1]), q.copy() is q
+    return (
+        x + q.count("a"),
+        "".join(q),
+        q.index("z"),
+        collections.deque([1]) == collections.deque([1]),
+        q.copy() is q,
+    )
 
 
 @case
@@ -149,7 +172,13 @@ def abc_isinstance(x):
     )  # fmt: skip
 
 
-@case(inputs=lambda: (*[__import__("torch").ones(2)], collections.deque([1, 2]), collections.Counter("ab")))
+@case(
+    inputs=lambda: (
+        *[__import__("torch").ones(2)],
+        collections.deque([1, 2]),
+        collections.Counter("ab"),
+    )
+)
 def collections_as_arguments(x, q, c):
     q.append(3)
     c["a"] += 1

@@ -169,7 +169,13 @@ def enum_members(x):
 
 @case
 def int_enum_and_str_enum(x):
-    return x + Level.HIGH, Level.LOW < Level.HIGH, Level(5).name, Text.HELLO == "hello", Text("hello").value
+    return (
+        x + Level.HIGH,
+        Level.LOW < Level.HIGH,
+        Level(5).name,
+        Text.HELLO == "hello",
+        Text("hello").value,
+    )
 
 
 @case

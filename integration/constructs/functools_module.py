@@ -190,4 +190,6 @@ def partial_as_decorator(x):
 
 @case
 def partial_of_builtin_in_map(x):
-    return x + sum(map(functools.partial(pow, 2), [1, 2, 3])), list(map(functools.partial(int, base=2), ["10"]))
+    return x + sum(map(functools.partial(pow, 2), [1, 2, 3])), list(
+        map(functools.partial(int, base=2), ["10"])
+    )

@@ -54,7 +54,13 @@ def inspect_signature_bind(x):
 
 @case
 def inspect_predicates(x):
-    return x + 1, inspect.isfunction(sample), inspect.isclass(dict), inspect.ismethod(sample), inspect.getdoc(sample)
+    return (
+        x + 1,
+        inspect.isfunction(sample),
+        inspect.isclass(dict),
+        inspect.ismethod(sample),
+        inspect.getdoc(sample),
+    )
 
 
 @case
@@ -65,7 +71,13 @@ def inspect_fullargspec(x):
 @case
 def regular_expressions(x):
     m = re.match(r"(\w+)-(?P<n>\d+)", "layer-12")
-    return x + int(m.group("n")), m.groups(), re.sub("a", "b", "aba"), re.findall(r"\d", "a1b2"), bool(re.search("z", "a"))
+    return (
+        x + int(m.group("n")),
+        m.groups(),
+        re.sub("a", "b", "aba"),
+        re.findall(r"\d", "a1b2"),
+        bool(re.search("z", "a")),
+    )
 
 
 @case
@@ -133,12 +145,23 @@ def types_module(x):
 
 @case
 def sys_attributes(x):
-    return x + (sys.version_info[0] >= 3), sys.maxsize > 1, sys.version_info >= (3, 8), sys.byteorder
+    return (
+        x + (sys.version_info[0] >= 3),
+        sys.maxsize > 1,
+        sys.version_info >= (3, 8),
+        sys.byteorder,
+    )
 
 
 @case
 def function_attributes_read(x):
-    return x + sample.__code__.co_argcount, sample.__name__, sample.__doc__, sample.__defaults__, sample.__module__
+    return (
+        x + sample.__code__.co_argcount,
+        sample.__name__,
+        sample.__doc__,
+        sample.__defaults__,
+        sample.__module__,
+    )
 
 
 @case
@@ -178,7 +201,13 @@ def abc_iterable_check(x):
 
 @case
 def dtype_and_device_objects(x):
-    return x.to(torch.float64), x.dtype is torch.float32, str(x.device), x.device.type, torch.float32.is_floating_point
+    return (
+        x.to(torch.float64),
+        x.dtype is torch.float32,
+        str(x.device),
+        x.device.type,
+        torch.float32.is_floating_point,
+    )
 
 
 @case

@@ -66,7 +66,12 @@ def heapq_merge(x):
 def bisect_functions(x):
     items = [1, 3, 5]
     bisect.insort(items, 4)
-    return x + bisect.bisect_left(items, 3), bisect.bisect(items, 3), items, bisect.bisect_right([1, 2], 9)
+    return (
+        x + bisect.bisect_left(items, 3),
+        bisect.bisect(items, 3),
+        items,
+        bisect.bisect_right([1, 2], 9),
+    )
 
 
 @case
@@ -154,7 +159,14 @@ def integer_number_theory(x):
 @case
 def float_formatting_and_special(x):
     nan = float("nan")
-    return x + 1, math.isnan(nan), nan != nan, 1e308 * 10 == math.inf, -0.0 == 0.0, math.copysign(1, -0.0)
+    return (
+        x + 1,
+        math.isnan(nan),
+        nan != nan,
+        1e308 * 10 == math.inf,
+        -0.0 == 0.0,
+        math.copysign(1, -0.0),
+    )
 
 
 @case
@@ -174,4 +186,11 @@ def torch_and_python_numbers(x):
 @case
 def dtype_promotion(x):
     i = torch.arange(3)
-    return (i + 1).dtype, (i + 1.5).dtype, (i / 2).dtype, (x + i).dtype, (i > 1).dtype, x.double() + i
+    return (
+        (i + 1).dtype,
+        (i + 1.5).dtype,
+        (i / 2).dtype,
+        (x + i).dtype,
+        (i > 1).dtype,
+        x.double() + i,
+    )

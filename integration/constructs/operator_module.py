@@ -7,7 +7,13 @@ from constructs import case
 
 @case
 def arithmetic_functions(x):
-    return operator.add(x, 1), operator.mul(x, 2), operator.truediv(6, 4), operator.neg(x), operator.pow(2, 3)
+    return (
+        operator.add(x, 1),
+        operator.mul(x, 2),
+        operator.truediv(6, 4),
+        operator.neg(x),
+        operator.pow(2, 3),
+    )
 
 
 @case
@@ -33,7 +39,13 @@ def methodcaller(x):
 
 @case
 def comparisons(x):
-    return x + 1, operator.lt(1, 2), operator.eq("a", "a"), operator.is_(None, None), operator.ge(2, 3)
+    return (
+        x + 1,
+        operator.lt(1, 2),
+        operator.eq("a", "a"),
+        operator.is_(None, None),
+        operator.ge(2, 3),
+    )
 
 
 @case
@@ -60,7 +72,13 @@ def reduce_with_operator(x):
 
 @case
 def truth_and_not(x):
-    return x + 1, operator.truth([]), operator.not_(3), operator.index(True), operator.concat([1], [2])
+    return (
+        x + 1,
+        operator.truth([]),
+        operator.not_(3),
+        operator.index(True),
+        operator.concat([1], [2]),
+    )
 
 
 @case

@@ -106,7 +106,11 @@ def date_now(x):
 @case
 def environment(x):
     os.environ["WEFT_CONSTRUCT"] = "4"
-    return x + int(os.environ.get("WEFT_CONSTRUCT", "1")), os.path.join("a", "b"), os.getenv("NOT_THERE_AT_ALL")
+    return (
+        x + int(os.environ.get("WEFT_CONSTRUCT", "1")),
+        os.path.join("a", "b"),
+        os.getenv("NOT_THERE_AT_ALL"),
+    )
 
 
 @case

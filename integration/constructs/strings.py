@@ -114,7 +114,7 @@ def repr_of_containers(x):
 
 @case
 def string_comparison_chain(x):
-    return x + ("a" < "b" <= "b"), "abc"[-2:], "a" "b", r"\n", "x".isidentifier()
+    return x + ("a" < "b" <= "b"), "abc"[-2:], "ab", r"\n", "x".isidentifier()
 
 
 @case

@@ -200,19 +200,43 @@ def lstm(net, x):
 
 @case
 def tensor_attributes(x):
-    return x + 1, x.ndim, x.is_contiguous(), x.stride(), x.numel(), x.T.shape, x.requires_grad, x.device, x.layout
+    return (
+        x + 1,
+        x.ndim,
+        x.is_contiguous(),
+        x.stride(),
+        x.numel(),
+        x.T.shape,
+        x.requires_grad,
+        x.device,
+        x.layout,
+    )
 
 
 @case
 def tensor_constructors(x):
-    return x + torch.tensor([1, 2, 3]), torch.zeros(2), torch.full((2,), 3.0), torch.arange(4), x.new_ones(2), torch.eye(2)
+    return (
+        x + torch.tensor([1, 2, 3]),
+        torch.zeros(2),
+        torch.full((2,), 3.0),
+        torch.arange(4),
+        x.new_ones(2),
+        torch.eye(2),
+    )
 
 
 @case
 def sort_topk_unbind(x):
     values, indices = x.sort(descending=True)
     top = x.topk(2)
-    return values, indices, top.values, x.max(dim=1).indices, [r + 1 for r in x.unbind()], x.split(2, 1)
+    return (
+        values,
+        indices,
+        top.values,
+        x.max(dim=1).indices,
+        [r + 1 for r in x.unbind()],
+        x.split(2, 1),
+    )
 
 
 @case

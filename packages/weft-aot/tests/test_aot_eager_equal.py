@@ -413,3 +413,32 @@ def test_inner_gradients_and_hooks_are_part_of_the_trace():
 
 def test_a_result_without_history_has_none():
     check(lambda x: [x.detach() * 2], leaf(3))
+
+
+def test_gradients_in_a_block_under_no_grad():
+    def program(x, w):
+        outside = x * w
+        with torch.enable_grad():
+            inside = (x * w).sin()
+            view = inside[0]
+        return outside, inside, view, inside * 2
+
+    gm = torch.fx.Graph()
+    x, w = (gm.placeholder(name) for name in ("x", "w"))
+    outside = gm.call_function(torch.mul, (x, w))
+    gm.call_function(torch._C._set_grad_enabled, (True,))
+    inside = gm.call_function(torch.sin, (gm.call_function(torch.mul, (x, w)),))
+    view = gm.call_function(torch.select, (inside, 0, 0))
+    gm.call_function(torch._C._set_grad_enabled, (False,))
+    gm.output((outside, inside, view, gm.call_function(torch.mul, (inside, 2))))
+    module = torch.fx.GraphModule(torch.nn.Module(), gm)
+    args = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
+    with torch.no_grad():
+        want = program(*args)
+        got = aot_compile(module, list(args), fw_compiler=lambda graph, inputs: graph)(*args)
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in want]
+    for index in (1, 2):
+        torch.testing.assert_close(
+            torch.autograd.grad(got[index].sum(), args[0], retain_graph=True),
+            torch.autograd.grad(want[index].sum(), args[0], retain_graph=True),
+        )

@@ -82,6 +82,12 @@ class _JointTrace:
             mutations = find_mutations(tracer, self.inputs, values)
             plans = OutputPlanner(tracer, self.inputs, values).plan(results)
         tangents = self._tangent_indices()
+        if tangents and mutations and not torch.is_grad_enabled():
+            raise Unsupported(
+                "hidden-parameter",
+                "under no_grad, a block with gradients and a write to an input in one graph",
+                "write the input outside of the compiled function",
+            )
         fake_tangents = [_tangent_like(self.mode, values.pures[k]) for k in tangents]
         with tracer.active():
             gradients = self._differentiate(tangents, fake_tangents)
@@ -138,8 +144,7 @@ class _JointTrace:
         Raises:
             Unsupported: something other than an input needs one.
         """
-        if not torch.is_grad_enabled():
-            return []
+        # Also under no_grad: the program may hold an enable_grad block.
         found = [
             k
             for k, program in enumerate(self.values.programs)

@@ -88,7 +88,8 @@ def build_training(
         "weft_backward_outputs": staticmethod(outputs),
     }
     function: Any = type("CompiledFunction", (torch.autograd.Function,), members)
-    return make_call(joint, function.apply)
+    call = make_call(joint, function.apply)
+    return call if torch.is_grad_enabled() else torch.enable_grad()(call)
 
 
 def _has_symbolic_sizes(parts: Partition) -> bool:

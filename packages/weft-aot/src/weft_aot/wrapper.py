@@ -51,11 +51,23 @@ def make_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
     """The callable of flat arguments: `run` makes the forward values, the rest is put together."""
     if not joint.mutations and _returns_values_as_they_are(joint):
         return run
-    source = WrapperSource("def call(*args):")
+    call = _wrapped(joint, run, "*args")
+    owning = getattr(run, "call_owning", None)
+    if owning is not None and not joint.mutations and not any(map(_from_input, joint.plans)):
+        call.call_owning = _wrapped(joint, owning, "args")  # type: ignore[attr-defined]
+    return call
+
+
+def _from_input(plan: OutputPlan) -> bool:
+    return isinstance(plan.source, Ref) and plan.source.kind == "input"
+
+
+def _wrapped(joint: JointGraph, run: Callable[..., Any], args: str) -> Callable[..., Any]:
+    source = WrapperSource(f"def call({args}):")
     silent = [mutation.index for mutation in joint.mutations if mutation.silent]
     for index in silent:
         source.line(f"v{index} = args[{index}]._version")
-    source.line(f"values = {source.constant(run)}(*args)")
+    source.line(f"values = {source.constant(run)}({args})")
     for index in silent:
         restore = source.constant(torch._C._autograd._unsafe_set_version_counter)
         source.line(f"{restore}((args[{index}],), (v{index},))")

@@ -154,6 +154,10 @@ def _bind_builtin(tx: Tracer, found: Found, name: str, owner: Value, cls: type) 
     return MethodOf(owner, name)
 
 
+# Computed in C, and as good as stored: the same until somebody sets it.
+_STORED = frozenset([vars(torch._C._FunctionBase)["needs_input_grad"]])
+
+
 def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     if name == "__dict__":
         return tx.instance_dict(owner)
@@ -164,7 +168,8 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     if name in overlay:
         value: Value = overlay[name]
         return value
-    if obj is None or not isinstance(found[1], types.MemberDescriptorType):
+    stored = isinstance(found[1], types.MemberDescriptorType) or found[1] in _STORED
+    if obj is None or not stored:
         base = getattr(owner, "base", None)
         if base is not None:
             read: Value = base.getattr(tx, name)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from weft_core.fake import symbolic_dispatch
 from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
 
-from weft_capture import config, frame
+from weft_capture import config
 from weft_capture.attributes import class_guards, class_reads
 from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
@@ -148,9 +147,7 @@ def _convert(do: _Attempt) -> Converted:
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
         with _modes_restored():
-            compiled = do.backend(graph, [entry.example for entry in inputs])
-        # What the backend made is no program to capture: it runs with the hook off.
-        return functools.partial(frame.run, None, compiled)
+            return do.backend(graph, [entry.example for entry in inputs])
 
     with _modes_restored(), _own_saved_tensors():
         torch._C._set_grad_enabled(grad_at_end)

@@ -13,7 +13,7 @@ from weft_core.events import counters
 
 from weft_compiled_autograd.api import disable, enable, enable_everywhere, reset
 from weft_compiled_autograd.config import settings
-from weft_compiled_autograd.pieces import graph_compiler
+from weft_compiled_autograd.pieces import graph_compiler, runs_user_code, taken_inputs
 
 __all__ = [
     "counters",
@@ -22,5 +22,7 @@ __all__ = [
     "enable_everywhere",
     "graph_compiler",
     "reset",
+    "runs_user_code",
     "settings",
+    "taken_inputs",
 ]

@@ -107,6 +107,7 @@ class ContextView:
     else is read from and written to the real one.
     """
 
+    @inlinable
     def __init__(self, real: Any, saved: Sequence[Maybe]) -> None:
         object.__setattr__(self, "_real", real)
         object.__setattr__(self, "saved_tensors", tuple(saved))
@@ -116,13 +117,16 @@ class ContextView:
         """The old name of `saved_tensors`."""
         return self.saved_tensors  # type: ignore[no-any-return]
 
+    @inlinable
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
+    @inlinable
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._real, name, value)
 
 
+@inlinable
 def call_backward(
     context: Any, saved: Sequence[Maybe], metadata: Sequence[Any], symints: Any, grads: Any
 ) -> tuple[Maybe, ...]:
@@ -162,6 +166,7 @@ def call_backward(
     return tuple(out)
 
 
+@inlinable
 def call_backward_dense(
     context: Any, saved: Sequence[Maybe], metadata: Sequence[Any], symints: Any, grads: Any
 ) -> tuple[Maybe, ...]:
@@ -176,6 +181,7 @@ def call_backward_dense(
     )
 
 
+@inlinable
 def _dense(grad: Maybe, meta: tuple[Any, ...]) -> torch.Tensor:
     _, device, dtype, size = meta
     if grad is None:

@@ -258,16 +258,14 @@ def _call_backward(
     return out
 
 
-EFFECTS: frozenset[Any] = frozenset(
-    {
-        hooks.call_hook,
-        hooks.call_cpp_hook,
-        hooks.call_backward_dense,
-        packed.as_noted,
-        accumulation.set_grad,
-        accumulation.set_grad_copy,
-    }
-)
+USER_CODE: frozenset[Any] = frozenset({hooks.call_hook, hooks.call_backward_dense})
+
+EFFECTS: frozenset[Any] = USER_CODE | {
+    hooks.call_cpp_hook,
+    packed.as_noted,
+    accumulation.set_grad,
+    accumulation.set_grad_copy,
+}
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     operator.getitem: _getitem,

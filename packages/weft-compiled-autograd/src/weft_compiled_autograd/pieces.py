@@ -21,7 +21,7 @@ from weft_core.events import counters
 from weft_compiled_autograd.accumulation import set_grad, set_grad_copy
 from weft_compiled_autograd.cache import Compiler
 from weft_compiled_autograd.hooks import call_cpp_hook, call_hook
-from weft_compiled_autograd.lower import EFFECTS
+from weft_compiled_autograd.lower import EFFECTS, USER_CODE
 from weft_compiled_autograd.ownership import release_inputs, storage_of
 from weft_compiled_autograd.packed import as_noted
 
@@ -222,6 +222,20 @@ def compile_pieces(module: GraphModule, backend: Backend) -> GraphModule:
     graph.output(map_arg(last.args[0], copies.__getitem__))
     release_inputs(graph)
     return GraphModule(torch.nn.Module(), graph, "CompiledAutogradProgram")
+
+
+def runs_user_code(module: GraphModule) -> bool:
+    """Whether a captured backward calls hooks or autograd.Functions."""
+    return any(node.target in USER_CODE for node in module.graph.nodes)
+
+
+def taken_inputs(module: GraphModule) -> list[int]:
+    """Indices of the elements of a captured backward's `inputs` that only its own ops use."""
+    found = []
+    for node in filter(_is_input, module.graph.nodes):
+        if all(user.op == "call_function" and user.target not in EFFECTS for user in node.users):
+            found.append(int(node.args[1]))
+    return found
 
 
 def graph_compiler(backend: Backend) -> Compiler:

@@ -8,6 +8,7 @@ Everything is loaded before anything is written, so that no write changes what a
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 from weft_guards import call_with
 
+from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer, live_at
 from weft_capture.graph import GraphInput
@@ -138,20 +140,29 @@ class _Assembly:
         self.out = Output(self.writer, cells, tx.graph.made_at)
 
     def call_graph(self, compiled: Any, inputs: list[GraphInput]) -> None:
-        """Run the graph and keep its results."""
+        """Run the graph and keep its results.
+
+        A compiled graph with an attribute `call_boxed` gets its arguments in a list that nothing
+        else holds, unless what follows a break may read them once more.
+        """
         writer = self.writer
         sources = [entry.source for entry in inputs]
-        caller = call_with(compiled, sources)
+        boxed = None if self.stopped else getattr(compiled, "call_boxed", None)
+        # What the backend made is no program to capture: it runs with the hook off.
+        target = functools.partial(hook.run, None, boxed or compiled)
+        caller = call_with(target, sources) if boxed is None else None
         writer.begin_call()
         if caller is None:
-            writer.load_const(compiled)
+            writer.load_const(target)
         else:
             function, sources = caller
             writer.load_const(function)
             writer.load_const(None)
         for source in sources:
             source.emit(self.out.builder)
-        writer.call(len(sources) + (caller is not None))
+        if boxed is not None:
+            writer.build_list(len(sources))
+        writer.call(1 if boxed else len(sources) + (caller is not None))
         writer.store_local(GRAPH_RESULT)
 
     def body(self, outputs: dict[Node, int]) -> None:
