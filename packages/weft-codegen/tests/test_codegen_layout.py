@@ -35,6 +35,15 @@ PROGRAMS = {
     "upsampled": lambda x, w, v: F.interpolate(F.conv2d(x, w), scale_factor=2.0) * 2,
     "reinterpreted": lambda x, w, v: F.conv2d(x, w).view(torch.int32),
     "split heads": lambda x, w, v: F.conv2d(x, w).reshape(2, 2, 4, -1).softmax(-1).sum(1),
+    "added and activated": lambda x, w, v: F.relu(
+        F.conv2d(x, w, padding=1) + x[:, :1].expand_as(torch.empty(2, 8, 12, 10))
+    ),
+    "residual": lambda x, w, v: torch.sigmoid(
+        F.conv2d(F.conv2d(x, w), v, padding=1) + F.conv2d(x, w)
+    ),
+    "added to itself": lambda x, w, v: (lambda y: F.relu(y + y))(F.conv2d(x, w)),
+    "several users": lambda x, w, v: (lambda y: (F.relu(y), y * 2))(F.conv2d(x, w)),
+    "scaled sum": lambda x, w, v: torch.add(F.conv2d(x, w), F.conv2d(x, w), alpha=2).relu(),
     "softmax over channels": lambda x, w, v: F.conv2d(x, w).softmax(1).argmax(1),
 }
 INPUTS = {

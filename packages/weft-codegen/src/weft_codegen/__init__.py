@@ -5,5 +5,6 @@ as a torch.compile backend.  loops/program.py defines the IR between graph and c
 """
 
 from weft_codegen.compile import compile_graph, decompositions, make_program
+from weft_codegen.freezing import frozen_inputs
 
-__all__ = ["compile_graph", "decompositions", "make_program"]
+__all__ = ["compile_graph", "decompositions", "frozen_inputs", "make_program"]

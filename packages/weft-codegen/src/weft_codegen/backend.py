@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from weft_codegen.compile import compile_graph, decompositions
+from weft_codegen.freezing import frozen_inputs
 
 
 def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -32,7 +33,8 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
     """
     options = kwargs.get("options")
     if not _trains(example_inputs):
-        return compile_graph(gm, example_inputs, options=options, inference=True)
+        frozen = frozen_inputs(gm, example_inputs)
+        return compile_graph(gm, example_inputs, options=options, inference=True, frozen=frozen)
     autograd = _autograd_stage()
     if autograd is None:
         _warn_no_autograd()

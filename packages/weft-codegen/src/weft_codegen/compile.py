@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from weft_core.tracing import trace_aten
 
 from weft_codegen import warm
 from weft_codegen.config import Options, settings
+from weft_codegen.freezing import Frozen
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
 from weft_codegen.layout import in_channels_last
 from weft_codegen.loops.interpret import run_program
@@ -54,6 +55,7 @@ def compile_graph(
     *,
     options: dict[str, Any] | None = None,
     inference: bool = False,
+    frozen: Mapping[int, torch.Tensor] | None = None,
 ) -> Compiled:
     """Compile a graph to one native function.
 
@@ -64,16 +66,23 @@ def compile_graph(
         inputs: real or fake tensors and ints, one a placeholder.
         options: codegen options by name (see config.Options).
         inference: nothing is saved for a backward, so the graph's own layouts may change.
+        frozen: with the option `freezing`, inputs by position that hold still (freezing.py).
 
     Returns:
         A callable of the flat inputs that returns the list of outputs.
 
     Raises:
         InvalidOption: an unknown option.
-        BackendCompilerError: a stage of the compilation failed.
+        BackendCompilerError: a stage of the compilation failed, or `freezing` and no inference.
     """
     chosen = Options.parse(options)
     _say_once(chosen.without_effect())
+    if chosen.freezing and not inference:
+        text = "options={'freezing': True} is for inference, and this graph needs gradients"
+        raise BackendCompilerError("codegen", text, remedy="call it under torch.no_grad()")
+    if chosen.freezing and frozen:
+        build = functools.partial(compile_graph, inputs=(), options=options, inference=True)
+        return Frozen(_aten(gm, inputs), frozen, build)
     with events.span("codegen"):
         try:
             compiled = _compile(_aten(gm, inputs), inputs, chosen, inference)

@@ -45,6 +45,7 @@ class Options:
         epilogue_fusion: share kernels between operators; without it each gets its own.
         max_autotune: try several kernels for an operator and keep the fastest.
         fallback_random: draw random numbers exactly as eager does under a seed.
+        freezing: compute what depends on parameters alone once; for inference (see freezing.py).
         shape_padding: pad matrix sizes to multiples that the hardware likes.
         triton_cudagraphs: replay recorded CUDA graphs; no effect on CPU.
         measure: run eager's operators instead of a graph that its first calls show to be slower.
@@ -55,6 +56,7 @@ class Options:
     epilogue_fusion: bool = True
     max_autotune: bool = False
     fallback_random: bool = True
+    freezing: bool = False
     shape_padding: bool = False
     triton_cudagraphs: bool = False
     measure: bool = True

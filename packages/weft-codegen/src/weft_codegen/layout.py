@@ -34,7 +34,7 @@ def in_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
         sizes, random numbers, mutation, operators that read memory or are not torch's own.
     """
     nodes = list(gm.graph.nodes)
-    if not any(map(_is_plain_convolution, nodes)) or not all(map(_is_blind, nodes)):
+    if not any(map(is_plain_convolution, nodes)) or not all(map(_is_blind, nodes)):
         return gm
     values = [node.meta.get("val") for node in nodes]
     mode = detect_mode(values)
@@ -47,7 +47,8 @@ def in_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
     return changed if done else gm
 
 
-def _is_plain_convolution(node: fx.Node) -> bool:
+def is_plain_convolution(node: fx.Node) -> bool:
+    """Whether a node is a 2-d convolution, not transposed, of a dtype that oneDNN has on CPUs."""
     if node.target is not _aten.convolution.default:
         return False
     x, weight, *_, transposed, _, _ = node.args
@@ -88,18 +89,19 @@ def _relay(node: fx.Node, mode: Any) -> bool:
     elif node.op == "output":
         return _restore(node)
     elif node.op == "call_function":
-        if _is_plain_convolution(node):
+        if is_plain_convolution(node):
             _lay_out(node, _LAST)
         try:
-            value = _call(node)
+            value = fake_call(node)
         except (RuntimeError, ValueError):  # a view that these strides do not allow
             _lay_out(node, torch.contiguous_format)
-            value = _call(node)
+            value = fake_call(node)
         node.meta["before"], node.meta["val"] = node.meta.get("val"), value
     return True
 
 
-def _call(node: fx.Node) -> Any:
+def fake_call(node: fx.Node) -> Any:
+    """The fake of a call, from those of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -117,7 +119,7 @@ def _copied(before: fx.Node, used: fx.Node, memory_format: torch.memory_format) 
         clone = before.graph.call_function(
             _aten.clone.default, (used,), {"memory_format": memory_format}
         )
-    clone.meta = {**used.meta, "val": _call(clone)}
+    clone.meta = {**used.meta, "val": fake_call(clone)}
     return clone
 
 

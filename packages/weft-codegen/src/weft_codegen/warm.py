@@ -132,6 +132,8 @@ def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
     if isinstance(value, fx.Node):
         return f"%{numbers[value]}"
     if isinstance(value, torch.Tensor):
+        if value.is_mkldnn:
+            return f"packed {value.dtype}{tuple(value.shape)}"
         if value.layout is not torch.strided:
             raise _NotKept(f"a tensor of layout {value.layout}")
         layout = (tuple(value.shape), value.stride(), value.storage_offset())

@@ -31,6 +31,7 @@ OPTIONS: dict[str, Option] = {
     "epilogue_fusion": Option(True, "fuse pointwise work into the kernels before it"),
     "max_autotune": Option(False, "try several kernels and keep the fastest (accepted, no effect)"),
     "fallback_random": Option(True, "draw random numbers exactly as eager does (always so)"),
+    "freezing": Option(False, "fold parameters once; inference only, until one is written"),
     "shape_padding": Option(False, "pad matrices to sizes the hardware likes (no effect on CPU)"),
     "triton.cudagraphs": Option(False, "replay recorded CUDA graphs (no effect on CPU)"),
     "measure": Option(True, "run eager instead of a graph whose first calls show it to be slower"),

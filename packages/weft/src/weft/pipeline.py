@@ -80,9 +80,10 @@ def codegen(
     """Backend `codegen`: steps 2 to 5, with generated code for both directions."""
 
     compile_aten = partial(weft_codegen.compile_graph, options=options)
+    frozen = weft_codegen.frozen_inputs(gm, example_inputs)
     return aot_autograd(
         fw_compiler=compile_aten,
-        inference_compiler=partial(compile_aten, inference=True),
+        inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
         decompositions=weft_codegen.decompositions(),
     )(gm, example_inputs)
 

@@ -24,7 +24,7 @@ import torch
 from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.program import Extern, Ref
 
-_HEADER = "include/torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h"
+_HEADERS = "include/torch/csrc/inductor/aoti_torch"
 _aten = torch.ops.aten
 
 OUT_FUNCTIONS: dict[Any, str] = {
@@ -127,7 +127,7 @@ def shim_call(step: Extern, write: Writer) -> ShimCall | None:
 
 
 def _shim_name(op: Any) -> str:
-    name = op._schema.name.removeprefix("aten::")
+    name = op._schema.name.removeprefix("aten::").replace("mkldnn::", "mkldnn_")
     if "::" in name:
         return ""
     overload = op._schema.overload_name
@@ -136,11 +136,10 @@ def _shim_name(op: Any) -> str:
 
 @functools.cache
 def shim_parameters() -> dict[str, int]:
-    """The number of parameters of each C function, from the header that comes with torch."""
-    try:
-        text = (Path(torch.__file__).parent / _HEADER).read_text()
-    except OSError:
-        return {}
+    """The number of parameters of each C function, from the headers that come with torch."""
+    folder = Path(torch.__file__).parent / _HEADERS
+    files = (folder / "generated" / "c_shim_cpu.h", folder / "c" / "shim_cpu.h")
+    text = "".join(path.read_text() for path in files if path.exists())
     found = re.findall(r"(aoti_torch_cpu_\w+)\(([^)]*)\)", text)
     return {name: parameters.count(",") + 1 for name, parameters in found}
 
@@ -268,6 +267,10 @@ def _handle_address(value: Any, write: Writer) -> str:
     return "NULL" if value is None else f"(weft_tensor[]){{{_handle(value, write)}}}"
 
 
+def _no_number(value: Any, write: Writer) -> str:
+    raise _NotRepresentable(value)
+
+
 def _device(value: Any, optional: bool, write: Writer) -> list[str]:
     del write
     if value is None:
@@ -294,6 +297,7 @@ _CONVERT: dict[str, Callable[..., list[str]]] = {
     "List[float]": _many("double", _real),
     "List[Tensor]": _many("weft_tensor", _handle),
     "List[Optional[Tensor]]": _many("weft_tensor*", _handle_address),
+    "List[Optional[number]]": _many("double*", _no_number),
 }
 
 

@@ -121,7 +121,9 @@ class _Lowering:
             raise NoLowering(f"graph attribute {node.target} of {type(value).__name__}")
         name = f"const{len(self._constants)}"
         self._constants[name] = value
-        self._env[node] = self._in_memory(self._new_buffer(value, name))
+        packed = value.is_mkldnn  # only an operator can read it
+        shaped = node.meta["val"] if packed else value
+        self._env[node] = self._in_memory(self._new_buffer(shaped, name))
 
     def _output(self, node: fx.Node) -> None:
         for value in self._arguments(node.args[0]):

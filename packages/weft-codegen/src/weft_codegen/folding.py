@@ -1,0 +1,134 @@
+"""Convolutions with constant weights, made ready once.
+
+`fold_affine`: a convolution scaled and shifted by constants, one a channel (BatchNorm's inference),
+is the convolution with other weights: (w * x + b) * s + t = (w s) * x + (b s + t).
+`pack_weights`: oneDNN reads weights in an order of its own, and makes it from ours in each call.
+
+oneDNN could also add and activate while it stores a result.  It does not get to: its relu makes 0
+of NaN, and nothing was gained, since a kernel that adds and activates passes over memory once too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft_codegen.layout import fake_call, is_plain_convolution
+
+_aten = torch.ops.aten
+_SCALES = frozenset([_aten.mul.Tensor, _aten.div.Tensor])
+_SHIFTS = frozenset([_aten.add.Tensor, _aten.sub.Tensor])
+_SYMMETRIC = frozenset([_aten.mul.Tensor, _aten.add.Tensor])
+
+
+def fold_affine(graph: fx.Graph, constants: set[fx.Node]) -> None:
+    """Fold scales and shifts into float32 convolutions with constant weights, in place.
+
+    Args:
+        constants: nodes that have the same value in every call; new ones are added.
+    """
+    for conv in graph.find_nodes(op="call_function", target=_aten.convolution.default):
+        folded: fx.Node | None = conv
+        while folded is not None:
+            folded = _fold_user(folded, constants)
+
+
+def _fold_user(conv: fx.Node, constants: set[fx.Node]) -> fx.Node | None:
+    """Fold the operator after `conv` into it; the new convolution, or None."""
+    user = _only_user(conv)
+    _, weight, bias, *rest = conv.args
+    if user is None or user.target not in _SCALES | _SHIFTS or user.kwargs or rest[3]:
+        return None
+    other = user.args[1] if user.args[0] is conv else user.args[0]
+    if user.args[0] is not conv and user.target not in _SYMMETRIC:
+        return None
+    if not all(operand is None or operand in constants for operand in (weight, bias, other)):
+        return None
+    channels = weight.meta["val"].shape[0]  # type: ignore[union-attr]
+    if conv.meta["val"].dtype is not torch.float32:
+        return None
+    if not _one_a_channel(other, conv.meta["val"].dim(), channels):
+        return None
+
+    def call(op: Any, *args: Any) -> fx.Node:
+        made = user.graph.call_function(op, args)
+        made.meta = {"val": fake_call(made)}
+        constants.add(made)
+        return made
+
+    with user.graph.inserting_before(user):
+        flat = call(_aten.expand.default, call(_aten.reshape.default, other, [-1]), [channels])
+        if user.target in _SCALES:
+            sides = [1] * (weight.meta["val"].dim() - 1)  # type: ignore[union-attr]
+            scale = call(_aten.reshape.default, flat, [channels, *sides])
+            weight = call(user.target, weight, scale)
+            bias = None if bias is None else call(user.target, bias, flat)
+        elif bias is not None:
+            bias = call(user.target, bias, flat)
+        else:
+            bias = flat if user.target is _aten.add.Tensor else call(_aten.neg.default, flat)
+        made = user.graph.call_function(conv.target, (conv.args[0], weight, bias, *rest))  # type: ignore[arg-type]
+    _replace(made, user, conv)
+    return made
+
+
+def _one_a_channel(other: Any, dims: int, channels: int) -> bool:
+    """Whether `other` (float32) broadcasts against a convolution's result one value a channel."""
+    fake = other.meta["val"]
+    shape = (*[1] * (dims - fake.dim()), *fake.shape)
+    allowed = (1, channels, *[1] * (dims - 2))
+    return (
+        fake.dtype is torch.float32
+        and len(shape) == dims
+        and all(n in (1, most) for n, most in zip(shape, allowed, strict=True))
+    )
+
+
+def pack_weights(graph: fx.Graph, constants: set[fx.Node]) -> None:
+    """Pack constant weights of float32 convolutions in channels-last memory, in place.
+
+    Args:
+        constants: nodes that have the same value in every call; new ones are added.
+    """
+    for conv in graph.find_nodes(op="call_function", target=_aten.convolution.default):
+        if not is_plain_convolution(conv) or not all(map(_fits, (conv, conv.args[0]))):
+            continue
+        x, weight, bias, stride, padding, dilation, _, _, groups = conv.args
+        if weight not in constants or any(len(sizes) != 2 for sizes in (stride, padding, dilation)):
+            continue
+        geometry = (padding, stride, dilation, groups)
+        with graph.inserting_before(conv):
+            size = list(x.meta["val"].shape)
+            pack = torch.ops.mkldnn._reorder_convolution_weight.default
+            packed = graph.call_function(pack, (weight, *geometry, size))
+            packed.meta = {"val": weight.meta["val"]}  # of its shape; nobody may look inside
+            constants.add(packed)
+            run = torch.ops.mkldnn._convolution_pointwise.default
+            made = graph.call_function(run, (x, packed, bias, *geometry, "none", [], ""))
+        _replace(made, conv)
+
+
+def _fits(node: Any) -> bool:
+    """Whether a value is float32, of known sizes above zero, and in channels-last memory."""
+    fake = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return (
+        isinstance(fake, torch.Tensor)
+        and fake.dim() == 4
+        and fake.dtype is torch.float32
+        and all(type(size) is int and size > 0 for size in fake.shape)
+        and fake.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _replace(made: fx.Node, *replaced: fx.Node) -> None:
+    """Put `made` in the place of a chain, given from its end."""
+    made.meta = dict(replaced[0].meta)
+    replaced[0].replace_all_uses_with(made)
+    for node in replaced:
+        node.graph.erase_node(node)

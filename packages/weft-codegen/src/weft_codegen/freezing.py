@@ -1,0 +1,149 @@
+"""`options={"freezing": True}`: what depends on parameters alone is computed once.
+
+    graph(parameters, x)  ->  constants = prologue(parameters);  main(constants, x)
+
+The prologue holds BatchNorms folded into convolutions and weights packed for oneDNN (folding.py).
+It runs again, and the program is loaded anew, when a call brings other tensors or tensors whose
+version counter moved; writes that no counter sees (through `.data`) are the user's to avoid.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft_codegen.folding import fold_affine, pack_weights
+from weft_codegen.layout import in_channels_last
+
+Run = Callable[..., Any]
+
+
+def frozen_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """The inputs of a captured graph that are parameters or buffers of modules, by position."""
+    names = [node.meta.get("source_name", "") for node in gm.graph.find_nodes(op="placeholder")]
+    kinds = (torch.nn.Parameter, torch.nn.Buffer)
+    return {
+        position: value
+        for position, (name, value) in enumerate(zip(names, inputs, strict=True))
+        if isinstance(value, kinds) or (isinstance(value, torch.Tensor) and "_buffers" in name)
+    }
+
+
+class Frozen:
+    """A compiled graph whose frozen inputs are folded; it is called with all inputs.
+
+    Args:
+        gm: an inference aten graph; it is left as it is.
+        tensors: the frozen inputs by position.
+        build: compiles what is left, whose constants are attributes of the module.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, tensors: Mapping[int, torch.Tensor], build: Callable[..., Run]
+    ) -> None:
+        self._build = build
+        self._lock = threading.Lock()
+        gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        with torch.no_grad():
+            fold_affine(gm.graph, _constants(gm.graph, tensors))
+            self._main = in_channels_last(gm)
+            constants = _constants(self._main.graph, tensors)
+            pack_weights(self._main.graph, constants)
+        holders = self._main.graph.find_nodes(op="placeholder")
+        self._frozen = tuple(k for k, node in enumerate(holders) if node in constants)
+        self._free = tuple(k for k, node in enumerate(holders) if node not in constants)
+        frozen = [holders[k] for k in self._frozen]
+        self._names, self._prologue = _split(self._main, frozen, constants)
+        self._state = self._freeze([tensors[k] for k in self._frozen])
+
+    def __call__(self, *args: Any) -> Any:
+        """The outputs of the graph."""
+        held, run = self._state
+        given = [args[k] for k in self._frozen]
+        if not all(r() is t and v == _version(t) for (r, v), t in zip(held, given, strict=True)):
+            with self._lock:
+                self._state = _, run = self._freeze(given)
+        return run(*[args[k] for k in self._free])
+
+    def _freeze(self, tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[Any, int]], Run]:
+        held = [(weakref.ref(tensor), _version(tensor)) for tensor in tensors]
+        with torch.no_grad(), torch._C._DisableAutocast():
+            values = self._prologue(*tensors)
+        for name, value in zip(self._names, values, strict=True):
+            parameter = isinstance(value, torch.nn.Parameter)
+            setattr(self._main, name, value.detach() if parameter else value)
+        return held, self._build(self._main)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _constants(graph: fx.Graph, tensors: Mapping[int, torch.Tensor]) -> set[fx.Node]:
+    """The nodes that depend on frozen inputs alone; an output is made anew in each call."""
+    found = {
+        node
+        for position, node in enumerate(graph.find_nodes(op="placeholder"))
+        if position in tensors
+        and _is_static(node)
+        and not any(user.op == "output" or _writes(user) for user in node.users)
+    }
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "call_function" and inputs and all(used in found for used in inputs):
+            returned = any(user.op == "output" for user in node.users)
+            if _is_static(node) and not returned and not _writes(node):
+                found.add(node)
+    return found
+
+
+def _is_static(node: fx.Node) -> bool:
+    fake = node.meta.get("val")
+    return isinstance(fake, torch.Tensor) and all(type(n) is int for n in fake.shape)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call may do more than compute a value."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    torchs_own = target.namespace in ("aten", "prims", "mkldnn")
+    seeded = torch.Tag.nondeterministic_seeded in target.tags
+    return target._schema.is_mutable or seeded or not torchs_own
+
+
+def _split(
+    gm: fx.GraphModule, frozen: list[fx.Node], constants: set[fx.Node]
+) -> tuple[list[str], fx.GraphModule]:
+    """Move `constants` out of `gm`: the attributes that it now reads, and what computes those."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in frozen:
+        copies[node] = graph.placeholder(node.name)
+    names: list[str] = []
+    values: list[fx.Node] = []
+    moved = [node for node in gm.graph.nodes if node in constants]
+    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    for node in moved:
+        if node.op != "placeholder":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    for node in moved:
+        users = [user for user in node.users if user not in constants]
+        if users:
+            names.append(f"frozen{len(names)}")
+            values.append(copies[node])
+            with gm.graph.inserting_before(first):
+                constant = gm.graph.create_node("get_attr", names[-1])
+            constant.meta = dict(node.meta)
+            for user in users:
+                user.replace_input_with(node, constant)
+    for node in [node for node in reversed(moved) if node.op != "placeholder"] + frozen:
+        gm.graph.erase_node(node)
+    graph.output(tuple(values))
+    gm.recompile()
+    return names, fx.GraphModule({}, graph)
