@@ -1,12 +1,15 @@
 """Indirect reads and writes as loops: values, and eager's exceptions for bad indices."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import check, launches, program_of
 from weft_codegen.kernels import compile_program
+from weft_codegen.loops.index import Value, atoms
 from weft_codegen.loops.interpret import run_program
-from weft_codegen.loops.program import Extern
+from weft_codegen.loops.program import Extern, Store, statements
 
 torch.manual_seed(0)
 W = torch.randn(10, 16)
@@ -61,6 +64,45 @@ def test_cross_entropy_is_two_kernels_without_a_library_call():
     t[2] = -100
     program = check(F.cross_entropy, x, t, native=True)
     assert _calls(program) == [] and launches(program) == 2
+
+
+ONE_HOTS = [
+    lambda w, i, v: w.scatter(1, i, 2.0) * v.sum(),
+    lambda w, i, v: (w.scatter(1, i, v), w.scatter_add(1, i, v) + 1),
+    lambda w, i, v: (torch.zeros_like(w).scatter(1, i, v) * w[:, :1].exp()).sum(1),
+    lambda w, i, v: torch.zeros_like(w).bfloat16().scatter(1, i, 1.0).sum(1, keepdim=True) - w,
+    lambda w, i, v: torch.zeros_like(w).scatter(1, i, v).sum(0),
+    lambda w, i, v: (torch.zeros_like(w).scatter(1, i, v) * w).sum(1),
+    lambda w, i, v: w.t().scatter(0, i.t(), 3.0),
+]
+
+
+@pytest.mark.parametrize("fn", ONE_HOTS)
+def test_one_place_a_row_is_a_comparison(fn):
+    program = check(fn, W, I.flatten()[:10, None], V[..., 0].reshape(-1)[:10, None], native=True)
+    stores = [s for kernel in program.kernels.values() for s in statements(kernel.body)]
+    assert _calls(program) == []
+    assert not any(_indirect(s) for s in stores if isinstance(s, Store))
+
+
+def _indirect(store):
+    return any(isinstance(atom, Value) for atom in atoms(store.index))
+
+
+@pytest.mark.parametrize("scale", [1.0, math.nan])
+def test_cross_entropy_backward_is_one_sweep(scale):
+    x, t = torch.randn(8, 16), torch.randint(0, 16, (8,))
+    t[2] = -100
+
+    def backward(g, x, t):
+        made = x.log_softmax(-1)
+        total = torch.tensor(7.0)
+        aten = torch.ops.aten
+        grad = aten.nll_loss_backward(g, made, t, None, 1, -100, total)
+        return aten._log_softmax_backward_data(grad, made, -1, torch.float32)
+
+    program = check(backward, torch.tensor(scale), x, t, native=True)
+    assert _calls(program) == []
 
 
 def test_known_positions_need_no_check():

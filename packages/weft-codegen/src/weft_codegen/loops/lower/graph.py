@@ -17,7 +17,17 @@ from torch import fx
 
 from weft_codegen.loops import checks
 from weft_codegen.loops.expr import Expr, Load, Op, apply, cast, constant, walk
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr, Size, as_axis, atoms, axis, single
+from weft_codegen.loops.index import (
+    ONE,
+    ZERO,
+    Axis,
+    IndexExpr,
+    Size,
+    as_axis,
+    atoms,
+    axis,
+    single,
+)
 from weft_codegen.loops.lower import install
 from weft_codegen.loops.lower.fxnodes import (
     attribute,
@@ -197,9 +207,12 @@ class _Lowering:
                 self._weights[tensor] = 1
 
     def _costly(self, tensor: LazyTensor) -> bool:
-        _, _, value = self._element(tensor)
+        _, where, value = self._element(tensor)
+        inner = next((at for at, n in zip(where, tensor.strides, strict=True) if n is ONE), ZERO)
         cost = 0
         for node in walk(value):
+            if inner is not ZERO and as_axis(inner) not in node.axes:
+                continue  # moves out of the innermost loop
             if isinstance(node, Op):
                 cost += OPS[node.name].cost
             elif isinstance(node, Load):

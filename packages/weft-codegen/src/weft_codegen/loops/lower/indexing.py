@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.checks import clamped
-from weft_codegen.loops.expr import Expr, apply, cast, constant, index_of, where
+from weft_codegen.loops.expr import Expr, apply, cast, constant, index_of, index_value, where
 from weft_codegen.loops.index import (
     ONE,
     ZERO,
@@ -214,6 +214,16 @@ def _scatter_lowering(mode: str) -> Callable[..., LazyTensor]:
         def target(place: Indices) -> list[IndexExpr]:
             return [*place[:dim], along.at(place), *place[dim + 1 :]]
 
+        def chosen(place: Indices) -> Expr:
+            """With one place along `dim` (a one-hot) each element knows whether it is the one."""
+            at, old = [*place[:dim], ZERO, *place[dim + 1 :]], cast(x.at(place), dtype)
+            new = cast(value(at), dtype)
+            kind = torch.int32 if x.shape[dim].is_const else torch.int64
+            hit = apply("eq", index_value(place[dim], kind), index_value(along.at(at), kind))
+            return where(hit, new if mode == "set" else apply("add", old, new), old)
+
+        if index.shape == (*x.shape[:dim], ONE, *x.shape[dim + 1 :]):
+            return call.lazy(chosen)
         return call.graph.updated(call, x, index.shape, target, value, mode)
 
     return lowering

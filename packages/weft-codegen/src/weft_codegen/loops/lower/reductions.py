@@ -11,8 +11,18 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Expr, apply, cast, index_value
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis, product
+from weft_codegen.loops.expr import Const, Expr, Op, Rewriter, apply, cast, index_of, index_value
+from weft_codegen.loops.index import (
+    ONE,
+    ZERO,
+    Axis,
+    IndexExpr,
+    as_axis,
+    axis,
+    in_range,
+    product,
+    single,
+)
 from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.values import (
@@ -42,6 +52,39 @@ def _axes(where: Sequence[IndexExpr]) -> tuple[Axis, ...]:
     return tuple(as_axis(at) for at in where if at is not ZERO)
 
 
+def _is_hit(node: Expr, over: Axis) -> bool:
+    """Whether `node` is where(over == place, value, 0): zero but at one place along `over`."""
+    if not isinstance(node, Op) or node.name != "where" or over in node.args[1].axes:
+        return False
+    condition, _, rest = node.args
+    if not isinstance(condition, Op) or condition.name != "eq" or not isinstance(rest, Const):
+        return False
+    left, right = (index_of(arg) for arg in condition.args)
+    if left is None or right is None or rest.value or over in condition.args[1].axes:
+        return False
+    return single(left) is over and in_range(right, over.extent)
+
+
+def _one_hot_sum(value: Expr, over: Axis) -> Expr | None:
+    """The sum over `over` of a product with a factor that is zero but at one place, without a loop.
+
+    The other terms are zero times the rest, which is nan where that is nan or infinite.
+    """
+    factor = value
+    while isinstance(factor, Op) and factor.name == "mul":
+        left, right = factor.args
+        if over in left.axes and over in right.axes:
+            return None
+        factor = left if over in left.axes else right
+    if not isinstance(factor, Op) or not _is_hit(factor, over):
+        return None
+
+    def replaced(part: Expr) -> Expr:
+        return Rewriter(lambda node: part if node is factor else None)(value)
+
+    return apply("add", *map(replaced, factor.args[1:]))
+
+
 def reduce(
     call: Call,
     op: str,
@@ -56,14 +99,12 @@ def reduce(
     The result has x's shape with the dims removed (or of size one).
     """
     where, kept = _split_axes(x, dims)
-    raw = call.graph.reduction(
-        call,
-        op,
-        _axes([where[k] for k in kept]),
-        _axes([where[k] for k in dims]),
-        value(where),
-        dtype,
-    )
+    axes, reduced = _axes([where[k] for k in kept]), _axes([where[k] for k in dims])
+    values = value(where)
+    alone = _one_hot_sum(values[0], reduced[0]) if op == "sum" and len(reduced) == 1 else None
+    if alone is not None:
+        values, reduced = (alone,), ()
+    raw = call.graph.reduction(call, op, axes, reduced, values, dtype)
     shape = tuple(ONE if k in dims else n for k, n in enumerate(x.shape))
     if not keepdim:
         shape = tuple(x.shape[k] for k in kept)

@@ -1,0 +1,97 @@
+"""Elementary functions in C: how many representable numbers they are from the nearest one.
+
+float32 is compared with float64 over all exponents and closely where functions bend, float64 with
+mpmath; subnormals, infinities, nan, signed zeros and the ends of the ranges are among the operands.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+import torch
+from kernel_programs import unary
+from weft_codegen.kernels import compile_program
+from weft_codegen.loops.ops import OPS
+
+UNARY = ["sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos"]
+UNARY += ["tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"]
+UNARY += ["erf", "erfc"]
+BINARY = ["pow", "atan2", "hypot"]
+# libmvec promises four; everything else keeps to two.
+LOOSE = {("sin", torch.float64), ("cos", torch.float64), ("tan", torch.float64)}
+ENDS = [0.0, -0.0, math.inf, -math.inf, math.nan, -math.nan, 1.0, -1.0, 0.5, 2.0, 1e-45, -1e-45]
+ENDS += [1e-40, -1e-40, 1.17549435e-38, 3.4028234e38, -3.4028234e38, 88.722839, 88.7229, -87.33655]
+ENDS += [-87.5, -103.97, -104.0, -104.1, 89.42, 1.7, -1.7, 3.93, 3.9192, 10.0, 0.70710677]
+
+
+def _operands(name: str, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
+    """Random bits, a range around zero, and a neighbourhood of one, after the special values."""
+    torch.manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (count,)).to(torch.int32).view(torch.float32)
+    spread = [bits, torch.randn(count) * 3, torch.rand(count) * 200 - 100]
+    spread.append(1 + torch.randn(count) * 0.01)
+    values = torch.cat([torch.tensor(ENDS), *spread]).to(dtype)
+    if dtype is torch.float64:
+        values[len(ENDS) :] *= 1 + torch.rand(4 * count, dtype=dtype) * 1e-8
+    if OPS[name].arity == 1:
+        return [values]
+    special = values[: len(ENDS)]
+    rest = values[len(ENDS) :]
+    return [
+        torch.cat([special.repeat_interleave(len(ENDS)), rest]),
+        torch.cat([special.repeat(len(ENDS)), rest[torch.randperm(len(rest))]]),
+    ]
+
+
+def _steps(values: torch.Tensor) -> torch.Tensor:
+    """Numbers counted in order: neighbouring floats differ by one, both zeros are 0."""
+    wide = values.view(torch.int32 if values.dtype is torch.float32 else torch.int64).long()
+    least = torch.iinfo(torch.int32 if values.dtype is torch.float32 else torch.int64).min
+    return torch.where(wide < 0, least - wide, wide)
+
+
+def _assert_near(actual: torch.Tensor, nearest: torch.Tensor, units: int, at: object) -> None:
+    assert torch.equal(actual.isnan(), nearest.isnan()), at
+    whole = ~nearest.isnan()
+    actual, nearest = actual[whole], nearest[whole]
+    assert torch.equal(actual.isinf() & (actual > 0), nearest == math.inf), at
+    off = (_steps(actual) - _steps(nearest)).abs()
+    assert int(off.max()) <= units, (at, int(off.argmax()))
+    zero = (nearest == 0) & (actual == 0)
+    assert torch.equal(actual.signbit()[zero], nearest.signbit()[zero]), at
+
+
+@pytest.mark.parametrize("name", UNARY + BINARY)
+def test_float32_is_within_two_units(name: str) -> None:
+    operands = _operands(name, torch.float32, 40_000)
+    (actual,) = compile_program(unary(name, torch.float32, len(operands[0])))(*operands)
+    nearest = OPS[name].reference(*(item.double() for item in operands)).float()
+    _assert_near(actual, nearest, 2, name)
+
+
+def _exact(name: str, values: list[float]) -> float:
+    """The function in 160 bits, rounded; what libm does where that is no number."""
+    own = {
+        "rsqrt": lambda x: 1 / mpmath.sqrt(x),
+        "exp2": lambda x: mpmath.power(2, x),
+        "log2": lambda x: mpmath.log(x, 2),
+        "log10": mpmath.log10,
+        "pow": mpmath.power,
+    }
+    with mpmath.workprec(1200 if max(map(abs, values)) > 1e16 else 200):
+        return float(own.get(name, getattr(mpmath, name, None))(*map(mpmath.mpf, values)))
+
+
+@pytest.mark.parametrize("name", UNARY + BINARY)
+def test_float64_is_within_two_units(name: str) -> None:
+    operands = _operands(name, torch.float64, 100)
+    (actual,) = compile_program(unary(name, torch.float64, len(operands[0])))(*operands)
+    nearest = OPS[name].reference(*operands)
+    for k, values in enumerate(zip(*(item.tolist() for item in operands), strict=True)):
+        # Eager decides about the ends of the range; mpmath about ordinary numbers.
+        moderate = all(1e-30 < abs(value) < 1e30 for value in values)
+        if moderate and math.isfinite(nearest[k]) and nearest[k] != 0:
+            nearest[k] = _exact(name, list(values))
+    _assert_near(actual, nearest, 4 if (name, torch.float64) in LOOSE else 2, name)
