@@ -3,7 +3,9 @@
 For each model and mode (inference, training) three processes are started: one a system. With
 fresh cache folders their first call is the cold compile; a second pair of processes shows what a
 warm cache gives. Then all three are timed in rounds, one after the other in each round, and the
-ratio to eager is the median over rounds, so that noise on the machine hits all alike.
+ratio to eager is the median over rounds, so that noise on the machine hits all alike. At the end
+each says how much memory one call takes. Last, bandwidth.py shows what memory-bound kernels move
+beside a plain copy.
 
     python benchmarks/compare.py --only gpt,tiny_mlp --modes training --quick
 """
@@ -22,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from systems import MODES, ZOO
+from systems import CASES, MODES, modes_of
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -66,6 +68,13 @@ class Worker:
         self.process.stdin.flush()
         return self._answer()["seconds"]
 
+    def peak(self) -> int:
+        """Return the most bytes that one call has in use above what lived before it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("peak\n")
+        self.process.stdin.flush()
+        return int(self._answer()["bytes"])
+
     def close(self) -> None:
         """End the process."""
         self.process.communicate(timeout=60)
@@ -73,7 +82,10 @@ class Worker:
 
 @dataclass
 class Row:
-    """The figures of one model in one mode; seconds, and ratios to eager (above 1 is faster)."""
+    """The figures of one model in one mode.
+
+    Seconds, ratios to eager (above 1 is faster), and the bytes that one call needs at most.
+    """
 
     name: str
     mode: str
@@ -84,6 +96,9 @@ class Row:
     eager_call: float
     speed_weft: float
     speed_torch: float
+    peak_eager: int
+    peak_weft: int
+    peak_torch: int
 
 
 def measure(name: str, mode: str, rounds: int) -> Row:
@@ -97,6 +112,7 @@ def measure(name: str, mode: str, rounds: int) -> Row:
                 workers[system] = Worker(name, mode, system, caches)
                 cold[system] = workers[system].first
             speeds, call = steady(workers, rounds)
+            peaks = {system: worker.peak() for system, worker in workers.items()}
         finally:
             for worker in workers.values():
                 worker.close()
@@ -107,7 +123,7 @@ def measure(name: str, mode: str, rounds: int) -> Row:
             again.close()
     return Row(
         name, mode, cold["weft"], cold["torch"], warm["weft"], warm["torch"], call,
-        speeds["weft"], speeds["torch"],
+        speeds["weft"], speeds["torch"], peaks["eager"], peaks["weft"], peaks["torch"],
     )  # fmt: skip
 
 
@@ -147,7 +163,8 @@ def import_seconds() -> float:
 def means(rows: list[Row]) -> dict[str, float]:
     """Return the geometric mean of every figure."""
     figures = [name for name in Row.__annotations__ if name not in ("name", "mode")]
-    return {key: geometric_mean([getattr(row, key) for row in rows]) for key in figures}
+    # A call that takes no memory counts as a byte.
+    return {key: geometric_mean([getattr(row, key) or 1 for row in rows]) for key in figures}
 
 
 def table(rows: list[Row], imported: float) -> str:
@@ -175,6 +192,20 @@ def _cells(row: Row | None, bold: bool = False) -> str:
         f" {mark}{row.cold_weft:.1f} s{mark} | {row.cold_torch:.1f} s "
         f"| {mark}{row.speed_weft:.2f}x{mark} | {row.speed_torch:.2f}x |"
     )
+
+
+def memory_table(rows: list[Row]) -> str:
+    """Return the peaks of training steps as Markdown, in MB, and how many exceed torch.compile's.
+
+    The gradients are among what a step holds, parameters and inputs are not.
+    """
+    lines = ["| training step | eager | weft | torch.compile |", "|---|--:|--:|--:|"]
+    training = [row for row in rows if row.mode == "training"]
+    for row in training:
+        peaks = (row.peak_eager, row.peak_weft, row.peak_torch)
+        lines.append(f"| {row.name} | " + " | ".join(f"{b / 1e6:.2f} MB" for b in peaks) + " |")
+    above = [row.name for row in training if row.peak_weft > row.peak_torch]
+    return "\n".join([*lines, "", f"weft above torch.compile: {', '.join(above) or 'none'}."])
 
 
 def _footnote(rows: list[Row], averages: list[Row], imported: float) -> str:
@@ -218,8 +249,9 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure what was asked for; print and keep the figures."""
     options = arguments()
-    names = options.only.split(",") if options.only else [n for n, c in ZOO.items() if c.benchmark]
-    work = [(name, mode) for mode in options.modes.split(",") for name in names]
+    names = options.only.split(",") if options.only else list(CASES)
+    modes = options.modes.split(",")
+    work = [(name, mode) for mode in modes for name in names if mode in modes_of(name)]
     rows: list[Row] = []
     failed = []
     started = time.perf_counter()
@@ -238,7 +270,8 @@ def main() -> int:
             json.dumps([asdict(row) for row in rows], indent=1)
         )
         text = table(rows, import_seconds())
-        print(text)
+        print(text, memory_table(rows), sep="\n\n", flush=True)
+        subprocess.run([sys.executable, str(Path(__file__).parent / "bandwidth.py")], check=True)
         if options.write_readme:
             write_readme(text)
     if failed:

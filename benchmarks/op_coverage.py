@@ -109,7 +109,9 @@ def run(options: argparse.Namespace) -> None:
         for number, case in enumerate(todo):
             if time.monotonic() > end:
                 return
+            began = time.monotonic()
             result = worker.run(case, options.seconds)
+            result["seconds"] = round(time.monotonic() - began, 2)
             out.write(json.dumps(result) + "\n")
             out.flush()
             if sys.stderr.isatty():

@@ -2,9 +2,11 @@
 
 Run as a script with a case, a mode and a system, this is a worker: it prints one JSON line when
 the first call is done (what compiling cost), then reads `calls <n>` lines and answers each with
-the seconds that `n` calls took, so that the parent can measure all systems in turn.
+the seconds that `n` calls took, so that the parent can measure all systems in turn. A line `peak`
+is answered with the most bytes that one call has in use above what lived before it.
 """
 
+import gc
 import json
 import sys
 import time
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "integration"))
 
@@ -70,18 +73,70 @@ def training(case: Case) -> Callable[[str], Callable[[], None]]:
     return prepare
 
 
-MODES = {"inference": inference, "training": training}
+class Tensors(nn.Module):
+    """As many parameters as a model of some size has."""
+
+    def __init__(self, count: int = 200, size: int = 64) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(size, size) for _ in range(count))
+
+
+def optimizer(case: Case) -> Callable[[str], Callable[[], None]]:
+    """Return what makes one AdamW step over a case's parameters, with eager's multi-tensor form."""
+    model = case.model(training=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+    def prepare(system: str) -> Callable[[], None]:
+        adamw = torch.optim.AdamW(model.parameters(), foreach=True)
+        # The states of an optimizer are made by its first step, once.
+        adamw.step()
+        return SYSTEMS[system](adamw.step)
+
+    return prepare
+
+
+CASES = {name: case for name, case in ZOO.items() if case.benchmark}
+CASES["adamw_200"] = Case("adamw_200", Tensors, lambda: ((), {}))
+Prepare = Callable[[Case], Callable[[str], Callable[[], None]]]
+MODES: dict[str, Prepare] = {"inference": inference, "training": training}
+
+
+def modes_of(name: str) -> dict[str, Prepare]:
+    """Return how a case is measured in each mode that it has."""
+    return {"training": optimizer} if name == "adamw_200" else MODES
+
+
+def peak(step: Callable[[], None]) -> int:
+    """Most bytes that one call has in use at a time, above what lived before it.
+
+    What torch's allocator gives and takes back, by the profiler's events, and the scratch memory
+    of weft's programs, which the allocator does not see.
+    """
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    in_use = top = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        in_use += event.nbytes()
+        top = max(top, in_use)
+    load = sys.modules.get("weft_codegen.kernels.load")
+    return top + sum(block.size for block in load._scratches) if load else top
 
 
 def worker(name: str, mode: str, system: str) -> None:
     """Compile one case, then time calls as the parent asks."""
-    prepare = MODES[mode](ZOO[name])
+    prepare = modes_of(name)[mode](CASES[name])
     # Making the model is not timed; importing the compiler, compiling and the first call are.
     start = time.perf_counter()
     step = prepare(system)
     step()
     print(json.dumps({"first": time.perf_counter() - start}), flush=True)
     for line in sys.stdin:
+        if line.startswith("peak"):
+            print(json.dumps({"bytes": peak(step)}), flush=True)
+            continue
         calls = int(line.split()[1])
         start = time.perf_counter()
         for _ in range(calls):

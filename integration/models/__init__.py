@@ -6,8 +6,10 @@ results of eager and of weft can both be judged against float64.
 
 from models.case import Case
 from models.handwritten import HANDWRITTEN
+from models.patterns import PATTERNS
 from models.pretrained import TRANSFORMERS
 
-ZOO: dict[str, Case] = {case.name: case for case in (*TRANSFORMERS, *HANDWRITTEN)}
+CASES = (*TRANSFORMERS, *HANDWRITTEN, *PATTERNS)
+ZOO: dict[str, Case] = {case.name: case for case in CASES}
 
 __all__ = ["ZOO", "Case"]

@@ -61,6 +61,37 @@ def test_symbolic_sizes_and_strides() -> None:
     assert len(env.guards) >= 1
 
 
+def test_meta_kernels_that_call_other_operators_take_symbolic_sizes() -> None:
+    mode = fake_mode(make_shape_env())
+    a = to_fake(mode, torch.randn(3, 4, 4), [0, 1, 2], "a")
+    b = to_fake(mode, torch.randn(4, 2), [0, 1], "b")
+    with mode:
+        padded = torch.nn.functional.pad(b, [1, 2])
+        assert str(padded.shape[1]) == f"{b.shape[1]} + 3"
+        assert torch.linalg.solve_triangular(a, b, upper=True).shape == (3, 4, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_results_of_expanded_operands_have_the_strides_of_real_ones(dtype: torch.dtype) -> None:
+    ones, matrix = torch.ones((), dtype=dtype).expand(3, 2), torch.ones(2, 3, dtype=dtype).t()
+    mode = fake_mode()
+    fakes = [to_fake(mode, tensor) for tensor in (ones, matrix)]
+    for op in (torch.mul, torch.lt, torch.maximum):
+        real = op(ones, matrix)
+        with mode:
+            fake = op(*fakes)
+        assert (fake.stride(), fake.dtype) == (real.stride(), real.dtype) == ((1, 3), real.dtype)
+
+
+def test_a_decision_on_data_has_its_own_error() -> None:
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    mode = fake_mode(make_shape_env())
+    number = to_fake(mode, torch.tensor(3))
+    with mode, pytest.raises(GuardOnDataDependentSymNode):
+        bool(torch.ops.aten._local_scalar_dense(number) == 1)
+
+
 def test_hints_zero_and_one_specialise() -> None:
     env = make_shape_env()
     assert new_symint(env, 1, "n") == 1

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -124,9 +125,41 @@ def _rebind(function: Any) -> Any:
     return copy
 
 
+_dispatch_impl = _rebind(FakeTensorMode._dispatch_impl)
+
+
 class _Mode(FakeTensorMode):
     __init__ = _rebind(FakeTensorMode.__init__)
-    _dispatch_impl = _rebind(FakeTensorMode._dispatch_impl)
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.shape_env is None:
+            result = _dispatch_impl(self, func, types, args, kwargs)
+        else:
+            # Meta kernels that call others with symbolic sizes need torch's Python kernels.
+            with enable_python_dispatcher():
+                result = _dispatch_impl(self, func, types, args, kwargs)
+        strides = _narrow_strides(func, args, result)
+        if strides is not None and strides != result.stride():
+            with self:
+                result = result.new_empty_strided(result.shape, strides)
+        return result
+
+
+def _narrow_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of a pointwise result of 16-bit operands of which one is expanded; None for others.
+
+    torch's references widen such operands first: an expanded one comes out contiguous and decides
+    the layout, where a real kernel lets the other operand decide.
+    """
+    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+        return None
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()]
+    expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
+    narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
+    if not (len(tensors) > 1 and expanded and narrow and isinstance(result, torch.Tensor)):
+        return None
+    whole = [t.expand(result.shape) for t in tensors]
+    return tuple(torch._prims_common.compute_elementwise_output_strides(*whole))
 
 
 _DISABLE_WRAPPER = torch._compile._disable_dynamo(lambda: None).__code__

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from weft_codegen.loops.expr import Cast, Const, Expr, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import Axis, IndexExpr, Size, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
@@ -153,15 +155,21 @@ def _verify_expr(root: Expr, scope: _Scope, stored: dict[str, Store]) -> None:
             _verify_index(where, scope)
         if isinstance(node, Op):
             dtype = OPS[node.name].dtype(*(arg.dtype for arg in node.args))
-            _check(dtype is node.dtype, f"dtype of {expr_text(node)}", place)
+            _verify_dtype(node, dtype, place)
         elif isinstance(node, Load):
-            _check(params.get(node.buffer) is node.dtype, f"dtype of {expr_text(node)}", place)
+            _verify_dtype(node, params.get(node.buffer), place)
             store = stored.get(node.buffer)
             _check(store is None, f"{node.buffer} is loaded after a store in one body", place)
         elif isinstance(node, Read):
             _check(node.local in scope.set_locals, f"{node.local.name} read before set", place)
         else:
             _check(isinstance(node, Const | Cast) or bool(node.indices), "unknown node", place)
+
+
+def _verify_dtype(node: Expr, dtype: torch.dtype | None, place: str) -> None:
+    # The text repeats all that an expression shares, so it is made only where it is needed.
+    if dtype is not node.dtype:
+        raise InvalidProgram(f"{place}: dtype of {expr_text(node)}")
 
 
 def _verify_index(where: IndexExpr, scope: _Scope) -> None:

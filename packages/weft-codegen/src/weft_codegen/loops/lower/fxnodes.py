@@ -14,9 +14,7 @@ from weft_core.tracing import ASSERT
 from weft_codegen.loops.expr import Expr, apply
 from weft_codegen.loops.lower.pointwise import number
 from weft_codegen.loops.lower.shapes import NoLowering, to_index
-
-# Operators whose meta function lays its result out otherwise than the operator does.
-_UNFAITHFUL = frozenset(["max_unpool2d", "ormqr"])
+from weft_codegen.loops.lower.values import contiguous_strides
 
 _VIEW_OPS = frozenset(
     [
@@ -120,13 +118,26 @@ def secretly_written(target: Any, args: Any) -> tuple[int, ...]:
     return ()
 
 
-def without_alias(target: Any) -> Any:
+def _misleads(target: Any, args: Any) -> bool:
+    """Whether fake results, of the operator or of its backward, are laid out as no real ones are.
+
+    max_unpool2d's real result follows an input in channels last, the fake one does not;
+    embedding_bag's bookkeeping results have other sizes for bfloat16.
+    """
+    if target._opname == "max_unpool2d":
+        return bool(args[0].strides != contiguous_strides(args[0].shape))
+    if target._opname.startswith("_embedding_bag"):
+        return any(getattr(arg, "dtype", None) is torch.bfloat16 for arg in args)
+    return bool(target._opname == "ormqr")
+
+
+def without_alias(target: Any, args: Any) -> Any:
     """A view operator's copying twin: an extern result must own its memory.
 
     Raises NoLowering for what has none, and for operators whose fake tensors mislead.
     """
-    if target._opname in _UNFAITHFUL:
-        raise NoLowering(f"torch's fake {target} has other strides than the real one")
+    if _misleads(target, args):
+        raise NoLowering(f"torch's fake {target} is laid out otherwise than the real one")
     if not any(result.alias_info is not None for result in target._schema.returns):
         return target
     if target is torch.ops.aten.as_strided.default:

@@ -138,7 +138,11 @@ class _Lowering:
     def _output(self, node: fx.Node) -> None:
         for value in self._arguments(node.args[0]):
             if isinstance(value, LazyTensor):
-                self._outputs.append(Ref(self.materialise(value).name))
+                buffer = self.materialise(value)
+                dims = zip(value.shape, value.strides, buffer.strides, strict=True)
+                if ZERO not in value.shape and any(n is not ONE and a is not b for n, a, b in dims):
+                    raise NoLowering("the strides of a result are not known to be those of memory")
+                self._outputs.append(Ref(buffer.name))
             elif value is None:
                 self._outputs.append(None)
             else:
@@ -220,7 +224,7 @@ class _Lowering:
         return cost > _RECOMPUTE_LIMIT
 
     def _extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
-        owning = without_alias(target)
+        owning = without_alias(target, args)
         if owning._schema.is_mutable:
             raise NoLowering(f"{owning} mutates its arguments")
         outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)

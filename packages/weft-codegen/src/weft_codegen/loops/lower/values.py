@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from weft_codegen.loops.expr import Expr, cast, load
-from weft_codegen.loops.index import ONE, ZERO, IndexExpr
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr, least
 from weft_codegen.loops.program import CPU, Buffer
 
 Indices = Sequence[IndexExpr]
@@ -90,12 +90,15 @@ def contiguous_strides(shape: Indices) -> tuple[IndexExpr, ...]:
 def is_dense(shape: Indices, strides: Indices) -> bool:
     """Whether the strides fill memory without gaps or overlaps, in some order of dimensions."""
     dims = [(st, n) for st, n in zip(strides, shape, strict=True) if n is not ONE]
-    step = ONE
+    steps = [ONE]
     while dims:
-        position = next((k for k, (stride, _) in enumerate(dims) if stride is step), None)
+        found = (k for k, (stride, _) in enumerate(dims) if any(stride is s for s in steps))
+        position = next(found, None)
         if position is None:
             return False
-        step = step * dims.pop(position)[1]
+        stride, n = dims.pop(position)
+        # torch counts an extent that may be nothing as at least one.
+        steps = [stride * n, stride * (n + ONE - least(ONE, n))]
     return True
 
 
