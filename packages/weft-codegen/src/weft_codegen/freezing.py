@@ -20,6 +20,7 @@ from torch import fx
 
 from weft_codegen.folding import fold_affine, pack_weights
 from weft_codegen.layout import in_channels_last
+from weft_codegen.loops.lower.fxnodes import is_pure
 
 Run = Callable[..., Any]
 
@@ -92,13 +93,13 @@ def _constants(graph: fx.Graph, tensors: Mapping[int, torch.Tensor]) -> set[fx.N
         for position, node in enumerate(graph.find_nodes(op="placeholder"))
         if position in tensors
         and _is_static(node)
-        and not any(user.op == "output" or _writes(user) for user in node.users)
+        and all(is_pure(user.target) for user in node.users)
     }
     for node in graph.nodes:
         inputs = node.all_input_nodes
         if node.op == "call_function" and inputs and all(used in found for used in inputs):
             returned = any(user.op == "output" for user in node.users)
-            if _is_static(node) and not returned and not _writes(node):
+            if _is_static(node) and not returned and is_pure(node.target):
                 found.add(node)
     return found
 
@@ -106,16 +107,6 @@ def _constants(graph: fx.Graph, tensors: Mapping[int, torch.Tensor]) -> set[fx.N
 def _is_static(node: fx.Node) -> bool:
     fake = node.meta.get("val")
     return isinstance(fake, torch.Tensor) and all(type(n) is int for n in fake.shape)
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether a call may do more than compute a value."""
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return True
-    torchs_own = target.namespace in ("aten", "prims", "mkldnn")
-    seeded = torch.Tag.nondeterministic_seeded in target.tags
-    return target._schema.is_mutable or seeded or not torchs_own
 
 
 def _split(

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from weft_core.fake import detect_mode, to_fake
 
-from weft_codegen.loops.lower.fxnodes import attribute
+from weft_codegen.loops.lower.fxnodes import attribute, is_pure
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -69,17 +69,8 @@ def _is_blind(node: fx.Node) -> bool:
         sizes = fake.shape if isinstance(fake, torch.Tensor) else (fake,)
         if any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes):
             return False
-    if node.op != "call_function":
-        return True
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return getattr(target, "__name__", "") == "getitem"
-    return (
-        target.namespace in ("aten", "prims")
-        and target._opname not in _READS_MEMORY
-        and torch.Tag.nondeterministic_seeded not in target.tags
-        and not target._schema.is_mutable
-    )
+    name = getattr(node.target, "_opname", "")
+    return node.op != "call_function" or (is_pure(node.target) and name not in _READS_MEMORY)
 
 
 def _relay(node: fx.Node, mode: Any) -> bool:

@@ -27,6 +27,7 @@ from weft_core import events
 from weft_core.cachedir import cache_dir, read_checked, write_checked
 
 from weft_codegen.kernels import CompiledGraph
+from weft_codegen.loops.lower.fxnodes import is_pure
 
 Run = Callable[..., Any]
 
@@ -159,12 +160,4 @@ class _Eager:
 def _repeatable(gm: fx.GraphModule) -> bool:
     """Whether `gm` can run once more on the same inputs without anybody noticing."""
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
-    return all(node.op == "get_attr" or _is_pure(node.target) for node in nodes)
-
-
-def _is_pure(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return getattr(target, "__module__", "") == "_operator"
-    torchs_own = target.namespace in ("aten", "prims")
-    seeded = torch.Tag.nondeterministic_seeded in target.tags
-    return torchs_own and not seeded and not target._schema.is_mutable
+    return all(node.op == "get_attr" or is_pure(node.target) for node in nodes)

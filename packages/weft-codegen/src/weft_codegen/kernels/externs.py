@@ -267,10 +267,6 @@ def _handle_address(value: Any, write: Writer) -> str:
     return "NULL" if value is None else f"(weft_tensor[]){{{_handle(value, write)}}}"
 
 
-def _no_number(value: Any, write: Writer) -> str:
-    raise _NotRepresentable(value)
-
-
 def _device(value: Any, optional: bool, write: Writer) -> list[str]:
     del write
     if value is None:
@@ -297,7 +293,7 @@ _CONVERT: dict[str, Callable[..., list[str]]] = {
     "List[float]": _many("double", _real),
     "List[Tensor]": _many("weft_tensor", _handle),
     "List[Optional[Tensor]]": _many("weft_tensor*", _handle_address),
-    "List[Optional[number]]": _many("double*", _no_number),
+    "List[Optional[number]]": _many("double*", _handle_address),
 }
 
 

@@ -111,6 +111,13 @@ def check_sized_before(node: fx.Node) -> None:
 _INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
 
 
+def is_pure(target: Any) -> bool:
+    """Whether a call only computes: an operator of torch's own without writes or random numbers."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") == "_operator"
+    return target.namespace in ("aten", "prims") and not is_effect(target)
+
+
 def secretly_written(target: Any, args: Any) -> tuple[int, ...]:
     """The positions of arguments that an operator updates although its schema does not say so."""
     if target is torch.ops.aten.native_batch_norm.default and args[5]:
