@@ -52,6 +52,14 @@ class Effects:
         entry = self.globals.get((id(global_dict), name))
         return None if entry is None else self.tx.force(entry[1])
 
+    def touches(self, *objects: object) -> bool:
+        """Say whether a change of one of these objects, or of its dict, is yet to be written."""
+        every = {id(one) for obj in objects for one in (obj, getattr(obj, "__dict__", obj))}
+        known = [self.tx.known[one][0] for one in every if one in self.tx.known]
+        return any(key in every for key, _ in self.globals) or not self.changed.keys().isdisjoint(
+            known
+        )
+
     def __bool__(self) -> bool:
         return bool(self.changed or self.globals)
 

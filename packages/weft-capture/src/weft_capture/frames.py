@@ -215,9 +215,6 @@ class GeneratorValue(MutableValue):
 
         return restore
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def hash_key(self) -> object:
         return self
 
@@ -294,8 +291,4 @@ class GeneratorValue(MutableValue):
         if self.started:
             what = "a generator that has started is needed after a graph break"
             raise Break("generator", what, self.made_at)
-        out.writer.begin_call()
-        out.load(self.function)
-        out.load_all(self.args)
-        out.load_all(self.kwargs.values())
-        out.writer.call(len(self.args) + len(self.kwargs), tuple(self.kwargs))
+        out.call(self.function, self.args, self.kwargs)

@@ -234,6 +234,8 @@ class GraphBuilder:
 
     def node(self, op: str, target: Any, args: Any, kwargs: Any, example: object) -> Node:
         """Add a node without running it."""
+        if target is not torch._C._set_grad_enabled:
+            self.tx.calls.check_clock()
         node = self.graph.create_node(op, target, args, kwargs)
         node.meta["example_value"] = example
         self._own(node)
@@ -341,6 +343,10 @@ class GraphBuilder:
             )
         entry = self.input_at.get(node)
         return SymValue(node, size, entry.source if entry else None)
+
+    def writes(self) -> int:
+        """Count the writes in place to inputs so far."""
+        return sum(_version(entry.node_example) - entry.version for entry in self.inputs)
 
     # ---- the finished graph
 

@@ -35,8 +35,10 @@ from weft_capture.effects import Effects
 from weft_capture.frames import Frame, GeneratorValue
 from weft_capture.graph import GraphBuilder, memory_guards
 from weft_capture.journal import Journal
+from weft_capture.real_calls import RealCalls
 from weft_capture.rules import table
 from weft_capture.steps import SteppedFrame, Steps
+from weft_capture.values import floats
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.containers import (
@@ -58,6 +60,7 @@ from weft_capture.values.functions import (
     SuperValue,
 )
 from weft_capture.values.iterators import SequenceIterator
+from weft_capture.values.made import MadeValue, origins
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import wrap
 
@@ -91,6 +94,7 @@ class Tracer(Bridge):
         self.guards = GuardSet()
         self.graph = GraphBuilder(self, symbolic)
         self.effects = Effects(self)
+        self.calls = RealCalls(self)
         self.frame: Frame | None = None
         self.depth = 0
         self.known: dict[int, tuple[Value, Source]] = {}
@@ -148,6 +152,14 @@ class Tracer(Bridge):
             return NamedTupleValue(kind, [self.literal(item) for item in obj])
         return self.const_object(obj)
 
+    def made(self, source: Source, hint: Any) -> Value:
+        """Return the value of what a real call makes anew each time; `hint` is one such object."""
+        if type(hint) is list:
+            return ListValue([self.made(ItemSource(source, i), v) for i, v in enumerate(hint)])
+        if type(hint) in (int, float, bool):
+            return floats.at(self, source, hint)
+        return MadeValue(source, hint)
+
     def tuple_of(self, items: Sequence[Value]) -> TupleValue:
         """Return a tuple of values."""
         return TupleValue(items)
@@ -168,7 +180,13 @@ class Tracer(Bridge):
     # ---- guards
 
     def guard(self, source: Source, kind: str, value: Any) -> None:
-        """Add a guard; none is needed on what capture itself holds."""
+        """Add a guard; none is needed on what capture itself holds.
+
+        Raises:
+            Break: when the value is made anew in each call.
+        """
+        if self.calls.count and any(origins(source)):
+            raise Break("data-dependent-value", "a number made in each call must be known here")
         if not isinstance(source, ConstSource):
             self.guards.add(source, kind, value, self.user_stack())
 

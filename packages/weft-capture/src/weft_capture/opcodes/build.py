@@ -10,6 +10,7 @@ from weft_capture.values.base import Value
 from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
 from weft_capture.values.dicts import DictValue
+from weft_capture.values.made import joined
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
@@ -47,7 +48,7 @@ def _build_const_key_map(frame: Frame, instr: Instr) -> None:
 @opcode("BUILD_STRING")
 def _build_string(frame: Frame, instr: Instr) -> None:
     parts = frame.pop_many(instr.arg)
-    frame.stack.append(constant("".join(part.as_constant() for part in parts)))
+    frame.stack.append(joined(frame.tx, parts))
 
 
 @opcode("FORMAT_VALUE")

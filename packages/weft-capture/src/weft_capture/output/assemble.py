@@ -1,7 +1,8 @@
 """The code object that replaces a captured frame.
 
-    run the graph -> load everything that is still needed -> write side effects back ->
-    return, or do the breaking instruction for real and go on in a resume function
+    early calls -> run the graph -> late calls (see `real_calls`) -> load everything that is still
+    needed -> write side effects back -> return, or do the breaking instruction for real and go on
+    in a resume function
 
 Everything is loaded before anything is written, so that no write changes what a source reads.
 """
@@ -26,7 +27,7 @@ from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import MethodOf, Value
-from weft_capture.values.constant import NULL
+from weft_capture.values.constant import NULL, constant
 from weft_capture.values.contexts import AutocastContext, GradModeContext
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def assemble(
         graph, inputs = tx.graph.finish(list(outputs))
         compiled = compile_graph(graph, inputs)
     final = _Assembly(tx, frame, stopped, tail_call, end_mode)
+    tx.calls.emit(final.out, late=False)
     if compiled is not None:
         final.call_graph(compiled, inputs)
     final.body(dict(outputs))
@@ -99,6 +101,7 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
     Blocks that are still open are entered again by the values on the stack.
     """
     tx.journal.begin()
+    tx.calls.forget_clock()
     end_mode = torch.is_grad_enabled()
     open_autocasts = []
     for value in reversed([value for frame in frames for value in frame.stack]):
@@ -169,11 +172,9 @@ class _Assembly:
         """Write what follows the graph."""
         self.out.graph_outputs.update(outputs)
         if self.end_mode is not self.tx.entry_grad_mode:
-            self.writer.begin_call()
-            self.writer.load_const(torch._C._set_grad_enabled)
-            self.writer.load_const(self.end_mode)
-            self.writer.call(1)
+            self.out.call(torch._C._set_grad_enabled, [constant(self.end_mode)])
             self.writer.pop()
+        self.tx.calls.emit(self.out, late=True)
         effects = self.tx.effects.prepare(self.out) if self.tx.effects else None
         if self.stopped is None:
             self._return(effects)

@@ -7,7 +7,7 @@ temporary so that identity is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
@@ -73,6 +73,20 @@ class Output:
         """Push several values in order."""
         for value in values:
             self.load(value)
+
+    def call(
+        self, function: object, args: Sequence[Value], kwargs: Mapping[str, Value] | None = None
+    ) -> None:
+        """Push the result of calling a function, or a value that is one, on values."""
+        names = kwargs or {}
+        self.writer.begin_call()
+        if isinstance(function, Value):
+            self.load(function)
+        else:
+            self.writer.load_const(function)
+        self.load_all(args)
+        self.load_all(names.values())
+        self.writer.call(len(args) + len(names), tuple(names))
 
     def check_keys(self, keys: Iterable[object]) -> None:
         """Refuse keys that cannot be put into a new dict or set without the program noticing."""

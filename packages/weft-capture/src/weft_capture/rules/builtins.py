@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
 import operator
 from collections.abc import Callable
@@ -449,11 +448,3 @@ def _reversed(tx: Tracer, items: Value) -> Value:
     if isinstance(items, Constant | RangeValue | ListValue | TupleValue | DictValue | DictView):
         return tx.iterator_over(items.unpack(tx)[::-1])
     return items.call_method(tx, "__reversed__", [], {})
-
-
-# Output.
-
-
-@rule(builtins.print)
-def _print(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "print")

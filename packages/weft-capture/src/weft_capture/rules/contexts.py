@@ -76,13 +76,16 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
     What a `context_fn` would keep is not known here: the partitioner chooses.
     """
     kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
-    before = tx.graph.region
+    before, calls = tx.graph.region, tx.calls.count
     if "context_fn" not in kwargs:
         tx.graph.region = next(_REGIONS)
     try:
-        return function.call(tx, list(args), kept)
+        result = function.call(tx, list(args), kept)
     finally:
         tx.graph.region = before
+    if tx.calls.count != calls:
+        raise Break("unknown-call", "effects in a function that the backward pass runs again")
+    return result
 
 
 def _asked_now(function: Any) -> None:

@@ -135,10 +135,7 @@ class RuntimeNumber(Value):
         return True
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(self.function)
-        out.load_all(self.args)
-        out.writer.call(len(self.args))
+        out.call(self.function, self.args)
 
 
 @rule(id)

@@ -261,7 +261,7 @@ def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     Raises:
         Raised: TypeError, when an ordering is not supported.
     """
-    if floats.applies(left, right):
+    if floats.compares(left, right):
         return floats.compare(tx, COMPARE[symbol][0], left, right)
     return _compare(tx, symbol, left, right)
 

@@ -83,18 +83,11 @@ class GetterValue(Value):
     def python_type(self) -> type:
         return self.factory
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return self.function.call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(self.factory)
-        out.load_all(self.args)
-        out.load_all(self.kwargs.values())
-        out.writer.call(len(self.args) + len(self.kwargs), tuple(self.kwargs))
+        out.call(self.factory, self.args, self.kwargs)
 
 
 def _getter(factory: Any, version: Any) -> None:

@@ -11,16 +11,12 @@ import importlib.metadata
 import importlib.util
 import inspect
 import itertools
-import logging
 import math
 import operator
 import os
-import random
 import re
 import sys
-import time
 import typing
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -45,26 +41,10 @@ Step = Callable[["Tracer", CombinedIterator], Value | None]
 
 PURE.update(f for f in vars(math).values() if callable(f))
 PURE.update((inspect.isclass, inspect.isfunction, inspect.ismodule, inspect.isbuiltin))
-PURE.update((inspect.signature, typing.get_origin, typing.get_args, os.path.join, os.getenv))
+PURE.update((inspect.signature, typing.get_origin, typing.get_args, os.path.join))
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.split))
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
-PURE.update((operator.index, os.environ.get, sys.intern, os.fspath))
-
-_FOR_REAL = (
-    *(getattr(random, n) for n in ("random", "randint", "choice", "shuffle", "uniform", "seed")),
-    *(getattr(time, n) for n in ("time", "perf_counter", "monotonic", "sleep", "time_ns")),
-    warnings.warn,
-    logging.Logger.debug,
-    logging.Logger.info,
-    logging.Logger.warning,
-    logging.Logger.error,
-    logging.Logger.log,
-)
-
-
-@rule(*_FOR_REAL)
-def _for_real(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "a function with effects outside of the program")
+PURE.update((operator.index, sys.intern, os.fspath))
 
 
 # functools

@@ -29,29 +29,11 @@ CODE_RULES: dict[types.CodeType, Handler] = {}
 """Code of functions that decorators make anew each time -> handler(tx, function, args, kwargs)."""
 
 _FAMILIES = (
-    "builtins",
-    "operator_module",
-    "text",
-    "sequences",
-    "dicts",
-    "tensors",
-    "indexing",
-    "functions",
-    "gradients",
-    "autograd_functions",
-    "transforms",
-    "pytree",
-    "optimizers",
-    "torch_rules",
-    "stdlib",
-    "contexts",
-    "generators",
-    "deques",
-    "polyfilled",
-    "copying",
-    "namespaces",
-    "values_of_stdlib",
-)
+    "builtins", "operator_module", "text", "sequences", "dicts", "tensors", "indexing",
+    "functions", "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
+    "torch_rules", "stdlib", "contexts", "generators", "deques", "polyfilled", "copying", "namespaces",
+    "values_of_stdlib", "messages", "randomness",
+)  # fmt: skip
 
 _DESCRIPTORS = (
     types.MethodDescriptorType,

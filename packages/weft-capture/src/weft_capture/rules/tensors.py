@@ -127,6 +127,8 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
             raise Break("data-dependent-value", "Tensor.item")
         return tx.graph.emit("call_method", "item", [self], {})
     scalar = self.call_method(tx, "reshape", [tx.tuple_of([])], {}) if self.fake.dim() else self
+    if self.fake.dtype is torch.float64:  # no copy is made below, and the tensor may change
+        scalar = scalar.call_method(tx, "clone", [], {})
     return floats.computed(tx, scalar)
 
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Value
@@ -14,7 +16,9 @@ from weft_capture.values.constant import Constant, constant, fold
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.floats import FloatValue
 from weft_capture.values.functions import ClassValue
+from weft_capture.values.made import MadeValue, TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -142,6 +146,9 @@ _WRITERS: tuple[tuple[type[Value], Callable[[Any, Any, Any], str]], ...] = (
 
 # ---- formatting
 
+HOLES = (TensorValue, FloatValue, SymValue, MadeValue, TextValue)
+"""Kinds whose text is made when it is needed."""
+
 
 class Shown:
     """Stands for an object in a format call: its text is known, the object is not."""
@@ -206,16 +213,31 @@ def _format(tx: Tracer, value: Value, spec: Value = Constant("")) -> Value:  # n
         if value.base is None:
             text = f"unsupported format string passed to {value.cls.__name__}.__format__"
             tx.raise_(TypeError, text)
-    if isinstance(value, TensorValue | SymValue):
-        raise Break("data-dependent-value", f"format of {value.describe()}")
+    if isinstance(value, HOLES):
+        return _text_with_hole(tx, value, spec)
     if spec.as_constant() == "" and not isinstance(value, Constant | ClassValue):
         return constant(text_of(tx, value, str))
     return fold(tx, format, [value, spec], {})
 
 
+def _text_with_hole(tx: Tracer, value: Value, spec: Value) -> Value:
+    number, spec_text = False, spec.as_constant()
+    example: Any = getattr(value, "hint", "") if not isinstance(value, SymValue) else 0
+    if isinstance(value, TensorValue):
+        number = value.tensor_type is torch.Tensor and value.fake.dim() == 0
+        example = (0.0 if value.fake.dtype.is_floating_point else 0) if number else object()
+    try:
+        format(example, spec_text)
+    except (TypeError, ValueError) as error:
+        raise Break("op-failed", str(error)) from None
+    return TextValue(tx, format, [value, spec], number=number)
+
+
 def _texts(function: Any) -> None:
     @rule(function)
     def text(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        if len(args) == 1 and not kwargs and isinstance(args[0], HOLES):
+            return TextValue(tx, function, list(args))
         if len(args) != 1 or kwargs or args[0].is_constant():
             return fold(tx, function, list(args), kwargs)
         if function is str and isinstance(args[0], UserObject) and args[0].cls is not str:

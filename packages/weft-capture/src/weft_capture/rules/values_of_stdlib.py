@@ -25,8 +25,6 @@ from weft_capture.values.constant import CONSTANT_TYPES, NONE, TRUE, constant
 from weft_capture.values.objects import UserObject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
 
@@ -44,13 +42,6 @@ PURE.update(_MADE)
 PURE.update((struct.pack, struct.unpack, struct.calcsize, binascii.b2a_base64, binascii.a2b_base64))
 PURE.update((json.dumps, json.loads))
 
-_CLOCKS = (datetime.date.today, datetime.datetime.now, datetime.datetime.utcnow)
-
-
-@rule(*_CLOCKS)
-def _clock(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "a clock")
-
 
 @rule(types.SimpleNamespace)
 def _namespace(tx: Tracer, **members: Value) -> Value:
@@ -63,6 +54,7 @@ class LockValue(MutableValue):
     """A lock made in the frame: nobody else has it yet."""
 
     __slots__ = ("depth", "factory")
+    changing = ("depth",)
 
     def __init__(self, factory: Any) -> None:
         super().__init__(None)
@@ -72,26 +64,13 @@ class LockValue(MutableValue):
     def python_type(self) -> type:
         return type(self.factory())
 
-    def snapshot(self) -> Callable[[], None]:
-        depth = self.depth
-
-        def restore() -> None:
-            self.depth = depth
-
-        return restore
-
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def hash_key(self) -> object:
         return self
 
     def reconstruct(self, out: Output) -> None:
         if self.depth:
             raise Break("unsupported-value", "a lock that is held")
-        out.writer.begin_call()
-        out.writer.load_const(self.factory)
-        out.writer.call(0)
+        out.call(self.factory, ())
 
 
 def _lock(factory: Any) -> None:

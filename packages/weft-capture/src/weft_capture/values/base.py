@@ -200,6 +200,9 @@ class Value:
         Raises:
             Break: with code data-dependent-branch, when it depends on a tensor's value.
         """
+        kind = self.python_type()
+        if not hasattr(kind, "__bool__") and not hasattr(kind, "__len__"):
+            return True
         raise Break("unsupported-value", f"truth of {self.describe()}")
 
     def iterate(self, tx: Tracer) -> Value:
@@ -238,6 +241,8 @@ class MutableValue(Value):
     """A value whose state changes; changes go through `tx.mutate(self)` first."""
 
     __slots__ = ("epoch",)
+    changing: ClassVar[tuple[str, ...]] = ()
+    """The attributes that change."""
 
     def __init__(self, source: Source | None = None) -> None:
         super().__init__(source)
@@ -245,7 +250,13 @@ class MutableValue(Value):
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the present state (see `journal`)."""
-        raise NotImplementedError(type(self).__name__)
+        saved = [(name, _copied(getattr(self, name))) for name in self.changing]
+
+        def restore() -> None:
+            for name, old in saved:
+                setattr(self, name, old)
+
+        return restore
 
     def replay(self, out: Output) -> Callable[[], None]:
         """Prepare writing the final state to the existing object that `source` names.
@@ -254,6 +265,10 @@ class MutableValue(Value):
         writes, so that all reads of all replayed values come before the first write.
         """
         raise NotImplementedError(type(self).__name__)
+
+
+def _copied(state: Any) -> Any:
+    return state.copy() if type(state) in (list, dict, set) else state
 
 
 class MethodOf(Value):

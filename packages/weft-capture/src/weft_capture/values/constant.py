@@ -118,6 +118,26 @@ class Constant(Value):
         return tx.iterator_over([Constant(item) for item in self.value])
 
 
+class Varying(Value):
+    """Immutable data known only when the program runs; where it must be known, a guard fixes it."""
+
+    __slots__ = ()
+
+    def is_constant(self) -> bool:
+        return False
+
+    def hash_key(self) -> object:
+        return self.as_constant()
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.as_constant())
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        return constant(self.as_constant()).call_method(tx, name, args, kwargs)
+
+
 class NullValue(Value):
     """CPython's NULL stack slot, and an unbound local."""
 

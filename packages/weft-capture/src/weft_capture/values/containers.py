@@ -158,6 +158,7 @@ class ListValue(MutableValue):
     """A list."""
 
     __slots__ = ("items",)
+    changing = ("items",)
 
     def data(self, tx: Tracer) -> Any:
         return [tx.force(item).data(tx) for item in self.items]
@@ -168,14 +169,6 @@ class ListValue(MutableValue):
 
     def python_type(self) -> type:
         return list
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = list(self.items)
-
-        def restore() -> None:
-            self.items = saved
-
-        return restore
 
     def graph_arg(self) -> Any:
         return [item.graph_arg() for item in self.items]
@@ -230,6 +223,7 @@ class SetValue(MutableValue):
     """
 
     __slots__ = ("cls", "entries", "order")
+    changing = ("entries", "order")
 
     def __init__(
         self,
@@ -274,14 +268,6 @@ class SetValue(MutableValue):
 
     def hash_key(self) -> object:
         return frozenset(self.entries) if self.cls is frozenset else super().hash_key()
-
-    def snapshot(self) -> Callable[[], None]:
-        saved, order = dict(self.entries), self.order.copy()
-
-        def restore() -> None:
-            self.entries, self.order = saved, order
-
-        return restore
 
     def reconstruct(self, out: Output) -> None:
         out.check_keys(self.entries)

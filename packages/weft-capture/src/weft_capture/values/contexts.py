@@ -7,7 +7,6 @@ context manager and enters it; the resume function finds its `__exit__` on the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +30,7 @@ class GradModeContext(MutableValue):
     """
 
     __slots__ = ("args", "cls", "mode", "previous")
+    changing = ("previous", "source")
 
     def __init__(
         self,
@@ -48,17 +48,6 @@ class GradModeContext(MutableValue):
 
     def python_type(self) -> type:
         return self.cls
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = self.previous, self.source
-
-        def restore() -> None:
-            self.previous, self.source = saved
-
-        return restore
-
-    def truth(self, tx: Tracer) -> bool:
-        return True
 
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
@@ -85,6 +74,7 @@ class AutocastContext(MutableValue):
     """torch.autocast; `token` is the graph node of the entered block."""
 
     __slots__ = ("args", "cls", "kwargs", "real", "token")
+    changing = ("real", "token")
 
     def __init__(
         self, cls: type, args: tuple[object, ...], kwargs: dict[str, object],
@@ -99,17 +89,6 @@ class AutocastContext(MutableValue):
 
     def python_type(self) -> type:
         return self.cls
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = self.real, self.token
-
-        def restore() -> None:
-            self.real, self.token = saved
-
-        return restore
-
-    def truth(self, tx: Tracer) -> bool:
-        return True
 
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
@@ -161,16 +140,10 @@ class NullContext(Value):
     def python_type(self) -> type:
         return self.cls if isinstance(self.cls, type) else object
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def reconstruct(self, out: Output) -> None:
         import contextlib  # noqa: PLC0415 - one rare line
 
-        out.writer.begin_call()
-        out.writer.load_const(contextlib.nullcontext)
-        out.load(self.result)
-        out.writer.call(1)
+        out.call(contextlib.nullcontext, [self.result])
 
 
 class ExternalContext(Value):
@@ -187,9 +160,6 @@ class ExternalContext(Value):
 
     def python_type(self) -> type:
         return type(self.obj)
-
-    def truth(self, tx: Tracer) -> bool:
-        return True
 
 
 def _rebuild(context: GradModeContext | AutocastContext, out: Output, entered: bool) -> None:

@@ -61,6 +61,7 @@ class DictValue(MutableValue):
     """A dict: hash key -> (key, value)."""
 
     __slots__ = ("cls", "default_factory", "entries")
+    changing = ("entries",)
 
     def __init__(
         self,
@@ -115,14 +116,6 @@ class DictValue(MutableValue):
         if self.cls is defaultdict:
             return super().data(tx)
         return self.cls([(key.data(tx), value.data(tx)) for key, value in self.pairs(tx)])
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = dict(self.entries)
-
-        def restore() -> None:
-            self.entries = saved
-
-        return restore
 
     def graph_arg(self) -> Any:
         return {k.as_constant(): v.graph_arg() for k, v in self.entries.values()}

@@ -31,9 +31,6 @@ class TracebackValue(Value):
     def python_type(self) -> type:
         return types.TracebackType
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
 
 TRACEBACK = TracebackValue()
 _UNSET: dict[str, Value] = {
@@ -55,6 +52,7 @@ class ExceptionValue(MutableValue):
     """
 
     __slots__ = ("args", "attributes", "cls", "origin", "raised")
+    changing = ("args", "attributes", "raised")
 
     def __init__(
         self,
@@ -75,17 +73,6 @@ class ExceptionValue(MutableValue):
 
     def describe(self) -> str:
         return f"{self.cls.__name__}({', '.join(arg.describe() for arg in self.args)})"
-
-    def snapshot(self) -> Callable[[], None]:
-        saved_args, saved, raised = list(self.args), dict(self.attributes), self.raised
-
-        def restore() -> None:
-            self.args, self.attributes, self.raised = saved_args, saved, raised
-
-        return restore
-
-    def truth(self, tx: Tracer) -> bool:
-        return True
 
     def hash_key(self) -> object:
         return self

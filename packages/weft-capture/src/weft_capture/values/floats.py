@@ -17,7 +17,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, Value
-from weft_capture.values.constant import Constant, constant
+from weft_capture.values.constant import Constant, Varying, constant
+from weft_capture.values.made import MadeValue, is_made, origins
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_guards.sources import (
     CallSource,
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
 
 
 def scalar_tensor(number: float) -> torch.Tensor:
-    """Return the graph's form of a float: a 0-dim float64 tensor."""
-    return torch.scalar_tensor(number, dtype=torch.float64)
+    """Return the graph's form of a float (or an int): a 0-dim tensor of float64 (int64)."""
+    dtype = torch.float64 if isinstance(number, float) else torch.int64
+    return torch.scalar_tensor(number, dtype=dtype)
 
 
-class FloatValue(Value):
+class FloatValue(Varying):
     """A float known only when the program runs.
 
     Args:
@@ -64,6 +66,8 @@ class FloatValue(Value):
         """Return the 0-dim float64 tensor of the graph that holds the number."""
         if self._tensor is None:
             assert self.source is not None
+            if any(one.late for one in origins(self.source)) or type(self.hint) is bool:
+                return self.as_constant()  # type: ignore[no-any-return]
             source = CallSource(scalar_tensor, (self.source,))
             with unset_fake_temporarily():
                 example = scalar_tensor(self.hint)
@@ -71,13 +75,10 @@ class FloatValue(Value):
         return self._tensor
 
     def python_type(self) -> type:
-        return float
+        return type(self.hint)
 
     def describe(self) -> str:
         return "a float that varies" if self.source is not None else "a float out of a tensor"
-
-    def is_constant(self) -> bool:
-        return False
 
     def as_constant(self) -> Any:
         """Fix the number to its present value with a guard, and return it."""
@@ -86,31 +87,16 @@ class FloatValue(Value):
         self.tx.guard(self.source, "CONST", self.hint)
         return self.hint
 
-    def hash_key(self) -> object:
-        return self.as_constant()
-
-    def graph_arg(self) -> Any:
-        return self.as_constant()
-
-    def example(self) -> Any:
-        return self.as_constant()
-
     def truth(self, tx: Tracer) -> bool:
+        if is_made(self):
+            raise Break("data-dependent-branch", f"a {self.python_type().__name__} of each call")
         return compare(tx, operator.ne, self, constant(0.0)).truth(tx)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(torch.Tensor.item)
-        out.load_graph_output(self.tensor())
-        out.writer.call(1)
+        out.call(torch.Tensor.item, [self.tensor()])
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         return self if name == "real" else MethodOf(self, name)
-
-    def call_method_fallback(
-        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
-    ) -> Value:
-        return constant(self.as_constant()).call_method(tx, name, args, kwargs)
 
 
 def _is_operand(value: Value) -> bool:
@@ -125,13 +111,19 @@ def applies(left: Value, right: Value) -> bool:
     return varies and _is_operand(left) and _is_operand(right)
 
 
+def compares(left: Value, right: Value) -> bool:
+    """Say whether `compare` is for these two: floats, or objects that are made in each call."""
+    made = isinstance(left, MadeValue) or isinstance(right, MadeValue)
+    known = (MadeValue, FloatValue, Constant)
+    return applies(left, right) or (made and isinstance(left, known) and isinstance(right, known))
+
+
 def _origin(value: Value) -> Source | None:
-    varies = isinstance(value, FloatValue | SymValue)
-    return value.source if varies else ConstSource(value.as_constant())
+    return ConstSource(value.value) if isinstance(value, Constant) else value.source
 
 
 def _hint(value: Value) -> Any:
-    return value.hint if isinstance(value, FloatValue) else value.as_constant()
+    return value.value if isinstance(value, Constant) else value.hint  # type: ignore[attr-defined]
 
 
 def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
@@ -148,12 +140,21 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
     if function is operator.truediv and compare(tx, operator.eq, right, constant(0)).truth(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
     number = function(_hint(left), _hint(right))
-    if type(number) is not float:  # a power with a negative base may be complex
+    made = is_made(left) or is_made(right)
+    # A power with a negative base may be complex, or overflow.
+    if type(number) is not (_kind(left, right) if made else float) or (
+        made and function is operator.pow
+    ):
         return constant(function(left.as_constant(), right.as_constant()))
-    return _at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
+    return at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
 
 
-def _at(tx: Tracer, source: Source, number: float) -> FloatValue:
+def _kind(left: Value, right: Value) -> type:
+    kinds = {left.python_type(), right.python_type()} - {bool}
+    return float if float in kinds or not kinds else int
+
+
+def at(tx: Tracer, source: Source, number: float) -> FloatValue:
     """Return the float of a source; one a source, so that each is one input of the graph."""
     known = tx.graph.floats.get(source)
     if known is None:
@@ -161,6 +162,7 @@ def _at(tx: Tracer, source: Source, number: float) -> FloatValue:
     return known
 
 
+_SAFE = (operator.neg, operator.pos, abs)
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
 
 
@@ -204,7 +206,9 @@ def unary(tx: Tracer, function: Callable[[Any], Any], value: FloatValue) -> Valu
         if in_graph is None:
             return constant(function(value.as_constant()))
         return computed(tx, tx.graph.emit("call_function", in_graph, _operands(value), {}))
-    return _at(tx, CallSource(function, (value.source,)), function(value.hint))
+    if is_made(value) and function not in _SAFE:
+        return constant(function(value.as_constant()))
+    return at(tx, CallSource(function, (value.source,)), function(value.hint))
 
 
 def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right: Value) -> Value:
@@ -218,8 +222,14 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
         if tx.graph.reads_data():
             return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
         raise Break("data-dependent-branch", "a comparison of a number read from a tensor")
-    outcome = function(_hint(left), _hint(right))
-    tx.guard(CallSource(function, sources), "CONST", outcome)  # type: ignore[arg-type]
+    try:
+        outcome = function(_hint(left), _hint(right))
+    except TypeError as error:
+        raise Break("unsupported-value", str(error)) from None
+    source = CallSource(function, sources)  # type: ignore[arg-type]
+    if any(origins(source)):
+        return at(tx, source, outcome)
+    tx.guard(source, "CONST", outcome)
     return constant(outcome)
 
 
@@ -302,7 +312,10 @@ def _result_dtype(target: Any, args: list[Value]) -> torch.dtype | None:
     if _name(target) not in _NUMBER_OPERATORS:
         return None
     return torch.result_type(
-        *(1.0 if isinstance(arg, FloatValue) else arg.example() for arg in args[:2])
+        *(
+            arg.python_type()(1) if isinstance(arg, FloatValue) else arg.example()
+            for arg in args[:2]
+        )
     )
 
 
@@ -312,7 +325,9 @@ def _at_dtype(tx: Tracer, value: Value, dtype: torch.dtype, device: torch.device
     # As a Python float the number would be used at the operation's own precision.
     precision = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     tensor: Value = value.tensor()
-    if precision is not torch.float64:
+    if not dtype.is_floating_point and dtype is not torch.int64:
+        value.as_constant()
+    if precision is not tensor.example().dtype:
         tensor = tx.graph.emit("call_method", "to", [tensor, constant(precision)], {})
     if device.type != "cpu":
         tensor = tx.graph.emit("call_method", "to", [tensor, constant(device)], {})
@@ -335,7 +350,7 @@ def vary(tx: Tracer, number: float, source: Source) -> FloatValue | None:
     if not learning_rate and not tx.policy.float_is_dynamic(source, number):
         return None
     tx.guard(source, "TYPE", float)
-    return _at(tx, source, number)
+    return at(tx, source, number)
 
 
 def _is_param_group(source: Any) -> bool:

@@ -28,6 +28,7 @@ class CellValue(MutableValue):
     """A closure cell; `contents` is None while it is empty."""
 
     __slots__ = ("contents",)
+    changing = ("contents",)
 
     def __init__(self, contents: Value | None = None, source: Source | None = None) -> None:
         super().__init__(source)
@@ -35,14 +36,6 @@ class CellValue(MutableValue):
 
     def python_type(self) -> type:
         return types.CellType
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = self.contents
-
-        def restore() -> None:
-            self.contents = saved
-
-        return restore
 
     def store(self, tx: Tracer, value: Value | None) -> None:
         """Change the contents, recorded."""
@@ -61,9 +54,7 @@ class CellValue(MutableValue):
 
     def reconstruct_empty(self, out: Output) -> None:
         """Make the cell of a class, which making the class fills."""
-        out.writer.begin_call()
-        out.writer.load_const(types.CellType)
-        out.writer.call(0)
+        out.call(types.CellType, ())
         out.remember(self)
         out.writer.pop()
 
@@ -75,9 +66,7 @@ class CellValue(MutableValue):
             writer.pop()
             out.load(self)
             return
-        writer.begin_call()
-        writer.load_const(types.CellType)
-        writer.call(0)
+        out.call(types.CellType, ())
         out.remember(self)
         if self.contents is not None:
             writer.dup()
@@ -108,6 +97,7 @@ class FunctionValue(MutableValue):
     """A Python function, from outside (`obj`) or made by the program (`obj` is None)."""
 
     __slots__ = ("attributes", "cells", "code", "defaults", "globals", "kwdefaults", "name", "obj")
+    changing = ("attributes",)
 
     def __init__(
         self,
@@ -144,17 +134,6 @@ class FunctionValue(MutableValue):
 
     def hash_key(self) -> object:
         return self if self.obj is None else self.obj
-
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = dict(self.attributes)
-
-        def restore() -> None:
-            self.attributes = saved
-
-        return restore
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return tx.call_function(self, args, kwargs)
@@ -265,9 +244,6 @@ class BoundMethod(Value):
             raise NotConstant(self.describe())
         return types.MethodType(self.function.as_constant(), owner)
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def hash_key(self) -> object:
         return (self.function.hash_key(), self.owner.hash_key())
 
@@ -281,11 +257,7 @@ class BoundMethod(Value):
         return special[name] if name in special else self.function.getattr(tx, name)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(types.MethodType)
-        out.load(self.function)
-        out.load(self.owner)
-        out.writer.call(2)
+        out.call(types.MethodType, [self.function, self.owner])
 
 
 class ObjectConstant(Value):
@@ -424,9 +396,6 @@ class PartialValue(Value):
     def python_type(self) -> type:
         return functools.partial
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
     ) -> tuple[Value, list[Value], Kwargs]:
@@ -442,12 +411,7 @@ class PartialValue(Value):
         return super().getattr(tx, name)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(functools.partial)
-        out.load(self.function)
-        out.load_all(self.args)
-        out.load_all(self.keywords.values())
-        out.writer.call(1 + len(self.args) + len(self.keywords), tuple(self.keywords))
+        out.call(functools.partial, [self.function, *self.args], self.keywords)
 
 
 class SuperValue(Value):
@@ -467,8 +431,4 @@ class SuperValue(Value):
         return tx.super_attribute(self, name)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(super)
-        out.writer.load_const(self.cls)
-        out.load(self.owner)
-        out.writer.call(2)
+        out.call(super, [constant(self.cls), self.owner])

@@ -31,6 +31,7 @@ class IteratorValue(MutableValue):
     """Base of iterators: state is `position` and what subclasses add."""
 
     __slots__ = ("position",)
+    changing = ("position",)
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -39,19 +40,8 @@ class IteratorValue(MutableValue):
     def iterate(self, tx: Tracer) -> Value:
         return self
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def hash_key(self) -> object:
         return self
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = self.position
-
-        def restore() -> None:
-            self.position = saved
-
-        return restore
 
 
 class SequenceIterator(IteratorValue):
@@ -241,9 +231,6 @@ class ExternalIterator(Value):
 
     def iterate(self, tx: Tracer) -> Value:
         return self
-
-    def truth(self, tx: Tracer) -> bool:
-        return True
 
     def next(self, tx: Tracer) -> Value | None:
         kind = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"

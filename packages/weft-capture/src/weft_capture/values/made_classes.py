@@ -104,9 +104,6 @@ class DescriptorValue(Value):
     def python_type(self) -> type:
         return self.kind
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def hash_key(self) -> object:
         return self
 
@@ -126,7 +123,4 @@ class DescriptorValue(Value):
         return self.args[0].call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(self.kind)
-        out.load_all(self.args)
-        out.writer.call(len(self.args))
+        out.call(self.kind, self.args)

@@ -59,8 +59,4 @@ class MadeModule(ModuleValue):
     def reconstruct(self, out: Output) -> None:
         if self.attrs:
             raise Break("unsupported-value", f"a {self.cls.__qualname__} made and changed")
-        out.writer.begin_call()
-        out.writer.load_const(self.cls)
-        out.load_all(self.arguments)
-        out.load_all(self.keywords.values())
-        out.writer.call(len(self.arguments) + len(self.keywords), tuple(self.keywords))
+        out.call(self.cls, self.arguments, self.keywords)

@@ -7,6 +7,7 @@ of dict, list, tuple and the like keeps the builtin part in `base`.
 
 from __future__ import annotations
 
+import io
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class UserObject(MutableValue):
     """An instance of a Python class; `obj` is None for one made during capture."""
 
     __slots__ = ("attrs", "base", "base_changed", "cls", "obj")
+    changing = ("attrs",)
 
     def __init__(
         self,
@@ -79,14 +81,6 @@ class UserObject(MutableValue):
 
     def describe(self) -> str:
         return f"{self.cls.__name__} object"
-
-    def snapshot(self) -> Callable[[], None]:
-        saved = dict(self.attrs)
-
-        def restore() -> None:
-            self.attrs = saved
-
-        return restore
 
     def hash_key(self) -> object:
         by_identity: Any = object.__hash__
@@ -245,11 +239,7 @@ class UserObject(MutableValue):
             writer.call(1)
         out.remember(self)
         if isinstance(self.base, MutableValue) and not fixed:
-            writer.begin_call()
-            writer.load_const(fill_instance)
-            out.load(self)
-            out.load(self.base)
-            writer.call(2)
+            out.call(fill_instance, [self, self.base])
             writer.pop()
         if self.attrs:
             writer.begin_call()
@@ -365,6 +355,21 @@ class ModuleValue(UserObject):
         if isinstance(key, SliceValue) and self.cls in (torch.nn.ModuleList, torch.nn.Sequential):
             return slice_modules(tx, self, key)
         return super().getitem(tx, key)
+
+
+class StreamValue(UserObject):
+    """A text stream of the standard library's own, such as `sys.stdout` (see `rules.messages`)."""
+
+    __slots__ = ()
+
+
+def is_plain_stream(obj: object) -> bool:
+    """Say whether this is a text stream that looks at nothing of the program when written to."""
+    if not isinstance(obj, io.TextIOBase) or "write" in getattr(obj, "__dict__", ()):
+        return False
+    names = ("write", "flush", "__getattribute__")
+    found = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]
+    return all(kind.__module__ in ("_io", "builtins") for kind in found)
 
 
 class SlicedModules(ModuleValue):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from weft_capture.breaks import Break
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.constant import constant
+from weft_capture.values.constant import Varying, constant
 from weft_capture.values.dicts import identity_key
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class TensorAttributes(MutableValue):
     """What the captured program wrote to attributes of one tensor: `grad`, and the user's own."""
 
     __slots__ = ("attrs", "owner")
+    changing = ("attrs",)
 
     def __init__(self, owner: TensorValue) -> None:
         super().__init__(owner.source)
@@ -174,14 +175,6 @@ class TensorAttributes(MutableValue):
     def python_type(self) -> type:
         return self.owner.tensor_type
 
-    def snapshot(self) -> Callable[[], None]:
-        saved = dict(self.attrs)
-
-        def restore() -> None:
-            self.attrs = saved
-
-        return restore
-
     def reconstruct(self, out: Output) -> None:
         out.load(self.owner)
 
@@ -189,7 +182,7 @@ class TensorAttributes(MutableValue):
         return out.replay_attributes(self, self.attrs)
 
 
-class SymValue(Value):
+class SymValue(Varying):
     """A symbolic number: a size or an int that the graph takes as an input."""
 
     __slots__ = ("node", "sym")
@@ -230,12 +223,6 @@ class SymValue(Value):
     def as_constant(self) -> Any:
         return self.specialize()
 
-    def is_constant(self) -> bool:
-        return False
-
-    def hash_key(self) -> object:
-        return self.specialize()
-
     def truth(self, tx: Tracer) -> bool:
         if not self.is_data():
             return bool(self.sym)
@@ -248,11 +235,6 @@ class SymValue(Value):
         if known(torch.sym_not(condition)):
             return False
         raise Break("data-dependent-branch", f"{self.describe()} decides it")
-
-    def call_method_fallback(
-        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
-    ) -> Value:
-        return constant(self.specialize()).call_method(tx, name, args, kwargs)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name in ("real", "numerator"):

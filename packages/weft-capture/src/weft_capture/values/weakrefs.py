@@ -25,9 +25,6 @@ class WeakRefValue(Value):
     def python_type(self) -> type:
         return weakref.ref
 
-    def truth(self, tx: Tracer) -> bool:
-        return True
-
     def hash_key(self) -> object:
         return self.ref
 

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import operator
+import random
 import types
 import typing
 import weakref
@@ -48,7 +49,8 @@ from weft_capture.values.functions import (
     TypeHint,
 )
 from weft_capture.values.iterators import ExternalIterator
-from weft_capture.values.objects import ModuleValue, UserObject
+from weft_capture.values.made import RandomValue
+from weft_capture.values.objects import ModuleValue, StreamValue, UserObject, is_plain_stream
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_guards.guards import TensorSpec
 from weft_guards.sources import (
@@ -296,7 +298,7 @@ def _wrap_cached_function(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
     tx.guard(source, "TYPE", types.MethodType)
     owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
-    if isinstance(owner, GradModeContext) and owner.find_method(obj.__name__) is not None:
+    if isinstance(owner, GradModeContext | RandomValue) and owner.find_method(obj.__name__):
         return MethodOf(owner, obj.__name__)  # the __exit__ of a block around a graph break
     function = wrap(tx, obj.__func__, AttrSource(source, "__func__"))
     before = owner.previous if isinstance(owner, GradModeContext) else None
@@ -316,6 +318,12 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
         return BuiltinValue(obj, source)
     tx.guard(source, "TYPE", types.BuiltinFunctionType)
     return MethodOf(wrap(tx, owner, AttrSource(source, "__self__")), obj.__name__, source)
+
+
+@_exact(random.Random)
+def _wrap_random(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", random.Random)
+    return RandomValue(source)
 
 
 @_exact(collections.deque)
@@ -395,6 +403,13 @@ def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_autocast(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     return ExternalContext(obj, source)
+
+
+@_family(is_plain_stream)
+def _wrap_stream(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    tx.guard(CallSource(is_plain_stream, (source,)), "CONST", True)
+    return StreamValue(type(obj), obj, source)
 
 
 @_family(lambda obj: isinstance(obj, BaseException))

@@ -1,0 +1,96 @@
+"""Functions that run for real in each call: output, clocks, random numbers.
+
+Capture never runs them for the program. It records the call, and the replacement code makes it:
+early, before the graph, or late, right after it, each in the program's order. Writes to objects
+come after both, exceptions too. Nothing can tell the difference, under these conditions:
+
+- The function does not look at what the program changes: it writes to the library's own streams
+  and handlers (`rules.messages`), and no write to those is pending.
+- Its arguments are known, made by earlier calls, or tensors that do not change until the call.
+- It does not fail inside a `try`.
+- No operation follows a clock that was read behind another one: it would be measured wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft_capture.breaks import Break
+from weft_capture.steps import BreakAtStep
+from weft_capture.values.base import Value
+from weft_capture.values.made import MadeSource, Seen, origins
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+@dataclass(frozen=True, eq=False)
+class RealCall:
+    """One call; `made` is where its result goes."""
+
+    function: Callable[..., Any]
+    args: list[Value]
+    made: MadeSource
+    seen: Seen
+
+
+class RealCalls:
+    """The calls of one capture; `count` of them, those that were taken back included."""
+
+    def __init__(self, tx: Tracer) -> None:
+        self.tx = tx
+        self.calls: list[RealCall] = []
+        self.clock_at = -1
+        self.count = 0
+
+    def add(self, function: Callable[..., Any], *args: Value, early: bool = False) -> MadeSource:
+        """Record a call; returns where its result will be.
+
+        Args:
+            function: takes positional arguments.
+            early: it need not come after the operations before it.
+
+        Raises:
+            Break: when an argument comes later than the call.
+        """
+        tx = self.tx
+        late = bool(tx.graph.op_count) and not early
+        if not late and any(one.late for arg in args for one in origins(arg.source)):
+            raise Break("data-dependent-value", "an argument that is known only after the graph")
+        made = MadeSource(f"_weft_made_{self.count}", late)
+        self.count += 1
+        self.calls.append(RealCall(function, list(args), made, Seen(tx, args)))
+        tx.journal.on_rollback(self._drop)
+        return made
+
+    def _drop(self) -> None:
+        self.calls.pop()
+
+    def read_clock(self, function: Callable[[], Any]) -> Value:
+        """Record the reading of a clock."""
+        made = self.add(function)
+        if made.late and self.clock_at < 0:
+            self.clock_at = self.tx.steps.now
+            self.tx.journal.on_rollback(self.forget_clock)
+        return self.tx.made(made, function())
+
+    def forget_clock(self) -> None:
+        """Allow operations again."""
+        self.clock_at = -1
+
+    def check_clock(self) -> None:
+        """Begin the capture again, to break at the clock that an operation would follow."""
+        if self.clock_at >= 0:
+            raise BreakAtStep(self.clock_at, Break("unknown-call", "a clock between operations"))
+
+    def emit(self, out: Output, late: bool) -> None:
+        """Write the calls before or after the graph."""
+        for call in self.calls:
+            if call.made.late is late:
+                if late:
+                    call.seen.check()
+                out.call(call.function, call.args)
+                out.writer.store_local(call.made.name)

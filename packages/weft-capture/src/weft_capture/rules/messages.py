@@ -1,0 +1,229 @@
+"""print, logging and warnings: done by the replacement code, in the program's order.
+
+Only where the library's own streams, handlers and hooks take them, which a guard asks: what else a
+program puts there may look at anything, so the graph breaks. Records and warnings carry the place
+in the program that they come from, which capture knows.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch._tensor_str
+from weft_guards.sources import CallSource, ConstSource
+
+from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.rules.table import rule
+from weft_capture.rules.text import HOLES, text_of
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import FALSE, NONE, Constant, constant
+from weft_capture.values.objects import StreamValue, UserObject, is_plain_stream
+
+if TYPE_CHECKING:
+    from weft_capture.frames import Frame
+    from weft_capture.tracer import Tracer
+
+
+def _check_unchanged(tx: Tracer, *objects: object) -> None:
+    """Break where the program has changed what the call looks at."""
+    if tx.effects.touches(sys, torch._tensor_str.PRINT_OPTS, *objects):
+        raise Break("unknown-call", "output through something that was just changed")
+
+
+def _check_stream(tx: Tracer, stream: Value) -> None:
+    """Break where a stream is the program's own, or its failure may be caught."""
+    if not isinstance(stream, StreamValue):
+        raise Break("unknown-call", f"output to {stream.describe()}")
+    _check_unchanged(tx, stream.obj)
+    frame: Frame | None = tx.frame
+    while frame is not None:
+        code, handler = frame.decoded.instrs, frame.instr.handler
+        if handler is not None and code[handler.target].opname == "PUSH_EXC_INFO":
+            if code[handler.target + 1].opname != "WITH_EXCEPT_START":
+                raise Break("unknown-call", "output inside of a try block")
+        frame = frame.parent
+
+
+@rule(builtins.print)
+def _print(
+    tx: Tracer,
+    *args: Value,
+    sep: Value = NONE,
+    end: Value = NONE,
+    file: Value = NONE,
+    flush: Value = FALSE,
+) -> Value:
+    if not all(isinstance(one.as_constant(), str | None) for one in (sep, end)):
+        raise Break("unknown-call", "print with a separator that is no text")
+    stream = file if file is not NONE else tx.const_object(sys).getattr(tx, "stdout")
+    if stream is not NONE:
+        _check_stream(tx, stream)
+    try:
+        with tx.journal.unchanged("a __str__ with effects"):
+            texts = [_shown(tx, arg) for arg in args]
+    except Raised:
+        raise Break("unknown-call", "print of an object whose __str__ raises") from None
+    tx.calls.add(_print_now, sep, end, file, constant(flush.truth(tx)), *texts)
+    return NONE
+
+
+def _print_now(sep: Any, end: Any, file: Any, flush: bool, *texts: Any) -> None:
+    print(*texts, sep=sep, end=end, file=file, flush=flush)
+
+
+def _shown(tx: Tracer, value: Value) -> Value:
+    value = tx.force(value)
+    return value if isinstance(value, HOLES) else constant(text_of(tx, value, str))
+
+
+@method(StreamValue, "write")
+def _write(tx: Tracer, self: StreamValue, text: Value) -> Value:
+    if not isinstance(text, Constant) or not isinstance(text.value, str):
+        raise Break("unsupported-method", "write of a text that is not known")
+    _check_stream(tx, self)
+    tx.calls.add(_print_now, NONE, constant(""), self, FALSE, text)
+    return constant(len(text.value))
+
+
+# ---- logging
+
+_PLAIN_MODULES = ("logging", "logging.handlers", "_pytest.logging")
+
+
+def _parts(logger: logging.Logger) -> Iterator[Any]:
+    """Yield all that a record comes by: loggers, filters, handlers, formatters, streams."""
+    one: logging.Logger | None = logger
+    while one is not None:
+        yield from (one, *one.filters)
+        for handler in one.handlers:
+            yield from (handler, *handler.filters)
+            if handler.formatter is not None:
+                yield handler.formatter
+            yield getattr(handler, "stream", None)
+        one = one.parent if one.propagate else None
+    yield from (logging.lastResort, sys.stderr)
+
+
+def _is_plain(part: object) -> bool:
+    own = part is None or type(part).__module__ in _PLAIN_MODULES
+    return own or is_plain_stream(part)
+
+
+def _log_state(logger: logging.Logger, level: int) -> str:
+    """Return "off" where nothing comes of a message, "plain" where capture knows what does."""
+    if not logger.isEnabledFor(level):
+        return "off"
+    plain = all(map(_is_plain, _parts(logger)))
+    return "plain" if plain and logging.getLogRecordFactory() is logging.LogRecord else "other"
+
+
+def _state(tx: Tracer, logger: Value, level: int) -> str:
+    source = logger.source
+    if not isinstance(logger, UserObject) or source is None or type(level) is not int:
+        raise Break("unknown-call", "logging with a logger made here")
+    looked_at = [*_parts(logger.obj), logging, logger.obj.manager]
+    lists = [getattr(one, name, None) for one in looked_at for name in ("handlers", "filters")]
+    _check_unchanged(tx, *looked_at, *lists)
+    answer = _log_state(logger.obj, level)
+    tx.guard(CallSource(_log_state, (source, ConstSource(level))), "CONST", answer)
+    return answer
+
+
+@rule(logging.Logger.isEnabledFor)
+def _is_enabled(tx: Tracer, logger: Value, level: Value) -> Value:
+    return constant(_state(tx, logger, level.as_constant()) != "off")
+
+
+@rule(logging.Logger.log)
+def _log(tx: Tracer, logger: Value, level: Value, text: Value, *args: Value, **k: Value) -> Value:
+    state = _state(tx, logger, level.as_constant())
+    if state == "off":
+        return NONE
+    options = k.keys() - {"exc_info", "stack_info", "extra"}
+    if state == "other" or options or any(k[n] not in (NONE, FALSE) for n in k):
+        raise Break("unknown-call", "logging with handlers or options of the program's own")
+    assert tx.frame is not None
+    at = tx.frame.summary()
+    where = constant((at.filename, at.lineno, at.name))
+    tx.calls.add(_log_now, logger, level, where, *(_copied(tx, arg) for arg in (text, *args)))
+    return NONE
+
+
+def _copied(tx: Tracer, value: Value) -> Value:
+    """Return an argument as it is now: a list may change before its text is made."""
+    value = tx.force(value)
+    try:
+        return value if isinstance(value, HOLES) else tx.literal(value.data(tx))
+    except NotConstant:
+        raise Break("unknown-call", f"logging of {value.describe()}") from None
+
+
+def _log_now(logger: logging.Logger, level: int, where: Any, text: Any, *args: Any) -> None:
+    file, line, name = where
+    logger.handle(logger.makeRecord(logger.name, level, file, line, text, args, None, name))
+
+
+def _at_level(name: str) -> None:
+    @rule(getattr(logging.Logger, name))
+    def log(tx: Tracer, logger: Value, text: Value, *args: Value, **kwargs: Value) -> Value:
+        return _log(tx, logger, constant(getattr(logging, name.upper())), text, *args, **kwargs)
+
+
+for _name in ("debug", "info", "warning", "error", "critical"):
+    _at_level(_name)
+
+
+# ---- warnings
+
+
+def _is_only_shown(text: str, category: type[Warning], module: str, line: int) -> bool:
+    """Say whether a warning is shown or recorded: it is no error, and no hook gets it."""
+    library: Any = warnings
+    show = library._showwarnmsg_impl
+    recorded = isinstance(show, types.BuiltinMethodType) and isinstance(show.__self__, list)
+    if not recorded and not (show.__module__ == "warnings" and is_plain_stream(sys.stderr)):
+        return False
+    for name in ("showwarning", "formatwarning"):
+        if getattr(library, name) is not getattr(library, f"_{name}_orig"):
+            return False
+    for action, message, kind, where, at in library.filters:
+        found = (message is None or message.match(text)) and issubclass(category, kind)
+        if found and at in (0, line) and (where is None or where.match(module)):
+            return bool(action != "error")
+    return bool(library.defaultaction != "error")
+
+
+@rule(warnings.warn)
+def _warn(
+    tx: Tracer,
+    message: Value,
+    category: Value = NONE,
+    stacklevel: Value = Constant(1),  # noqa: B008
+    source: Value = NONE,
+) -> Value:
+    kind = UserWarning if category is NONE else category.as_constant()
+    plain = isinstance(message, Constant) and type(message.value) is str and source is NONE
+    plain = plain and isinstance(kind, type) and issubclass(kind, Warning)
+    if not plain or stacklevel.as_constant() > 1:
+        raise Break("unknown-call", "a warning about a caller, or with an unknown text")
+    assert tx.frame is not None
+    at, module = tx.frame.summary(), tx.frame.function.globals
+    about = (message.as_constant(), kind, module.get("__name__") or "<string>", at.lineno)
+    _check_unchanged(tx, warnings, warnings.filters, sys.stderr)
+    shown = _is_only_shown(*about)  # type: ignore[arg-type]
+    tx.guard(CallSource(_is_only_shown, tuple(map(ConstSource, about))), "CONST", shown)
+    if not shown:
+        raise Break("unknown-call", "a warning that raises, or that a hook gets")
+    tx.calls.add(_warn_now, *map(tx.const_object, (*about, at.filename, module)))
+    return NONE
+
+
+def _warn_now(text: str, kind: Any, name: str, line: int, file: str, module: Any) -> None:
+    registry = module.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, kind, file, line, name, registry)

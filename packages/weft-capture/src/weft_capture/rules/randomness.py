@@ -1,0 +1,163 @@
+"""Random numbers, clocks, unique ids and the environment: what differs from call to call.
+
+Functions of module `random` run before the graph, in the program's order: nothing but they can see
+their state. A call on a fresh generator while capturing checks the arguments and tells the type.
+The environment is guarded, one variable at a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import torch
+from weft_guards.sources import CallSource, ConstSource
+
+from weft_capture.breaks import Break
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.containers import ListValue
+from weft_capture.values.made import RandomValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+
+_ITEMS = (int, float, bool, str, bytes)
+_KNOWN = (int, range, type(None))
+
+
+def _draw_now(generator: random.Random, name: str, args: Any, kwargs: Any) -> Any:
+    result = getattr(generator, name)(*args, **kwargs)
+    return args[0] if name == "shuffle" else result
+
+
+def _draw(tx: Tracer, owner: RandomValue, name: str, args: Any, kwargs: Any) -> Value:
+    """Call a method of a generator with arguments that are known."""
+    real = tuple(arg.data(tx) for arg in args)
+    words = {key: value.data(tx) for key, value in kwargs.items()}
+    if name in ("choice", "choices", "sample", "shuffle"):
+        for items in (*real, *words.values()):
+            kinds = {type(item) for item in items} if not isinstance(items, _KNOWN) else set()
+            if len(kinds) > 1 or not kinds.issubset(_ITEMS):
+                raise Break("unknown-call", "a random choice among objects")
+    row = constant(name), tx.literal(real), tx.literal(words)
+    try:
+        hint = _draw_now(random.Random(0), name, real, words)
+    except Exception as error:
+        raise Break("unknown-call", f"random.{name}: {error}") from None
+    return tx.made(tx.calls.add(_draw_now, owner, *row, early=True), hint)
+
+
+def _draws(name: str) -> None:
+    @method(RandomValue, name)
+    def draw(tx: Tracer, self: RandomValue, *args: Value, **kwargs: Value) -> Value:
+        return _draw(tx, self, name, args, kwargs)
+
+
+for _name in (
+    "random", "uniform", "gauss", "normalvariate", "expovariate", "randint", "randrange",
+    "getrandbits", "choice", "choices", "sample",
+):  # fmt: skip
+    _draws(_name)
+
+
+@method(RandomValue, "shuffle")
+def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> Value:
+    if type(items) is not ListValue:
+        raise Break("unknown-call", "random.shuffle of what is no list")
+    shuffled = _draw(tx, self, "shuffle", [items], {})
+    tx.mutate(items)
+    items.items = shuffled.unpack(tx)
+    return NONE
+
+
+@method(RandomValue, "seed")
+def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> Value:
+    _draw(tx, self, "seed", [a], {})
+    return NONE
+
+
+@rule(random.Random)
+def _generator(tx: Tracer, *seed: Value) -> Value:
+    known = [one.as_constant() for one in seed]
+    if not all(isinstance(one, int | float | str | bytes | None) for one in known):
+        raise Break("unknown-call", "random.Random")
+    return RandomValue(tx.calls.add(random.Random, *seed, early=True))
+
+
+@rule(uuid.uuid4)
+def _unique(tx: Tracer) -> Value:
+    return tx.made(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4())
+
+
+@rule(torch.manual_seed)
+def _manual_seed(tx: Tracer, seed: Value) -> Value:
+    if tx.graph.op_count or type(seed.as_constant()) is not int:
+        raise Break("unknown-call", "torch.manual_seed behind operations")
+    return tx.made(tx.calls.add(torch.manual_seed, seed), torch.default_generator)
+
+
+def _clock(function: Any) -> None:
+    @rule(function)
+    def read(tx: Tracer, *zone: Value) -> Value:
+        if zone:
+            raise Break("unknown-call", "a clock of a time zone")
+        return tx.calls.read_clock(function)
+
+
+for _name in ("time", "perf_counter", "monotonic", "process_time"):
+    _clock(getattr(time, _name))
+    _clock(getattr(time, f"{_name}_ns"))
+for _function in (datetime.datetime.now, datetime.datetime.utcnow, datetime.date.today):
+    _clock(_function)
+
+
+@rule(time.sleep)
+def _sleep(tx: Tracer, seconds: Value) -> Value:
+    number = seconds.as_constant()
+    if not isinstance(number, int | float) or not number >= 0:
+        raise Break("unknown-call", "time.sleep")
+    tx.calls.add(time.sleep, seconds)
+    return NONE
+
+
+# ---- the environment
+
+
+def _name_of(environment: Value, *texts: Value) -> Any:
+    known = [text.as_constant() for text in texts]
+    plain = all(type(text) is str and "\0" not in text and text for text in known)
+    if not plain or "=" in known[0] or getattr(environment, "obj", None) is not os.environ:
+        raise Break("unknown-call", "an environment of the program's own")
+    return known[0]
+
+
+@rule(os._Environ.__getitem__)
+def _get_variable(tx: Tracer, self: Value, name: Value) -> Value:
+    environment: Any = os.environ
+    key = _name_of(self, name)
+    written = tx.effects.global_value(environment, key)
+    if written is not None:
+        return written
+    found = os.environ.get(key)
+    tx.guard(CallSource(os.environ.get, (ConstSource(key),)), "CONST", found)
+    if found is None:
+        tx.raise_(KeyError, key)
+    return constant(found)
+
+
+@rule(os._Environ.__setitem__)
+def _set_variable(tx: Tracer, self: Value, name: Value, text: Value) -> Value:
+    environment: Any = os.environ
+    tx.effects.store_global(environment, _name_of(self, name, text), text)
+    return NONE
+
+
+@rule(os._Environ.__iter__, os._Environ.__len__, os._Environ.__delitem__, os._Environ.copy)
+def _all_variables(tx: Tracer, *args: Value) -> Value:
+    raise Break("unknown-call", "all environment variables")

@@ -1,0 +1,158 @@
+"""What is made anew in each call: results of functions that run for real, and text with holes.
+
+Capture knows the type of a `MadeValue` from an example (`hint`). It hands the value on, reads
+attributes and compares, and breaks where the value would decide what comes next. Numbers of this
+kind are `floats.FloatValue`s. A `TextValue` is formatted where it is needed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.values.base import Value
+from weft_capture.values.constant import Varying, constant
+from weft_capture.values.tensor import TensorValue
+from weft_guards.sources import AttrSource, CallSource, RootSource, Source
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+    from weft_guards.sources import Builder, Names
+
+_READABLE = (datetime.date, datetime.time, uuid.UUID)  # their attributes never change
+
+
+@dataclass(frozen=True, eq=False)
+class MadeSource(RootSource):
+    """The result of a real call, in a variable of the replacement code; `late`: after the graph."""
+
+    name: str
+    late: bool
+
+    def render(self, base: str, names: Names) -> str:
+        return self.name
+
+    def emit(self, builder: Builder) -> None:
+        builder.load_local(self.name)
+
+
+def origins(source: Source | None) -> Iterable[MadeSource]:
+    """Yield the results of real calls that a source is computed from; no guard can read those."""
+    if isinstance(source, MadeSource):
+        yield source
+    elif isinstance(source, CallSource):
+        for argument in source.arguments:
+            yield from origins(argument)
+    elif source is not None:
+        yield from origins(source.base)
+
+
+def is_made(value: Value) -> bool:
+    """Say whether a value is made anew in each call."""
+    return any(origins(value.source))
+
+
+class MadeValue(Varying):
+    """An object other than a number that is made anew in each call."""
+
+    __slots__ = ("hint",)
+
+    def __init__(self, source: Source, hint: Any) -> None:
+        super().__init__(source)
+        self.hint = hint
+
+    def python_type(self) -> type:
+        return type(self.hint)
+
+    def as_constant(self) -> Any:
+        raise Break("data-dependent-value", f"a {self.python_type().__name__} made in each call")
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        found = getattr(self.hint, name, None)
+        if isinstance(self.hint, _READABLE) and isinstance(found, int | str):
+            assert self.source is not None
+            return tx.made(AttrSource(self.source, name), found)
+        return super().getattr_fallback(tx, name)
+
+
+class RandomValue(Value):
+    """A `random.Random`: the replacement code does what it does (see `rules.randomness`)."""
+
+    __slots__ = ()
+
+    def python_type(self) -> type:
+        return random.Random
+
+
+class Seen:
+    """The tensors among values that are looked at later: they must be then as they are now.
+
+    Args:
+        number: only the number in them is looked at, not their history.
+
+    Raises:
+        Break: for a tensor whose text would show a history that compiled code does not have.
+    """
+
+    def __init__(self, tx: Tracer, values: Iterable[Value], number: bool = False) -> None:
+        self.tx = tx
+        self.step = tx.steps.now
+        self.tensors = [value for value in values if isinstance(value, TensorValue)]
+        for tensor in self.tensors:
+            made = tensor.real is None and tensor.fake.requires_grad and not number
+            if made or tx.transforms or tensor.overlay is not None:
+                raise Break("data-dependent-value", f"text of {tensor.describe()}")
+        self.state = self._state()
+
+    def _state(self) -> list[object]:
+        fakes = [tensor.fake for tensor in self.tensors]
+        return [self.tx.graph.writes(), *((fake._version, fake.requires_grad) for fake in fakes)]
+
+    def check(self) -> None:
+        """Break where a tensor has changed since; what looked at it should run for real."""
+        if self.tensors and self._state() != self.state:
+            what = "text of a tensor that is written to afterwards"
+            raise Break("data-dependent-value", what, self.step)
+
+
+class TextValue(Varying):
+    """The text `function(*args)`."""
+
+    __slots__ = ("args", "function", "seen")
+
+    def __init__(
+        self, tx: Tracer, function: Callable[..., str], args: list[Value], number: bool = False
+    ) -> None:
+        super().__init__(None)
+        self.function = function
+        self.args = args
+        self.seen = Seen(tx, args, number)
+
+    def python_type(self) -> type:
+        return str
+
+    def as_constant(self) -> Any:
+        if self.seen.tensors:
+            raise NotConstant("the text of a tensor")
+        return self.function(*[arg.as_constant() for arg in self.args])
+
+    def reconstruct(self, out: Output) -> None:
+        self.seen.check()
+        out.call(self.function, self.args)
+
+
+def joined(tx: Tracer, parts: list[Value]) -> Value:
+    """Put the pieces of an f-string together."""
+    if all(part.is_constant() for part in parts):
+        return constant("".join(part.as_constant() for part in parts))
+    return TextValue(tx, _join, parts)
+
+
+def _join(*parts: str) -> str:
+    return "".join(parts)
