@@ -7,6 +7,7 @@ import collections
 import contextlib
 import copy
 import functools
+import gc
 import itertools
 
 import pytest
@@ -174,7 +175,7 @@ def enumerate_break(x):
     out = []
     for i in range(3):
         x = x + i
-        print(end="")
+        gc.collect()
         out.append(x)
     return out
 

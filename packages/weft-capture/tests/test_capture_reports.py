@@ -1,5 +1,6 @@
 """What became of each frame is told: in the report, and once in a warning where it is lost."""
 
+import gc
 import warnings
 
 import pytest
@@ -168,7 +169,7 @@ def test_a_handler_that_breaks_is_reported():
             x = x * 2
             int("none")
         except ValueError as error:
-            print(error)
+            gc.collect(len(error.args))
             x = x - 10
         return x * 3
 

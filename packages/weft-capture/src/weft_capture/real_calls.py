@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.steps import BreakAtStep
 from weft_capture.values.base import Value
+from weft_capture.values.constant import NONE, constant
 from weft_capture.values.made import MadeSource, Seen, origins
 
 if TYPE_CHECKING:
@@ -92,5 +94,6 @@ class RealCalls:
             if call.made.late is late:
                 if late:
                     call.seen.check()
-                out.call(call.function, call.args)
+                # With the hook off: what a handler or a stream does is no program to capture.
+                out.call(hook.run, [NONE, constant(call.function), *call.args])
                 out.writer.store_local(call.made.name)

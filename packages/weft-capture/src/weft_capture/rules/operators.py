@@ -124,7 +124,10 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
 
 def _keeps_class(left: Value, right: Value) -> bool:
     """False when the other operand is an object that may take over a tensor's operator."""
-    return all(_is_number(value) or value.is_constant() for value in (left, right))
+    return all(
+        _is_number(value) or isinstance(value, floats.FloatValue) or value.is_constant()
+        for value in (left, right)
+    )
 
 
 def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) -> Value | None:

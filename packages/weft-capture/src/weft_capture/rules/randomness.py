@@ -95,7 +95,7 @@ def _unique(tx: Tracer) -> Value:
     return tx.made(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4())
 
 
-@rule(torch.manual_seed)
+@rule("torch.random.manual_seed")  # by name: it can be wrapped
 def _manual_seed(tx: Tracer, seed: Value) -> Value:
     if tx.graph.op_count or type(seed.as_constant()) is not int:
         raise Break("unknown-call", "torch.manual_seed behind operations")
