@@ -31,8 +31,8 @@ CODE_RULES: dict[types.CodeType, Handler] = {}
 _FAMILIES = (
     "builtins", "operator_module", "text", "sequences", "dicts", "tensors", "indexing",
     "functions", "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
-    "torch_rules", "stdlib", "contexts", "generators", "deques", "polyfilled", "copying", "namespaces",
-    "values_of_stdlib", "messages", "randomness",
+    "torch_rules", "stdlib", "contexts", "generators", "deques", "polyfilled", "copying",
+    "namespaces", "values_of_stdlib", "messages", "randomness",
 )  # fmt: skip
 
 _DESCRIPTORS = (
