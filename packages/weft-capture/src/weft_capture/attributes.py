@@ -184,14 +184,10 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     return tx.wrap(real, AttrSource(owner.source, name) if owner.source else ConstSource(real))
 
 
-def _bind_cached(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    return BoundMethod(tx.const_object(found[1]), owner)
-
-
 _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
     types.FunctionType: _bind_function,
     property: _bind_property,
-    functools._lru_cache_wrapper: _bind_cached,
+    functools._lru_cache_wrapper: _bind_function,
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
     staticmethod: _bind_staticmethod,

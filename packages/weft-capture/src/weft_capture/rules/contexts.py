@@ -18,18 +18,16 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 
-@rule(torch.no_grad)
-def _no_grad(tx: Tracer, *args: Value) -> Value:
-    if args:
-        raise Break("unknown-call", "torch.no_grad as a decorator inside the frame")
-    return GradModeContext(torch.no_grad, (), mode=False)
+def _grad_mode(cls: Any, mode: bool) -> None:
+    @rule(cls)
+    def make(tx: Tracer, *args: Value) -> Value:
+        if args:
+            raise Break("unknown-call", f"torch.{cls.__name__} as a decorator inside the frame")
+        return GradModeContext(cls, (), mode)
 
 
-@rule(torch.enable_grad)
-def _enable_grad(tx: Tracer, *args: Value) -> Value:
-    if args:
-        raise Break("unknown-call", "torch.enable_grad as a decorator inside the frame")
-    return GradModeContext(torch.enable_grad, (), mode=True)
+_grad_mode(torch.no_grad, mode=False)
+_grad_mode(torch.enable_grad, mode=True)
 
 
 @rule(torch.set_grad_enabled)

@@ -69,7 +69,7 @@ def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> Value:
     return NONE
 
 
-@method(TensorValue, "requires_grad_")
+@method(TensorValue, "requires_grad_", "set:requires_grad")
 def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -> Value:
     wanted = requires_grad.truth(tx)
     if wanted is self.fake.requires_grad:
@@ -78,11 +78,6 @@ def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -
         raise Break("unsupported-value", "changing requires_grad of an existing tensor")
     tx.graph.made_at[self.node] = tx.steps.now  # as a leaf
     return tx.graph.emit("call_method", "requires_grad_", [self, constant(wanted)], {})
-
-
-@method(TensorValue, "set:requires_grad")
-def _set_requires_grad(tx: Tracer, self: TensorValue, value: Value) -> Value:
-    return _requires_grad(tx, self, value)
 
 
 @method(TensorValue, "detach_")

@@ -124,12 +124,13 @@ def _size(tx: Tracer, items: Value | None = None) -> Value:
     return SizeValue([] if items is None else items.unpack(tx))
 
 
-def _no(*functions: object) -> None:
+def _always(known: Value, *functions: object) -> None:
     @rule(*functions)
     def answer(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        return FALSE
+        return known
 
 
+_no = functools.partial(_always, FALSE)
 _no(torch._jit_internal.is_scripting, torch.jit._trace.is_tracing, torch._C._is_tracing)
 _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
 _no(torch._C._has_torch_function, torch._C._has_torch_function_unary)
@@ -137,18 +138,8 @@ _no(torch._C._has_torch_function_variadic, overrides.has_torch_function)
 _no(torch.is_deterministic_algorithms_warn_only_enabled, torch._C._is_torch_function_mode_enabled)
 
 
-def _yes(*functions: object) -> None:
-    @rule(*functions)
-    def answer(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        return TRUE
-
-
-_yes(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-
-
-@rule(torch._C._get_tracing_state)
-def _tracing_state(tx: Tracer) -> Value:
-    return NONE
+_always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+_always(NONE, torch._C._get_tracing_state)
 
 
 @rule(torch.jit.annotate)
