@@ -7,7 +7,6 @@ original's cell variables that it hands to closures.
 
 from __future__ import annotations
 
-import builtins
 import opcode
 from types import CodeType
 from typing import Any, NamedTuple
@@ -103,12 +102,6 @@ class Writer:
     def store_global(self, name: str) -> None:
         """Pop into a global."""
         self._emit("STORE_GLOBAL", -1, argval=name)
-
-    def load_globals(self) -> None:
-        """Push the globals dict of the frame."""
-        self.begin_call()
-        self.load_const(builtins.globals)
-        self.call(0)
 
     def load_function(self) -> None:
         """Push the function whose frame this replaces (the hook passes it behind the arguments)."""
@@ -249,11 +242,6 @@ class Writer:
     def swap(self, place: int) -> None:
         """Exchange the top with the value at `place` (2 is below the top)."""
         self._emit("SWAP", 0, arg=place)
-
-    def rot(self, count: int) -> None:
-        """Move the top down so that it lies in place `count` from the top."""
-        for place in range(count, 1, -1):
-            self.swap(place)
 
     def push_null(self) -> None:
         """Push a NULL, to rebuild a stack that holds one; calls do not need it."""
