@@ -197,6 +197,18 @@ def test_which_inputs_hold_still():
     assert sorted(found) == [1, 2]
 
 
+def test_without_onednn_batchnorm_still_folds():
+    model, x = Block(), torch.randn(3, 8, 10, 12)
+    events.counters.clear()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        _, call = frozen(model, x)
+        torch.testing.assert_close(call(x), model(x), **CLOSE)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    assert events.counters["extern"]["aten.convolution.default"] == 3
+
+
 def test_nan_and_infinity_pass_through():
     model, x = Block(), torch.randn(2, 8, 10, 12)
     x[0, 0, 4, 4], x[0, 1, 0, 0], x[1, 2, 9, 9] = torch.nan, torch.inf, -torch.inf

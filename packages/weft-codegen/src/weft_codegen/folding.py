@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_codegen.layout import fake_call, is_plain_convolution
+from weft_codegen.layout import fake_call, has_onednn, is_plain_convolution
 
 _aten = torch.ops.aten
 _SCALES = frozenset([_aten.mul.Tensor, _aten.div.Tensor])
@@ -93,7 +93,11 @@ def pack_weights(graph: fx.Graph, constants: set[fx.Node]) -> None:
         constants: nodes that have the same value in every call; new ones are added.
     """
     for conv in graph.find_nodes(op="call_function", target=_aten.convolution.default):
-        if not is_plain_convolution(conv) or not all(map(_fits, (conv, conv.args[0]))):
+        if (
+            not has_onednn()
+            or not is_plain_convolution(conv)
+            or not all(map(_fits, (conv, conv.args[0])))
+        ):
             continue
         x, weight, bias, stride, padding, dilation, _, _, groups = conv.args
         if weight not in constants or any(len(sizes) != 2 for sizes in (stride, padding, dilation)):

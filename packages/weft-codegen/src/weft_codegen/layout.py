@@ -38,13 +38,18 @@ def in_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     values = [node.meta.get("val") for node in nodes]
     mode = detect_mode(values)
-    if mode is None or not torch.backends.mkldnn.enabled:
+    if mode is None or not has_onednn():
         return gm
     changed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     with torch.no_grad(), mode:
         done = all(_relay(node, mode) for node in list(changed.graph.nodes))
     changed.recompile()
     return changed if done else gm
+
+
+def has_onednn() -> bool:
+    """Whether ATen's convolutions may use oneDNN."""
+    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 
 
 def is_plain_convolution(node: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from weft_codegen.config import settings
 from weft_codegen.kernels.build import intact, program_path
 from weft_codegen.kernels.load import Loadable
 from weft_codegen.kernels.toolchain import find as find_toolchain
+from weft_codegen.layout import has_onednn
 from weft_codegen.loops.lower.fxnodes import attribute
 
 _PLAIN = frozenset(
@@ -59,7 +60,7 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
         return None
     chosen = repr(
         (choices, settings.as_dict(), torch.__version__, torch.get_default_dtype())
-        + (torch.backends.mkldnn.enabled,)
+        + (has_onednn(),)
     )
     parts = (_package(), find_toolchain().fingerprint, chosen, *lines)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
