@@ -136,6 +136,7 @@ CASES = [
     Case("dropout", lambda x: F.dropout(x, 0.1), _normal(*BIG), grad=True),
     Case("max_pool", lambda x: F.max_pool2d(x, 2), _normal(*IMAGE), grad=True),
     Case("avg_pool", lambda x: F.avg_pool2d(x, 2), _normal(*IMAGE), grad=True),
+    Case("adaptive pool", lambda x: F.adaptive_avg_pool2d(x, 14), _normal(*IMAGE), grad=True),
     Case("upsample", lambda x: F.interpolate(x, scale_factor=2), _normal(4, 16, 28, 28)),
     Case("pad", lambda x: F.pad(x, (1, 1, 1, 1)), _normal(*IMAGE)),
     Case(

@@ -46,3 +46,24 @@ def test_average_backward(size, stride, padding, ceil, counted):
         return torch.ops.aten.avg_pool2d_backward(g * 2, x, *arguments)
 
     assert externs(check(backward, torch.randn_like(out), X, atol=1e-5, rtol=1e-5)) == []
+
+
+@pytest.mark.parametrize("size", [(3, 5), (9, 2), (9, 10)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_adaptive_average_with_whole_windows(size, dtype):
+    x = X.to(dtype)
+    out = F.adaptive_avg_pool2d(x, size)
+
+    def both(g, x):
+        pooled = F.adaptive_avg_pool2d(x * 2, size) + 1
+        return pooled, torch.ops.aten._adaptive_avg_pool2d_backward(g * 2, x)
+
+    for memory in (torch.contiguous_format, torch.channels_last):
+        args = torch.randn_like(out), x.to(memory_format=memory)
+        program = check(both, *args, native=True, atol=2e-2, rtol=1e-2)
+        assert externs(program) == []
+
+
+def test_adaptive_average_with_uneven_windows_is_the_librarys():
+    program = check(lambda x: F.adaptive_avg_pool2d(x, (4, 3)), X)
+    assert externs(program) == ["aten._adaptive_avg_pool2d.default"]

@@ -203,6 +203,30 @@ def _avg_pool_backward(
     return call.lazy(element)
 
 
+def _whole_windows(x: LazyTensor, size: Any) -> list[int]:
+    """The window that makes an adaptive pool to `size` a plain one: where it divides x's sizes."""
+    require(len(x.shape) >= 3 and x.dtype in SUPPORTED, "dtype or rank")
+    window = []
+    for extent, given in zip(x.shape[-2:], size, strict=True):
+        known = extent.is_const and isinstance(given, int) and given > 0
+        require(known and extent.value % given == 0 and extent.value > 0, "uneven windows")
+        window.append(extent.value // given)
+    return window
+
+
+@lowers("aten._adaptive_avg_pool2d")
+def _adaptive(call: Call, x: LazyTensor, size: Any) -> LazyTensor:
+    window = _whole_windows(x, size)
+    return _avg_pool(call, x, window, window)
+
+
+@lowers("aten._adaptive_avg_pool2d_backward")
+def _adaptive_backward(call: Call, gradient: LazyTensor, x: LazyTensor) -> LazyTensor:
+    require(all(extent.is_const for extent in gradient.shape[-2:]), "symbolic size")
+    window = _whole_windows(x, [extent.value for extent in gradient.shape[-2:]])
+    return _avg_pool_backward(call, gradient, x, window, window, 0, False, True, None)
+
+
 @lowers("aten.upsample_nearest2d")
 def _nearest(
     call: Call, x: LazyTensor, size: Any, scale_h: Any = None, scale_w: Any = None

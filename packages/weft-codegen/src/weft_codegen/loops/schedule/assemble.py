@@ -47,6 +47,7 @@ from weft_codegen.loops.schedule.tile import (
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
+_SUM_BLOCK = 128
 _WIDE_BLOCK = 512
 
 
@@ -125,14 +126,14 @@ class _Assembly:
         self._group = substituted(self._group, {lane: cut}, axes)
 
     def _block_size(self, columns: int) -> int:
-        """Columns per block: more when whole rows are written, so that each page serves longer."""
+        """Columns per block: more of wide rows, most when written, so that a page serves longer."""
         writes = any(
             member.node.op is None and member.node.result in self._plan.stored
             for member in self._group.members
             if member.axes == frozenset(self._group.axes)
         )
         quarter = columns // 4 // _BLOCK * _BLOCK
-        return max(_BLOCK, min(quarter, _WIDE_BLOCK)) if writes else _BLOCK
+        return max(_BLOCK, min(quarter, _WIDE_BLOCK if writes else _SUM_BLOCK))
 
     def build(self) -> Nest:
         group = self._group
