@@ -154,7 +154,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure weft, torch.compile and eager in turn, print memory and bandwidth, write the README."""
+    """Measure weft, torch.compile and eager in turn, print memory and bandwidth; fill README."""
     _install_all(session)
     session.run("python", "benchmarks/compare.py", "--write-readme", *session.posargs)
 
