@@ -182,7 +182,7 @@ class GraphBuilder:
         node_args = tuple(arg.graph_arg() for arg in args)
         node_kwargs = {name: value.graph_arg() for name, value in kwargs.items()}
         result = self._run(op, target, args, kwargs)
-        assumed = self._newly_assumed(asked=target is ASSERT)
+        assumed = [expr for expr in self._newly_assumed() if target is not ASSERT]
         # Conditions come before the operation, lest it settles them, and their checks behind it.
         conditions = self._conditions(assumed)
         if _is_plain(result) and result is not None:
@@ -199,17 +199,13 @@ class GraphBuilder:
                 raise Break("data-dependent-value", f"whether {expr} holds cannot be checked")
         return value
 
-    def _newly_assumed(self, asked: bool) -> list[Any]:
-        """Return what the last operation assumed of numbers out of tensors.
-
-        Args:
-            asked: whether the operation is itself the check of its condition.
-        """
+    def _newly_assumed(self) -> list[Any]:
+        """Return what the last operation assumed of numbers out of tensors."""
         env = self.shape_env
         found = env.deferred_runtime_asserts.values() if env is not None else ()
         new = {one.expr: None for group in found for one in group if one.expr not in self._assumed}
         self._assumed.update(new)
-        return [] if asked else list(new)
+        return list(new)
 
     def _conditions(self, assumed: list[Any]) -> dict[Any, Any]:
         """Build nodes for conditions, as far as there are nodes for their symbols."""

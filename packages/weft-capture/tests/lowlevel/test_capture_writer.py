@@ -92,7 +92,7 @@ def test_jumps_forward_and_backward():
     writer.compare_op(">")
     writer.pop_jump_if_true(done)
     writer.load_local("b")
-    writer.pop_jump_if_not_none(top)
+    writer.pop_jump_if_true(top)
     writer.mark(done)
     writer.load_local("total")
     writer.return_()

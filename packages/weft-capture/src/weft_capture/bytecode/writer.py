@@ -269,10 +269,6 @@ class Writer:
         """Pop; go to the label when false."""
         self._emit("POP_JUMP_IF_FALSE", -1, jump=label)
 
-    def pop_jump_if_not_none(self, label: Label) -> None:
-        """Pop; go to the label unless None."""
-        self._emit("POP_JUMP_IF_NOT_NONE", -1, jump=label)
-
     def return_(self) -> None:
         """Return the top."""
         self._emit("RETURN_VALUE", -1)

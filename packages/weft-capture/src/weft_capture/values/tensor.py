@@ -224,17 +224,7 @@ class SymValue(Varying):
         return self.specialize()
 
     def truth(self, tx: Tracer) -> bool:
-        if not self.is_data():
-            return bool(self.sym)
-        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - loaded by now
-
-        known = symbolic_shapes.statically_known_true
-        condition = self.sym if isinstance(self.sym, torch.SymBool) else self.sym != 0
-        if known(condition):
-            return True
-        if known(torch.sym_not(condition)):
-            return False
-        raise Break("data-dependent-branch", f"{self.describe()} decides it")
+        return bool(self.sym)  # for one out of a tensor, torch may say that it does not know
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name in ("real", "numerator"):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core.tracing import ASSERT
 
 from weft_codegen.loops.expr import Expr, apply
 from weft_codegen.loops.lower.pointwise import number
@@ -89,26 +88,6 @@ def is_effect(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
-
-
-def check_sized_before(node: fx.Node) -> None:
-    """Refuse an operator that reads a number or the size of its result out of a tensor.
-
-    Raises:
-        NoLowering: programs have the sizes that their inputs bind.
-    """
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return
-    by_data = torch.Tag.dynamic_output_shape in target.tags
-    if target in _INDEXED:  # these have the tag for the sake of masks
-        dtypes = [index.meta["val"].dtype for index in node.args[1] if index is not None]  # type: ignore[union-attr]
-        by_data = torch.bool in dtypes or torch.uint8 in dtypes
-    if by_data or torch.Tag.data_dependent_output in target.tags or target is ASSERT:
-        raise NoLowering(f"{target} makes a number or size that is only known while running")
-
-
-_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
 
 
 def is_pure(target: Any) -> bool:

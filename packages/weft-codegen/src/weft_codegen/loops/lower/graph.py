@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.tracing import ASSERT
 
 from weft_codegen.loops import checks
 from weft_codegen.loops.expr import Expr, Load, Op, apply, cast, constant, walk
@@ -31,7 +32,6 @@ from weft_codegen.loops.index import (
 from weft_codegen.loops.lower import install
 from weft_codegen.loops.lower.fxnodes import (
     attribute,
-    check_sized_before,
     count_uses,
     is_effect,
     secretly_written,
@@ -53,6 +53,9 @@ from weft_codegen.loops.nodes import Compute, Item, Lowered
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.program import Alias, Buffer, Extern, Input, Output, Ref
 
+# Operators that read a number or the size of their result out of a tensor.
+_BY_DATA = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
+_MASKED = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
 # A value that several users would recompute is stored when it costs more than this (in float adds,
 # a load counting two): one store and one load per user replace the recomputation.
 _RECOMPUTE_LIMIT = 5
@@ -167,7 +170,10 @@ class _Lowering:
 
     def _call_function(self, node: fx.Node) -> None:
         target: Any = node.target
-        check_sized_before(node)
+        # The symbols of masks, whose operators have such tags too, are refused where they are used.
+        by_data = _BY_DATA.intersection(getattr(target, "tags", ())) and target not in _MASKED
+        if by_data or target is ASSERT:
+            raise NoLowering(f"{target} is about a number or size that is only known while running")
         if not node.users and not is_effect(target):
             return
         args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)
