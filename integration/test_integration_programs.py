@@ -398,3 +398,16 @@ def test_a_check_on_a_number_out_of_data_raises_when_it_fails():
         with pytest.raises(RuntimeError, match=r"^too long"):
             compiled(x, torch.tensor(7))
     assert weft.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("compiled_autograd", [False, True])
+def test_a_vectorised_jacobian_of_a_compiled_function(compiled_autograd):
+    def function(x):
+        return (x * x).sin()
+
+    x = torch.linspace(0.1, 1, 3)
+    want = torch.autograd.functional.jacobian(function, x)
+    with weft.config.patch(compiled_autograd=compiled_autograd):
+        compiled = weft.compile(function)
+        got = torch.autograd.functional.jacobian(compiled, x, vectorize=True)
+    torch.testing.assert_close(got, want)

@@ -62,6 +62,9 @@ def build_training(
     def apply_backward(ctx: Any, *grads: Any) -> Any:
         if all(grad is None for grad in grads):
             return (None,) * joint.num_inputs
+        if not all(grad is None or torch._C._has_storage(grad) for grad in grads):
+            # Those of vmap (is_grads_batched): a kernel has no memory of theirs to read.
+            return outputs(ctx, parts.backward(*inputs(ctx, *grads)))
         if not torch.is_grad_enabled():
             if owning is None:
                 return outputs(ctx, run_backward(*inputs(ctx, *grads)))

@@ -241,7 +241,7 @@ class EngineGate:
         call = (tensors, grads, keep_graph, create_graph, *rest)
         if compiler is None or _in_a_trace():
             return self._eager(call, kw)
-        refusal = _refusal(create_graph)
+        refusal = _refusal(grads, create_graph)
         if refusal is None:
             inputs = call[4] if len(call) > 4 else kw.get("inputs", ())
             outputs, refusal = self._captured(Session(compiler, tensors, inputs), call, kw)
@@ -289,8 +289,10 @@ def _in_a_trace() -> bool:
     return bool(modes) and all(type(mode).is_infra_mode() for mode in modes)
 
 
-def _refusal(create_graph: bool) -> str | None:
+def _refusal(grads: Any, create_graph: bool) -> str | None:
     """Why this backward is left to the eager engine, before anything is tried."""
+    if not all(grad is None or torch._C._has_storage(grad) for grad in grads):
+        return "is_grads_batched=True: gradients under vmap have no memory of their own"
     if create_graph:
         return "create_graph=True: gradients of gradients need the eager engine's graph"
     if thread.session is not None:
