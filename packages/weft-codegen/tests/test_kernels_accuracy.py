@@ -11,9 +11,12 @@ import math
 import mpmath
 import pytest
 import torch
-from kernel_programs import unary
+from kernel_programs import buffer, pointwise, program, unary
 from weft_codegen.kernels import compile_program
+from weft_codegen.loops.expr import cast, load
+from weft_codegen.loops.index import axis
 from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.program import Launch
 
 UNARY = ["sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos"]
 UNARY += ["tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"]
@@ -95,3 +98,32 @@ def test_float64_is_within_two_units(name: str) -> None:
         if moderate and math.isfinite(nearest[k]) and nearest[k] != 0:
             nearest[k] = _exact(name, list(values))
     _assert_near(actual, nearest, 4 if (name, torch.float64) in LOOSE else 2, name)
+
+
+def _converted(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`values` as `dtype`, by a kernel."""
+    count = len(values)
+    element = cast(load("a", axis("i0", count), values.dtype), dtype)
+    kernel = pointwise(element, count, {"a": values.dtype})
+    buffers = [buffer("x", count, dtype=values.dtype), buffer("y", count, dtype=dtype)]
+    made = program(buffers, ["x"], [Launch("pointwise", ("x", "y"))], ["y"], kernel)
+    return compile_program(made)(values)[0]
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_conversions_of_halves_are_exact(half: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(half)
+    wide = every.float()
+    assert torch.equal(_converted(every, torch.float32).nan_to_num(1.5), wide.nan_to_num(1.5))
+    assert torch.equal(_converted(every, torch.float32).signbit(), wide.signbit())
+    # Every half, the middles between neighbours, what lies just beside those, and random bits.
+    whole = wide[wide.isfinite()].sort().values
+    middle = (whole[1:].double() + whole[:-1].double()).div(2).float()
+    beside = [torch.nextafter(middle, torch.tensor(end)) for end in (math.inf, -math.inf)]
+    bits = torch.randint(-(2**31), 2**31, (100_000,)).to(torch.int32).view(torch.float32)
+    more = torch.tensor([*ENDS, 65519.99, 65520.0, -65520.0, 2.98e-8, 2.9802322e-8, 2.99e-8])
+    values = torch.cat([wide, middle, *beside, bits, more])
+    actual, expected = _converted(values, half), values.to(half)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    number = ~expected.isnan()
+    assert torch.equal(actual[number].view(torch.int16), expected[number].view(torch.int16))

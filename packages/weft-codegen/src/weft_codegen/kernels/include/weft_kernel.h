@@ -392,6 +392,7 @@ static inline uint16_t f32_to_bf16(float a)
     return (uint16_t)(a != a ? 0x7fc0 : rounded);
 }
 
+#if defined(__AVX512FP16__) || defined(__aarch64__)
 static inline float f16_to_f32(uint16_t bits)
 {
     _Float16 half;
@@ -406,3 +407,24 @@ static inline uint16_t f32_to_f16(float a)
     __builtin_memcpy(&bits, &half, 2);
     return bits;
 }
+#else
+/* By integers: elsewhere compilers convert a _Float16 at a time.  A subnormal half is its last bit
+ * so many times, and a sum with 0.5 rounds there.  Exact for all values, ties to even. */
+static inline float f16_to_f32(uint16_t bits)
+{
+    uint32_t h = bits & 0x7fff, sign = (uint32_t)(bits & 0x8000) << 16;
+    uint32_t normal = (h << 13) + (h < 0x7c00 ? 0x38000000u : 0x70000000u);
+    uint32_t small = (uint32_t)weft_bits_f32((float)(int32_t)h * 5.9604644775390625e-08f);
+    return weft_from_bits_f32((int32_t)((h < 0x400 ? small : normal) | sign));
+}
+
+static inline uint16_t f32_to_f16(float a)
+{
+    uint32_t bits = (uint32_t)weft_bits_f32(a), b = bits & 0x7fffffff;
+    uint32_t h = (b + 0xc8000fff + (b >> 13 & 1)) >> 13;
+    uint32_t small = (uint32_t)weft_bits_f32(weft_from_bits_f32((int32_t)b) + 0.5f) - 0x3f000000;
+    h = b < 0x38800000 ? small : h;
+    h = b < 0x477ff000 ? h : 0x7c00;
+    return (uint16_t)((b > 0x7f800000 ? 0x7e00 : h) | (bits >> 16 & 0x8000));
+}
+#endif
