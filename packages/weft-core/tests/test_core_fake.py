@@ -71,6 +71,18 @@ def test_meta_kernels_that_call_other_operators_take_symbolic_sizes() -> None:
         assert torch.linalg.solve_triangular(a, b, upper=True).shape == (3, 4, 2)
 
 
+def test_negative_pads_of_symbolic_sizes_keep_the_layout() -> None:
+    real = torch.randn(5, 7, 10).transpose(1, 2)
+    x = to_fake(fake_mode(make_shape_env()), real, [0, 1, 2], "x")
+    with x.fake_mode:
+        cropped = torch.nn.functional.pad(x, [0, 0, -1, -2])
+        padded = torch.nn.functional.pad(x, [0, 0, -1, 2])
+    for fake, pads in ((cropped, [0, 0, -1, -2]), (padded, [0, 0, -1, 2])):
+        want = torch.nn.functional.pad(real, pads)
+        assert tuple(map(int, fake.shape)) == want.shape
+        assert tuple(map(int, fake.stride())) == want.stride()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_results_of_expanded_operands_have_the_strides_of_real_ones(dtype: torch.dtype) -> None:
     ones, matrix = torch.ones((), dtype=dtype).expand(3, 2), torch.ones(2, 3, dtype=dtype).t()
