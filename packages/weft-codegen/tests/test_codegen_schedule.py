@@ -114,6 +114,31 @@ def test_parameters_that_may_share_memory_are_not_restrict():
             assert f"restrict {name}" not in text
 
 
+def test_a_sum_of_what_is_stored_does_not_read_it_again():
+    W, CLOSE = torch.rand(X.shape[1], 16), {"atol": 1e-3, "rtol": 1e-4}
+
+    def both(x, y):
+        made = x * y.sin()
+        return made, made.sum(0)
+
+    program = check(both, X, X + 1, native=True)
+    assert {source for _, source in only_kernel(program).in_place} == {"a0", "a1"}
+
+    def rereads(x, y):
+        made = x * y.sin()
+        return made @ W, (made + x).sum(0)
+
+    kernel = next(iter(check(rereads, X, X + 1, native=True, **CLOSE).kernels.values()))
+    assert kernel.in_place == (("a2", "a1"),)
+
+    def chain(x, w):
+        first = x @ w  # dies in the kernel, which writes its result over it
+        made = first * x.sin()
+        return made @ w, made.sum(0)
+
+    check(chain, torch.rand(64, 64), torch.rand(64, 64), native=True, **CLOSE)
+
+
 def test_values_are_computed_just_before_their_use():
     def layers(x, a):
         # Both exponentials could come first; the second belongs after the first product.

@@ -128,13 +128,20 @@ class _Naming:
 def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tuple[str, str]]:
     """(written, read) parameters of one dtype where each element is read only up to its store.
 
-    A load in a later statement counts as after the store even within one iteration.
+    A load in a later statement counts as after the store even within one iteration, unless only
+    the stored value needs it: a body computes each of its values once.
     """
     dtypes = {param.name: param.dtype for param in params}
     stores: dict[str, tuple[int, Store]] = {}
     loads: dict[str, list[tuple[int, IndexExpr]]] = {}
-    for place, stmt in enumerate(statements(body)):
-        for node in walk(*stmt_exprs(stmt)):
+    for place, (stmt, stored) in enumerate(_with_stored(body)):
+        todo, seen = [*stmt_exprs(stmt)], set(stored)
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            todo += node.children
             if isinstance(node, Load):
                 loads.setdefault(node.buffer, []).append((place, node.index))
         if isinstance(stmt, Store):
@@ -148,6 +155,17 @@ def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tup
                 continue
             if all(where is store.index and at <= place for at, where in accesses):
                 yield written, name
+
+
+def _with_stored(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, frozenset[Expr]]]:
+    """`statements(body)`, each with the values that its own body has stored and still knows."""
+    stored: frozenset[Expr] = frozenset()
+    for stmt in body:
+        yield stmt, stored
+        if isinstance(stmt, Loop):
+            yield from _with_stored(stmt.body)
+        elif isinstance(stmt, Store) and not any(isinstance(n, Read) for n in walk(stmt.value)):
+            stored |= {stmt.value}
 
 
 def _loop_axes(body: tuple[Stmt, ...]) -> frozenset[Axis]:
