@@ -2,11 +2,14 @@
 
 import logging
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import weft_compiled_autograd as ca
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from weft_core.events import set_logs
 
 
@@ -80,7 +83,69 @@ def test_05_reasons_for_the_eager_engine_are_told_once(caplog):
     assert ca.counters["compiled_autograd"]["eager"] == 3
 
 
-def test_06_readme_runs():
+def second_order(x):
+    torch.autograd.grad((x * x).sum(), x, create_graph=True)
+
+
+def nested(x):
+    y = x * 2
+    y.register_hook(
+        torch.enable_grad()(lambda g: (x.detach().requires_grad_() * g).sum().backward())
+    )
+    y.sum().backward()
+
+
+def anomaly(x):
+    with warnings.catch_warnings(), torch.autograd.detect_anomaly():
+        (x * 2).sum().backward()
+
+
+def under_a_mode(x):
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    loss = (x * 2).sum()
+    with Mode():
+        loss.backward()
+
+
+def sparse_input(x):
+    weight = torch.eye(3).to_sparse().requires_grad_()
+    torch.sparse.mm(weight, x.detach().view(3, 1)).sum().backward()
+
+
+def sparse_gradient(x):
+    weight = torch.randn(5, 3, requires_grad=True)
+    torch.nn.functional.embedding(torch.tensor([1, 2]), weight, sparse=True).sum().backward()
+
+
+def recomputed(x):
+    checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize(
+    "program, reason",
+    [
+        (second_order, "it runs on the eager engine: create_graph=True"),
+        (nested, "it runs on the eager engine: a backward inside a compiled backward"),
+        (anomaly, "it runs on the eager engine: anomaly mode"),
+        (under_a_mode, "it runs on the eager engine: a TorchDispatchMode"),
+        (sparse_input, "it runs on the eager engine: a tensor with layout torch.sparse_coo"),
+        (sparse_gradient, "it runs node by node: tracing failed"),
+        (recomputed, "it runs node by node: saved-tensor hooks"),
+    ],
+)
+def test_06_each_reason_is_told_once(caplog, program, reason):
+    for _ in range(3):
+        with ca.enable(lambda gm: gm):
+            program(torch.randn(3, requires_grad=True))
+    (told,) = [m for m in messages(caplog) if "not captured" in m]
+    assert told.startswith(f"backward not captured, {reason}")
+
+
+def test_07_readme_runs():
     text = (Path(__file__).parent.parent / "README.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 1

@@ -118,7 +118,7 @@ class Entry:
     def _give_up(self, reason: str) -> None:
         self.gave_up = True
         counters["compiled_autograd"]["node_by_node"] += 1
-        report.tell_once(f"{reason} (runs node by node)")
+        report.tell_once(reason, "it runs node by node")
 
     def _compile(
         self,

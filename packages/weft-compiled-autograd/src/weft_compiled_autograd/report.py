@@ -28,11 +28,11 @@ _COMMENT = re.compile(r"^(\s*)# File: autograd:0 in backward, code: (.*)$", re.M
 _told: set[str] = set()
 
 
-def tell_once(reason: str) -> None:
-    """Log why a backward runs on the eager engine, once for each reason."""
+def tell_once(reason: str, instead: str = "it runs on the eager engine") -> None:
+    """Log why a backward does not run as a graph, once for each reason."""
     if reason not in _told:
         _told.add(reason)
-        graph_log.warning("backward not captured, it runs on the eager engine: %s", reason)
+        graph_log.warning("backward not captured, %s: %s", instead, reason)
 
 
 def forget() -> None:
