@@ -281,3 +281,41 @@ def test_15_rnn_and_shared_intermediate():
         return [p.grad for p in cell.parameters()]
 
     compare(program)
+
+
+class Half(torch.autograd.Function):
+    """Gives a gradient where it is asked for one, or leaves the first one out."""
+
+    @staticmethod
+    def forward(ctx, x, y, leave_out):
+        ctx.save_for_backward(x, y)
+        ctx.leave_out = leave_out
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        gx = g * y if ctx.needs_input_grad[0] and not ctx.leave_out else None
+        gy = g * x if ctx.needs_input_grad[1] else None
+        return gx, gy, None
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+@pytest.mark.parametrize("y_needs", [False, True])
+def test_16_a_gradient_that_is_left_out_stays_none(leave_out, y_needs):
+    def run(scope):
+        x = torch.ones(3, requires_grad=True)
+        y = torch.full((3,), 2.0, requires_grad=y_needs)
+        loss = Half.apply(x * 1, y * 1, leave_out).sum() + (y * x.detach()).sum() * y_needs
+        with scope:
+            loss.backward() if loss.requires_grad else None
+        return x.grad, y.grad
+
+    want = run(ca.disable())
+    for _ in range(3):
+        for got, expected in zip(run(ca.enable(identity)), want, strict=True):
+            assert (got is None) == (expected is None)
+            assert got is None or torch.equal(got, expected)
+    made = ca.counters["compiled_autograd"]
+    assert made["captures"] == 1 and made["eager"] == 0
+    assert (made["node_by_node"], made["graphs"]) == ((1, 0) if leave_out else (0, 1))

@@ -175,7 +175,7 @@ class Entry:
         unpacked: Layouts = {}
         outputs = run_tape(self.tape, *arguments, unpacked=unpacked)
         if None in unpacked.values():
-            self._give_up("saved-tensor hooks that unpack something else than dense tensors")
+            self._give_up("user code that leaves out a gradient, or unpacks no dense tensor")
         self.tape.unpacked.update(unpacked)
         return outputs
 

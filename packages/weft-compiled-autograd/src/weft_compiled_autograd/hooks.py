@@ -7,6 +7,8 @@ what the rest of the graph assumes of a result: same size, type and strides as w
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,6 +126,18 @@ class ContextView:
     @inlinable
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._real, name, value)
+
+
+def may_omit(context: Any, metadata: Sequence[Any]) -> bool:
+    """Whether a function's code has more Nones than gradients that it has to leave out."""
+    cls = context._forward_cls
+    function = cls.backward if cls.vjp is torch.autograd.Function.vjp else cls.vjp
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True
+    found = [i.argval for i in dis.get_instructions(code) if i.opname.endswith("_CONST")]
+    nones = sum(v.count(None) if isinstance(v, tuple) else v is None for v in found)
+    return nones > sum(meta is None for meta in metadata)
 
 
 @inlinable

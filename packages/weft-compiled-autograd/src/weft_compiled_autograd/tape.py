@@ -64,7 +64,8 @@ class Tape:
 
     `contexts` holds, until the first lowering, the autograd.Function contexts by hook index;
     `effects` says that Python code of the user runs in the middle of it; `unpacks` that it holds
-    unpack hooks, and `unpacked` is then what a first run has noted of their results.
+    unpack hooks, or functions that may leave gradients out, and `unpacked` is then what a first
+    run has noted of their results.
     """
 
     graph: Graph
@@ -269,6 +270,7 @@ class Recorder:
     ) -> tuple[torch.Tensor | None, ...]:
         """Record a Python autograd.Function; `metadata` describes what its inputs were."""
         self.tape.effects |= not exposes_graph(context)
+        self.tape.unpacks |= not exposes_graph(context) and hooks.may_omit(context, metadata)
         self.tape.contexts[index] = context
         symints = list(context._get_compiled_autograd_symints())
         target = self._item("hooks", index)
