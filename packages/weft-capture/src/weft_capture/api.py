@@ -183,6 +183,8 @@ class Capture:
             ) from None
         except WeftError:
             raise
+        except RecursionError:
+            return None  # the program has used up the stack; another call may leave room
         except Exception as error:
             if self.fullgraph or config.settings.raise_internal_errors:
                 raise

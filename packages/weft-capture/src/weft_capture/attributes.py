@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,9 @@ from weft_guards.sources import (
     TypeSource,
 )
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import Kwargs, MethodOf, Value
-from weft_capture.values.constant import NONE, constant
+from weft_capture.values.constant import constant
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, ClassValue, SuperValue
 from weft_capture.values.made_classes import MADE
@@ -53,6 +53,28 @@ def is_trusted(module: str | None) -> bool:
         return False
     root = module.partition(".")[0]
     return root == "torch" or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def check_hashes(keys: Iterable[Any]) -> None:
+    """Refuse dict keys whose hashing runs code of the program; a generated one does nothing else.
+
+    Raises:
+        Break: when there is one.
+    """
+    for cls in {type(key) for key in keys}:
+        code = getattr(cls.__hash__, "__code__", None)
+        if code is not None and code.co_filename != "<string>" and not is_trusted(cls.__module__):
+            raise Break("unsupported-value", "a dict whose keys have a __hash__ in Python")
+
+
+def check_no_attributes(obj: Any) -> None:
+    """Refuse a dict of a class of the library that has attributes of its own.
+
+    Raises:
+        Break: when it has.
+    """
+    if getattr(obj, "__dict__", None):
+        raise Break("unsupported-value", f"attributes of a {type(obj).__name__}")
 
 
 class ClassReads(threading.local):
@@ -110,7 +132,8 @@ def is_python_code(attribute: object) -> bool:
     return isinstance(attribute, types.FunctionType)
 
 
-def _is_data_descriptor(attribute: object) -> bool:
+def is_data_descriptor(attribute: object) -> bool:
+    """Say whether a class attribute is read and written by methods of its own."""
     kind = type(attribute)
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
@@ -167,6 +190,8 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     overlay = getattr(owner, "attrs", {})
     if name in overlay:
         value: Value = overlay[name]
+        if value.source is None and type(value) is Value:  # deleted
+            tx.raise_(AttributeError, name)
         return value
     stored = isinstance(found[1], types.MemberDescriptorType) or found[1] in _STORED
     if obj is None or not stored:
@@ -230,9 +255,21 @@ def object_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
 
 def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
     """Do what `object.__getattribute__` and then `__getattr__` do."""
+    fallback = lookup(self.cls, "__getattr__")
+    if fallback is None or fallback[1] is _MODULE_GETATTR:
+        return _own_or_inherited(tx, self, name)
+    try:
+        return _own_or_inherited(tx, self, name)
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+    return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+
+
+def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value:
     cls = self.cls
     found = lookup(cls, name)
-    if found is not None and _is_data_descriptor(found[1]):
+    if found is not None and is_data_descriptor(found[1]) and hasattr(found[1], "__get__"):
         return bind(tx, found, name, self, cls)
     own = self.own_attribute(tx, name)
     if own is not None:
@@ -241,62 +278,7 @@ def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
         if self.find_method(name) is not None:
             return MethodOf(self, name)
         return bind(tx, found, name, self, cls)
-    fallback = lookup(cls, "__getattr__")
-    if fallback is not None and fallback[1] is not _MODULE_GETATTR:
-        return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
     tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
-
-
-def set_object_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
-    """Write an attribute of an instance."""
-    custom = lookup(self.cls, "__setattr__")
-    if custom is not None and is_python_code(custom[1]):
-        tx.const_object(custom[1]).call(tx, [self, constant(name), value], {})
-        return
-    plain_set_attribute(tx, self, name, value)
-
-
-def plain_set_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
-    """Do what `object.__setattr__` does."""
-    found = lookup(self.cls, name)
-    if found is not None and _is_data_descriptor(found[1]):
-        attribute = found[1]
-        if isinstance(attribute, property):
-            if attribute.fset is None:
-                tx.raise_(
-                    AttributeError,
-                    f"property '{name}' of '{self.cls.__name__}' object has no setter",
-                )
-            tx.const_object(attribute.fset).call(tx, [self, value], {})
-            return
-        if not isinstance(attribute, types.MemberDescriptorType):
-            _set_by_descriptor(tx, self, attribute, value, name)
-            return
-    elif not _has_dict(self.cls):
-        try:
-            object.__setattr__(object.__new__(self.cls), name, None)
-        except AttributeError as error:
-            tx.raise_real(error)
-        except TypeError:
-            pass
-    self.store(tx, name, value)
-
-
-def _has_dict(cls: type) -> bool:
-    return bool(cls.__dictoffset__)
-
-
-def _set_by_descriptor(
-    tx: Tracer, self: UserObject, attribute: Any, value: Value, name: str
-) -> None:
-    setter = lookup(type(attribute), "__set__")
-    if name == "__class__" and isinstance(value, ClassValue) and self.obj is None:
-        tx.journal.on_rollback(functools.partial(setattr, self, "cls", self.cls))
-        self.cls = value.obj
-        return
-    if setter is None or not is_python_code(setter[1]):
-        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
-    tx.const_object(setter[1]).call(tx, [tx.const_object(attribute), self, value], {})
 
 
 def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | None:
@@ -340,27 +322,6 @@ def member_dicts(tx: Tracer, self: ModuleValue) -> dict[str, DictValue]:
             raise Break("unsupported-value", f"{group} of {self.describe()}")
         found[group] = members
     return found
-
-
-def set_module_attribute(tx: Tracer, self: ModuleValue, name: str, value: Value) -> None:
-    """Do what `nn.Module.__setattr__` does: members go to the dict of their kind."""
-    kinds = {"_parameters": torch.nn.Parameter, "_modules": torch.nn.Module}
-    kind = value.python_type()
-    home = next((group for group, base in kinds.items() if issubclass(kind, base)), None)
-    if self.source is None or (home is None and module_member(tx, self, name) is None):
-        plain_set_attribute(tx, self, name, value)
-        return
-    groups = member_dicts(tx, self)
-    key = constant(name)
-    before = next((group for group in groups if name in groups[group].entries), None)
-    if home is None:
-        fits = value is NONE or (before == "_buffers" and issubclass(kind, torch.Tensor))
-        home = before if fits else None
-    if home is None or (before is None and name in self.obj.__dict__) or name in self.attrs:
-        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
-    if before not in (None, home):
-        groups[before].delitem(tx, key)
-    groups[home].setitem(tx, key, value)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -433,7 +394,7 @@ def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
     except AttributeError as error:
         tx.raise_(AttributeError, *error.args)
     if is_trusted(definer.__module__) or callable(real) or definer in MADE:
-        return tx.const_object(real)
+        return _of_class(tx, self, name, real)
     return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
 
 
@@ -445,7 +406,15 @@ def _metaclass_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
         tx.raise_(AttributeError, f"type object '{self.obj.__name__}' has no attribute '{name}'")
     if is_python_code(found[1]):
         return BoundMethod(tx.const_object(found[1]), self)
-    return tx.const_object(getattr(self.obj, name))
+    return _of_class(tx, self, name, getattr(self.obj, name))
+
+
+def _of_class(tx: Tracer, self: ClassValue, name: str, real: Any) -> Value:
+    """Return the value of what a class attribute reads; a made class's C methods stay unbound."""
+    bound = self.obj in MADE and isinstance(real, types.BuiltinFunctionType)
+    if bound and not tx.has_rule(getattr(type, name, None)):
+        return MethodOf(self, name)
+    return tx.const_object(real)
 
 
 _C_METHODS = (

@@ -114,6 +114,11 @@ class Break(Exception):
         self.retry_at = retry_at
         self.user_stack: tuple[traceback.FrameSummary, ...] = ()
 
+    def bare(self) -> Break:
+        """Drop the traceback, whose frames would keep the program's objects; returns itself."""
+        self.__context__ = None
+        return self.with_traceback(None)
+
 
 class Raised(Exception):
     """The user's program raises `value` here.

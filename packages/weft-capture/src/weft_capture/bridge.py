@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, cast
 
 from weft_capture import class_statements, classes
 from weft_capture.breaks import Break
+from weft_capture.rules import table
 from weft_capture.rules.operators import equal
 from weft_capture.rules.text import format_text
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.constant import fold
 from weft_capture.values.functions import ClassValue
 from weft_capture.values.iterators import DictIterator
-from weft_capture.values.made_classes import MadeClass
+from weft_capture.values.made_classes import MADE, MadeClass
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -30,14 +31,37 @@ class Bridge:
     def _tx(self) -> Tracer:
         return cast("Tracer", self)
 
+    def forget(self) -> None:
+        """Let go of the program's objects at once: the parts of a capture hold each other."""
+        tx = self._tx
+        for value, _ in tx.known.values():
+            if isinstance(value, MadeClass):
+                MADE.pop(value.obj, None)
+        for held in (tx.known, tx.keep_alive, tx.effects.changed, tx.effects.globals,
+                     tx.steps.raised_at):  # fmt: skip
+            held.clear()
+        tx.journal.begin()
+        for frame in tx.frames:
+            frame.locals.clear()
+            frame.cells.clear()
+            frame.stack.clear()
+            frame.result = frame.exception = None
+        tx.frames.clear()
+
+    def has_rule(self, function: object) -> bool:
+        """Say whether calls of a function have a rule."""
+        return table.find(function) is not None
+
     def dict_iterator(self, view: DictView) -> Value:
         """Return an iterator over a dict or a view of it."""
         kind = type(iter(getattr({}, view.kind)()))
-        return DictIterator(view.owner, view.unpack(self._tx), kind)
+        items = view.unpack(self._tx)
+        return DictIterator(view.owner, items, kind, view.kind, self._tx.steps.now)
 
     def set_iterator(self, items: SetValue) -> Value:
         """Return an iterator over a set."""
-        return DictIterator(items, items.unpack(self._tx), type(iter(set())))
+        kind: type = type(iter({0}))
+        return DictIterator(items, items.unpack(self._tx), kind, "", self._tx.steps.now)
 
     def format_text(self, text: str, args: list[Value], kwargs: Kwargs) -> Value:
         """Evaluate `text.format(*args, **kwargs)`."""

@@ -237,8 +237,9 @@ def _descriptor_class(kind: type) -> None:
     @rule(kind)
     def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         names = ("fget", "fset", "fdel", "doc")
-        given = [*args, *(kwargs[name] for name in names if name in kwargs)]
-        return DescriptorValue(kind, given)
+        if kwargs:
+            args = (*args, *(kwargs.get(name, NONE) for name in names[len(args) :]))
+        return DescriptorValue(kind, list(args))
 
 
 for _kind in (property, staticmethod, classmethod):
@@ -268,6 +269,12 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
         real = dataclasses._process_class(cls.obj, *known, **words)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
         tx.raise_real(error)
+
+    for name, value in (cls.namespace or {}).items():
+        if isinstance(value, UserObject) and value.cls is dataclasses.Field:
+            field = real.__dataclass_fields__[name]
+            for part in ("name", "type", "_field_type", "kw_only"):  # written just now
+                value.attrs[part] = tx.const_object(getattr(field, part))
 
     def make(*args: Any) -> type:
         made = cls.make(*args)

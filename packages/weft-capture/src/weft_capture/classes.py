@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from weft_guards.sources import DictSource
 
-from weft_capture import attributes
+from weft_capture import attribute_writes, attributes, current
 from weft_capture.breaks import Break
 from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MutableValue, Value, method
@@ -21,11 +21,17 @@ from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue,
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
-from weft_capture.values.functions import BoundMethod, ClassValue
+from weft_capture.values.functions import (
+    FUNCTION_FIELDS,
+    BoundMethod,
+    ClassValue,
+    FunctionValue,
+)
 from weft_capture.values.made_modules import MadeModule, is_plain_module
 from weft_capture.values.objects import DELETED, ModuleValue, UserObject
 
 if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
 
 _BUILTIN_BASES: tuple[tuple[type, Callable[[type], Value]], ...] = (
@@ -76,16 +82,27 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):
             return instance
+    _initialise(tx, kind, instance, args, kwargs)
+    return instance
+
+
+def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwargs: Kwargs) -> None:
     init = attributes.lookup(kind, "__init__")
     if init is None or init[1] is object.__init__:
-        return instance
-    if attributes.is_python_code(init[1]):
-        tx.const_object(init[1]).call(tx, [instance, *args], kwargs)
+        new = attributes.lookup(kind, "__new__")
+        if (args or kwargs) and new is not None and new[1] is object.__new__:
+            raise Break("unknown-call", f"arguments of {kind.__qualname__}")
+    elif attributes.is_python_code(init[1]):
+        result = tx.const_object(init[1]).call(tx, [instance, *args], kwargs)
+        if result is not NONE:
+            text = f"__init__() should return None, not '{result.python_type().__name__}'"
+            tx.raise_(TypeError, text)
     elif isinstance(instance, ExceptionValue):
         instance.call_base_method(tx, kind, "__init__", args, kwargs)
+    elif not isinstance(init[1], types.WrapperDescriptorType):
+        raise Break("unknown-call", f"{kind.__qualname__}.__init__")
     elif isinstance(instance, UserObject):
         BaseMethod(instance, init[0], "__init__").call(tx, args, kwargs)
-    return instance
 
 
 def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
@@ -95,6 +112,10 @@ def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Valu
     new = attributes.lookup(kind, "__new__")
     if new is not None and isinstance(new[1], staticmethod):
         return tx.const_object(new[1].__func__).call(tx, [cls, *args], kwargs)
+    init = attributes.lookup(kind, "__init__")
+    if kwargs and init is not None and not attributes.is_python_code(init[1]):
+        if not issubclass(kind, dict | torch.Size) and init[0] is not types.SimpleNamespace:
+            raise Break("unknown-call", f"keyword arguments of {kind.__qualname__}")
     return new_object(tx, kind, args)
 
 
@@ -110,6 +131,12 @@ def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
             return UserObject(kind, base=tx.builtin(scalar, *args))
     if kind.__new__ is not object.__new__ and not _plain_new(kind):
         raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")
+    return _plain_object(kind)
+
+
+def _plain_object(kind: type) -> UserObject:
+    if attributes.lookup(kind, "__del__") is not None:
+        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
     return UserObject(kind)
 
 
@@ -184,7 +211,7 @@ class BaseMethod(Value):
                 return row(tx, owner, *args, **kwargs)
         if isinstance(owner, ClassValue) and self.name == "__new__":
             if self.kind is object:
-                return UserObject(args[0].as_constant())
+                return _plain_object(args[0].as_constant())
             return new_object(tx, args[0].as_constant(), args[1:])
         if isinstance(owner, ClassValue) and self.name == "__call__":
             return construct(tx, owner, args, kwargs)
@@ -195,14 +222,16 @@ class BaseMethod(Value):
 
 def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
     name = {ListValue: "extend"}.get(type(owner.base), "update")  # type: ignore[arg-type]
-    if not isinstance(owner.base, MutableValue) or not (args or kwargs):
+    if kwargs and not isinstance(owner.base, DictValue):
+        raise Break("unknown-call", f"keyword arguments of {owner.cls.__qualname__}")
+    if not isinstance(owner.base, MutableValue) or (not args and not kwargs):
         return NONE
     return owner.base_method(tx, name, args, kwargs)
 
 
 def _object_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
     if isinstance(owner, UserObject):
-        attributes.plain_set_attribute(tx, owner, name.as_constant(), value)
+        attribute_writes.plain_set_attribute(tx, owner, name.as_constant(), value)
     else:
         owner.setattr(tx, name.as_constant(), value)
     return NONE
@@ -215,7 +244,10 @@ def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
 
 
 def _object_delattr(tx: Tracer, owner: Value, name: Value) -> Value:
-    owner.delattr(tx, name.as_constant())
+    if isinstance(owner, UserObject):
+        attribute_writes.plain_delete_attribute(tx, owner, name.as_constant())
+    else:
+        owner.delattr(tx, name.as_constant())
     return NONE
 
 
@@ -232,7 +264,7 @@ _OBJECT_METHODS: dict[str, Callable[..., Value]] = {
     "__getattribute__": _object_getattribute,
     "__delattr__": _object_delattr,
     "__eq__": _object_eq,
-    "__init__": _nothing,
+    "__init__": lambda *args, **kwargs: _object_init(*args, **kwargs),
     "__init_subclass__": _nothing,
 }
 
@@ -245,17 +277,23 @@ table.rule(object.__delattr__)(_object_delattr)
 def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
     if not isinstance(owner, ModuleValue):
         return _object_setattr(tx, owner, name, value)
-    attributes.set_module_attribute(tx, owner, name.as_constant(), value)
+    attribute_writes.set_module_attribute(tx, owner, name.as_constant(), value)
     return NONE
 
 
 @table.rule(object.__init__)
 def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+    kind = owner.python_type()
+    own = [attributes.lookup(kind, name) for name in ("__init__", "__new__")]
+    if (args or kwargs) and (own[0] != (object, object.__init__) or own[1] is None):
+        raise Break("unknown-call", f"arguments of object.__init__ for a {kind.__qualname__}")
     return NONE
 
 
 @table.rule(object.__new__)
 def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
+    if args or kwargs:
+        raise Break("unknown-call", "arguments of object.__new__")
     return new_object(tx, cls.as_constant(), [])
 
 
@@ -273,54 +311,70 @@ def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
 
 
 class InstanceDict(DictValue):
-    """A view of an instance's `__dict__`; only plain writes go through."""
+    """The `__dict__` of an instance or function, read live; only plain writes go through."""
 
     __slots__ = ("owner",)
 
-    def __init__(self, owner: UserObject) -> None:
-        super().__init__()
+    def __init__(self, owner: UserObject | FunctionValue) -> None:
         self.owner = owner
+        super().__init__()
+
+    @property
+    def entries(self) -> dict[object, tuple[Value, Value]]:
+        """The attributes as they are now."""
+        members = _members(current.tracer(), self.owner)
+        return {name: (constant(name), value) for name, value in members.items()}
+
+    @entries.setter
+    def entries(self, entries: dict[object, tuple[Value, Value]]) -> None:
+        pass
+
+    def same_object(self, other: Value) -> bool:
+        return isinstance(other, InstanceDict) and other.owner is self.owner
+
+    def put(self, key: Value, value: Value) -> None:
+        self.owner.store(current.tracer(), key.as_constant(), value)
+
+    def copy(self) -> DictValue:
+        return DictValue(list(self.entries.values()))
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+        out.writer.load_attr("__dict__")
 
 
 def instance_dict(tx: Tracer, owner: Value) -> Value:
-    """Return the `__dict__` of an instance."""
-    if not isinstance(owner, UserObject):
+    """Return the `__dict__` of an instance or function."""
+    if not isinstance(owner, UserObject | FunctionValue):
         raise Break("unsupported-value", f"__dict__ of {owner.describe()}")
-    view = InstanceDict(owner)
-    if owner.obj is not None:
-        real = owner.obj.__dict__
-        if owner.source is not None:
-            tx.guard_keys(DictSource(owner.source), real)
-        for name in real:
-            value = owner.own_attribute(tx, name)
-            if value is not None:
-                view.put(constant(name), value)
-    for name, value in owner.attrs.items():
-        if value is not DELETED:
-            view.put(constant(name), value)
-    return view
+    if owner.obj is not None and owner.source is not None:
+        tx.guard_keys(DictSource(owner.source), owner.obj.__dict__)
+    return InstanceDict(owner)
 
 
-@method(InstanceDict, "__setitem__")
-def _set_item(tx: Tracer, self: InstanceDict, key: Value, value: Value) -> Value:
-    self.owner.store(tx, key.as_constant(), value)
-    self.put(key, value)
-    return NONE
+def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
+    members: dict[str, Value] = {}
+    function = isinstance(owner, FunctionValue)
+    read = owner.getattr if isinstance(owner, FunctionValue) else owner.own_attribute
+    for name in owner.obj.__dict__ if owner.obj is not None else ():
+        found = read(tx, name)
+        if found is not None:
+            members[name] = found
+    written = owner.attributes if isinstance(owner, FunctionValue) else owner.attrs
+    for name, value in written.items():
+        if value is not DELETED and not (function and name in FUNCTION_FIELDS):
+            members[name] = value
+    return members
 
 
-@method(InstanceDict, "update")
-def _update(tx: Tracer, self: InstanceDict, items: Value = NONE, **kwargs: Value) -> Value:
-    if isinstance(items, DictValue):
-        for key, value in items.pairs(tx):
-            _set_item(tx, self, key, value)
-    elif items is not NONE:
-        raise Break("unsupported-method", "__dict__.update of pairs")
-    for name, value in kwargs.items():
-        _set_item(tx, self, constant(name), value)
-    return NONE
+@method(InstanceDict, "pop")
+def _pop(tx: Tracer, self: InstanceDict, key: Value, *default: Value) -> Value:
+    if key.as_constant() in self.entries or not default:
+        _other_writes(tx, self)
+    return default[0]
 
 
-@method(InstanceDict, "pop", "popitem", "clear", "setdefault", "__delitem__")
+@method(InstanceDict, "popitem", "clear", "setdefault", "__delitem__", "__ior__")
 def _other_writes(tx: Tracer, self: InstanceDict, *args: Value) -> Value:
     raise Break("unsupported-method", "removing from an instance's __dict__")
 

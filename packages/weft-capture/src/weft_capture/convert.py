@@ -95,7 +95,7 @@ def convert(
         except NeedsSymbols:
             attempt = replace(attempt, symbolic=True)
         except BreakAtStep as error:
-            attempt = replace(attempt, break_at=error.step, reason=error.reason)
+            attempt = replace(attempt, break_at=error.step, reason=error.reason.bare())
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,16 @@ class BreakUnderFullgraph(Exception):
 
 
 def _convert(do: _Attempt) -> Converted:
+    steps = Steps(config.settings.instruction_limit, do.break_at, do.reason)
+    tx = Tracer(do.function, do.symbolic, do.policy, steps)
+    try:
+        return _capture(do, tx, steps)
+    finally:
+        tx.forget()
+
+
+def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
     with span("capture", do.function.__qualname__), _modes_restored(), _own_saved_tensors():
-        steps = Steps(config.settings.instruction_limit, do.break_at, do.reason)
-        tx = Tracer(do.function, do.symbolic, do.policy, steps)
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         mode = tx.graph.mode

@@ -181,7 +181,10 @@ class Frame:
 class GeneratorValue(MutableValue):
     """A generator made by the program: a frame that runs one yield at a time."""
 
-    __slots__ = ("args", "frame", "function", "kwargs", "made_at", "returned", "running", "started")
+    __slots__ = (
+        "args", "frame", "function", "kwargs", "made_at", "original", "returned", "running",
+        "started",
+    )  # fmt: skip
 
     def __init__(
         self, frame: Frame, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]
@@ -195,9 +198,10 @@ class GeneratorValue(MutableValue):
         self.running = False
         self.returned: Value | None = None
         self.made_at = frame.tx.steps.now
+        self.original: type | None = None  # the class of the library that this is a version of
 
     def python_type(self) -> type:
-        return type(_ for _ in ())
+        return self.original or type(_ for _ in ())
 
     def snapshot(self) -> Callable[[], None]:
         frame, started, returned = self.frame, self.started, self.returned
@@ -288,7 +292,8 @@ class GeneratorValue(MutableValue):
         return None
 
     def reconstruct(self, out: Output) -> None:
-        if self.started:
-            what = "a generator that has started is needed after a graph break"
-            raise Break("generator", what, self.made_at)
-        out.call(self.function, self.args, self.kwargs)
+        if self.started or self.function.attributes:
+            what = "has started" if self.started else "may have had another name"
+            text = f"a generator that {what} is needed after a graph break"
+            raise Break("generator", text, self.made_at)
+        out.call(self.original or self.function, self.args, self.kwargs)

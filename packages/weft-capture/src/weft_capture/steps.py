@@ -212,7 +212,7 @@ class OuterFrame(SteppedFrame):
             self.execute()
         except Stopped as stopped:
             self.tx.frame = stopped.frame
-            return Stop(stopped.error, stopped.frame.chain())
+            return Stop(stopped.error.bare(), stopped.frame.chain())
         except RecursionError:
             reason = Break("recursion", "calls nest too deeply")
             raise BreakAtStep(self.step, reason) from None

@@ -74,7 +74,8 @@ class Tracer(Bridge):
         policy: decides which ones do; None for none.
         steps: how far to go.
 
-    `unstepped` counts the instructions that were executed as part of another instruction's step.
+    `unstepped` counts the instructions that were executed as part of another instruction's step;
+    `let_go` has the ids of objects from outside that may have lost their last reference.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Tracer(Bridge):
         self.policy = policy
         self.steps = steps or Steps(config.settings.instruction_limit)
         self.unstepped = 0
+        self.let_go: set[int] = set()
         self.journal = Journal()
         self.guards = GuardSet()
         self.graph = GraphBuilder(self, symbolic)
@@ -97,6 +99,7 @@ class Tracer(Bridge):
         self.calls = RealCalls(self)
         self.frame: Frame | None = None
         self.depth = 0
+        self.frames: list[Frame] = []  # all that ran
         self.known: dict[int, tuple[Value, Source]] = {}
         self.keep_alive: list[object] = []
         self.open_contexts: list[Any] = []
@@ -339,6 +342,7 @@ class Tracer(Bridge):
     def enter_frame(self, frame: Frame) -> None:
         """Make a frame the current one."""
         self.frame = frame
+        self.frames.append(frame)
         self.depth += 1
 
     def leave_frame(self, frame: Frame) -> None:

@@ -13,6 +13,7 @@ _READ = frozenset({"LOAD_FAST", "DELETE_FAST"})
 _CELL = frozenset(
     {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF"}
 )
+_READS_FRAME = frozenset({"eval", "exec", "locals", "_getframe"})
 _NO_FALL_THROUGH = frozenset({"JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 
 
@@ -70,6 +71,8 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
     bit = {name: 1 << i for i, name in enumerate(names)}
     first = first_argument_of_super(decoded)
     effects = [_uses_and_kills(instr, bit, first) for instr in decoded.instrs]
+    if any(i.opname.startswith("LOAD") and i.argval in _READS_FRAME for i in decoded.instrs):
+        return names, [-1] * (len(decoded.instrs) + 1)  # what they call sees every variable
     live = [0] * (len(decoded.instrs) + 1)
     follow = [successors(decoded, i) for i in range(len(decoded.instrs))]
     changed = True

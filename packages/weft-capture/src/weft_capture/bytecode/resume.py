@@ -170,6 +170,9 @@ def _prologue(
             items.append(Op("LOAD_FAST", 0, stack_name(place), positions=positions))
         else:
             items.append(Op("PUSH_NULL", positions=positions))
+    for place, is_value in enumerate(stack):
+        if is_value:  # the stack alone holds it
+            items.append(Op("DELETE_FAST", 0, stack_name(place), positions=positions))
     items.append(Op("JUMP", jump=entry, positions=positions))
     return items
 

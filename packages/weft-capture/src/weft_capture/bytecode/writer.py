@@ -142,6 +142,10 @@ class Writer:
         """Pop key (top), container, value: container[key] = value."""
         self._emit("STORE_SUBSCR", -3)
 
+    def delete_subscr(self) -> None:
+        """Pop key (top) and container: del container[key]."""
+        self._emit("DELETE_SUBSCR", -2)
+
     def binary_op(self, symbol: str) -> None:
         """Replace two values by `left symbol right`, symbol as in '+' or '+='."""
         self._emit("BINARY_OP", -1, arg=_BINARY[symbol])
@@ -321,10 +325,11 @@ class Writer:
         self._tail += [exit_label, Op("JUMP", jump=jump, positions=self._positions)]
         return exit_label
 
-    def call_resume(self, resume: Resume) -> None:
+    def call_resume(self, resume: Resume, kept: bool = False) -> None:
         """Go on in a resume function and return what it returns.
 
         The stack holds exactly the values and NULLs of `resume.stack`; its variables are set.
+        `kept` says that a traceback keeps this frame: it lets go of what it holds.
         """
         for place in range(len(resume.stack) - 1, -1, -1):
             # A NULL, too, is popped by storing it, which unbinds the name.
@@ -338,6 +343,10 @@ class Writer:
                 self._emit("LOAD_FAST", 1, argval=stack_name(arg))
             else:
                 self.load_local(arg)
+        if kept:
+            stack = [stack_name(place) for place in range(len(resume.stack))]
+            names = (*self._signature.args, *(a for a in resume.args if isinstance(a, str)), *stack)
+            self.clear_temps(*(set(names) - self._decoded.cells))
         self.call(len(resume.args) + (self._tail_call is not None))
         self.return_()
 

@@ -23,9 +23,11 @@ typedef struct {
     PyObject *on_miss;     /* borrowed from run()'s caller; NULL: the hook is off */
     PyCodeObject *replacement; /* the next frame of this code is a replacement: run it as it is */
     PyCodeObject *tail;    /* the next frame of this code hands its tail calls to its caller */
+    PyObject **held;       /* its arguments, to let go of once that frame holds them itself */
+    Py_ssize_t held_count;
 } ThreadHook;
 
-static _Thread_local ThreadHook hook = {NULL, NULL, NULL};
+static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0};
 static Py_ssize_t extra_index = -1;
 static int active_threads = 0; /* guarded by the GIL */
 static _PyFrameEvalFunction previous_eval = NULL;
@@ -84,6 +86,17 @@ tail_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return (PyObject *)self;
 }
 
+/* Let go of the arguments of the frame that begins: `del x` in it must end the life of x. */
+static inline void
+release_held(void)
+{
+    PyObject **held = hook.held;
+    hook.held = NULL;
+    for (Py_ssize_t i = 0; held != NULL && i < hook.held_count; i++) {
+        Py_CLEAR(held[i]); /* never the last reference */
+    }
+}
+
 /* Run tail calls until a result that is none comes back. Steals `result`. */
 static PyObject *
 follow_tail_calls(PyObject *result)
@@ -92,9 +105,12 @@ follow_tail_calls(PyObject *result)
         TailCall *call = (TailCall *)result;
         PyObject *func = call->items[0];
         hook.tail = (PyCodeObject *)((PyFunctionObject *)func)->func_code;
+        hook.held = call->items + 1;
+        hook.held_count = Py_SIZE(call) - 1;
         result = PyObject_Vectorcall(func, call->items + 1,
                                      (Py_SIZE(call) - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
         hook.tail = NULL;
+        hook.held = NULL;
         Py_DECREF(call);
     }
     return result;
@@ -184,10 +200,12 @@ check_replacement(PyObject *found, PyFunctionObject *func, Py_ssize_t count)
     return 0;
 }
 
-/* Call `found` with the frame's flat arguments. `args` has func in front and one free place at the
- * end, for replacements that take the function as an extra argument. */
+/* Call `found` with the frame's flat arguments, which it takes over from `slots`. `args` has func in
+ * front and one free place at the end, for replacements that take the function as an extra
+ * argument. */
 static PyObject *
-run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssize_t count)
+run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssize_t count,
+                PyObject **slots)
 {
     if (check_replacement(found, func, count) < 0) {
         return NULL;
@@ -202,6 +220,8 @@ run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssi
     if (run->func_builtins != func->func_builtins) {
         Py_SETREF(run->func_builtins, Py_NewRef(func->func_builtins));
     }
+    hook.held = slots;
+    hook.held_count = count;
     if (((PyCodeObject *)found)->co_argcount > count) {
         args[1 + count++] = (PyObject *)func;
     }
@@ -209,6 +229,7 @@ run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssi
     PyObject *result = PyObject_Vectorcall((PyObject *)run, args + 1,
                                            count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     hook.replacement = NULL;
+    hook.held = NULL;
     Py_DECREF(run);
     return result;
 }
@@ -241,6 +262,10 @@ find_replacement(PyObject *on_miss, PyObject *lookup, PyCodeObject *code, PyObje
     }
 done:
     hook.on_miss = on_miss;
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_RecursionError)) {
+        PyErr_Clear(); /* no room to look: the program's own frame may have enough, or raises it */
+        return Py_NewRef(Py_None);
+    }
     return found;
 }
 
@@ -274,7 +299,7 @@ intercept(Frame *frame, PyCodeObject *code, CodeState *state, int is_tail, PyObj
     PyObject *found = find_replacement(hook.on_miss, lookup, code, args, count);
     int as_it_is = found == Py_None;
     if (!as_it_is) {
-        *result = found == NULL ? NULL : run_replacement(found, func, args, count);
+        *result = found == NULL ? NULL : run_replacement(found, func, args, count, frame_slots(frame));
         if (!is_tail) {
             *result = follow_tail_calls(*result);
         }
@@ -298,10 +323,14 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
     PyCodeObject *code = frame_code(frame);
     if (hook.replacement == code) {
         hook.replacement = NULL;
+        release_held();
         return eval_default(tstate, frame, throwing);
     }
     int is_tail = hook.tail == code;
     hook.tail = NULL;
+    if (is_tail) {
+        release_held();
+    }
     CodeState *state = get_state(code);
     if ((state != NULL && state->kind == SKIP) || (code->co_flags & NEVER)
         || (code->co_flags & FUNCTION_FLAGS) != FUNCTION_FLAGS) {
@@ -351,7 +380,7 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
     if (args[0] != Py_None && prepare_finish() < 0) {
         return NULL;
     }
-    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL};
+    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL, NULL, 0};
     int installs = hook.on_miss != NULL && before.on_miss == NULL;
     if (installs) {
         install();

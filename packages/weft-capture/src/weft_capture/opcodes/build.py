@@ -125,10 +125,20 @@ def _map_add(frame: Frame, instr: Instr) -> None:
     frame.stack[-instr.arg].setitem(frame.tx, key, value)
 
 
+def _first_items(frame: Frame, value: Value, count: int) -> list[Value]:
+    """Return up to `count` items; no more are taken from an iterator."""
+    if not hasattr(value.python_type(), "__next__"):
+        return value.unpack(frame.tx)
+    items: list[Value] = []
+    while len(items) < count and (item := value.next(frame.tx)) is not None:
+        items.append(item)
+    return items
+
+
 @opcode("UNPACK_SEQUENCE")
 def _unpack_sequence(frame: Frame, instr: Instr) -> None:
-    items = frame.stack.pop().unpack(frame.tx)
     count = instr.arg
+    items = _first_items(frame, frame.stack.pop(), count + 1)
     if len(items) < count:
         text = f"not enough values to unpack (expected {count}, got {len(items)})"
         frame.tx.raise_(ValueError, text)

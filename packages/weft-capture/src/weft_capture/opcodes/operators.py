@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Raised
 from weft_capture.opcodes.table import opcode
-from weft_capture.rules.operators import binary, compare, contains, unary
+from weft_capture.rules.operators import binary, compare, contains, identical, unary
 from weft_capture.values.constant import FALSE, TRUE, constant
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.frames import Frame
+    from weft_capture.tracer import Tracer
 
 _UNARY = {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT": "~"}
 
@@ -44,8 +45,7 @@ def _unary_not(frame: Frame, instr: Instr) -> None:
 def _is_op(frame: Frame, instr: Instr) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
-    same = left is right or left.same_object(right) or right.same_object(left)
-    frame.stack.append(TRUE if same is not instr.argval else FALSE)
+    frame.stack.append(TRUE if identical(left, right) is not instr.argval else FALSE)
 
 
 @opcode("CONTAINS_OP")
@@ -89,12 +89,30 @@ def _match_kind(frame: Frame, instr: Instr) -> None:
 def _match_keys(frame: Frame, instr: Instr) -> None:
     tx, keys, subject = frame.tx, frame.stack[-1], frame.stack[-2]
     found = []
+    seen: set[object] = set()
     for key in keys.unpack(tx):
+        if key.hash_key() in seen:
+            text = f"mapping pattern checks duplicate key ({key.as_constant()!r})"
+            tx.raise_(ValueError, text)
+        seen.add(key.hash_key())
         if not contains(tx, subject, key).truth(tx):
             frame.stack.append(constant(None))
             return
         found.append(subject.getitem(tx, key))
     frame.stack.append(tx.tuple_of(found))
+
+
+def _match_args(tx: Tracer, cls: type) -> list[str]:
+    """Return `__match_args__` of a class."""
+    fields = getattr(cls, "__match_args__", ())
+    if not isinstance(fields, tuple):
+        kind = type(fields).__name__
+        tx.raise_(TypeError, f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+    for field in fields:
+        if not isinstance(field, str):
+            kind = type(field).__name__
+            tx.raise_(TypeError, f"__match_args__ elements must be strings (got {kind})")
+    return list(fields)
 
 
 @opcode("MATCH_CLASS")
@@ -107,7 +125,7 @@ def _match_class(frame: Frame, instr: Instr) -> None:
         frame.stack.append(constant(None))
         return
     real = cls.as_constant()
-    fields = list(getattr(real, "__match_args__", ()))
+    fields = _match_args(tx, real) if instr.arg else []
     allowed = len(fields)
     whole = bool(real.__flags__ & _MATCH_SELF) and "__match_args__" not in dir(real)
     if whole:
@@ -118,6 +136,10 @@ def _match_class(frame: Frame, instr: Instr) -> None:
         tx.raise_(TypeError, f"{real.__name__}() {text}")
     parts = [subject] if whole and instr.arg else []
     wanted = [*([] if whole else fields[: instr.arg]), *names]
+    for number, name in enumerate(wanted):
+        if name in wanted[:number]:
+            text = f"got multiple sub-patterns for attribute {name!r}"
+            tx.raise_(TypeError, f"{real.__name__}() {text}")
     try:
         parts += [subject.getattr(tx, name) for name in wanted]
     except Raised as raised:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
+from types import FunctionType
 from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Break
 from weft_capture.opcodes.table import opcode
 from weft_capture.scope import load_global, store_global
 from weft_capture.values.base import Value
-from weft_capture.values.constant import NULL, constant
+from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, CellValue, SuperValue
 from weft_capture.values.objects import DELETED
@@ -66,6 +67,7 @@ def _load_fast_and_clear(frame: Frame, instr: Instr) -> None:
 @opcode("STORE_FAST")
 def _store_fast(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
+    _let_go(frame, frame.locals.get(instr.argval))
     if isinstance(value, CellValue) and instr.argval in frame.decoded.cells:
         frame.cells[instr.argval] = value
     elif value is NULL:
@@ -76,8 +78,20 @@ def _store_fast(frame: Frame, instr: Instr) -> None:
 
 @opcode("DELETE_FAST")
 def _delete_fast(frame: Frame, instr: Instr) -> None:
+    _let_go(frame, frame.tx.force(frame.locals.get(instr.argval, NONE)))
     if frame.locals.pop(instr.argval, None) is None:
         _unbound(frame, instr.argval)
+
+
+def _let_go(frame: Frame, old: Value | None) -> None:
+    """An object from outside may die here: its `__del__` must run now, and weak references tell."""
+    if old is None or old.source is None or any(old is one for one in frame.stack):
+        return
+    obj = getattr(old, "obj", None)
+    finalizer = getattr(type(obj), "__del__", None)
+    if isinstance(finalizer, FunctionType):
+        raise Break("unsupported-value", "a variable lets go of an object with a __del__")
+    frame.tx.let_go.add(id(obj))
 
 
 @opcode("LOAD_CLOSURE")

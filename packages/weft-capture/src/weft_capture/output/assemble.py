@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 from weft_guards import call_with
+from weft_guards.sources import LocalSource
 
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
@@ -229,7 +230,7 @@ class _Assembly:
             writer.load_local(temp)
             writer.store_local(name)
         for name in frame.decoded.flat_args:
-            if name in live and name not in temps and name not in frame.cells:
+            if name not in temps and name not in frame.cells and self._is_rebound(name):
                 writer.delete_local(name)
         for temp_or_null in stack:
             if temp_or_null is None:
@@ -239,10 +240,17 @@ class _Assembly:
         below = [value is not NULL for value in frame.stack]
         step = RealStep(writer, frame.decoded, below, tuple(locals_))
         if inner is None:
+            # What the instruction lets go of must die, and not live on in this frame.
+            writer.clear_temps(GRAPH_RESULT)
             step.run(index)
             return
         inner.call()
         step.returned(index)
+
+    def _is_rebound(self, name: str) -> bool:
+        """Say whether an argument's variable holds it no more: it may have to die."""
+        source = getattr(self.frame.locals.get(name), "source", None)
+        return source != LocalSource(name)
 
     def _stack_temp(self, value: Value) -> str | None:
         if value is NULL:

@@ -38,11 +38,13 @@ class RealStep:
         instr = self.decoded.instrs[index]
         if instr.opname == "LOAD_METHOD":
             writer.load_attr(instr.argval)
+            writer.in_place_of(index)
             pair = [False, True] if NULL_BELOW else [True, False]
             writer.push_null()
             if NULL_BELOW:
                 writer.swap(2)
             self.resume(index + 1, below[:-1] + pair)
+            self._handle(index)
             return
         if instr.target is not None:
             self._branch(index, instr)
@@ -77,16 +79,18 @@ class RealStep:
             writer.load_const(0)
             writer.swap(2)
         stack = self.below[: handler.depth] + [True] * (1 + handler.lasti)
-        self.resume(handler.target, stack)
+        self.resume(handler.target, stack, kept=True)
 
-    def resume(self, index: int, stack: Sequence[bool], done: Instr | None = None) -> None:
+    def resume(
+        self, index: int, stack: Sequence[bool], done: Instr | None = None, kept: bool = False
+    ) -> None:
         """Go on at instruction `index`, after `done` ran for real."""
         names = self.names
         if done is not None and done.opname == "STORE_FAST":
             names = (*names, done.argval)
         if done is not None and done.opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
             names = tuple(name for name in names if name != done.argval)
-        self.writer.call_resume(make_resume(self.decoded, index, stack, names))
+        self.writer.call_resume(make_resume(self.decoded, index, stack, names), kept)
 
     def _branch(self, index: int, instr: Instr) -> None:
         assert instr.target is not None

@@ -8,6 +8,7 @@ temporary so that identity is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
@@ -165,12 +166,14 @@ class Output:
         def write() -> None:
             for name, temp in temps.items():
                 self.writer.begin_call()
-                self.writer.load_const(delete_one if temp is None else set_one)
+                self.writer.load_const(_delete_if_set if temp is None else set_one)
+                if temp is None:
+                    self.writer.load_const(delete_one)
                 self.load(owner)
                 self.writer.load_const(name)
                 if temp is not None:
                     self.writer.load_local(temp)
-                self.writer.call(2 if temp is None else 3)
+                self.writer.call(3)
                 self.writer.pop()
 
         return write
@@ -187,6 +190,12 @@ class Output:
                 seen.add(id(one))
                 pending.extend(_children(one))
         return False
+
+
+def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> None:
+    """Delete an attribute; one that the captured code set and deleted again was never there."""
+    with suppress(AttributeError):
+        delete(owner, name)
 
 
 def _children(value: Value) -> Iterator[Value]:

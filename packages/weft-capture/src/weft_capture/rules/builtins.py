@@ -13,7 +13,7 @@ from weft_capture import polyfills
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.rules.generators import item_or_stop
-from weft_capture.rules.operators import binary, by_methods, compare
+from weft_capture.rules.operators import binary, by_methods, compare, identical
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Value
@@ -76,12 +76,12 @@ def _not(tx: Tracer, value: Value) -> Value:
 
 @rule(operator.is_)
 def _is(tx: Tracer, left: Value, right: Value) -> Value:
-    return constant(left.same_object(right))
+    return constant(identical(left, right))
 
 
 @rule(operator.is_not)
 def _is_not(tx: Tracer, left: Value, right: Value) -> Value:
-    return constant(not left.same_object(right))
+    return constant(not identical(left, right))
 
 
 @rule(callable)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import Constant
+from weft_capture.values.constant import Constant, is_constant_object
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FunctionValue, ObjectConstant
@@ -25,6 +25,7 @@ _SHARED = (Constant, FunctionValue, ObjectConstant)
 def _copy(tx: Tracer, value: Value) -> Value:
     if isinstance(value, (ListValue, DictValue, SetValue)):
         return value.call_method(tx, "copy", [], {})
+    _check_constant(value)
     if isinstance(value, (*_SHARED, TupleValue)):
         return value
     if isinstance(value, UserObject) and not value.has_special("__copy__"):
@@ -32,10 +33,24 @@ def _copy(tx: Tracer, value: Value) -> Value:
     return value.call_method(tx, "__copy__", [], {})
 
 
+def _check_constant(value: Value) -> None:
+    """Refuse an instance of a subclass of int and the like: its class may say how it is copied."""
+    if isinstance(value, Constant) and not is_constant_object(value.value):
+        raise Break("unknown-call", f"a copy of {value.describe()}")
+
+
+class _Memo(DictValue):
+    """The memo that a `__deepcopy__` of the program gets."""
+
+    __slots__ = ()
+
+
 def _copied_object(tx: Tracer, value: UserObject, deep: dict[Value, Value] | None) -> Value:
-    hooks = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__")
+    hooks = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__",
+             "__getnewargs_ex__")  # fmt: skip
     slots = not value.cls.__dictoffset__ or hasattr(value.cls, "__slots__")
     odd = value.base is not None or slots or isinstance(value, ModuleValue)
+    odd = odd or getattr(value.cls, "__reduce__", None) is not getattr(object, "__reduce__")  # noqa: B009
     if odd or any(value.has_special(name) for name in hooks):
         raise Break("unknown-call", f"a copy of {value.describe()}")
     fresh = UserObject(value.cls)
@@ -50,7 +65,7 @@ def _copied_object(tx: Tracer, value: UserObject, deep: dict[Value, Value] | Non
 
 @rule(copy.deepcopy)
 def _deepcopy(tx: Tracer, value: Value, memo: Value | None = None) -> Value:
-    if isinstance(memo, DictValue) and memo.entries:
+    if memo is not None and (not isinstance(memo, _Memo) or memo.entries):
         raise Break("unknown-call", "deepcopy with a memo")
     return _deep(tx, value, {})
 
@@ -59,10 +74,13 @@ def _deep(tx: Tracer, value: Value, memo: dict[Value, Value]) -> Value:
     value = tx.force(value)
     if value in memo:
         return memo[value]
+    _check_constant(value)
     if isinstance(value, _SHARED):
         return value
     if isinstance(value, TupleValue):
         items = [_deep(tx, item, memo) for item in value.items]
+        if value in memo:  # copied on the way: it holds itself
+            return memo[value]
         same = all(new is tx.force(old) for new, old in zip(items, value.items, strict=True))
         memo[value] = value if same else value.with_items(items)
     elif isinstance(value, ListValue):
@@ -79,7 +97,7 @@ def _deep(tx: Tracer, value: Value, memo: dict[Value, Value]) -> Value:
         memo[value] = SetValue(items, cls=value.cls, order=value.order)
     elif isinstance(value, UserObject):
         if value.has_special("__deepcopy__"):
-            memo[value] = value.call_method(tx, "__deepcopy__", [DictValue()], {})
+            memo[value] = value.call_method(tx, "__deepcopy__", [_Memo()], {})
         else:
             _copied_object(tx, value, memo)
     else:

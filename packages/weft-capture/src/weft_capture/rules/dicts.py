@@ -63,9 +63,14 @@ def _defaultdict(
     return target
 
 
-@rule(dict.fromkeys, OrderedDict.fromkeys)
+@rule(dict.fromkeys)
 def _fromkeys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
     return DictValue([(key, value) for key in keys.unpack(tx)])
+
+
+@rule(OrderedDict.fromkeys)
+def _ordered_fromkeys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
+    return DictValue([(key, value) for key in keys.unpack(tx)], cls=OrderedDict)
 
 
 # Reading.
@@ -158,7 +163,7 @@ def _delitem(tx: Tracer, self: DictValue, key: Value) -> Value:
     if key.hash_key() not in self.entries:
         missing_key(tx, key)
     tx.mutate(self)
-    del self.entries[key.hash_key()]
+    self.drop(key.hash_key())
     return NONE
 
 
@@ -195,14 +200,15 @@ def _popitem(tx: Tracer, self: DictValue, last: Value = constant(True)) -> Value
         tx.raise_(KeyError, "popitem(): dictionary is empty")
     tx.mutate(self)
     key = next(reversed(self.entries) if last.truth(tx) else iter(self.entries))
-    pair = self.entries.pop(key)
+    pair = self.drop(key)
     return tx.tuple_of([pair[0], tx.force(pair[1])])
 
 
 @method(DictValue, "clear")
 def _clear(tx: Tracer, self: DictValue) -> Value:
     tx.mutate(self)
-    self.entries.clear()
+    for hashed in list(self.entries):
+        self.drop(hashed)
     return NONE
 
 
@@ -217,10 +223,8 @@ def _move_to_end(
     if hashed not in self.entries:
         missing_key(tx, key)
     tx.mutate(self)
-    entry = self.entries.pop(hashed)
-    rest = {} if last.truth(tx) else dict(self.entries)
-    if rest:
-        self.entries.clear()
-    self.entries[hashed] = entry
-    self.entries.update(rest)
+    entry = self.drop(hashed)
+    rest = [] if last.truth(tx) else [self.drop(other) for other in list(self.entries)]
+    for pair in (entry, *rest):
+        self.put(*pair)
     return NONE

@@ -15,6 +15,7 @@ from weft_capture.values.constant import NONE, Constant, constant, fold
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
 from weft_capture.values.functions import ClassValue, FunctionValue, ModuleObject
+from weft_capture.values.made_classes import MADE
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import TensorValue
 
@@ -153,10 +154,16 @@ def _get_ident(tx: Tracer) -> Value:
 @rule(hash)
 def _hash(tx: Tracer, value: Value) -> Value:
     if isinstance(value, UserObject) and value.has_special("__hash__"):
-        return fold(tx, hash, [value.special(tx, "__hash__").call(tx, [], {})], {})
+        number = value.special(tx, "__hash__").call(tx, [], {})
+        fits = number.is_constant() and type(number.as_constant()) is int
+        if fits and abs(number.as_constant()) <= sys.maxsize and number.as_constant() != -1:
+            return number
+        return fold(tx, hash, [number], {})
     if isinstance(value, UserObject | TensorValue | FunctionValue):
         if getattr(value.python_type(), "__hash__", None) is None:
             tx.raise_(TypeError, f"unhashable type: '{value.python_type().__name__}'")
+        if value.python_type() in MADE:
+            raise Break("unsupported-value", "the hash of an object whose class may still change")
         return RuntimeNumber(hash, [value])
     return fold(tx, hash, [value], {})
 

@@ -164,6 +164,8 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
 
 
 def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Value:
+    if left.cls is not right.cls and not inplace:
+        raise Break("unsupported-value", "a union of dicts of different classes")
     target = left if inplace else left.copy()
     if inplace:
         tx.mutate(left)
@@ -215,8 +217,10 @@ def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     kinds = left.python_type(), right.python_type()
     if kinds[0] is kinds[1]:
         attempts.pop()
-    elif issubclass(kinds[1], kinds[0]):
-        attempts.reverse()
+    elif kinds[0] in kinds[1].__mro__:
+        reflected = [getattr(kind, f"__r{name}__", None) for kind in kinds]
+        if reflected[0] != reflected[1]:
+            attempts.reverse()
     if plain != symbol:
         attempts.insert(0, (left, f"__i{name}__", right))
     result = _attempt(tx, attempts)
@@ -294,19 +298,24 @@ def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
 def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     _, name, mirrored = COMPARE[symbol]
     attempts = [(left, f"__{name}__", right), (right, f"__{mirrored}__", left)]
-    attempts = [row for row in attempts if not _is_default(row[0], row[1])]
-    result = _attempt(tx, attempts)
-    if result is not None:
-        return result
-    if symbol == "!=" and not _is_default(left, "__eq__"):
-        return constant(not compare(tx, "==", left, right).truth(tx))
+    kinds = left.python_type(), right.python_type()
+    if kinds[0] is not kinds[1] and kinds[0] in kinds[1].__mro__:
+        attempts.reverse()
+    for receiver, method, argument in attempts:
+        # `object.__ne__` turns round what the same object's `__eq__` says.
+        by_eq = method == "__ne__" and _is_default(receiver, method)
+        asked = "__eq__" if by_eq else method
+        if not _is_default(receiver, asked):
+            result = _attempt(tx, [(receiver, asked, argument)])
+            if result is not None:
+                return constant(not result.truth(tx)) if by_eq else result
     plain = [_without_class(value) for value in (left, right)]
     if plain != [left, right]:
         return compare(tx, symbol, *plain)
     if symbol in ("==", "!="):
         return constant(left.same_object(right) == (symbol == "=="))
-    kinds = f"'{left.python_type().__name__}' and '{right.python_type().__name__}'"
-    tx.raise_(TypeError, f"'{symbol}' not supported between instances of {kinds}")
+    names = f"'{kinds[0].__name__}' and '{kinds[1].__name__}'"
+    tx.raise_(TypeError, f"'{symbol}' not supported between instances of {names}")
 
 
 def _without_class(value: Value) -> Value:
@@ -322,6 +331,18 @@ def _is_default(value: Value, method: str) -> bool:
     return getattr(kind, method, None) is getattr(object, method, None) or isinstance(
         value, (*_SEQUENCES, *_SETS, DictValue, Constant, SymValue)
     )
+
+
+def identical(left: Value, right: Value) -> bool:
+    """Evaluate `left is right`.
+
+    Raises:
+        Break: for two equal constants, which may or may not be one object.
+    """
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        if left.value is not right.value and left.same_object(right):
+            raise Break("unsupported-value", f"whether two objects {left.describe()} are one")
+    return left is right or left.same_object(right) or right.same_object(left)
 
 
 def equal(tx: Tracer, left: Value, right: Value) -> bool:

@@ -12,8 +12,10 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from weft_capture import polyfills
+from weft_capture.frames import GeneratorValue
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.functions import FunctionValue
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -44,7 +46,12 @@ def polyfill(original: Any, version: types.FunctionType) -> None:
     """Trace calls of `original` through `version`."""
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        return tx.const_object(version).call(tx, list(args), kwargs)
+        result = tx.const_object(version).call(tx, list(args), kwargs)
+        if isinstance(result, GeneratorValue) and isinstance(original, type):
+            result.original = original
+        if isinstance(result, FunctionValue):
+            result.made_at = tx.steps.now
+        return result
 
     RULES[original] = run
 

@@ -282,6 +282,7 @@ def _set_pop(tx: Tracer, self: SetValue) -> Value:
     if not self.entries:
         tx.raise_(KeyError, "pop from an empty set")
     tx.mutate(self)
+    self.removals += 1
     return self.entries.pop(self.order.pop())
 
 

@@ -31,7 +31,7 @@ from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE, Constant, constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.functions import PartialValue
-from weft_capture.values.iterators import CombinedIterator
+from weft_capture.values.iterators import CombinedIterator, ListedIterator
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _finite(function: Any) -> None:
         ]
         known = {name: value.as_constant() for name, value in kwargs.items()}
         rows = [tx.tuple_of([flat[number] for number in row]) for row in function(*real, **known)]
-        return tx.iterator_over(rows)
+        return ListedIterator(rows, function, tx.steps.now)
 
 
 def _listed(value: Value) -> bool:
@@ -174,7 +174,8 @@ def _starmap(tx: Tracer, function: Value, rows: Value) -> Value:
 @rule(itertools.repeat)
 def _repeat(tx: Tracer, item: Value, times: Value = NONE) -> Value:
     if times is not NONE:
-        return tx.iterator_over([item] * int(times.as_constant()))
+        items = [item] * int(times.as_constant())
+        return ListedIterator(items, itertools.repeat, tx.steps.now)
 
     def step(tx: Tracer, self: CombinedIterator) -> Value | None:
         return self.prefix[0]

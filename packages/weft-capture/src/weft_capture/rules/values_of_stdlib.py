@@ -85,6 +85,8 @@ _lock(type(threading.RLock()))
 
 @rule(operator.length_hint)
 def _length_hint(tx: Tracer, items: Value, default: Value = NONE) -> Value:
+    if isinstance(items, UserObject) and items.has_special("__length_hint__"):
+        raise Break("unknown-call", f"length_hint of {items.describe()}")
     return tx.builtin(len, items)
 
 

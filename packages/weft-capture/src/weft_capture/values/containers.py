@@ -222,7 +222,7 @@ class SetValue(MutableValue):
     order in which the program's set does.
     """
 
-    __slots__ = ("cls", "entries", "order")
+    __slots__ = ("cls", "entries", "order", "removals")
     changing = ("entries", "order")
 
     def __init__(
@@ -236,6 +236,7 @@ class SetValue(MutableValue):
         self.cls = cls
         self.entries: dict[object, Value] = {}
         self.order: set[object] = set()
+        self.removals = 0  # ever, taken back or not
         self.put(items, order)
 
     def put(self, items: Sequence[Value], order: Set[object] | None = None) -> None:
@@ -254,6 +255,7 @@ class SetValue(MutableValue):
         """Remove an element without recording it."""
         self.entries.pop(key, None)
         self.order.discard(key)
+        self.removals += 1
 
     def data(self, tx: Tracer) -> Any:
         return self.cls([tx.force(item).data(tx) for item in self.unpack(tx)])

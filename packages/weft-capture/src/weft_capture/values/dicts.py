@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.base import Kwargs, MutableValue, Value
 from weft_capture.values.constant import NONE
 from weft_guards.sources import CallSource
 
@@ -42,6 +42,9 @@ class LazyValue(Value):
         return identity_key(self.obj)
 
 
+_SHORT = 4
+
+
 def identity_key(obj: object) -> object:
     """Return the hash key of an object from outside that is hashed by its identity."""
     return ("identity", id(obj))
@@ -58,10 +61,15 @@ def check_keys(keys: Iterable[object]) -> None:
 
 
 class DictValue(MutableValue):
-    """A dict: hash key -> (key, value)."""
+    """A dict: hash key -> (key, value).
 
-    __slots__ = ("cls", "default_factory", "entries")
-    changing = ("entries",)
+    `log` has what a dict from outside went through since its first change, as hash keys in order:
+    (key, True) for a write, (key, False) for a removal. Doing the same to the real one keeps what
+    its live iterators see right.
+    """
+
+    __slots__ = ("cls", "default_factory", "entries", "log", "removals")
+    changing = ("entries", "log")
 
     def __init__(
         self,
@@ -73,6 +81,8 @@ class DictValue(MutableValue):
         super().__init__(source)
         self.cls = cls
         self.default_factory = default_factory
+        self.log: list[tuple[object, Value, bool]] | None = None
+        self.removals = 0  # ever, taken back or not
         self.entries: dict[object, tuple[Value, Value]] = {}
         for key, value in pairs or ():
             self.put(key, value)
@@ -82,6 +92,16 @@ class DictValue(MutableValue):
         hashed = key.hash_key()
         old = self.entries.get(hashed)
         self.entries[hashed] = (key if old is None else old[0], value)
+        if self.log is not None:
+            self.log.append((hashed, key, True))
+
+    def drop(self, hashed: object) -> tuple[Value, Value]:
+        """Remove the entry of a hash key without recording it in the journal; returns it."""
+        entry = self.entries.pop(hashed)
+        self.removals += 1
+        if self.log is not None:
+            self.log.append((hashed, entry[0], False))
+        return entry
 
     def get(self, tx: Tracer, key: Value) -> Value | None:
         """Return an entry's value, or None."""
@@ -112,10 +132,22 @@ class DictValue(MutableValue):
             return tx.force(self.default_factory)
         return super().getattr(tx, name)
 
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        if kind is dict and self.cls is not dict:
+            raise Break("unsupported-method", f"dict.{name} of a {self.cls.__name__}")
+        return super().call_base_method(tx, kind, name, args, kwargs)
+
     def data(self, tx: Tracer) -> Any:
         if self.cls is defaultdict:
             return super().data(tx)
         return self.cls([(key.data(tx), value.data(tx)) for key, value in self.pairs(tx)])
+
+    def snapshot(self) -> Callable[[], None]:
+        if self.log is None and self.source is not None:
+            self.log = []
+        return super().snapshot()
 
     def graph_arg(self) -> Any:
         return {k.as_constant(): v.graph_arg() for k, v in self.entries.values()}
@@ -151,12 +183,42 @@ class DictValue(MutableValue):
         out.writer.build_map(len(self.entries))
 
     def replay(self, out: Output) -> Callable[[], None]:
+        if self.log is not None and len(self.log) <= 2 * len(self.entries) + _SHORT:
+            return self._replay_log(out, self.log)
         self._build_map(out)
         final = out.store_temp()
 
         def write() -> None:
             out.call_on(self, "clear")
             out.call_on(self, "update", final)
+
+        return write
+
+    def _replay_log(self, out: Output, log: list[tuple[object, Value, bool]]) -> Callable[[], None]:
+        steps: list[tuple[str, str | None]] = []
+        written: set[object] = set()
+        check_keys(hashed for hashed, _, _ in log)
+        for hashed, key, writes in log:
+            if writes and hashed in written:
+                continue
+            (written.add if writes else written.discard)(hashed)
+            out.load(key)
+            name, temp = out.store_temp(), None
+            if writes:  # what is there in the end; what is removed again needs no value
+                out.load(self.entries.get(hashed, (NONE, NONE))[1])
+                temp = out.store_temp()
+            steps.append((name, temp))
+
+        def write() -> None:
+            for key, value in steps:
+                if value is not None:
+                    out.writer.load_local(value)
+                out.load(self)
+                out.writer.load_local(key)
+                if value is not None:
+                    out.writer.store_subscr()
+                else:
+                    out.writer.delete_subscr()
 
         return write
 

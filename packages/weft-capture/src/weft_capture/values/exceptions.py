@@ -41,6 +41,15 @@ _UNSET: dict[str, Value] = {
 }
 
 
+_SETTABLE = ("args", "__cause__", "__context__", "__suppress_context__", "__dict__")
+_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (ImportError, ("name", "path")),
+    (AttributeError, ("name", "obj")),
+    (NameError, ("name",)),
+)
+"""Keyword arguments of builtin exceptions; the interpreter sets them where it raises, too."""
+
+
 class ExceptionValue(MutableValue):
     """An exception instance made during capture.
 
@@ -100,10 +109,12 @@ class ExceptionValue(MutableValue):
             if self.source is not None:
                 raise Break("unsupported-value", f"{name} of an exception from outside the frame")
             return _UNSET[name]
+        return tx.const_object(self.cls) if name == "__class__" else self._field(tx, name)
+
+    def _field(self, tx: Tracer, name: str) -> Value:
+        """Read what the class defines."""
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else NONE
-        if name == "__class__":
-            return tx.const_object(self.cls)
         if issubclass(self.cls, BaseExceptionGroup) and name in ("message", "exceptions"):
             message, parts = self.args
             return message if name == "message" else tx.tuple_of(parts.unpack(tx))
@@ -111,6 +122,10 @@ class ExceptionValue(MutableValue):
         if found is None:
             tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
         if isinstance(found[1], types.MemberDescriptorType | types.GetSetDescriptorType):
+            if self.source is not None:
+                raise Break("unsupported-value", f"{name} of an exception from outside the frame")
+            if self.raised and name in _fields(self.cls) and not issubclass(self.cls, ImportError):
+                raise Break("unsupported-value", f"{name} of {self.describe()}")
             return tx.literal(getattr(self.builtin(), name))
         if attributes.is_python_code(found[1]):
             return attributes.bind(tx, found, name, self, self.cls)
@@ -128,6 +143,13 @@ class ExceptionValue(MutableValue):
         return super().call_method(tx, name, args, kwargs)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        found = attributes.lookup(self.cls, name)
+        checked = name in ("__cause__", "__context__") and value is not NONE
+        refused = checked and not isinstance(value, ExceptionValue)
+        if found is not None and hasattr(type(found[1]), "__set__") and name not in _SETTABLE:
+            refused = name != "__traceback__" or value is not TRACEBACK
+        if refused:
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
         tx.mutate(self)
         if name == "args":
             self.args = value.unpack(tx)
@@ -163,6 +185,16 @@ class ExceptionValue(MutableValue):
             writer.store_attr(name)
 
 
+def _fields_differ(cls: type) -> bool:
+    """Say whether the text of an exception depends on more than its `args`."""
+    texts: tuple[Any, ...] = (BaseException.__str__, KeyError.__str__)
+    return cls.__str__ not in texts
+
+
+def _fields(cls: type) -> tuple[str, ...]:
+    return next((names for kind, names in _FIELDS if issubclass(cls, kind)), ())
+
+
 _HEAP_TYPE = 1 << 9
 
 
@@ -195,7 +227,9 @@ def chain(tx: Tracer, value: Value) -> Value:
     if not isinstance(context, ExceptionValue) or context is value:
         return value
     link: Value = context
-    while isinstance(link, ExceptionValue):
+    seen: set[Value] = set()  # a program can make a circle of its own
+    while isinstance(link, ExceptionValue) and link not in seen:
+        seen.add(link)
         further = link.attributes.get("__context__", NONE)
         if further is value:  # the chain must not become a circle
             tx.journal.touch(link)
@@ -216,8 +250,13 @@ def generator_error(tx: Tracer, stop: Value) -> Value:
 
 @method(ExceptionValue, "__init__")
 def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> Value:
+    fields = _fields(self.cls)
+    if not kwargs.keys() <= set(fields):
+        raise Break("unsupported-value", f"keyword arguments of {self.describe()}")
     tx.mutate(self)
     self.args = list(args)
+    for name in fields:
+        self.attributes.pop(name, None)
     self.attributes.update(kwargs)
     return NONE
 
@@ -235,6 +274,8 @@ def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
 
 
 def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
+    if self.source is not None and _fields_differ(self.cls):
+        raise Break("unsupported-value", f"text of a {self.cls.__name__} from outside the frame")
     try:
         return constant(function(self.builtin()))
     except NotConstant:

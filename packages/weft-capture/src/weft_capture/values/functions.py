@@ -93,10 +93,19 @@ class CellValue(MutableValue):
         return write
 
 
+FUNCTION_FIELDS = frozenset(
+    ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__")
+)
+"""Attributes of a function that are not in its `__dict__`, and that capture sets."""
+
+
 class FunctionValue(MutableValue):
     """A Python function, from outside (`obj`) or made by the program (`obj` is None)."""
 
-    __slots__ = ("attributes", "cells", "code", "defaults", "globals", "kwdefaults", "name", "obj")
+    __slots__ = (
+        "attributes", "cells", "code", "defaults", "globals", "kwdefaults", "made_at", "name",
+        "obj",
+    )  # fmt: skip
     changing = ("attributes",)
 
     def __init__(
@@ -120,6 +129,7 @@ class FunctionValue(MutableValue):
         self.cells = cells
         self.obj = obj
         self.attributes: dict[str, Value] = {}
+        self.made_at: int | None = None  # of one that stands for an object of the library
 
     def python_type(self) -> type:
         return types.FunctionType
@@ -140,7 +150,9 @@ class FunctionValue(MutableValue):
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name in self.attributes:
-            return self.attributes[name]
+            return tx.force(self.attributes[name])
+        if name == "__dict__":
+            return tx.instance_dict(self)
         if self.obj is not None:
             return tx.function_attribute(self, name)
         known: dict[str, Callable[[], Value]] = {
@@ -152,7 +164,6 @@ class FunctionValue(MutableValue):
             ),
             "__code__": lambda: constant(self.code),
             "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
-            "__dict__": lambda: DictValue([(constant(k), v) for k, v in self.attributes.items()]),
             "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
             "__kwdefaults__": lambda: self.keyword_defaults(),
             "__annotations__": lambda: DictValue(),
@@ -170,16 +181,27 @@ class FunctionValue(MutableValue):
         return DictValue(pairs) if pairs else NONE
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        if name not in FUNCTION_FIELDS and name in types.FunctionType.__dict__:
+            raise Break("unsupported-value", f"setting {name} of a function")
+        self.store(tx, name, value)
+
+    def store(self, tx: Tracer, name: str, value: Value) -> None:
+        """Write the function's dict."""
         tx.mutate(self)
         self.attributes[name] = value
 
     def delattr(self, tx: Tracer, name: str) -> None:
+        if self.obj is not None or name in types.FunctionType.__dict__:
+            raise Break("unsupported-value", f"deleting {name} of a function")
         if name not in self.attributes:
             tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
         tx.mutate(self)
         del self.attributes[name]
 
     def reconstruct(self, out: Output) -> None:
+        if self.made_at is not None:
+            what = f"{self.describe()} is needed after a graph break"
+            raise Break("unsupported-value", what, self.made_at)
         writer = out.writer
         writer.begin_call()
         writer.load_const(rebuild_function)
@@ -431,4 +453,8 @@ class SuperValue(Value):
         return tx.super_attribute(self, name)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(super, [constant(self.cls), self.owner])
+        out.writer.begin_call()
+        out.writer.load_const(super)
+        out.load_class(self.cls)
+        out.load(self.owner)
+        out.writer.call(2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,30 @@ class SequenceIterator(IteratorValue):
         writer.call(1)
 
 
+class ListedIterator(SequenceIterator):
+    """An iterator of the library whose items are listed at once; a break needs the real one.
+
+    Args:
+        items: what it gives.
+        kind: its class.
+        made_at: the step that made it.
+    """
+
+    __slots__ = ("kind", "made_at")
+
+    def __init__(self, items: Sequence[Value], kind: type, made_at: int) -> None:
+        super().__init__(items)
+        self.kind = kind
+        self.made_at = made_at
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def reconstruct(self, out: Output) -> None:
+        what = f"a {self.kind.__name__} is needed after a graph break"
+        raise Break("generator", what, self.made_at)
+
+
 class ItemIterator(IteratorValue):
     """An iterator over an object with `__getitem__` alone: items 0, 1, ... up to an IndexError."""
 
@@ -138,24 +163,58 @@ class DictIterator(SequenceIterator):
         owner: the dict or set.
         items: what it gives.
         kind: its type.
+        view: the method of the owner whose result is iterated over.
+        made_at: the step that made it.
     """
 
-    __slots__ = ("kind", "owner", "size")
+    __slots__ = ("kind", "made_at", "owner", "removals", "size", "view")
 
-    def __init__(self, owner: DictValue | SetValue, items: Sequence[Value], kind: type) -> None:
+    def __init__(
+        self, owner: DictValue | SetValue, items: Sequence[Value], kind: type, view: str,
+        made_at: int,
+    ) -> None:  # fmt: skip
         super().__init__(items)
         self.owner = owner
         self.size = len(owner.entries)
+        self.removals = owner.removals
         self.kind = kind
+        self.view = view
+        self.made_at = made_at
 
     def python_type(self) -> type:
         return self.kind
 
     def next(self, tx: Tracer) -> Value | None:
-        if self.position != EXHAUSTED and len(self.owner.entries) != self.size:
+        ordered = getattr(self.owner, "cls", None) is OrderedDict
+        if self.position != EXHAUSTED and len(self.owner.entries) != self.size and not ordered:
             what = "Set" if isinstance(self.owner, SetValue) else "dictionary"
             tx.raise_(RuntimeError, f"{what} changed size during iteration")
+        changed = len(self.owner.entries) != self.size or self.owner.removals != self.removals
+        if self.position != EXHAUSTED and changed:
+            raise Break("loop", "the keys change during the iteration")
         return super().next(tx)
+
+    def reconstruct(self, out: Output) -> None:
+        owner, writer = self.owner, out.writer
+        if len(owner.entries) != self.size or owner.removals != self.removals:
+            raise Break("loop", "an iterator over what has changed since", self.made_at)
+        if self.position == EXHAUSTED or isinstance(owner, SetValue):
+            super().reconstruct(out)
+            return
+        writer.begin_call()
+        writer.load_const(iterator_at)
+        out.load(owner)
+        writer.load_const(self.view)
+        writer.load_const(self.position)
+        writer.call(3)
+
+
+def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
+    """Return an iterator over a dict's view that has given its first `position` items."""
+    iterator = iter(getattr(owner, view)())
+    for _ in range(position):
+        next(iterator)
+    return iterator
 
 
 class CombinedIterator(IteratorValue):

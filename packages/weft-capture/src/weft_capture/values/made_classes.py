@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Value
 from weft_capture.values.functions import CellValue, ClassValue
 
@@ -48,6 +48,9 @@ class MadeClass(ClassValue):
         # Making it ran code of the program, which must not run twice.
         self.once = False
         MADE[obj] = self
+
+    def data(self, tx: Tracer) -> Any:
+        raise NotConstant(self.describe())  # what runs now would run its stand-ins
 
     def reconstruct(self, out: Output) -> None:
         if self.once:

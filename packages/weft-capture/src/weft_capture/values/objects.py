@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_capture import attributes, current
-from weft_capture.breaks import Break
+from weft_capture import attribute_writes, attributes, current
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.containers import SetValue, SliceValue
@@ -99,6 +99,11 @@ class UserObject(MutableValue):
             return self.base.as_constant()
         return super().as_constant()
 
+    def data(self, tx: Tracer) -> Any:
+        if any(_overrides(kind) for kind in self.cls.__mro__):
+            raise NotConstant(self.describe())
+        return super().data(tx)
+
     def is_constant(self) -> bool:
         # Operators go by the methods of its class.
         return False
@@ -115,11 +120,13 @@ class UserObject(MutableValue):
         return attributes.object_attribute(tx, self, name)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        attributes.set_object_attribute(tx, self, name, value)
+        attribute_writes.set_object_attribute(tx, self, name, value)
 
     def delattr(self, tx: Tracer, name: str) -> None:
-        if self.own_attribute(tx, name) is None:
-            tx.raise_(AttributeError, name)
+        attribute_writes.delete_object_attribute(tx, self, name)
+
+    def drop(self, tx: Tracer, name: str) -> None:
+        """Delete from the instance dict."""
         tx.mutate(self)
         self.attrs[name] = DELETED
 
@@ -171,6 +178,8 @@ class UserObject(MutableValue):
     def base_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         """Call a method of the builtin base; a change of the base is a change of this object."""
         assert self.base is not None
+        if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
         result = self.base.call_method(tx, name, args, kwargs)
         if isinstance(self.base, MutableValue) and self.base.epoch == tx.journal.epoch:
             tx.mutate(self)
@@ -280,12 +289,23 @@ class UserObject(MutableValue):
         return write
 
 
+def _overrides(cls: type) -> bool:
+    """Say whether a class has special methods of its own in Python, other than to make it."""
+    return any(
+        attributes.is_python_code(item) and name.startswith("__") and name not in _MAKING
+        for name, item in cls.__dict__.items()
+    )
+
+
+_MAKING = ("__new__", "__init__", "__init_subclass__", "__class_getitem__")
+
+
 def new_instance(cls: type, base: object = None) -> Any:
     """Make an instance without running its class's `__init__` or Python `__new__`."""
     make: Any
     if cls is types.SimpleNamespace:
         return cls()
-    for immutable in (tuple, str, int, float, bytes, frozenset):
+    for immutable in (tuple, str, int, float, complex, bytes, frozenset):
         if issubclass(cls, immutable):
             make = immutable.__new__
             return make(cls, base)

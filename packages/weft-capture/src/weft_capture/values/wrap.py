@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_capture.attributes import check_hashes, check_no_attributes
 from weft_capture.breaks import Break
 from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.values import floats
@@ -171,6 +172,7 @@ def _wrap_named_tuple(tx: Tracer, obj: Any, source: Source) -> Value:
 @_exact(dict, collections.OrderedDict, collections.defaultdict)
 def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
+    check_no_attributes(obj)
     value = _dict_entries(tx, obj, source)
     value.cls = type(obj)
     if isinstance(obj, collections.defaultdict):
@@ -188,6 +190,7 @@ def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
+    check_hashes(obj)
     tx.guard_keys(source, obj)
     value = DictValue(None, source)
     tx.known[id(obj)] = (value, source)
@@ -428,10 +431,9 @@ _EXAMPLES: tuple[Any, ...] = (
     iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()),
     iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]), (_ for _ in ()),
 )  # fmt: skip
-_ITERATORS = tuple(type(example) for example in _EXAMPLES)
 
 
-@_exact(*_ITERATORS)
+@_exact(*map(type, _EXAMPLES))
 def _wrap_iterator(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     return ExternalIterator(obj, source)
@@ -451,7 +453,7 @@ def _wrap_callable(tx: Tracer, obj: Any, source: Source) -> Value:
     return BuiltinValue(obj, source)
 
 
-@_exact(weakref.ref)
+@_exact(weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
 def _wrap_weak_reference(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", weakref.ref)
     return WeakRefValue(obj, source)

@@ -1,0 +1,129 @@
+"""Setting and deleting attributes of instances as the interpreter does it, on values."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft_capture.attributes import (
+    bind,
+    is_data_descriptor,
+    is_python_code,
+    lookup,
+    member_dicts,
+    module_member,
+)
+from weft_capture.breaks import Break
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NONE, constant
+from weft_capture.values.functions import ClassValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+    from weft_capture.values.objects import ModuleValue, UserObject
+
+_MODULE_SETATTR = torch.nn.Module.__setattr__
+
+
+def set_object_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
+    """Write an attribute of an instance."""
+    custom = lookup(self.cls, "__setattr__")
+    if custom is not None and is_python_code(custom[1]):
+        tx.const_object(custom[1]).call(tx, [self, constant(name), value], {})
+        return
+    if custom is not None and custom[1].__name__ != "__setattr__":
+        raise Break("unsupported-method", f"{self.cls.__name__}.__setattr__")
+    plain_set_attribute(tx, self, name, value)
+
+
+def plain_set_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
+    """Do what `object.__setattr__` does."""
+    found = lookup(self.cls, name)
+    if found is not None and is_data_descriptor(found[1]):
+        attribute = found[1]
+        if isinstance(attribute, property):
+            if attribute.fset is None:
+                tx.raise_(
+                    AttributeError,
+                    f"property '{name}' of '{self.cls.__name__}' object has no setter",
+                )
+            tx.const_object(attribute.fset).call(tx, [self, value], {})
+            return
+        if not isinstance(attribute, types.MemberDescriptorType):
+            _set_by_descriptor(tx, self, attribute, value, name)
+            return
+    elif not _has_dict(self.cls):
+        try:
+            object.__setattr__(object.__new__(self.cls), name, None)
+        except AttributeError as error:
+            tx.raise_real(error)
+        except TypeError:
+            pass
+    self.store(tx, name, value)
+
+
+def delete_object_attribute(tx: Tracer, self: UserObject, name: str) -> None:
+    """Delete an attribute of an instance."""
+    custom = lookup(self.cls, "__delattr__")
+    if custom is not None and custom[1] not in (object.__delattr__, torch.nn.Module.__delattr__):
+        if not is_python_code(custom[1]):
+            raise Break("unsupported-method", f"{self.cls.__name__}.__delattr__")
+        tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
+        return
+    plain_delete_attribute(tx, self, name)
+
+
+def plain_delete_attribute(tx: Tracer, self: UserObject, name: str) -> None:
+    """Do what `object.__delattr__` does."""
+    found = lookup(self.cls, name)
+    if found is not None and is_data_descriptor(found[1]):
+        if isinstance(found[1], property) and found[1].fdel is not None:
+            tx.const_object(found[1].fdel).call(tx, [self], {})
+            return
+        if not isinstance(found[1], types.MemberDescriptorType):
+            raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
+        bind(tx, found, name, self, self.cls)  # raises where it is not set
+    elif self.own_attribute(tx, name) is None:
+        tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+    self.drop(tx, name)
+
+
+def _has_dict(cls: type) -> bool:
+    return bool(cls.__dictoffset__)
+
+
+def _set_by_descriptor(
+    tx: Tracer, self: UserObject, attribute: Any, value: Value, name: str
+) -> None:
+    setter = lookup(type(attribute), "__set__")
+    if name == "__class__" and isinstance(value, ClassValue) and self.obj is None:
+        tx.journal.on_rollback(functools.partial(setattr, self, "cls", self.cls))
+        self.cls = value.obj
+        return
+    if setter is None or not is_python_code(setter[1]):
+        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+    tx.const_object(setter[1]).call(tx, [tx.const_object(attribute), self, value], {})
+
+
+def set_module_attribute(tx: Tracer, self: ModuleValue, name: str, value: Value) -> None:
+    """Do what `nn.Module.__setattr__` does: members go to the dict of their kind."""
+    kinds = {"_parameters": torch.nn.Parameter, "_modules": torch.nn.Module}
+    kind = value.python_type()
+    home = next((group for group, base in kinds.items() if issubclass(kind, base)), None)
+    if self.source is None or (home is None and module_member(tx, self, name) is None):
+        plain_set_attribute(tx, self, name, value)
+        return
+    groups = member_dicts(tx, self)
+    key = constant(name)
+    before = next((group for group in groups if name in groups[group].entries), None)
+    if home is None:
+        fits = value is NONE or (before == "_buffers" and issubclass(kind, torch.Tensor))
+        home = before if fits else None
+    if home is None or (before is None and name in self.obj.__dict__) or name in self.attrs:
+        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+    if before not in (None, home):
+        groups[before].delitem(tx, key)
+    groups[home].setitem(tx, key, value)
