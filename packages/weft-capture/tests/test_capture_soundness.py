@@ -274,3 +274,16 @@ def test_inputs_that_share_memory(order):
         expected, actual = make(), make()
         assert same(compiled(*actual), writes(*expected))
         assert same(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tangents_of_forward_mode_are_not_lost():
+    forward_ad = torch.autograd.forward_ad
+    compiled = weft_capture.capture(lambda x: x.sin() * 2, lambda graph, inputs: graph.forward)
+    x, tangent = torch.randn(3), torch.randn(3)
+    for _ in range(2):
+        with forward_ad.dual_level():
+            result = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, tangent)))
+            torch.testing.assert_close(result.tangent, tangent * x.cos() * 2)
+        assert torch.equal(compiled(x), x.sin() * 2)
+    assert len(compiled._weft_capture.graphs) == 1

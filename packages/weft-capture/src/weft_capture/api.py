@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from weft_core.collector import collector_paused
 from weft_core.errors import Unsupported, WeftError
@@ -79,8 +80,8 @@ class Capture:
         self, function: types.FunctionType, code: types.CodeType, flat_args: tuple[Any, ...]
     ) -> types.CodeType | None:
         """Answer the frame hook: code to run in the place of this call, or None."""
-        if getattr(self._busy, "on", False) or torch._C._are_functorch_transforms_active():
-            return None  # what vmap and grad call on their tensors runs as it is
+        if getattr(self._busy, "on", False) or _is_transforming():
+            return None
         if is_entry(code):
             return entry_replacement(code)
         known = self.caches.get(code)
@@ -278,6 +279,11 @@ def capture(
     frame.skip(optimised.__code__)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
+
+
+def _is_transforming() -> bool:
+    # What vmap, grad and forward-mode derivatives call on their tensors runs as it is.
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 @dataclass

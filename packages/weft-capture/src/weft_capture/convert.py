@@ -17,11 +17,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from weft_core.events import counters, enabled, logger, span
 from weft_core.fake import symbolic_dispatch
 from weft_guards import DynamicPolicy, Guard
-from weft_guards.sources import ClosureSource, LocalSource, TorchStateSource
+from weft_guards.sources import (
+    AttrSource,
+    ClosureSource,
+    LocalSource,
+    ModuleSource,
+    TorchStateSource,
+)
 
 from weft_capture import config
 from weft_capture.attributes import class_guards, class_reads
@@ -60,6 +67,9 @@ class Converted:
     stopped: BreakRecord | None = None
     inputs: list[GraphInput] = field(default_factory=list)
 
+
+DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
+"""Where torch keeps the level of `torch.autograd.forward_ad`; graphs carry no tangents."""
 
 # The code of an exception that leaves the function: it ends the graph, it does not split it.
 _RAISES = "uncaught-exception"
@@ -134,6 +144,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
     with span("capture", do.function.__qualname__), _modes_restored(), _own_saved_tensors():
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
+        tx.guards.add(DUAL_LEVEL, "CONST", forward_ad._current_level)
         mode = tx.graph.mode
         with _contexts_closed(tx), mode, symbolic_dispatch(mode), class_reads.recorded() as reads:
             outer = outer_frame(tx, do.flat_args)
