@@ -317,7 +317,7 @@ def _shape_env_class() -> type[ShapeEnv]:
     # Imports sympy, 0.35 s.
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
 
-    no_stack = symbolic_shapes.SLoc(None, None)  # type: ignore[attr-defined]
+    no_stack = symbolic_shapes.SLoc("", None)  # type: ignore[attr-defined]
 
     class WeftShapeEnv(symbolic_shapes.ShapeEnv):
         """A ShapeEnv that does not look up user frames through Dynamo's skip lists."""

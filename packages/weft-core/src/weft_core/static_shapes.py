@@ -175,7 +175,7 @@ _ANSWERS: dict[Callable[..., Any], tuple[str, ...]] = {
     _equal: ("sym_eq",),
     _all: ("sym_and",),
     _any: ("sym_or",),
-    _is_plain: ("has_guarding_hint",),
+    _is_plain: ("has_guarding_hint", "has_hint"),  # the second: in torch 2.11
     _is_not_plain: ("is_nested_int",),
     _no_symbols: ("free_unbacked_symbols", "_iterate_exprs", "_iterate_nodes"),
     _has_no_symbols: ("has_free_unbacked_symbols",),
