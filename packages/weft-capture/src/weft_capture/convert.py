@@ -20,7 +20,6 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from weft_core.events import counters, enabled, logger, span
-from weft_core.fake import symbolic_dispatch
 from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import (
     AttrSource,
@@ -145,8 +144,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         tx.guards.add(DUAL_LEVEL, "CONST", forward_ad._current_level)
-        mode = tx.graph.mode
-        with _contexts_closed(tx), mode, symbolic_dispatch(mode), class_reads.recorded() as reads:
+        with _contexts_closed(tx), tx.graph.mode, class_reads.recorded() as reads:
             outer = outer_frame(tx, do.flat_args)
             try:
                 stopped = outer.step_until_break()

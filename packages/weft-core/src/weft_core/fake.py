@@ -10,14 +10,13 @@ What differs between torch versions about fake tensors belongs in this file and 
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import importlib
 import inspect
 import sys
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -37,7 +36,6 @@ __all__ = [
     "fake_mode",
     "make_shape_env",
     "new_symint",
-    "symbolic_dispatch",
     "to_fake",
 ]
 
@@ -129,18 +127,35 @@ _dispatch_impl = _rebind(FakeTensorMode._dispatch_impl)
 
 
 class _Mode(FakeTensorMode):
+    """While it is entered, and sizes may be symbolic, torch chooses its Python kernels.
+
+    C++ kernels of composite operators (`upsample_nearest2d.vec`), and meta kernels that call other
+    operators, read sizes as plain ints.
+    """
+
     __init__ = _rebind(FakeTensorMode.__init__)
+    _python_kernels: list[Any]  # a guard for each time it was entered
+
+    def __enter__(self) -> Self:
+        if self.shape_env is not None:
+            guard = enable_python_dispatcher()
+            guard.__enter__()
+            self._python_kernels.append(guard)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if self.shape_env is not None:
+            self._python_kernels.pop().__exit__(*raised)
 
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if self.shape_env is None:
-            result = _dispatch_impl(self, func, types, args, kwargs)
-        else:
-            # Meta kernels that call others with symbolic sizes need torch's Python kernels.
-            with enable_python_dispatcher():
-                if func is torch.ops.aten.constant_pad_nd.default and all(p <= 0 for p in args[1]):
-                    with self:
-                        return _cropped(args[0], args[1])
-                result = _dispatch_impl(self, func, types, args, kwargs)
+        symbolic = self.shape_env is not None
+        crops = symbolic and func is torch.ops.aten.constant_pad_nd.default
+        if crops and all(p <= 0 for p in args[1]):
+            with self:
+                return _cropped(args[0], args[1])
+        result = _dispatch_impl(self, func, types, args, kwargs)
         strides = _narrow_strides(func, args, result)
         if strides is not None and strides != result.stride():
             with self:
@@ -291,21 +306,11 @@ class NamedSource(Source):
 def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
     """A fresh fake mode; with `shape_env` (see `make_shape_env`) sizes may be symbolic."""
     _prepare_torch()
-    mode: FakeTensorMode = _Mode(shape_env=shape_env, allow_non_fake_inputs=True)
+    mode: _Mode = _Mode(shape_env=shape_env, allow_non_fake_inputs=True)
+    mode._python_kernels = []
     # With a shape environment, `.item()` and friends yield unbacked symbols instead of an error.
     mode.allow_scalar_outputs = shape_env is not None
     return mode
-
-
-def symbolic_dispatch(mode: FakeTensorMode) -> contextlib.AbstractContextManager[object]:
-    """Let torch choose its Python kernels while `mode` may have symbolic sizes.
-
-    The C++ kernels of some composite operators (`upsample_nearest2d.vec`) read sizes as plain
-    ints, which would fix them.
-    """
-    if mode.shape_env is None:
-        return contextlib.nullcontext()
-    return torch._C._EnablePythonDispatcher()
 
 
 def _names(function: types.FunctionType | None) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft_core.fake import symbolic_dispatch
 from weft_core.symnodes import SymbolTable, SymValue
 
 aten = torch.ops.aten
@@ -364,7 +363,6 @@ class Tracer:
             # A cast cached by weight would outlive the trace; CSE finds repeated casts anyway.
             torch.set_autocast_cache_enabled(False)
             stack.enter_context(self._fake_mode)
-            stack.enter_context(symbolic_dispatch(self._fake_mode))
             stack.enter_context(self.recorder)
             stack.enter_context(_AdapterMode())
             if self.functionalize:
