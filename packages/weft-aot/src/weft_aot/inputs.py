@@ -39,6 +39,18 @@ class TracedInput:
     same_as: int
 
 
+class _Intermediate(torch.autograd.Function):
+    """A leaf's value as a tensor that is no leaf, in its very layout, with no node in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+        return torch._to_functional_tensor(fake)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
 def add_inputs(tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int]) -> list[TracedInput]:
     """Add a placeholder per input to an active trace; equal objects become one program value."""
     inputs: list[TracedInput] = []
@@ -53,11 +65,9 @@ def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
         return TracedInput(fake, leaf, leaf, leaf, None, 0, None, index)
     program = leaf
     if fake.requires_grad and not fake.is_leaf:
-        # In-place ops are legal on an intermediate but not on a leaf, so give the program a
-        # copy; in the graph the copy is the input itself.
+        # In-place ops are legal on an intermediate but not on a leaf.
         with torch.enable_grad():
-            program = leaf.clone()
-        tracer.recorder.alias(tracer.value(program), fake)
+            program = _Intermediate.apply(leaf, fake)  # type: ignore[no-untyped-call]
     storage = program.untyped_storage()._cdata
     start = tracer.value(program)
     version = _version(program)

@@ -1,0 +1,92 @@
+"""Arguments in every memory layout, leaves and intermediates, give eager's values and gradients."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+import weft
+
+LAYOUTS = {
+    "dense": lambda base: base(4, 6, 8),
+    "gap after each matrix": lambda base: base(4, 7, 8)[:, :6],
+    "gap after each row": lambda base: base(4, 6, 9)[..., 1:],
+    "every second": lambda base: base(8, 6, 16)[::2, :, ::2],
+    "transposed": lambda base: base(4, 8, 6).transpose(1, 2),
+    "permuted": lambda base: base(6, 8, 4).permute(2, 0, 1),
+    "expanded": lambda base: base(4, 1, 8).expand(4, 6, 8),
+    "overlapping": lambda base: base(60).as_strided((4, 6, 8), (10, 2, 1)),
+    "offset": lambda base: base(5, 6, 8)[1:],
+}
+WEIGHT = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+
+def in_place(x):
+    x = x * 1
+    x[:, 0].mul_(2)
+    return x.relu_()
+
+
+PROGRAMS = {
+    "linear of a slice": lambda x: torch.tanh(F.linear(x[:, 0], WEIGHT)),
+    "softmax": lambda x: x.softmax(-1) + x.sum(1, keepdim=True),
+    "norm": lambda x: F.layer_norm(x, (8,)) * x,
+    "batched product": lambda x: x @ x.transpose(1, 2),
+    "views": lambda x: (x.reshape(24, 8) + 1, x.flatten(1).cos(), x[1:].sin()),
+    "in place": in_place,
+    "alias": lambda x: (x[:, 1:], x.transpose(0, 1), x * 2),
+}
+
+
+def make(layout, origin, dtype=torch.float32):
+    """Return (the tensor to take gradients of, the argument)."""
+
+    def base(*shape):
+        start = torch.Generator().manual_seed(0)
+        tensor = (
+            torch.rand(shape, generator=start).add(0.1).to(dtype).requires_grad_(origin != "plain")
+        )
+        roots.append(tensor)
+        return tensor * 1 if origin == "intermediate" else tensor
+
+    roots: list[torch.Tensor] = []
+    argument = LAYOUTS[layout](base)
+    if origin == "leaf":
+        argument = argument.detach().requires_grad_()
+        return argument, argument
+    return roots[0], argument
+
+
+def run(function, layout, origin):
+    root, argument = make(layout, origin)
+    results = function(argument)
+    results = results if isinstance(results, tuple) else (results,)
+    if origin != "plain":
+        sum((result.double() ** 2).sum() for result in results).backward()
+    return results, root.grad
+
+
+@contextlib.contextmanager
+def subject(name):
+    """Say in a failure what it is about."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(name)
+        raise
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+@pytest.mark.parametrize("origin", ["plain", "leaf", "intermediate", "view"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_layout(program, origin, backend):
+    function = PROGRAMS[program]
+    for layout in LAYOUTS:
+        weft.reset()
+        expected, grad = run(function, layout, origin)
+        results, got = run(weft.compile(function, backend=backend), layout, origin)
+        for ours, theirs in zip(results, expected, strict=True):
+            assert ours.stride() == theirs.stride(), layout
+        with subject(layout):
+            torch.testing.assert_close(results, expected)
+            torch.testing.assert_close(got, grad)
