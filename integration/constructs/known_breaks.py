@@ -31,7 +31,6 @@ KNOWN_BREAKS = {
     "torch_features.state_dict": "unsupported-value",
     "torch_features.module_made_inside": "unknown-call",
     "torch_features.forward_hook": "unknown-call",
-    "torch_features.inference_mode": "unknown-call",
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",
     "torch_features.backward_inside": "unsupported-method",

@@ -144,7 +144,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         tx.guards.add(DUAL_LEVEL, "CONST", forward_ad._current_level)
-        with _contexts_closed(tx), tx.graph.mode, class_reads.recorded() as reads:
+        with tx.graph.mode, _contexts_closed(tx), class_reads.recorded() as reads:
             outer = outer_frame(tx, do.flat_args)
             try:
                 stopped = outer.step_until_break()

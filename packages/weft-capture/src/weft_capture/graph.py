@@ -42,6 +42,8 @@ _DATA_DEPENDENT = {
     "GuardOnDataDependentSymNode": "data-dependent-value",
     "DynamicOutputShapeException": "dynamic-output-shape",
 }
+_AUTOCAST = torch.amp.autocast_mode
+_MODES = (torch._C._set_grad_enabled, _AUTOCAST._enter_autocast, _AUTOCAST._exit_autocast)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -103,6 +105,7 @@ class GraphBuilder:
         self._by_fake: dict[int, TensorValue] = {}
         self._last_input: Node | None = None
         self.op_count = 0
+        self.inference = torch.is_inference_mode_enabled()
         self.region: int | None = None  # of activation checkpointing, which the program is in
         self.made_at: dict[Node, int] = {}  # the step that made each node
         self.input_at: dict[Node, GraphInput] = {}
@@ -232,10 +235,20 @@ class GraphBuilder:
         """Add a node without running it."""
         if target is not torch._C._set_grad_enabled:
             self.tx.calls.check_clock()
+        self._check_inference(target)
         node = self.graph.create_node(op, target, args, kwargs)
         node.meta["example_value"] = example
         self._own(node)
         return node
+
+    def _check_inference(self, target: Any) -> None:
+        """Hold all operations of the graph to one inference mode: it runs in that as a whole."""
+        now = torch.is_inference_mode_enabled()
+        if now is self.inference or target in _MODES:
+            return
+        if any(node.op != "placeholder" and node.target not in _MODES for node in self.graph.nodes):
+            raise Break("unknown-call", "inference mode is on for only a part of the graph")
+        self.inference = now
 
     def _own(self, node: Node) -> None:
         node.meta["stack_trace"] = self.tx.stack_text()
@@ -257,6 +270,7 @@ class GraphBuilder:
         fake_args = [arg.example() for arg in args]
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
         _quiet_fake_errors()
+        self._check_inference(target)
         try:
             if op == "call_method":
                 result = getattr(fake_args[0], target)(*fake_args[1:], **fake_kwargs)

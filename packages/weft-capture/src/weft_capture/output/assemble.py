@@ -29,7 +29,7 @@ from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import NULL, constant
-from weft_capture.values.contexts import AutocastContext, GradModeContext
+from weft_capture.values.contexts import AutocastContext, GradModeContext, InferenceContext
 
 if TYPE_CHECKING:
     from weft_capture.frames import Frame
@@ -74,13 +74,22 @@ def assemble(
     compiled = None
     if tx.graph.op_count or outputs:
         graph, inputs = tx.graph.finish(list(outputs))
-        compiled = compile_graph(graph, inputs)
+        mode = tx.graph.inference
+        if mode is torch.is_inference_mode_enabled():
+            compiled = compile_graph(graph, inputs)
+        else:
+            compiled = functools.partial(_run_in, mode, _run_in(mode, compile_graph, graph, inputs))
     final = _Assembly(tx, frame, stopped, tail_call, end_mode)
     tx.calls.emit(final.out, late=False)
     if compiled is not None:
         final.call_graph(compiled, inputs)
     final.body(dict(outputs))
     return Assembled(final.writer.finish(), graph, inputs)
+
+
+def _run_in(inference: bool, function: Callable[..., Any], *args: Any) -> Any:
+    with torch.inference_mode(inference):
+        return function(*args)
 
 
 def _in_handler(error: Break) -> Break:
@@ -113,6 +122,8 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
             continue  # entered before this capture
         if isinstance(owner, GradModeContext) and owner.previous is not None:
             end_mode = owner.previous
+        elif isinstance(owner, InferenceContext) and owner.real is not None:
+            end_mode = owner.token
         elif isinstance(owner, AutocastContext) and owner.real is not None:
             open_autocasts.append(owner)
     for context in open_autocasts:

@@ -11,8 +11,14 @@ import torch.utils.checkpoint
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import NONE, constant
-from weft_capture.values.contexts import AutocastContext, GradModeContext, NullContext
+from weft_capture.values.constant import NONE, TRUE, constant
+from weft_capture.values.contexts import (
+    AutocastContext,
+    GradModeContext,
+    InferenceContext,
+    NullContext,
+    decorate,
+)
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -21,9 +27,8 @@ if TYPE_CHECKING:
 def _grad_mode(cls: Any, mode: bool) -> None:
     @rule(cls)
     def make(tx: Tracer, *args: Value) -> Value:
-        if args:
-            raise Break("unknown-call", f"torch.{cls.__name__} as a decorator inside the frame")
-        return GradModeContext(cls, (), mode)
+        context = GradModeContext(cls, (), mode)
+        return decorate(tx, context, *args) if args else context
 
 
 _grad_mode(torch.no_grad, mode=False)
@@ -45,8 +50,10 @@ def _set(tx: Tracer, mode: Value) -> Value:
 
 
 @rule(torch.inference_mode)
-def _inference_mode(tx: Tracer, *args: Value) -> Value:
-    raise Break("unknown-call", "torch.inference_mode")
+def _inference_mode(tx: Tracer, mode: Value = TRUE) -> Value:
+    if mode.python_type() is not bool:
+        return decorate(tx, InferenceContext(torch.inference_mode, (True,), {}), mode)
+    return InferenceContext(torch.inference_mode, (mode.as_constant(),), {})
 
 
 @rule(torch.autocast, torch.amp.autocast)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 Step = Callable[["Tracer", CombinedIterator], Value | None]
 
 PURE.update(f for f in vars(math).values() if callable(f))
-PURE.update((inspect.isclass, inspect.isfunction, inspect.ismodule, inspect.isbuiltin))
 PURE.update((inspect.signature, typing.get_origin, typing.get_args, os.path.join))
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.split))
 PURE.update((importlib.metadata.version, importlib.util.find_spec))

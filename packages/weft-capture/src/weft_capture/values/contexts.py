@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Value, method
-from weft_capture.values.constant import FALSE, NONE
+from weft_capture.values.base import MethodOf, MutableValue, Value, method
+from weft_capture.values.constant import FALSE, NONE, constant
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -67,7 +67,9 @@ class GradModeContext(MutableValue):
         _rebuild(self, out, self.previous is not None)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise Break("unknown-call", "a context manager used as a decorator inside the frame")
+        if self.cls is torch.set_grad_enabled:
+            self.exit(tx)
+        return decorate(tx, self, *args)
 
 
 class AutocastContext(MutableValue):
@@ -114,6 +116,43 @@ class AutocastContext(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         _rebuild(self, out, self.real is not None)
+
+
+class InferenceContext(AutocastContext):
+    """torch.inference_mode: the whole graph runs in it, or none (`GraphBuilder.inference`).
+
+    `token` is the grad mode outside of the block.
+    """
+
+    __slots__ = ()
+
+    def enter(self, tx: Tracer) -> None:
+        """Enter the block."""
+        tx.journal.touch(self)
+        self.source = None
+        self.token = torch.is_grad_enabled()
+        _reenter(tx, real := self.cls(*self.args))
+        self.real = real
+        tx.journal.on_rollback(lambda: _leave(tx, real))
+
+    def exit(self, tx: Tracer) -> None:
+        """Leave the block."""
+        real = self.real
+        if real is None:
+            raise Break("unknown-call", "leaving inference mode that was entered before")
+        _leave(tx, real)
+        tx.journal.on_rollback(lambda: _reenter(tx, real))
+        tx.journal.touch(self)
+        self.real = None
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate(tx, self, *args)
+
+
+def decorate(tx: Tracer, context: Value, function: Value) -> Value:
+    """Return a function that runs in a new context like this one."""
+    wrapper = tx.const_object(torch.utils._contextlib.context_decorator)
+    return wrapper.call(tx, [MethodOf(context, "clone"), function], {})
 
 
 def _leave(tx: Tracer, real: Any) -> None:
@@ -195,19 +234,26 @@ def _make_context(
 @method(AutocastContext, "__enter__")
 def _enter(tx: Tracer, self: GradModeContext | AutocastContext) -> Value:
     self.enter(tx)
-    return self if isinstance(self, AutocastContext) else NONE
+    return self if type(self) is AutocastContext else NONE
 
 
 @method(GradModeContext, "__exit__")
 @method(AutocastContext, "__exit__")
 def _exit(tx: Tracer, self: GradModeContext | AutocastContext, *error: Value) -> Value:
     self.exit(tx)
-    return FALSE if isinstance(self, AutocastContext) else NONE
+    return FALSE if type(self) is AutocastContext else NONE
 
 
 @method(GradModeContext, "clone")
 def _clone(tx: Tracer, self: GradModeContext) -> Value:
+    if self.cls is torch.set_grad_enabled:
+        return tx.builtin(self.cls, constant(self.mode))
     return GradModeContext(self.cls, self.args, self.mode)
+
+
+@method(InferenceContext, "clone")
+def _clone_inference(tx: Tracer, self: InferenceContext) -> Value:
+    return InferenceContext(self.cls, self.args, {})
 
 
 @method(NullContext, "__enter__")

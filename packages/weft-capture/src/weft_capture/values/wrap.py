@@ -34,7 +34,7 @@ from weft_capture.values.containers import (
     SliceValue,
     TupleValue,
 )
-from weft_capture.values.contexts import ExternalContext, GradModeContext
+from weft_capture.values.contexts import ExternalContext, GradModeContext, InferenceContext
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.exceptions import ExceptionValue
@@ -301,12 +301,10 @@ def _wrap_cached_function(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
     tx.guard(source, "TYPE", types.MethodType)
     owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
-    if isinstance(owner, GradModeContext | RandomValue) and owner.find_method(obj.__name__):
+    contexts = GradModeContext | InferenceContext | RandomValue
+    if isinstance(owner, contexts) and owner.find_method(obj.__name__):
         return MethodOf(owner, obj.__name__)  # the __exit__ of a block around a graph break
     function = wrap(tx, obj.__func__, AttrSource(source, "__func__"))
-    before = owner.previous if isinstance(owner, GradModeContext) else None
-    if before is not None and obj.__name__ == "__exit__":
-        return MethodOf(owner, "__exit__", source)  # of a block in which a frame broke
     return BoundMethod(function, owner, source)
 
 
@@ -400,6 +398,13 @@ def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
         if name in obj.__dict__:
             wrap(tx, obj.__dict__[name], InstanceAttrSource(source, name))
     return GradModeContext(type(obj), args, mode, previous, source)
+
+
+@_exact(torch.inference_mode)
+def _wrap_inference_mode(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", torch.inference_mode)
+    wrap(tx, obj.mode, InstanceAttrSource(source, "mode"))
+    return InferenceContext(torch.inference_mode, (obj.mode,), {}, source)
 
 
 @_family(lambda obj: isinstance(obj, torch.autocast))
