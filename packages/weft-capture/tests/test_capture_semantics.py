@@ -337,7 +337,6 @@ def int_subclass_with_methods_of_its_own(x):
     return pow(Mine(2), 3, 5), x + 1
 
 
-
 def plain(result):
     if isinstance(result, torch.Tensor):
         return result.tolist()

@@ -243,7 +243,9 @@ class GraphBuilder:
 
     def _check_inference(self, target: Any) -> None:
         """Hold all operations of the graph to one inference mode: it runs in that as a whole."""
-        now = torch.is_inference_mode_enabled()
+        now, entered = torch.is_inference_mode_enabled(), self.tx.open_contexts
+        if target is _MODES[0] and any(isinstance(one, torch.inference_mode) for one in entered):
+            raise Break("unknown-call", "another grad mode inside inference mode")
         if now is self.inference or target in _MODES:
             return
         if any(node.op != "placeholder" and node.target not in _MODES for node in self.graph.nodes):

@@ -419,8 +419,6 @@ class Tracer(Bridge):
         before = torch.is_grad_enabled()
         if before is mode:
             return
-        if any(isinstance(one, torch.inference_mode) for one in self.open_contexts):
-            raise Break("unknown-call", "another grad mode inside inference mode")
         torch._C._set_grad_enabled(mode)
         self.journal.on_rollback(lambda: torch._C._set_grad_enabled(before))
         self.graph.node("call_function", torch._C._set_grad_enabled, (mode,), {}, None)

@@ -249,7 +249,8 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
         # A new function of the same code is as good: guard what it is made of instead.
         tx.guard(source, "TYPE", types.FunctionType)
         tx.guard_identity(AttrSource(source, "__code__"), obj.__code__)
-    defaults = _sequence(tx, obj.__defaults__, AttrSource(source, "__defaults__"))
+    positional = AttrSource(source, "__defaults__")
+    defaults = enumerate(obj.__defaults__ or ())
     keyword = AttrSource(source, "__kwdefaults__")
     kwdefaults: dict[str, Value] = {
         name: LazyValue(item, ItemSource(keyword, name))
@@ -259,16 +260,12 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
         obj.__code__,
         obj.__globals__,
         name=obj.__qualname__,
-        defaults=defaults,
+        defaults=[LazyValue(item, ItemSource(positional, i)) for i, item in defaults],
         kwdefaults=kwdefaults,
         cells=function_cells(tx, obj, source),
         obj=obj,
         source=source,
     )
-
-
-def _sequence(tx: Tracer, items: tuple[Any, ...] | None, source: Source) -> list[Value]:
-    return [LazyValue(item, ItemSource(source, i)) for i, item in enumerate(items or ())]
 
 
 def function_cells(
@@ -400,17 +397,13 @@ def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
     return GradModeContext(type(obj), args, mode, previous, source)
 
 
-@_exact(torch.inference_mode)
-def _wrap_inference_mode(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", torch.inference_mode)
+@_family(lambda obj: isinstance(obj, torch.autocast | torch.inference_mode))
+def _wrap_mode(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", type(obj))
+    if isinstance(obj, torch.autocast):
+        return ExternalContext(obj, source)
     wrap(tx, obj.mode, InstanceAttrSource(source, "mode"))
     return InferenceContext(torch.inference_mode, (obj.mode,), {}, source)
-
-
-@_family(lambda obj: isinstance(obj, torch.autocast))
-def _wrap_autocast(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
-    return ExternalContext(obj, source)
 
 
 @_family(is_plain_stream)
