@@ -115,15 +115,46 @@ def test_05_checkpoint(reentrant):
     compare(program)
 
 
-def test_06_sparse_gradients():
-    def program():
-        m = nn.Embedding(7, 3, sparse=True)
-        ids = torch.tensor([1, 4, 1])
-        for _ in range(2):
-            m(ids).square().sum().backward()
-        return [m.weight.grad.to_dense()]
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("pieces", [False, True])
+def test_06_sparse_gradients_are_steps_of_a_graph(hooked, pieces):
+    graphs = []
+    backend = ca.graph_compiler(lambda gm, inputs: gm.forward)
 
-    compare(program)
+    def compiler(gm):
+        graphs.append(gm)
+        return backend(gm) if pieces else gm
+
+    def program(length=4):
+        embedding, linear = nn.Embedding(7, 3, sparse=True), nn.Linear(3, 4)
+        if hooked:
+            embedding.weight.register_hook(lambda grad: grad * 2)
+        ids = torch.randint(0, 7, (length,))
+        for _ in range(3):  # a first gradient, then sparse ones that add up
+            linear(embedding(ids)).square().sum().backward()
+        assert embedding.weight.grad.layout is torch.sparse_coo
+        return [embedding.weight.grad.to_dense(), linear.weight.grad, linear.bias.grad]
+
+    compare(program, compiler)
+    for length in (3, 3, 5, 6):
+        compare(lambda length=length: program(length), compiler, runs=1)
+    made = ca.counters["compiled_autograd"]
+    assert made["eager"] == made["node_by_node"] == 0
+    names = [node.name for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert "mm" in names and "embedding_backward0" in names
+
+
+def test_06b_a_dense_gradient_of_a_weight_that_had_a_sparse_one():
+    def program(order):
+        embedding = nn.Embedding(7, 3)
+        ids = torch.randint(0, 7, (4,))
+        for sparse in order:
+            nn.functional.embedding(ids, embedding.weight, sparse=sparse).sum().backward()
+        grad = embedding.weight.grad
+        return [grad.to_dense(), torch.tensor(grad.is_sparse)]
+
+    for order in ((True, False), (False, True), (True, True, False), (False, False)):
+        compare(lambda order=order: program(order))
 
 
 def test_07_anomaly_mode():
@@ -318,4 +349,50 @@ def test_16_a_gradient_that_is_left_out_stays_none(leave_out, y_needs):
             assert got is None or torch.equal(got, expected)
     made = ca.counters["compiled_autograd"]
     assert made["captures"] == 1 and made["eager"] == 0
-    assert (made["node_by_node"], made["graphs"]) == ((1, 0) if leave_out else (0, 1))
+    assert (made["node_by_node"], made["graphs"]) == (int(leave_out), 1)
+
+
+class KeepsNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return None if g is None else g * 2
+
+
+class WantsZeros(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+@pytest.mark.parametrize("before", [torch.sin, KeepsNone.apply, WantsZeros.apply])
+@pytest.mark.parametrize("pieces", [False, True])
+def test_17_a_gradient_that_is_left_out_later(before, pieces):
+    backend = ca.graph_compiler(lambda gm, inputs: gm.forward)
+    compiler = backend if pieces else identity
+
+    def run(leave_out, scope):
+        torch.manual_seed(0)
+        x, y, z = (torch.randn(3, requires_grad=True) for _ in range(3))
+        log = []
+        z.register_post_accumulate_grad_hook(lambda p: log.append(p.grad.clone()))
+        loss = (Half.apply(before(x), y * z, leave_out) * z.exp()).sum()
+        with scope:
+            loss.backward()
+        return [x.grad, y.grad, z.grad, *log]
+
+    for leave_out in (False, False, True, False, True):
+        want, got = run(leave_out, ca.disable()), run(leave_out, ca.enable(compiler))
+        for a, b in zip(got, want, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.equal(a, b)
+    made = ca.counters["compiled_autograd"]
+    assert (made["captures"], made["graphs"], made["eager"], made["node_by_node"]) == (1, 1, 0, 1)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 import warnings
 from pathlib import Path
 
@@ -110,9 +111,66 @@ def under_a_mode(x):
         loss.backward()
 
 
-def sparse_input(x):
-    weight = torch.eye(3).to_sparse().requires_grad_()
-    torch.sparse.mm(weight, x.detach().view(3, 1)).sum().backward()
+def compressed_input(x):
+    matrix = torch.eye(3).to_sparse_csr()
+    torch.sparse.mm(matrix, x.view(3, 1)).sum().backward()
+
+
+def quantized_input(x):
+    class Dequantized(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0].dequantize()
+
+    Dequantized.apply(x).sum().backward()
+
+
+def subclass(x):
+    class Mine(torch.Tensor):
+        pass
+
+    (x * x.detach().as_subclass(Mine)).sum().backward()
+
+
+def transformed(x):
+    loss = (x * 2).sum()
+
+    def backward_inside(v):
+        torch.autograd.grad(loss, x, retain_graph=True)
+        return v.sum()
+
+    torch.func.vmap(backward_inside)(torch.ones(2, 2))
+
+
+def batched(x):
+    y = x * x
+    torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+
+
+def concurrent(x):
+    """Two backwards at a time: the second runs while the first is in its hook."""
+    y, z = x * 2, x.detach().requires_grad_()
+    work = torch.enable_grad()(lambda: (z * 3).sum().backward())
+
+    def hook(grad):
+        with ca.disable():  # this thread's compiler is not the other's
+            thread = threading.Thread(target=in_scope, args=(work,))
+            thread.start()
+            thread.join()
+
+    y.register_hook(hook)
+    y.sum().backward()
+    assert torch.equal(z.grad, torch.full((3,), 3.0))
+
+
+def in_scope(work):
+    with ca.enable(lambda gm: gm):
+        work()
 
 
 def sparse_gradient(x):
@@ -120,11 +178,20 @@ def sparse_gradient(x):
     torch.nn.functional.embedding(torch.tensor([1, 2]), weight, sparse=True).sum().backward()
 
 
+def test_07_a_node_that_runs_as_it_is_is_told_once(caplog):
+    for _ in range(3):
+        with ca.enable(lambda gm: gm):
+            sparse_gradient(torch.randn(3, requires_grad=True))
+    (told,) = [m for m in messages(caplog) if "one node of it runs as it is" in m]
+    assert "EmbeddingBackward0" in told and "sparse" in told
+    assert ca.counters["compiled_autograd"] == {"captures": 1, "graphs": 1}
+
+
 def recomputed(x):
     checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Sparse CSR", "ignore:.*quantize")
 @pytest.mark.parametrize(
     "program, reason",
     [
@@ -132,8 +199,12 @@ def recomputed(x):
         (nested, "it runs on the eager engine: a backward inside a compiled backward"),
         (anomaly, "it runs on the eager engine: anomaly mode"),
         (under_a_mode, "it runs on the eager engine: a TorchDispatchMode"),
-        (sparse_input, "it runs on the eager engine: a tensor with layout torch.sparse_coo"),
-        (sparse_gradient, "it runs node by node: tracing failed"),
+        (compressed_input, "it runs on the eager engine: a tensor with layout torch.sparse_csr"),
+        (quantized_input, "it runs on the eager engine: a quantized tensor"),
+        (subclass, "it runs on the eager engine: a tensor of type Mine"),
+        (transformed, "it runs on the eager engine: a torch.func transform is active"),
+        (batched, "it runs on the eager engine: is_grads_batched=True"),
+        (concurrent, "it runs on the eager engine: another backward runs at the same time"),
         (recomputed, "it runs node by node: saved-tensor hooks"),
     ],
 )
@@ -145,7 +216,7 @@ def test_06_each_reason_is_told_once(caplog, program, reason):
     assert told.startswith(f"backward not captured, {reason}")
 
 
-def test_07_readme_runs():
+def test_08_readme_runs():
     text = (Path(__file__).parent.parent / "README.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 1

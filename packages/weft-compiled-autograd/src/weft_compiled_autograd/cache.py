@@ -19,7 +19,7 @@ from weft_compiled_autograd import guards, report
 from weft_compiled_autograd.aot import symbolic_dims
 from weft_compiled_autograd.config import settings
 from weft_compiled_autograd.errors import NotCapturable
-from weft_compiled_autograd.hooks import call_backward
+from weft_compiled_autograd.hooks import LeftOut, call_backward
 from weft_compiled_autograd.interpret import run_tape
 from weft_compiled_autograd.lower import Lowered, lower
 from weft_compiled_autograd.ownership import release_inputs
@@ -118,7 +118,7 @@ class Entry:
     def _give_up(self, reason: str) -> None:
         self.gave_up = True
         counters["compiled_autograd"]["node_by_node"] += 1
-        report.tell_once(reason, "it runs node by node")
+        report.tell_once(reason, report.TAPE)
 
     def _compile(
         self,
@@ -152,6 +152,7 @@ class Entry:
         self, compiler: Compiler, inputs: Any, sizes: Any, scalars: Any, hooks: Any, packed: Any
     ) -> list[torch.Tensor | None]:
         """Run this backward; return the gradients that the engine asked for."""
+        after: LeftOut | None = None
         if self.tape.unpacks and not self.gave_up and not self._knows(packed):
             return self._first_run(inputs, sizes, scalars, hooks, packed)
         if not self.gave_up:
@@ -159,8 +160,12 @@ class Entry:
                 compiler, inputs, sizes, hooks
             )
             if graph is not None:
-                return graph.run(inputs, sizes, scalars, hooks, packed)
-        return run_tape(self.tape, inputs, sizes, scalars, hooks, packed)
+                try:
+                    return graph.run(inputs, sizes, scalars, hooks, packed)
+                except LeftOut as stop:
+                    self._give_up(str(stop))
+                    after = stop.with_traceback(None)
+        return run_tape(self.tape, inputs, sizes, scalars, hooks, packed, after=after)
 
     def _knows(self, packed: Any) -> bool:
         """Whether the layouts of what the hooks will unpack are known; the tape has them then."""
@@ -175,7 +180,7 @@ class Entry:
         unpacked: Layouts = {}
         outputs = run_tape(self.tape, *arguments, unpacked=unpacked)
         if None in unpacked.values():
-            self._give_up("user code that leaves out a gradient, or unpacks no dense tensor")
+            self._give_up("a saved-tensor hook that unpacks no dense tensor")
         self.tape.unpacked.update(unpacked)
         return outputs
 
@@ -251,6 +256,4 @@ def _lower(*arguments: Any) -> Lowered:
     except NotCapturable:
         raise
     except Exception as problem:
-        lines: Sequence[str] = str(problem).strip().splitlines()
-        first = lines[0] if lines else type(problem).__name__
-        raise NotCapturable(f"tracing failed: {type(problem).__name__}: {first}") from problem
+        raise NotCapturable(f"tracing failed: {report.first_line(problem)}") from problem

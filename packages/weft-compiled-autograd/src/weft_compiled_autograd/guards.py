@@ -14,16 +14,23 @@ import torch
 
 from weft_compiled_autograd.lower import Lowered
 
-Layout = tuple[list[torch.Size], list[tuple[int, ...]]]
-Check = Callable[[list[torch.Size], list[tuple[int, ...]], Sequence[int]], bool]
+Layout = tuple[list[torch.Size], list[Any]]
+Check = Callable[[list[torch.Size], list[Any], Sequence[int]], bool]
 
 _size: Any = torch.Tensor.size
 _stride: Any = torch.Tensor.stride
+_is_sparse: Any = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
 
 
 def layout(inputs: Sequence[torch.Tensor]) -> Layout:
-    """The shapes and strides of the inputs. Runs on every backward, so both loops are in C."""
-    return list(map(_size, inputs)), list(map(_stride, inputs))
+    """The shapes and strides of the inputs. Runs on every backward, so the loops are in C.
+
+    A sparse gradient has its layout in place of strides.
+    """
+    shapes = list(map(_size, inputs))
+    if True in map(_is_sparse, inputs):
+        return shapes, [t.layout if t.is_sparse else t.stride() for t in inputs]
+    return shapes, list(map(_stride, inputs))
 
 
 def build_check(lowered: Lowered, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> Check:
@@ -35,6 +42,10 @@ def build_check(lowered: Lowered, inputs: Sequence[torch.Tensor], sizes: Sequenc
             now == shapes and now_strides == strides and tuple(now_sizes) == fixed
         )
     return _symbolic_check(lowered)
+
+
+def _rank(strides: Any) -> int | None:
+    return len(strides) if type(strides) is tuple else None
 
 
 def _symbolic_check(lowered: Lowered) -> Check:
@@ -61,27 +72,28 @@ def _symbolic_check(lowered: Lowered) -> Check:
         else:
             terms.append(f"{place} == {text}")
 
-    for index, fake in enumerate(lowered.fakes):
+    dense = [(index, fake) for index, fake in enumerate(lowered.fakes) if fake is not None]
+    for index, fake in dense:
         for dim, size in enumerate(fake.shape):
             match(f"shapes[{index}][{dim}]", size)
     for index, symbol in enumerate(lowered.symbols):
         match(f"sizes[{index}]", symbol)
-    for index, fake in enumerate(lowered.fakes):
+    for index, fake in dense:
         values = "".join(print_value(stride) + ", " for stride in fake.stride())
         terms.append(f"strides[{index}] == ({values})")
     terms += [str(printer.doprint(guard.expr)) for guard in env.guards]
     for symbol, bounds in env.var_to_range.items():
         if str(symbol) in names:
             terms.append(f"{symbol} >= {bounds.lower}")
-    ranks = [fake.dim() for fake in lowered.fakes]
+    kinds = [None if fake is None else fake.dim() for fake in lowered.fakes]
     bindings = "; ".join(f"{name} = {place}" for name, place in names.items()) or "pass"
     source = (
         "def check(shapes, strides, sizes):\n"
-        f"    if list(map(len, shapes)) != {ranks}: return False\n"
+        f"    if list(map(kind, strides)) != {kinds}: return False\n"
         f"    {bindings}\n"
         f"    return {' and '.join(terms) or 'True'}\n"
     )
-    scope: dict[str, Any] = dict(SYMPY_INTERP)
+    scope: dict[str, Any] = dict(SYMPY_INTERP, kind=_rank)
     exec(source, scope)
     return scope["check"]  # type: ignore[no-any-return]
 

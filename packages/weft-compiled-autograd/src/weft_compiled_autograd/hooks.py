@@ -7,8 +7,6 @@ what the rest of the graph assumes of a result: same size, type and strides as w
 
 from __future__ import annotations
 
-import dis
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,16 +126,18 @@ class ContextView:
         setattr(self._real, name, value)
 
 
-def may_omit(context: Any, metadata: Sequence[Any]) -> bool:
-    """Whether a function's code has more Nones than gradients that it has to leave out."""
-    cls = context._forward_cls
-    function = cls.backward if cls.vjp is torch.autograd.Function.vjp else cls.vjp
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return True
-    found = [i.argval for i in dis.get_instructions(code) if i.opname.endswith("_CONST")]
-    nones = sum(v.count(None) if isinstance(v, tuple) else v is None for v in found)
-    return nones > sum(meta is None for meta in metadata)
+class LeftOut(Exception):
+    """An autograd.Function returned None for a gradient that the graph counts on.
+
+    Args:
+        out: what it returned.
+        position: where the tape has the function.
+        rest: the values that the tape needs from there on.
+    """
+
+    def __init__(self, out: tuple[Maybe, ...], position: int, rest: tuple[Any, ...]) -> None:
+        super().__init__("an autograd.Function that leaves out a gradient")
+        self.out, self.position, self.rest = out, position, rest
 
 
 @inlinable
@@ -182,24 +182,33 @@ def call_backward(
 
 @inlinable
 def call_backward_dense(
-    context: Any, saved: Sequence[Maybe], metadata: Sequence[Any], symints: Any, grads: Any
+    context: Any,
+    saved: Sequence[Maybe],
+    metadata: Sequence[Any],
+    symints: Any,
+    grads: Any,
+    position: int,
+    rest: tuple[Any, ...],
 ) -> tuple[Maybe, ...]:
     """`call_backward` with results that a graph can rely on: full size, own dtype, contiguous.
 
-    Where the function gave None for an input that needs a gradient, the result is zeros.
+    Raises:
+        LeftOut: where the function gave None for an input that needs a gradient.
     """
     out = call_backward(context, saved, metadata, symints, grads)
+    for grad, needed in zip(out, context.needs_input_grad, strict=True):
+        if grad is None and needed:
+            raise LeftOut(out, position, rest)
     return tuple(
-        None if meta is None else _dense(grad, meta)
+        None if meta is None or grad is None else _dense(grad, meta)
         for grad, meta in zip(out, metadata, strict=True)
     )
 
 
 @inlinable
-def _dense(grad: Maybe, meta: tuple[Any, ...]) -> torch.Tensor:
-    _, device, dtype, size = meta
-    if grad is None:
-        return torch.zeros(tuple(size), dtype=dtype, device=device)
+def _dense(grad: Any, meta: tuple[Any, ...]) -> torch.Tensor:
+    _, _, dtype, size = meta
     if grad.shape != tuple(size):
         grad = grad.sum_to_size(tuple(size))
-    return grad.to(dtype).contiguous()
+    dense: torch.Tensor = grad.to(dtype).contiguous()
+    return dense

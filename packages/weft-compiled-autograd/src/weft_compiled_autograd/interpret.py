@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from weft_compiled_autograd.hooks import call_backward
+from weft_compiled_autograd.hooks import LeftOut, call_backward
 from weft_compiled_autograd.packed import layout
 from weft_compiled_autograd.tape import PLACEHOLDERS, Tape
 
@@ -30,8 +31,56 @@ def _last_uses(tape: Tape) -> dict[Node, list[Node]]:
     return drops
 
 
+class TapeStep:
+    """One step of a tape as a function of the values that it uses. A target of fx nodes."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.__name__ = getattr(node.target, "__name__", "step")
+        self.__module__ = __name__
+
+    def __call__(self, *values: Any) -> Any:
+        table = dict(zip(self.node.all_input_nodes, values, strict=True))
+        args, kwargs = map_arg((self.node.args, self.node.kwargs), table.__getitem__)
+        with torch.no_grad():
+            return self.node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def needed_after(tape: Tape, step: Node) -> list[Node]:
+    """The results of earlier steps that steps after this one use."""
+    order = {node: position for position, node in enumerate(tape.graph.nodes)}
+    here = order[step]
+    return [
+        node
+        for node in tape.graph.nodes
+        if node.op != "placeholder"
+        and order[node] < here
+        and any(order[user] > here for user in node.users)
+    ]
+
+
+def _materialized(context: Any, names: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+    """Zeros for gradients that turned out to be undefined, unless the function wants None.
+
+    Which of the two it wants cannot be read, so the function's code is asked.
+    """
+    cls = context._forward_cls
+    codes = [getattr(f, "__code__", None) for f in (cls.forward, cls.setup_context)]
+    if any("set_materialize_grads" in code.co_names for code in codes if code is not None):
+        return list(grads)
+    return [
+        torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        if grad is None and isinstance(name, Node)
+        else grad
+        for name, grad, like in zip(names, grads, context._input_metadata, strict=True)
+    ]
+
+
 def run_tape(
-    tape: Tape, *arguments: Sequence[Any], unpacked: dict[Node, Any] | None = None
+    tape: Tape,
+    *arguments: Sequence[Any],
+    unpacked: dict[Node, Any] | None = None,
+    after: LeftOut | None = None,
 ) -> list[torch.Tensor | None]:
     """Run a tape.
 
@@ -39,7 +88,8 @@ def run_tape(
         tape: what the engine recorded.
         arguments: inputs, sizes, scalars, hooks, packed_data, as the engine passes them.
         unpacked: receives the layouts of what unpack hooks return, by node; None where there is
-            none, or where an autograd.Function left a gradient out.
+            none.
+        after: the function where a graph of this tape had to stop.
 
     Returns:
         The gradients that the engine asked for; variables' gradients have been accumulated.
@@ -49,6 +99,13 @@ def run_tape(
     found = dict(zip(PLACEHOLDERS, arguments, strict=True))
     values: dict[Node, Any] = {}
     outputs: list[torch.Tensor | None] = []
+    nodes = list(tape.graph.nodes)
+    if after is not None:
+        step = nodes[after.position]
+        values.update(zip(needed_after(tape, step), after.rest, strict=True))
+        values[step] = after.out
+        places = [node for node in nodes if node.op == "placeholder"]
+        nodes = places + nodes[after.position + 1 :]
 
     def resolve(value: Any) -> Any:
         if isinstance(value, Node):
@@ -58,7 +115,7 @@ def run_tape(
         return value
 
     with torch.no_grad():
-        for node in tape.graph.nodes:
+        for node in nodes:
             if node.op == "placeholder":
                 values[node] = found[node.target]
             elif node.op == "output":
@@ -66,16 +123,14 @@ def run_tape(
             else:
                 kwargs = {key: resolve(value) for key, value in node.kwargs.items()}
                 args: Any = resolve(node.args)
+                if node.target is call_backward:
+                    context, names = args[0], node.args[4]
+                    args = (*args[:4], _materialized(context, names, args[4]))
                 values[node] = node.target(*args, **kwargs)
                 if args and args[0] is inputs:  # a tensor taken out of `inputs`, each once
                     inputs[args[1]] = None
                 if unpacked is not None and kwargs.get("hook_type") == "unpack_hook":
                     unpacked[node] = layout(values[node])
-                elif unpacked is not None and node.target is call_backward:
-                    context: Any = resolve(node.args[0])
-                    pairs = zip(values[node], context.needs_input_grad, strict=True)
-                    omits = any(new is None and needed for new, needed in pairs)
-                    unpacked[node] = None if omits else ()
             for used in drops.get(node, ()):
-                del values[used]
+                values.pop(used, None)
     return outputs

@@ -21,11 +21,12 @@ import torch
 from torch.fx import GraphModule, Node
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
 
-from weft_compiled_autograd import accumulation, aot, hooks, packed
+from weft_compiled_autograd import accumulation, aot, hooks, packed, report
 from weft_compiled_autograd.errors import NotCapturable
+from weft_compiled_autograd.interpret import TapeStep, needed_after
 from weft_compiled_autograd.ownership import copy_shared_gradients
 from weft_compiled_autograd.tape import ORIGIN, PLACEHOLDERS, EngineOp, Tape
-from weft_compiled_autograd.trace import Trace
+from weft_compiled_autograd.trace import Trace, Unknown
 
 Maybe = torch.Tensor | None
 
@@ -39,14 +40,15 @@ class Lowered:
             the engine asked for, then the new gradients of `assigned`.
         results: how many gradients the engine asked for.
         assigned: indices into `inputs` of the variables whose first gradient is an output.
-        fakes: the fake inputs, and `symbols` the values of the dynamic sizes.
+        fakes: the fake inputs, None where it is sparse, and `symbols` the values of the dynamic
+            sizes.
         mode: the fake mode of all `meta["val"]`.
     """
 
     module: GraphModule
     results: int
     assigned: list[int]
-    fakes: list[torch.Tensor]
+    fakes: list[Maybe]
     symbols: list[Any]
     mode: Any
 
@@ -92,17 +94,21 @@ class Lowering:
         # requires_grad is kept: some backward functions decide by it what to compute.
         fakes = [
             to_fake(self.mode, tensor, dims, f"inputs[{index}]")
+            if tensor.layout is torch.strided
+            else None
             for index, (tensor, dims) in enumerate(zip(inputs, dynamic, strict=True))
         ]
         symbols: list[Any] = [
             new_symint(env, size, f"sizes[{index}]") if env and index in symbolic else size
             for index, size in enumerate(sizes)
         ]
-        for name, values in (("inputs", fakes), ("sizes", symbols)):
+        found: dict[str, list[Any]] = {"inputs": list(fakes), "sizes": symbols}
+        for name, values in found.items():
             for index, value in enumerate(values):
-                if not isinstance(value, int):
+                if value is None:
+                    values[index] = Unknown(self.trace.item(places[name], index))
+                elif not isinstance(value, int):
                     self.trace.bind(self.trace.item(places[name], index), value)
-        found: dict[str, Sequence[Any]] = {"inputs": fakes, "sizes": symbols}
         outputs: Any = ()
         with torch.no_grad(), self.mode, self.trace:
             for node in self.tape.graph.nodes:
@@ -125,7 +131,9 @@ class Lowering:
     def _step(self, node: Node) -> Any:
         self.trace.origin = node.meta.get(ORIGIN)
         handler: Callable[..., Any] = _HANDLERS.get(node.target, _inline)
-        if isinstance(node.target, EngineOp):
+        if any(isinstance(self.values[used], Unknown) for used in node.all_input_nodes):
+            handler = _getitem if handler is _getitem else _as_it_is
+        elif isinstance(node.target, EngineOp):
             handler = _engine_op
         return handler(self, node, *self.resolve(node.args))
 
@@ -161,7 +169,7 @@ def _input_index(node: Any) -> int:
 
 
 def _is_impure(node: Node) -> bool:
-    return node.is_impure() or node.op == "placeholder" or node.target in EFFECTS
+    return node.is_impure() or node.op == "placeholder" or is_effect(node)
 
 
 # -- one handler per kind of tape call: (lowering, node, *values) -> value -------------------------
@@ -173,16 +181,27 @@ def _inline(low: Lowering, node: Node, *args: Any) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def _as_it_is(low: Lowering, node: Node, *args: Any) -> Unknown:
+    """Leave a step of the tape as it is: a call in the graph."""
+    needed = tuple(low.values[used] for used in node.all_input_nodes)
+    return Unknown(low.trace.call(TapeStep(node), needed))
+
+
 def _getitem(low: Lowering, node: Node, container: Any, index: int) -> Any:
+    if isinstance(container, Unknown):
+        return Unknown(low.trace.item(container.node, index))
     return low.trace.item(container, index) if isinstance(container, Node) else container[index]
 
 
 def _engine_op(low: Lowering, node: Node, grads: list[Maybe], *args: Any) -> Any:
     op = node.target
     assert isinstance(op, EngineOp)
-    if not op.traceable:
-        raise NotCapturable(f"{op} is a C++ autograd function that is not marked traceable")
-    return op(grads, *args)
+    if op.traceable:
+        try:
+            return op(grads, *args)
+        except Exception as problem:
+            report.tell_once(f"{op}: {report.first_line(problem)}", report.IN_PART)
+    return _as_it_is(low, node)
 
 
 def _accumulate_grad(
@@ -243,7 +262,9 @@ def _call_backward(
     inlined = aot.inline(low, real, saved, symints, grads)
     if inlined is not None:
         return inlined
-    args = (context, saved, metadata, symints, grads)
+    rest = tuple(low.values[used] for used in needed_after(low.tape, node))
+    position = list(low.tape.graph.nodes).index(node)
+    args = (context, saved, metadata, symints, grads, position, rest)
     result = low.trace.call(hooks.call_backward_dense, args)
     out: list[Maybe] = []
     for position, meta in enumerate(metadata):
@@ -266,6 +287,12 @@ EFFECTS: frozenset[Any] = USER_CODE | {
     accumulation.set_grad,
     accumulation.set_grad_copy,
 }
+
+
+def is_effect(node: Node) -> bool:
+    """Whether a node of a captured graph is a call of Python, and no op."""
+    return node.target in EFFECTS or isinstance(node.target, TapeStep)
+
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     operator.getitem: _getitem,

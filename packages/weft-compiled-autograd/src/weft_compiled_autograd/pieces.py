@@ -20,8 +20,8 @@ from weft_core.events import counters
 
 from weft_compiled_autograd.accumulation import set_grad, set_grad_copy
 from weft_compiled_autograd.cache import Compiler
-from weft_compiled_autograd.hooks import call_cpp_hook, call_hook
-from weft_compiled_autograd.lower import EFFECTS, USER_CODE
+from weft_compiled_autograd.hooks import call_backward_dense, call_cpp_hook, call_hook
+from weft_compiled_autograd.lower import USER_CODE, is_effect
 from weft_compiled_autograd.ownership import release_inputs, storage_of
 from weft_compiled_autograd.packed import as_noted
 
@@ -96,7 +96,7 @@ def _is_access(node: Node) -> bool:
     return (
         node.target is operator.getitem
         and isinstance(source, Node)
-        and (source.op == "placeholder" or source.target in EFFECTS)
+        and (source.op == "placeholder" or is_effect(source))
     )
 
 
@@ -145,7 +145,7 @@ class _Cutting:
         return parts
 
     def _place(self, node: Node) -> None:
-        if node.target in EFFECTS:
+        if is_effect(node):
             self.calls.append([node])
             self._after(node, len(self.calls))
             if node.kwargs.get("hook_type") in _BARRIERS or node.target not in _MOVABLE:
@@ -231,11 +231,16 @@ def runs_user_code(module: GraphModule) -> bool:
 
 def taken_inputs(module: GraphModule) -> list[int]:
     """Indices of the elements of a captured backward's `inputs` that only its own ops use."""
-    found = []
-    for node in filter(_is_input, module.graph.nodes):
-        if all(user.op == "call_function" and user.target not in EFFECTS for user in node.users):
-            found.append(int(node.args[1]))
-    return found
+    inputs = filter(_is_input, module.graph.nodes)
+    return [int(n.args[1]) for n in inputs if all(_is_op(user, n) for user in n.users)]
+
+
+def _is_op(user: Node, value: Node) -> bool:
+    """Whether a use of a value is an op; what a function gets in case it stops is none."""
+    if user.target is call_backward_dense:
+        saved, grads = user.args[1], user.args[4]
+        return value not in (*saved, *grads)  # type: ignore[misc]
+    return user.op == "call_function" and not is_effect(user)
 
 
 def graph_compiler(backend: Backend) -> Compiler:

@@ -28,11 +28,21 @@ _COMMENT = re.compile(r"^(\s*)# File: autograd:0 in backward, code: (.*)$", re.M
 _told: set[str] = set()
 
 
-def tell_once(reason: str, instead: str = "it runs on the eager engine") -> None:
-    """Log why a backward does not run as a graph, once for each reason."""
+EAGER = "backward not captured, it runs on the eager engine"
+TAPE = "backward not captured, it runs node by node"
+IN_PART = "backward captured, but one node of it runs as it is"
+
+
+def tell_once(reason: str, what: str = EAGER) -> None:
+    """Log why a backward does not run as one graph, once for each reason."""
     if reason not in _told:
         _told.add(reason)
-        graph_log.warning("backward not captured, %s: %s", instead, reason)
+        graph_log.warning("%s: %s", what, reason)
+
+
+def first_line(problem: Exception) -> str:
+    """An exception's type and the first line of its text."""
+    return f"{type(problem).__name__}: {problem}".strip().split("\n", 1)[0]
 
 
 def forget() -> None:

@@ -64,8 +64,7 @@ class Tape:
 
     `contexts` holds, until the first lowering, the autograd.Function contexts by hook index;
     `effects` says that Python code of the user runs in the middle of it; `unpacks` that it holds
-    unpack hooks, or functions that may leave gradients out, and `unpacked` is then what a first
-    run has noted of their results.
+    unpack hooks, and `unpacked` is then what a first run has noted of their results.
     """
 
     graph: Graph
@@ -138,8 +137,11 @@ class Recorder:
         stand_ins = []
         for index, tensor in enumerate(inputs):
             _check_plain(tensor)
-            layout = (tensor.shape, tensor.stride())
-            stand_in = torch.empty_strided(*layout, dtype=tensor.dtype, device="meta")
+            stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            if tensor.layout is torch.strided:
+                stand_in = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+                )
             self._bind(stand_in, self._item("inputs", index))
             stand_ins.append(stand_in)
         symbols = self._symbols(sizes)
@@ -270,7 +272,6 @@ class Recorder:
     ) -> tuple[torch.Tensor | None, ...]:
         """Record a Python autograd.Function; `metadata` describes what its inputs were."""
         self.tape.effects |= not exposes_graph(context)
-        self.tape.unpacks |= not exposes_graph(context) and hooks.may_omit(context, metadata)
         self.tape.contexts[index] = context
         symints = list(context._get_compiled_autograd_symints())
         target = self._item("hooks", index)
@@ -341,10 +342,12 @@ def exposes_graph(context: Any) -> bool:
 
 
 def _check_plain(tensor: torch.Tensor) -> None:
-    """Raise NotCapturable for a tensor that is no ordinary dense tensor."""
+    """Raise NotCapturable for a tensor that is no ordinary dense tensor, nor a sparse gradient."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise NotCapturable(f"a tensor of type {type(tensor).__name__}")
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout not in (torch.strided, torch.sparse_coo):
         raise NotCapturable(f"a tensor with layout {tensor.layout}")
+    if tensor.is_quantized:
+        raise NotCapturable("a quantized tensor")
     if tensor.is_conj() or tensor.is_neg():
         raise NotCapturable("a lazily conjugated or negated tensor")

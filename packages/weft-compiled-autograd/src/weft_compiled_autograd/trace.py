@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,13 @@ from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.tape import ORIGIN
 
 _COMPOSITE = "CompositeImplicitAutograd"
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """A value that only its node can make: nothing is assumed of it, not even that it is one."""
+
+    node: fx.Node
 
 
 class Trace(TorchDispatchMode):
@@ -63,7 +71,13 @@ class Trace(TorchDispatchMode):
         return self._mark(self.graph.call_function(operator.getitem, (node, index)))
 
     def bind(self, node: fx.Node, value: Any) -> None:
-        """Let `node` stand for a value: a tensor, a symbol, or a sequence of them."""
+        """Let `node` stand for a value: a tensor, a symbol, or a sequence of them.
+
+        Raises:
+            NotCapturable: for a tensor that is not dense.
+        """
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise NotCapturable(f"a tensor with layout {value.layout}")
         node.meta["val"] = value
         self._alive.append(value)
         if isinstance(value, torch.Tensor):
@@ -93,7 +107,7 @@ class Trace(TorchDispatchMode):
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, SymValue):
             return self.symbols.node_of(value)
-        return value
+        return value.node if isinstance(value, Unknown) else value
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
