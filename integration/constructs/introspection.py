@@ -11,6 +11,7 @@ import struct
 import sys
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Iterable
 
@@ -241,3 +242,14 @@ def vars_of_module_class(x):
         k = 3
 
     return x + vars(A)["k"], "k" in A.__dict__, "zz" in vars(A)
+
+
+@case
+def typing_subscripts(x):
+    parts = torch.jit.annotate(typing.List[torch.Tensor], [x, x])  # noqa: UP006
+    hint = typing.Optional[typing.Callable[[int], typing.List[int]]]  # noqa: UP006, UP045
+    try:
+        typing.Dict[str, int]()  # noqa: UP006
+    except TypeError as error:
+        text = str(error)
+    return sum(typing.cast(list, parts)), typing.get_args(hint)[1], text

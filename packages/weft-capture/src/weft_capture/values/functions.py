@@ -384,6 +384,13 @@ class TypeHint(ObjectConstant):
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if isinstance(self.obj, typing.NewType):
             return args[0]
+        if not getattr(self.obj, "_inst", True):
+            tx.raise_real(
+                TypeError(
+                    f"Type {self.obj._name} cannot be instantiated; use "
+                    f"{self.obj.__origin__.__name__}() instead"
+                )
+            )
         made = tx.const_object(self.obj.__origin__).call(tx, args, kwargs)
         if made.python_type().__dictoffset__:
             made.setattr(tx, "__orig_class__", self)

@@ -343,7 +343,7 @@ def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 @_exact(types.UnionType, types.GenericAlias)
-@_family(lambda obj: isinstance(obj, typing._GenericAlias | typing._SpecialForm | typing.NewType))  # type: ignore[attr-defined]
+@_family(lambda obj: isinstance(obj, typing._BaseGenericAlias | typing._SpecialForm | typing.NewType))  # type: ignore[attr-defined]
 def _wrap_type_hint(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_identity(source, obj)
     return TypeHint(obj, source)
