@@ -90,3 +90,28 @@ def test_every_layout(program, origin, backend):
         with subject(layout):
             torch.testing.assert_close(results, expected)
             torch.testing.assert_close(got, grad)
+
+
+DRAWS = {
+    "dropout": lambda x: F.dropout(x.transpose(0, 1), 0.5),
+    "channel dropout": lambda x: F.dropout1d(x.transpose(0, 1), 0.5),
+    "alpha dropout": lambda x: F.alpha_dropout(x.permute(2, 0, 1), 0.5, training=True),
+    "in place": lambda x: x.clone().permute(2, 1, 0).bernoulli_(0.3),
+    "in place with gaps": lambda x: x.clone().transpose(0, 1)[:, :2].bernoulli_(0.3),
+    "pure": lambda x: torch.bernoulli(x.transpose(0, 1), 0.5),
+    "of tensors": lambda x: torch.bernoulli(x.sigmoid().transpose(0, 1)),
+    "uniform": lambda x: torch.rand_like(x.transpose(0, 1)),
+    "normal": lambda x: torch.empty_like(x.transpose(0, 1)).normal_(),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_numbers_land_where_eager_puts_them(draw, backend):
+    x = torch.randn(3, 5, 8)
+    results = []
+    for function in (DRAWS[draw], weft.compile(DRAWS[draw], backend=backend)):
+        torch.manual_seed(1)
+        results.append(function(x))
+    assert torch.equal(*results)
+    assert results[0].stride() == results[1].stride()

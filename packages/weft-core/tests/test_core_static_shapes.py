@@ -68,9 +68,7 @@ ASKED: dict[str, list[tuple[Any, ...]]] = {
     "_iterate_nodes": [((2, 3),), (torch.ones(2),)],
     "compute_unbacked_bindings": [(None, torch.ones(2))],
 }
-FUNCTIONS = {
-    name: answer for answer, names in _ANSWERS.items() for name in names if name in ASKED
-}
+FUNCTIONS = {name: answer for answer, names in _ANSWERS.items() for name in names if name in ASKED}
 
 
 def test_every_answer_is_asked_for() -> None:

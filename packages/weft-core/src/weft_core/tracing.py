@@ -18,12 +18,13 @@ import torch
 from torch import fx
 from torch._C import _functorch as functorch
 from torch._ops import OpOverload
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft_core.adapters import AdapterMode
 from weft_core.symnodes import SymbolTable, SymValue
 
 aten = torch.ops.aten
@@ -183,6 +184,8 @@ class Recorder(TorchDispatchMode):
             return self._decompose
         if func in _TRANSPARENT:
             return self._pass_through
+        if func is aten.bernoulli.p:
+            return self._record_bernoulli
         if func is aten.size.default:
             return _concrete_sizes
         if not isinstance(func, OpOverload) or func.namespace == "prim":
@@ -218,6 +221,15 @@ class Recorder(TorchDispatchMode):
             self.bind(self._new_node(func, node_args, node_kwargs), out)
         return out
 
+    def _record_bernoulli(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # Mostly a `bernoulli_`, which draws in the order of memory; the pure twin, in plain order.
+        order, _ = compute_elementwise_output_logical_to_physical_perm(args[0])
+        if order == sorted(order):
+            return self._record(func, args, kwargs)
+        with self:
+            drawn = func(args[0].permute(order), *args[1:], **kwargs)
+            return drawn.permute([order.index(dim) for dim in range(len(order))])
+
     def _record_check(self, func: Any, args: Any, kwargs: Any) -> Any:
         condition, text = args
         if isinstance(condition, SymValue):
@@ -250,70 +262,6 @@ def _concrete_sizes(func: Any, args: Any, kwargs: Any) -> list[int]:
 
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
-
-
-class _AdapterMode(TorchFunctionMode):
-    """Route functions whose own ops cannot be traced to ops that can.
-
-    `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update of
-    the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides a workspace tensor
-    between its forward and its backward, and leaves it undefined without one.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        adapter = _ADAPTERS.get(func)
-        if adapter is not None:
-            result = adapter(*args, **(kwargs or {}))
-            if result is not None:
-                return result
-        return func(*args, **(kwargs or {}))
-
-
-def _functional_batch_norm(
-    x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False,
-    momentum: float = 0.1, eps: float = 1e-5,
-) -> Any:  # fmt: skip
-    if training:
-        torch.nn.functional._verify_batch_size(x.size())  # type: ignore[attr-defined]
-    return _torch_batch_norm(x, weight, bias, mean, var, training, momentum, eps)
-
-
-def _torch_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
-    eps: float, cudnn_enabled: bool = True,
-) -> Any:  # fmt: skip
-    if not training or mean is None:
-        return None
-    return aten._native_batch_norm_legit.default(
-        x, weight, bias, mean, var, training, momentum, eps
-    )[0]
-
-
-def _lstm(
-    x: Any, hidden: Any, weights: Any, biases: Any, layers: Any = None, dropout: Any = None,
-    train: Any = None, bidirectional: Any = None, batch_first: Any = None,
-) -> Any:  # fmt: skip
-    if batch_first is None:
-        return None  # packed sequences are not computed by oneDNN
-    from torch._decomp import decompositions as known  # noqa: PLC0415 - rarely needed
-
-    projected = hidden[0].size(2) != hidden[1].size(2)
-    weights = known.gather_params(weights, biases, projected)
-    states = list(zip(hidden[0], hidden[1], strict=True))
-    out, finals = known._rnn_helper(
-        x, states, weights, biases, layers, dropout, train, bidirectional, batch_first,
-        known.one_layer_lstm,
-    )  # fmt: skip
-    return out, *(torch.stack(parts, 0) for parts in zip(*finals, strict=True))
-
-
-_ADAPTERS: dict[Any, Callable[..., Any]] = {
-    torch.lstm: _lstm,
-    torch.nn.functional.batch_norm: _functional_batch_norm,
-    torch.batch_norm: _torch_batch_norm,
-}
 
 
 def _leave_levels(level: int | None) -> None:
@@ -364,7 +312,7 @@ class Tracer:
             torch.set_autocast_cache_enabled(False)
             stack.enter_context(self._fake_mode)
             stack.enter_context(self.recorder)
-            stack.enter_context(_AdapterMode())
+            stack.enter_context(AdapterMode())
             if self.functionalize:
                 torch._enable_functionalization(reapply_views=True)
                 stack.callback(torch._disable_functionalization)
