@@ -342,8 +342,11 @@ def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
     return value
 
 
+_ALIASES = typing._BaseGenericAlias  # type: ignore[attr-defined]
+
+
 @_exact(types.UnionType, types.GenericAlias)
-@_family(lambda obj: isinstance(obj, typing._BaseGenericAlias | typing._SpecialForm | typing.NewType))  # type: ignore[attr-defined]
+@_family(lambda obj: isinstance(obj, _ALIASES | typing._SpecialForm | typing.NewType))
 def _wrap_type_hint(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_identity(source, obj)
     return TypeHint(obj, source)
@@ -457,7 +460,6 @@ def _wrap_weak_reference(tx: Tracer, obj: Any, source: Source) -> Value:
     return WeakRefValue(obj, source)
 
 
-@_exact(types.GenericAlias, types.UnionType)
 @_family(lambda obj: type(obj) is object or isinstance(obj, property | classmethod | staticmethod))
 def _wrap_opaque(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_identity(source, obj)
