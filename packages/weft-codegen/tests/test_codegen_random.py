@@ -44,6 +44,8 @@ REDUCTIONS = [
     lambda a: a / (1 + a.abs().sum()),
     lambda a: a * 0.5 + a.mean(0),
     lambda a: a * a.var(1, correction=0, keepdim=True),
+    lambda a: a.cumsum(1) / a.shape[1],
+    lambda a: a.cummax(0).values - a.cumsum(0) / a.shape[0],
 ]
 # Steps in place on a copy, and through other dtypes.
 MUTATIONS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from kernel_programs import softmax_program, unary
 from weft_codegen.kernels import build, compile_program, emit_program
 from weft_codegen.kernels.build import Sources, intact, kernel_symbol, seal, split
+from weft_codegen.kernels.toolchain import find
 from weft_core.errors import BackendCompilerError, CompilerNotFound
 
 
@@ -98,6 +100,25 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(CompilerNotFound, match="apt install gcc"):
         compile_program(softmax_program(8, 16))
+
+
+@pytest.mark.parametrize("name, own", [("gcc", True), ("clang", False)])
+def test_flags_of_gccs_own_go_to_gcc_only(
+    name: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / name
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert ("-fno-split-loops" in find().kernel_flags) is own
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="needs clang")
+def test_clang_builds_programs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "clang")
+    x = torch.randn(100)
+    (result,) = compile_program(unary("exp", torch.float32, 100))(x)
+    torch.testing.assert_close(result, x.exp())
 
 
 def test_source_that_does_not_compile_is_kept_and_named(cache: Path) -> None:

@@ -40,7 +40,9 @@ def test_float_operation(name: str, dtype: torch.dtype) -> None:
         return
     # Four units in the last place: what glibc's vector functions promise.
     rtol = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-37, equal_nan=True)
+    # The logarithm of a sum may be next to zero, where its two terms cancel.
+    atol = rtol if name == "logaddexp" else 1e-37
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
     zero = (expected == 0) & (actual == 0)
     assert torch.equal(actual.signbit()[zero], expected.signbit()[zero])
 

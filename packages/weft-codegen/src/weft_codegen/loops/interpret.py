@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, evaluate
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import (
@@ -28,6 +28,7 @@ from weft_codegen.loops.program import (
     Set,
     Stmt,
     Store,
+    stmt_exprs,
 )
 
 Sizes = dict[str, int]
@@ -176,7 +177,7 @@ class KernelRun:
         count = self._index(loop.axis.extent)
         if loop.limit is not None:
             count = min(count, self._index(loop.limit))
-        if any(isinstance(stmt, Loop) for stmt in loop.body):
+        if any(isinstance(stmt, Loop) for stmt in loop.body) or _runs_on(loop.body):
             for position in range(count):
                 self._axes[loop.axis] = position
                 self.body(loop.body)
@@ -295,6 +296,13 @@ class KernelRun:
         if isinstance(atom, Value):
             return self._value(atom.expr, {})
         return self._sizes[atom.key]
+
+
+def _runs_on(body: tuple[Stmt, ...]) -> bool:
+    """Whether a body reads what it reduces (a scan): its iterations come one after another."""
+    exprs = (expr for stmt in body for expr in stmt_exprs(stmt))
+    reads = {node.local for node in walk(*exprs) if isinstance(node, Read)}
+    return any(isinstance(stmt, Reduce) and reads & {*stmt.targets} for stmt in body)
 
 
 def _better(op: str, value: torch.Tensor, best: torch.Tensor) -> bool:

@@ -25,7 +25,8 @@ class Compute:
     Without `op`, `reduced` is empty and there is one value.  argmax and argmin have two values
     (the compared one, the position) and store the position.  With `update` ("set" or "add", no
     `op`) the buffer was filled before and some of its elements, at computed places perhaps, are
-    stored or added to, in the order of `axes` where they meet.
+    stored or added to, in the order of `axes` where they meet.  With `scan` (an op of one state;
+    no `op`) the element stored is that of all values up to here along the axes `along`.
     """
 
     result: str
@@ -36,6 +37,8 @@ class Compute:
     index: IndexExpr
     origins: tuple[str, ...] = ()
     update: str | None = None
+    scan: str | None = None
+    along: tuple[Axis, ...] = ()
 
     @property
     def loads(self) -> tuple[Load, ...]:

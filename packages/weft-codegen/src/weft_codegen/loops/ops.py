@@ -163,6 +163,7 @@ _ROWS = (
     _call("pow", torch.pow, arity=2, cost=30),
     _call("atan2", torch.atan2, arity=2, cost=24),
     _call("hypot", torch.hypot, arity=2, cost=12),
+    _call("logaddexp", torch.logaddexp, "logaddexp({0}, {1})", arity=2, cost=24),
     _call("copysign", torch.copysign, arity=2),
 )
 
@@ -190,6 +191,7 @@ _REDUCE_ROWS = (
     ReduceRow("prod", 1, 1, "mul", torch.prod),
     ReduceRow("max", 1, "lowest", "maximum", torch.amax),
     ReduceRow("min", 1, "highest", "minimum", torch.amin),
+    ReduceRow("logsumexp", 1, "lowest", "logaddexp", lambda values: values.logsumexp(0)),
     ReduceRow("any", 1, 0, "or", torch.any),
     ReduceRow("all", 1, 1, "and", torch.all),
     ReduceRow("argmax", 2, "lowest", "argmax", torch.argmax),

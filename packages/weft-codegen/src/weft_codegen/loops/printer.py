@@ -229,6 +229,8 @@ def lowered_text(lowered: Lowered) -> str:
         axes = ", ".join(f"{loop.key} in 0..{index_text(loop.extent)}" for loop in item.axes)
         reduced = ", ".join(f"{k.key} in 0..{index_text(k.extent)}" for k in item.reduced)
         over = f"{item.op} over {reduced} of " if item.op else ""
+        if item.scan:
+            over = f"{item.scan} so far along {', '.join(loop.key for loop in item.along)} of "
         value = f"{over}{', '.join(map(expr_text, item.values))}  for {axes or '()'}"
         lines.append(f"{item.result}[{index_text(item.index)}] = {value}")
     return "\n".join([*lines, f"return {', '.join(map(_output_text, lowered.outputs))}"])

@@ -215,6 +215,12 @@ WEFT_LIBM2(pow) WEFT_LIBM2(atan2) WEFT_LIBM2(hypot)
 static inline float pow_f32(float a, float b) { return powf(a, b); }
 static inline float hypot_f32(float a, float b) { return hypotf(a, b); }
 static inline float atan2_f32(float a, float b) { return (float)atan2(a, b); }
+static inline double logaddexp_f64(double a, double b)
+{
+    double low = minimum_f64(a, b), high = maximum_f64(a, b);
+    return low == high && low - low != 0 ? a : high + log1p(exp(low - high));
+}
+static inline float logaddexp_f32(float a, float b) { return (float)logaddexp_f64(a, b); }
 
 #ifdef __FMA__
 #define WEFT_FMA(a, b, c) __builtin_fmaf(a, b, c)

@@ -94,6 +94,14 @@ def argmin(a, i, b, j):
 
 
 @triton.jit
+def logaddexp(a, b):
+    """log(exp(a) + exp(b))."""
+    low, high = minimum(a, b), maximum(a, b)
+    same = (low == high) & (low - low != 0)
+    return tl.where(same, a, high + tl.log(1 + tl.exp(low - high)))
+
+
+@triton.jit
 def truncdiv(a, b):
     """Quotient towards zero (what `//` of Triton integers is)."""
     return a // b

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-_ROWS = ("pointwise", "views", "creation", "reductions", "indexing", "pooling")
+_ROWS = ("pointwise", "views", "creation", "reductions", "indexing", "pooling", "scans")
 
 
 def install() -> None:

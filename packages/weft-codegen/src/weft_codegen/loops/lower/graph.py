@@ -363,6 +363,20 @@ class _Lowering:
         tensor.origins = call.origins
         return tensor
 
+    def scanned(
+        self, call: Call, op: str, dim: int, value: Element, inner: torch.dtype
+    ) -> LazyTensor:
+        """A buffer with the running results of `op` along `dim` (see Realiser)."""
+        result = call.lazy(value)
+        axes, where, _ = self._element(result)
+        self.realise(result)
+        node = self._items[-1]
+        assert isinstance(node, Compute)
+        along = tuple(loop for loop in axes if loop is as_axis(where[dim]))
+        values = (cast(value(where), inner),)
+        self._items[-1] = replace(node, values=values, scan=op, along=along)
+        return result
+
     def updated(
         self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
     ) -> LazyTensor:

@@ -41,6 +41,12 @@ class Realiser(Protocol):
     ) -> LazyTensor:
         """A buffer of the extents of `axes` that holds the reduction of `values`."""
 
+    def scanned(
+        self, call: Call, op: str, dim: int, value: Element, inner: torch.dtype
+    ) -> LazyTensor:
+        """A buffer like the node's result, holding at each index what `op` makes of all values up
+        to there along `dim`; it accumulates in `inner`, the dtype of the values."""
+
     def updated(
         self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
     ) -> LazyTensor:

@@ -35,6 +35,7 @@ from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
 from weft_codegen.loops.schedule.passes import Plan, plan
+from weft_codegen.loops.schedule.scan import scan_parts
 from weft_codegen.loops.schedule.split import split_loops
 from weft_codegen.loops.schedule.tile import (
     TILE,
@@ -185,7 +186,9 @@ class _Assembly:
         reduced = [loop for loop in self._group.axes if loop in self._group.reduced]
         if self._lane is None:
             before, statements = hoist(statements, frozenset(reduced), self._new_local)
-            return [*before, *_loops(reduced, tuple(statements), "serial", self._notes(sweep))]
+            notes, outer = self._notes(sweep), reduced[:-1]
+            inner = scan_parts(statements, reduced[-1], self._local, () if outer else notes)
+            return [*before, *_loops(outer, inner, "serial", notes)]
         inside = tuple(self._across(statements))
         return list(_loops(reduced, inside, "serial", self._notes(sweep)))
 
@@ -214,8 +217,9 @@ class _Assembly:
                     result = read(self._locals[name][-1], self._at)
                     statements.append(self._store(member, result))
         for member in self._group.members:
-            if member.node.op is not None and self._plan.sweep[member.node.result] == sweep:
-                statements += self._start(member)
+            running = member.node.op or member.node.scan
+            if running and self._plan.sweep[member.node.result] == sweep:
+                statements += self._start(member, running)
         return statements
 
     def _set_row(self, name: str, value: Expr) -> list[Stmt]:
@@ -227,10 +231,8 @@ class _Assembly:
         self._locals[name] = (local,)
         return [Set(local, self._at, cast(value, local.dtype))]
 
-    def _start(self, member: Member) -> list[Stmt]:
-        """Accumulators of a reduction, set to its identity."""
-        op = member.node.op
-        assert op is not None
+    def _start(self, member: Member, op: str) -> list[Stmt]:
+        """Accumulators of a reduction or scan, set to its identity."""
         statements: list[Stmt] = []
         made: list[Local] = []
         for position, value in enumerate(member.node.values):
@@ -247,6 +249,11 @@ class _Assembly:
         last: list[Stmt] = []
         for member in self._group.members:
             node, name = member.node, member.node.result
+            if node.scan is not None and self._plan.sweep[name] == sweep:
+                value = self._rewrite(node.values[0], sweep, member.order)
+                statements.append(Reduce(node.scan, self._locals[name], self._at, (value,)))
+                so_far = read(self._locals[name][0], self._at)
+                self._memo[name, sweep] = cast(so_far, self._buffers[name].dtype)
             if self._plan.temporaries.get(name) == sweep:
                 statements.append(self._keep(member, sweep))
             if self._plan.sweep.get(name) != sweep:

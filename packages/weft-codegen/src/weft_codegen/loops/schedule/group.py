@@ -47,7 +47,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Loop nodes over shared axes (outermost first); `reduced` is empty without reductions."""
+    """Loop nodes over shared axes (outermost first).
+
+    `reduced` is empty without reductions and scans (a scan's are those it runs along).
+    """
 
     members: tuple[Member, ...]
     axes: tuple[Axis, ...]
@@ -67,7 +70,8 @@ class Group:
 def single(order: int, node: Compute) -> Group:
     """The group of one node, its axes in the order of its largest access."""
     axes = tuple(dict.fromkeys((*node.axes, *node.reduced)))
-    return Group((Member(order, node),), _ordered(node, axes), frozenset(node.reduced))
+    swept = frozenset(node.reduced or node.along)
+    return Group((Member(order, node),), _ordered(node, axes), swept)
 
 
 def _ordered(node: Compute, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -185,6 +189,7 @@ def rewritten(member: Member, mapped: dict[Axis, IndexExpr]) -> Member:
             node,
             axes=tuple(pieces(mapped, node.axes)),
             reduced=tuple(pieces(mapped, node.reduced)),
+            along=tuple(pieces(mapped, node.along)),
             values=tuple(rewrite(value) for value in node.values),
             index=rewrite.index(node.index),
         ),
@@ -195,8 +200,11 @@ def _refusal(group: Group, mutated: frozenset[str]) -> str | None:
     """Why the group is none: a member does not fit the loops, or reads what is not made yet."""
     every, kept = frozenset(group.axes), frozenset(group.kept)
     made: dict[str, Member] = {}
+    swept = tuple(loop for loop in group.axes if loop in group.reduced)
     for member in group.members:
         node = member.node
+        if node.scan is not None and node.along != swept:
+            return f"{node.result} runs along other axes than the rest, or in another order"
         if node.op is not None:
             if frozenset(node.reduced) != group.reduced or frozenset(node.axes) != kept:
                 return f"{node.result} reduces other axes than the rest"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft_codegen.loops.expr import Expr, Load, Local, Op, Rewriter, read, walk
+from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, Rewriter, read, walk
 from weft_codegen.loops.index import ZERO, Axis
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
@@ -21,12 +21,15 @@ def hoist(
 ) -> tuple[list[Stmt], list[Stmt]]:
     """Split off the values that do not depend on `varying`: (statements before, statements)."""
     before: list[Stmt] = []
+    running = {local for stmt in statements if isinstance(stmt, Reduce) for local in stmt.targets}
     moved: dict[Expr, Expr] = {}
 
     def leaf(node: Expr) -> Expr | None:
         if node in moved:
             return moved[node]
         if isinstance(node, Op) and not node.axes & varying and _cost(node) > _WORTH:
+            if running & {part.local for part in walk(node) if isinstance(part, Read)}:
+                return None  # a scan's result so far
             local = new_local(node.dtype)
             before.append(Set(local, ZERO, node))
             moved[node] = read(local, ZERO)

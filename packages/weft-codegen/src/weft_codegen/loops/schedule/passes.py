@@ -81,7 +81,8 @@ def _temporaries(group: Group, draft: Plan) -> tuple[dict[str, int], frozenset[s
     for name, sweeps in used_in.items():
         if name in draft.stored or len(sweeps) < 2:
             continue
-        if cost(makers[name].node.values) <= _RECOMPUTE_COST:
+        node = makers[name].node
+        if node.scan is None and cost(node.values) <= _RECOMPUTE_COST:
             continue
         if small:
             temporaries[name] = min(sweeps)
@@ -100,6 +101,9 @@ def _use_sweeps(group: Group, draft: Plan) -> dict[str, set[int]]:
             continue
         pinned = member.node.op is not None or name in draft.stored
         sweeps = {draft.sweep[name]} if pinned else used.get(name, set())
+        if member.node.scan is not None:
+            used[name] = {draft.sweep[name], *sweeps}
+            sweeps = {draft.sweep[name]}
         for source in _sources(member, makers):
             if makers[source].node.op is None and source in draft.sweep:
                 used.setdefault(source, set()).update(sweeps)
