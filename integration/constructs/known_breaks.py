@@ -37,7 +37,6 @@ KNOWN_BREAKS = {
     "torch_features.optimizer_step": "unknown-call",
     "torch_features.custom_module_attributes": "unknown-call",
     "torch_features.data_attribute": "unsupported-value",
-    "torch_features.numpy_round_trip": "unknown-call",
     "numbers_from_data.branch_on_item": "data-dependent-branch",
     "numbers_from_data.range_of_item": "data-dependent-value",
     "numbers_from_data.item_in_text": "data-dependent-value",

@@ -6,6 +6,7 @@ constant, since nobody changes them and there are thousands.
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from weft_guards.sources import (
 )
 
 from weft_capture import attributes
+from weft_capture.breaks import Break
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import NONE
 from weft_capture.values.functions import FunctionValue, ModuleObject
@@ -119,3 +121,13 @@ def function_attribute(tx: Tracer, function: FunctionValue, name: str) -> Value:
     if isinstance(source, ConstSource) or name in _CONSTANT_NAMES:
         return tx.literal(real)
     return tx.wrap(real, AttrSource(source, name))
+
+
+def import_module(tx: Tracer, name: str, *how: Any) -> Value:
+    """Import a module as `__import__(name, *how)` does."""
+    if name.startswith("torch._") and name not in sys.modules:
+        raise Break("unknown-call", f"import of {name}")
+    try:
+        return tx.const_object(builtins.__import__(name, *how))
+    except ImportError as error:
+        tx.raise_real(error)

@@ -37,7 +37,7 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
         return True
     if module.startswith("torch."):
         return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
-    return module != "__main__" and attributes.is_trusted(module)
+    return module.startswith("numpy") or (module != "__main__" and attributes.is_trusted(module))
 
 
 def is_library(code: types.CodeType, global_dict: dict[str, Any]) -> bool:
@@ -68,7 +68,10 @@ def _contents(cell: types.CellType) -> object:
 
 
 def _holds_tensor(value: object, depth: int) -> bool:
+    kind = type(value)
     if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+        return True
+    if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
         return True
     if depth == 0:
         return False
@@ -77,7 +80,7 @@ def _holds_tensor(value: object, depth: int) -> bool:
         inner = value[:16]
     elif isinstance(value, dict):
         inner = list(value.values())[:64]
-    elif type(value).__module__ != "builtins":
+    elif kind.__module__ != "builtins":
         inner = list(getattr(value, "__dict__", {}).values())[:64]
     return any(_holds_tensor(item, depth - 1) for item in inner)
 

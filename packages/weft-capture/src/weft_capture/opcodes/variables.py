@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Break
 from weft_capture.opcodes.table import opcode
-from weft_capture.scope import load_global, store_global
+from weft_capture.scope import import_module, load_global, store_global
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.dicts import DictValue
@@ -239,13 +238,7 @@ def _import_name(frame: Frame, instr: Instr) -> None:
     from_list = frame.stack.pop().as_constant()
     level = frame.stack.pop().as_constant()
     global_dict = frame.function.globals
-    if instr.argval.startswith("torch._") and instr.argval not in sys.modules:
-        raise Break("unknown-call", f"import of {instr.argval}")
-    try:
-        module = builtins.__import__(instr.argval, global_dict, None, from_list, level)
-    except ImportError as error:
-        frame.tx.raise_real(error)
-    frame.stack.append(frame.tx.const_object(module))
+    frame.stack.append(import_module(frame.tx, instr.argval, global_dict, None, from_list, level))
 
 
 @opcode("IMPORT_FROM")

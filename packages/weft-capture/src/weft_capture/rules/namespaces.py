@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
-from weft_capture.scope import load_global, store_global
+from weft_capture.scope import import_module, load_global, store_global
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE, Constant, constant, fold
 from weft_capture.values.dicts import DictValue
@@ -38,6 +38,11 @@ class GlobalsValue(Value):
 
     def reconstruct(self, out: Output) -> None:
         out.writer.load_const(self.function.globals)
+
+
+@rule(__import__)
+def _import(tx: Tracer, name: Value) -> Value:
+    return import_module(tx, name.as_constant())
 
 
 @rule(globals)

@@ -237,7 +237,7 @@ def _is_foreign(receiver: Value, argument: Value) -> bool:
         return isinstance(argument, UserObject) and not hasattr(kind, "__torch_function__")
     if not isinstance(receiver, Constant) or isinstance(receiver.value, str | bytes):
         return False
-    return isinstance(argument, UserObject) and argument.base is None
+    return not argument.is_constant() and getattr(argument, "base", None) is None
 
 
 def _attempt(tx: Tracer, attempts: list[tuple[Value, str, Value]]) -> Value | None:

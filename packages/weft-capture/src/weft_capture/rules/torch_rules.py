@@ -40,7 +40,7 @@ _INLINED: frozenset[object] = frozenset(
 
 # By name where torch.distributed, once loaded, puts a wrapper in the function's place.
 _RANDOM_STATE = (torch.seed, torch.get_rng_state, torch.set_rng_state)
-_REAL = (torch.from_numpy, torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
+_REAL = (torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
 
 PURE.update((torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast))
 PURE.update((torch.get_default_dtype, torch.result_type, torch.broadcast_shapes))

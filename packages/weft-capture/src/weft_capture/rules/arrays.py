@@ -1,0 +1,321 @@
+"""NumPy: arrays are tensors of the graph, and NumPy's functions the like-named of `torch._numpy`.
+
+A call first runs for real on made-up arrays of the same shapes, strides and dtypes, by NumPy and by
+`torch._numpy`. That tells what NumPy returns: an array or a scalar, its dtype, whether it shares
+memory with an argument. Where torch's result differs the graph breaks; a copy that torch leaves out
+is made. The tables hold functions that agree on special values too, but for the sign of a zero.
+Warnings about values (a division by zero) are not given.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves, tree_map_only
+from weft_guards.sources import CallSource, Source
+
+from weft_capture.breaks import Break
+from weft_capture.rules.table import RULES, rule
+from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.constant import CONSTANT_TYPES, NONE, constant
+from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.tensor import TensorValue
+from weft_capture.values.wrap import _exact, wrap
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
+
+_FUNCTIONS = """
+    array asarray zeros ones full eye arange linspace zeros_like ones_like full_like
+    tril triu copy add subtract multiply divide true_divide floor_divide remainder mod
+    power negative positive absolute abs fabs exp exp2 expm1 log log2 log10 log1p sqrt square
+    sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh
+    hypot deg2rad rad2deg floor ceil trunc rint maximum minimum fmax fmin logical_and logical_or
+    logical_xor logical_not isfinite isinf isnan greater greater_equal less less_equal equal
+    not_equal bitwise_and bitwise_or bitwise_xor invert clip where real imag sum prod mean std var
+    max min amax amin argmax argmin any all cumsum cumprod count_nonzero reshape ravel transpose
+    swapaxes moveaxis expand_dims squeeze broadcast_to concatenate stack vstack hstack dstack
+    column_stack split tile repeat roll atleast_1d atleast_2d dot matmul
+    vdot outer tensordot einsum kron trace diagonal sort round average linalg.det
+    linalg.norm linalg.matrix_power
+"""
+_METHODS = """
+    sum prod mean std var max min any all argmax argmin cumsum cumprod reshape ravel flatten
+    transpose swapaxes squeeze copy astype clip dot trace diagonal repeat round
+"""
+_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
+_DUNDERS = {f"__{kind}{name}__" for name in _OPERATORS.split() for kind in ("", "r", "i")}
+_DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__"}
+_DUNDERS |= {"__abs__", "__invert__", "__getitem__", "__setitem__"}
+_KNOWN_METHODS = {*_METHODS.split(), *_DUNDERS}
+_BY_ZERO = ("div", "mod", "remainder", "pow")
+"""Parts of the names of what torch refuses for some integers, and NumPy does not."""
+
+
+class ArrayValue(Value):
+    """An array, or a scalar of NumPy where `kind` is such a class; `tensor` holds its memory."""
+
+    __slots__ = ("kind", "tensor")
+
+    def __init__(self, tensor: Value, kind: type, source: Source | None = None) -> None:
+        super().__init__(source)
+        assert isinstance(tensor, TensorValue)
+        self.tensor = tensor
+        self.kind = kind
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def truth(self, tx: Tracer) -> bool:
+        raise Break("data-dependent-branch", "truth of an array")
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(
+            _scalar if issubclass(self.kind, np.generic) else torch.Tensor.numpy, [self.tensor]
+        )
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "shape":
+            return tx.tuple_of(self.tensor.getattr(tx, "shape").unpack(tx))
+        if name in ("ndim", "nbytes", "itemsize"):
+            return self.tensor.getattr(tx, name)
+        if name == "dtype":
+            return constant(_example(self).dtype)
+        row = {"size": (self.tensor, "numel"), "T": (self, "transpose")}.get(name)
+        return row[0].call_method(tx, row[1], [], {}) if row else super().getattr(tx, name)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
+            return self.tensor.call_method(tx, name, [], {})
+        if name not in _KNOWN_METHODS:
+            raise Break("unsupported-method", f"{self.kind.__name__}.{name}")
+        if name == "__setitem__" and isinstance(args[1], ArrayValue):
+            args = [args[0], args[1].call_method(tx, "copy", [], {})]  # which may overlap
+        return apply(tx, f"ndarray.{name}", [self, *args], kwargs)
+
+    def iterate(self, tx: Tracer) -> Value:
+        count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
+        return tx.iterator_over([self.getitem(tx, constant(i)) for i in range(count)])
+
+
+def shared(array: Any) -> torch.Tensor:
+    """Return a tensor with the memory of a writable array.
+
+    Raises:
+        ValueError: the array must not be written to, or torch has no tensors like it.
+    """
+    if not array.flags.writeable:
+        raise ValueError("an array that is read-only")
+    return torch.from_numpy(array)
+
+
+def _scalar(tensor: torch.Tensor) -> Any:
+    return tensor.numpy()[()]
+
+
+# ---- calls
+
+
+@functools.cache
+def _target(path: str) -> Callable[..., Any]:
+    """Return the function of `torch._numpy` on plain tensors, for a node of the graph."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tnp: Any = importlib.import_module("torch._numpy")  # only where NumPy is used
+        given = tree_map_only(torch.Tensor, tnp.ndarray, (args, kwargs))
+        result = operator.attrgetter(path)(tnp)(*given[0], **given[1])
+        return tree_map_only(tnp.ndarray, operator.attrgetter("tensor"), result)
+
+    call.__name__ = call.__qualname__ = f"numpy_{path.replace('.', '_')}"
+    return call
+
+
+def _plain(tx: Tracer, value: Value) -> Any:
+    """Return an argument with arrays for leaves; a dtype is a name."""
+    value = tx.force(value)
+    if isinstance(value, ArrayValue):
+        return value
+    if type(value) in (ListValue, TupleValue):
+        return value.python_type()([_plain(tx, item) for item in value.unpack(tx)])
+    if isinstance(value, TensorValue):
+        raise Break("unsupported-value", "a tensor as an argument of NumPy")
+    known = value.as_constant()
+    return np.dtype(known).name if isinstance(known, type | np.dtype) else known
+
+
+def _in_graph(tx: Tracer, plain: Any, to_float: bool) -> Value:
+    if isinstance(plain, ArrayValue) and to_float:
+        return plain.tensor.call_method(tx, "to", [constant(torch.float64)], {})
+    if isinstance(plain, ArrayValue):
+        return plain.tensor
+    if type(plain) in (list, tuple):
+        items = [_in_graph(tx, item, to_float) for item in plain]
+        return ListValue(items) if type(plain) is list else TupleValue(items)
+    return tx.literal(plain)
+
+
+def _filled(value: ArrayValue) -> Any:
+    """Return an array of the same shape, strides and dtype, of numbers near 1."""
+    fake = value.tensor.fake
+    layout = [[int(n) for n in numbers] for numbers in (fake.shape, fake.stride())]
+    with unset_fake_temporarily():
+        example = torch.empty_strided(*layout, dtype=fake.dtype).numpy()
+    example[...] = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
+    return example
+
+
+def _example(value: ArrayValue) -> Any:
+    return _filled(value) if value.kind is np.ndarray else _filled(value)[()]
+
+
+def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a function of NumPy, or a method of its arrays.
+
+    Raises:
+        Break: where the graph's result would not be what NumPy returns.
+    """
+    tx.guard(CallSource(_is_quiet, ()), "CONST", _is_quiet())
+    given = [_plain(tx, arg) for arg in args], {name: _plain(tx, v) for name, v in kwargs.items()}
+    leaves = tree_leaves(given)
+    arrays = {leaf: _example(leaf) for leaf in leaves if isinstance(leaf, ArrayValue)}
+    if path in ("array", "asarray") and type(given[0][0]) is list and arrays:
+        path = "stack"
+    with unset_fake_temporarily():
+        wanted, to_float = _rehearse(path, given, arrays)
+    if wanted is NotImplemented:
+        return constant(wanted)
+    node_args = [_in_graph(tx, arg, to_float) for arg in given[0]]
+    node_kwargs = {name: _in_graph(tx, arg, to_float) for name, arg in given[1].items()}
+    result = tx.graph.emit("call_function", _target(path), node_args, node_kwargs)
+    return _result(tx, path, arrays, result, wanted)
+
+
+def _is_quiet() -> bool:
+    return all(what in ("warn", "ignore") for what in np.geterr().values())
+
+
+def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any, bool]:
+    """Return what NumPy makes of what is made up, and whether torch needs its integers as floats.
+
+    Raises:
+        Break: where NumPy or torch fails, or they do not agree.
+    """
+    tensors = {array: torch.from_numpy(_filled(array)) for array in arrays}
+    args, kwargs = tree_map_only(ArrayValue, arrays.__getitem__, given)
+    home = type(args[0]) if path.startswith("ndarray.") else np
+    function = operator.attrgetter(path.removeprefix("ndarray."))(home)
+    with_scalar = path.endswith("dot") and not all(map(np.ndim, args))  # NaN times zero is zero
+    try:
+        with np.errstate(all="ignore"):
+            wanted = function(*args, **kwargs)
+        if wanted is NotImplemented:
+            return wanted, False
+        kind = getattr(wanted, "dtype", None)
+        whole = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
+        to_float = whole and kind == np.float64
+        args, kwargs = tree_map_only(
+            ArrayValue, lambda one: tensors[one].double() if to_float else tensors[one], given
+        )
+        found = _target(path)(*args, **kwargs)
+    except Exception as error:
+        raise Break("op-failed", f"{path}: {error}") from None
+    whole_result = kind is not None and kind.kind in "iub"
+    divides = arrays and whole_result and any(part in path for part in _BY_ZERO)
+    agree = all(_agree(arrays[one], tensors[one]) for one in arrays) and _agree(wanted, found)
+    if not agree or divides or with_scalar or not _is_quiet():
+        raise Break("unknown-call", f"{path}, which torch does in another way")
+    return wanted, to_float
+
+
+def _agree(wanted: Any, found: Any) -> bool:
+    """Say whether a result of NumPy and one of torch are the same, but for rounding."""
+    if isinstance(wanted, list | tuple):
+        return len(wanted) == len(found) and all(
+            _agree(*pair) for pair in zip(wanted, found, strict=True)
+        )
+    if not isinstance(found, torch.Tensor):
+        return wanted is None and found is None
+    one, other = np.asarray(wanted), found.numpy()
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and bool(np.allclose(one, other, 0.02, 0.02, equal_nan=True))
+
+
+def _result(
+    tx: Tracer, path: str, arrays: dict[ArrayValue, Any], result: Value, wanted: Any
+) -> Value:
+    """Turn what the graph returns into what NumPy does."""
+    if wanted is None:
+        return NONE
+    if isinstance(result, ListValue | TupleValue) and len(result.items) == len(wanted):
+        parts = zip(result.items, wanted, strict=True)
+        values = [_result(tx, path, arrays, one, other) for one, other in parts]
+        return ListValue(values) if type(wanted) is list else TupleValue(values)
+    first = next(iter(arrays), None)
+    if first is not None and wanted is arrays[first]:
+        return first
+    if any(wanted is example for example in arrays.values()):
+        raise Break("unknown-call", f"{path} into an array that is not its first")
+    if not isinstance(result, TensorValue):
+        raise Break("unknown-call", f"{path} returns as many arrays as the data decides")
+    mine = any(np.may_share_memory(wanted, example) for example in arrays.values())
+    base = result.fake.untyped_storage()._cdata
+    taken = base in [array.tensor.fake.untyped_storage()._cdata for array in arrays]
+    if mine and not taken:
+        raise Break("unknown-call", f"{path} of an array that torch copies")
+    copied = result.call_method(tx, "clone", [], {}) if taken and not mine else result
+    return ArrayValue(copied, type(wanted))
+
+
+# ---- between arrays and tensors
+
+
+@method(TensorValue, "numpy")
+def _numpy(tx: Tracer, self: TensorValue) -> Value:
+    fake = self.fake
+    lazy = fake.is_conj() or fake.is_neg()
+    if np is None or fake.requires_grad or fake.device.type != "cpu" or tx.transforms or lazy:
+        raise Break("unsupported-method", "Tensor.numpy")
+    made = ArrayValue(self.getattr(tx, "data"), np.ndarray)
+    try:
+        _example(made)
+    except TypeError as error:
+        raise Break("op-failed", str(error)) from None
+    return made
+
+
+@rule(torch.from_numpy)
+def _from_numpy(tx: Tracer, array: Value) -> Value:
+    if not isinstance(array, ArrayValue) or array.kind is not np.ndarray:
+        raise Break("unknown-call", "torch.from_numpy")
+    return array.tensor if array.source is not None else array.tensor.getattr(tx, "data")
+
+
+def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", np.ndarray)
+    try:
+        with unset_fake_temporarily():
+            tensor = shared(obj)
+    except (TypeError, ValueError) as error:
+        raise Break("unsupported-value", str(error)) from None
+    return ArrayValue(wrap(tx, tensor, CallSource(shared, (source,))), np.ndarray, source)
+
+
+def _rule(path: str, function: Any) -> None:
+    RULES[function] = lambda tx, *args, **kwargs: apply(tx, path, list(args), kwargs)
+
+
+if np is not None:
+    _exact(np.ndarray)(_wrap_array)
+    CONSTANT_TYPES.update(type(np.dtype(code)) for code in "?bhilqBefdFD")
+    for _path in _FUNCTIONS.split():
+        _rule(_path, operator.attrgetter(_path)(np))

@@ -1,0 +1,232 @@
+"""NumPy in captured code: arrays and scalars with eager's types, dtypes, values and aliasing."""
+
+import copy
+import operator
+
+import numpy as np
+import pytest
+import torch
+import weft_capture
+from test_capture_language import eager_backend
+from torch import nn
+from weft_capture.rules import arrays
+from weft_core.errors import Unsupported
+
+NAN, INF = np.nan, np.inf
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+X = torch.arange(6.0).reshape(2, 3)
+ODD = np.array([[0.0, -0.0, 1.5], [2.5, -2.5, NAN], [INF, -INF, -1.0]])
+DATA = (ODD, ODD.astype(np.float32), np.array([[0, -3, 5], [7, 2, -8]]), ODD > 1, np.array(2.5))
+CALLS = (
+    lambda f, a: f(a),
+    lambda f, a: f(a, axis=0),
+    lambda f, a: f(a, a),
+    lambda f, a: f(a, 2),
+    lambda f, a: f(2, a),
+    lambda f, a: f([a, a]),
+)
+# Captured with the arguments of `shapes` and `constructors`.
+OTHER_ARGUMENTS = """
+    zeros ones full eye arange clip where reshape swapaxes moveaxis broadcast_to outer
+    einsum __imatmul__ __setitem__
+""".split()
+LAYER = nn.Linear(3, 2)
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch):
+    monkeypatch.setattr(weft_capture.settings, "raise_internal_errors", True)
+    with np.errstate(all="ignore"):
+        yield
+
+
+def same(left, right):
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, (np.ndarray, np.generic)):
+        near = 1e-5 if left.dtype == np.float32 else 1e-12
+        return (left.dtype, left.shape) == (right.dtype, right.shape) and np.allclose(
+            left, right, near, near, equal_nan=True
+        )
+    return left == right
+
+
+def check(function, *args, fullgraph=True, calls=2):
+    captured = weft_capture.capture(function, eager_backend, fullgraph=fullgraph)
+    for _ in range(calls):
+        one, other = copy.deepcopy(args), copy.deepcopy(args)
+        expected, found = function(*one), captured(*other)
+        assert same(expected, found), (expected, found)
+        assert same(one, other)
+    return captured._weft_capture
+
+
+def agrees(function, array):
+    """Say whether a call is captured; its result must be eager's. None where eager raises."""
+    try:
+        if function(array.copy()) is NotImplemented:
+            return None
+    except Exception:  # noqa: BLE001 - whatever NumPy raises for what makes no sense
+        return None
+    try:
+        check(function, array, calls=1)
+    except Unsupported:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", arrays._FUNCTIONS.split())
+def test_functions(name):
+    function = operator.attrgetter(name)(np)
+    cases = [(call, array) for call in CALLS for array in DATA]
+    outcomes = [agrees(lambda a, c=c: c(function, a), array) for c, array in cases]
+    assert True in outcomes or name in OTHER_ARGUMENTS
+
+
+@pytest.mark.parametrize("name", sorted(arrays._KNOWN_METHODS))
+def test_methods(name):
+    given = ((), (0,), (2,), (-1.5,), (True,), ("float32",), (A[0],))
+    cases = [(args, array) for args in given for array in DATA]
+    outcomes = [agrees(lambda a, g=g: getattr(a, name)(*g), array) for g, array in cases]
+    assert True in outcomes or name in OTHER_ARGUMENTS
+
+
+def operators(a):
+    return a + 1, 1 + a, a / 3, a // 2, a**2, -a, a @ a.T, a > 2, a == 1, 2 / (a + 1), ~(a > 2)
+
+
+def indexing(a):
+    b = a[0], a[0, 1], a[:, 1:], a[..., 0], a[[0, 1], [1, 2]], a[a.argmax(axis=0)]
+    return b, a.shape, a.ndim, a.size, a.dtype, len(a), a.T, a.dtype == np.float32
+
+
+def shapes(a):
+    views = a.reshape(3, 2), np.reshape(a, (-1,)), np.swapaxes(a, 0, 1), a.swapaxes(0, 1)
+    more = np.moveaxis(a[None], 0, -1), np.broadcast_to(a[0], (4, 3)) + 0, np.outer(a[0], a[1])
+    chosen = np.where(a > 2, a, 0), np.clip(a, 1, 3), np.einsum("ij,kj->ik", a, a)
+    square = a @ a.T
+    square @= square
+    return views, more, chosen, square
+
+
+def writes(a):
+    a[0] = 7
+    row = a[0]
+    row += 1
+    kept = row[0]
+    a[0, 0] = 100
+    a[:, 1:] = a[:, :-1]
+    return kept, row, a, np.add(a, 1, out=a) is a
+
+
+def constructors(x):
+    more = torch.from_numpy(np.ones((2, 3), np.float32)) + x
+    literal = np.array([[1, 2], [3, 4]]), np.array([1, 2.5])
+    sized = np.zeros((2, 3)), np.full((2,), 3), np.arange(5), np.linspace(0, 1, 5), np.eye(3)
+    sized += (np.ones(2),)
+    return more, literal, sized, np.zeros_like(x.numpy(), dtype=float)
+
+
+def copies(a):
+    b = a.astype(np.float32)
+    b += 1
+    return a, b, np.array(a), np.asarray(a), np.asarray(a) is a, np.array([a, b])
+
+
+def iteration(a):
+    return [row + 1 for row in a] + [one * 2 for one in a[0]]
+
+
+def scalars(a):
+    return a.sum() * a.astype(float), 1.5 * a.mean(), float(a.sum()) * 2.0, a.max().item() + 1
+
+
+def in_place_through_a_tensor(x):
+    a = x.numpy()
+    a += 1
+    a[0] *= 2
+    return a, x * 1
+
+
+def through_a_layer(a):
+    return LAYER(torch.from_numpy(a)).detach().numpy().argmax(1)
+
+
+def imported_inside(x):
+    module = __import__("numpy")
+    return torch.from_numpy(module.add(x.numpy(), 1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [operators, indexing, shapes, writes, copies, iteration, scalars, through_a_layer],
+)
+def test_arrays_are_captured_whole(function):
+    assert check(function, A).graphs
+
+
+@pytest.mark.parametrize("function", [constructors, in_place_through_a_tensor, imported_inside])
+def test_tensors_and_arrays(function):
+    assert check(function, X).graphs
+
+
+def test_integers_become_float64():
+    check(lambda a: (a / 2, np.sqrt(a), a.mean(), a * 1.5), A.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [
+        (lambda a: a[::-1] + 0, A),
+        (lambda a: np.linalg.inv(a[:, :2]), A + np.eye(2, 3, dtype=np.float32)),
+        (lambda x: x + x.numpy(), X),
+        (lambda a: a if a.sum() > 0 else a + 1, A),
+        (lambda a: a // 2, A.astype(int)),
+        (lambda a: np.unique(a), A),
+        (lambda x: (x * 2).numpy(), X.bfloat16()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_breaks_runs_as_in_eager(function, argument):
+    with pytest.raises(Unsupported):
+        weft_capture.capture(function, eager_backend, fullgraph=True)(copy.deepcopy(argument))
+    if getattr(argument, "dtype", None) is torch.bfloat16:
+        with pytest.raises(TypeError, match="BFloat16"):
+            weft_capture.capture(function, eager_backend)(argument)
+    else:
+        check(function, argument, fullgraph=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_arrays_are_guarded_like_tensors():
+    def function(a):
+        return np.exp(a) * 2 + a.sum()
+
+    read_only = A.copy()
+    read_only.flags.writeable = False
+    captured = weft_capture.capture(function, eager_backend)
+    for array in (A, A, A.astype(float), np.ones((4, 5)), A.T, read_only, A[::-1], A[:, ::2], A):
+        assert same(function(array), captured(array))
+    shared = X.clone()
+
+    def both(array, tensor):
+        array += 1
+        return tensor * 2
+
+    optimised = weft_capture.capture(both, eager_backend)
+    assert torch.equal(optimised(shared.numpy(), shared), (X + 1) * 2)
+    assert torch.equal(optimised(A.copy(), X), X * 2)
+
+
+def test_errors_that_the_program_wants():
+    def function(a):
+        return a / 0.0
+
+    captured = weft_capture.capture(function, eager_backend)
+    assert np.isnan(captured(A)).any()
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        captured(A)
