@@ -89,6 +89,22 @@ def _tiny() -> tuple[Tensor, ...]:
     return torch.randn(4, 32), torch.randn(32, 32), torch.randn(32)
 
 
+def _halves(dtype: torch.dtype, name: str) -> list[Case]:
+    """Patterns in a 16-bit type: adding, and the usual arithmetic between two conversions."""
+
+    def normal(count: int) -> Callable[[], tuple[Tensor, ...]]:
+        return lambda: tuple(torch.randn(BIG, dtype=dtype) for _ in range(count))
+
+    return [
+        Case(f"add {name}", torch.add, normal(2)),
+        Case(f"gelu {name}", F.gelu, normal(1), grad=True),
+        Case(f"chain {name}", chain, normal(2), grad=True),
+        Case(f"softmax {name}", lambda x: x.softmax(-1), normal(1), grad=True),
+        Case(f"rms_norm {name}", lambda x: F.rms_norm(x, (1024,)), normal(1), grad=True),
+        Case(f"sum 0 {name}", lambda x: x.sum(0), normal(1)),
+    ]
+
+
 CASES = [
     Case("chain", chain, _normal(*BIG, count=2), grad=True),
     Case("chain 32", chain, _normal(*SMALL, count=2), grad=True),
@@ -101,7 +117,8 @@ CASES = [
     *(Case(op.__name__, op, lambda: (torch.rand(BIG),)) for op in (torch.log, torch.log1p)),
     *(Case(op.__name__, op, _normal(*BIG)) for op in (torch.sigmoid, torch.sin, torch.expm1)),
     Case("pow 2.5", lambda x: x**2.5, lambda: (torch.rand(BIG),)),
-    Case("gelu bf16", F.gelu, lambda: (torch.randn(BIG, dtype=torch.bfloat16),)),
+    *_halves(torch.bfloat16, "bf16"),
+    *_halves(torch.float16, "f16"),
     Case("exp f64", torch.exp, lambda: (torch.randn(BIG, dtype=torch.float64),)),
     Case("softmax", lambda x: x.softmax(-1), _normal(*BIG), grad=True),
     Case("softmax 64", lambda x: x.softmax(-1), _normal(4096, 64), grad=True),

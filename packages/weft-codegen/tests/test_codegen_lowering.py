@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from codegen_check import check, externs, launches, program_of
+from codegen_check import check, dynamic_trace, externs, launches, program_of
+from torch.testing import assert_close
+from weft_codegen.compile import make_program
 from weft_codegen.kernels import compile_program
 from weft_codegen.loops.interpret import run_program
 
@@ -97,6 +99,37 @@ def test_float_dtypes(dtype):
     x, y = X.to(dtype), Y.to(dtype)
     check(lambda x, y: (x * y, x.exp(), x.sum(), x.to(torch.float32) + 1), x, y)
     check(lambda x: F.gelu(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, m: x.softmax(1),
+        lambda x, m: (x.amax(1), x.amin(1), x.amax(), x.sum(0), x.sum(1)),
+        lambda x, m: (x[:, 1:] * x[:, :-1]).relu() + x[:, 2:3],
+        lambda x, m: torch.where(m, x * 2, (x + 1).t().contiguous().t()),
+        lambda x, m: torch.cat([x * 3, m * x], 1).neg(),
+        lambda x, m: (x * 3 + x.half() - x.bfloat16()).float(),
+        lambda x, m: (x * 1e-4 * 1e-3, x * 6e4, -x * 1e-9),
+        lambda x, m: x.add_(1).mul_(x) * 2,
+        lambda x, m: (x * 1e-3).softmax(0) * x.exp(),
+    ],
+)
+def test_rows_of_halves_longer_than_a_block(fn, dtype):
+    torch.manual_seed(3)
+    x = (torch.randn(9, 200) * 3).to(dtype)
+    x[1, 70], x[2, 199], x[3, 5], x[4, 64] = math.nan, math.nan, math.inf, -0.0
+    close = {"rtol": 0.02, "atol": 0.04 if dtype is torch.bfloat16 else 1e-3}
+    check(fn, x, x > 0, native=True, **close)
+    graph, _ = dynamic_trace(lambda x: fn(x, x > 0), [x])
+    compiled = compile_program(make_program(graph, [x]))
+    for shape in ((9, 200), (3, 64), (2, 63)):
+        y = (torch.randn(shape) * 3).to(dtype)
+        expected = fn(y.clone(), y > 0)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        for result, want in zip(compiled(y.clone()), expected, strict=True):
+            assert_close(result, want, equal_nan=True, **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool])

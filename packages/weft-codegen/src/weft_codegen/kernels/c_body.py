@@ -6,22 +6,25 @@ An innermost loop becomes one of
     lanes      for (block...) simd for (lane...)        sums over a long axis: 64 partial sums, so
                                                         several chains are in flight, added up by
                                                         a tree (weft_kernel.h); gcc would add the
-                                                        lanes of a simd reduction one by one
+                                                        lanes of a simd reduction one by one.
+                                                        Loops over float16 too (staged.py)
 A long sum of floats is also cut into chunks, so that its rounding error does not grow with it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from weft_codegen.kernels.c_expr import ExprWriter
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
 from weft_codegen.kernels.simd import SimdLoop, analyse
+from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
-from weft_codegen.loops.expr import Read, walk
+from weft_codegen.loops.expr import Cast, Read, walk
 from weft_codegen.loops.index import Axis
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.ops import OPS, REDUCTIONS
@@ -31,6 +34,7 @@ from weft_codegen.loops.schedule.tile import TILE
 LANES = 64
 SUM_CHUNK = 16384
 NOTE = "/* @ "
+_EACH_LANE = f"for (int64_t lane = 0; lane < {LANES}; lane++)"
 _CLAUSES = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
 
 
@@ -79,6 +83,7 @@ class BodyWriter:
         self._dtypes = dtypes
         self._exprs = ExprWriter()
         self._count = 0
+        self._staged: dict[Store, str] = {}
         self._nest: Counter[str] = Counter()
 
     def begin(self, body: tuple[Stmt, ...]) -> frozenset[str]:
@@ -154,6 +159,10 @@ class BodyWriter:
     def _store(self, stmt: Store) -> None:
         dtype = self._dtypes[stmt.buffer]
         target = f"{stmt.buffer}[{self._exprs.index(stmt.index)}]"
+        if stmt in self._staged:
+            assert isinstance(stmt.value, Cast)
+            self._text.line(f"{self._staged[stmt]}[lane] = {self._exprs.text(stmt.value.arg)};")
+            return
         value = self._exprs.text(stmt.value)
         if stmt.mode == "set":
             self._text.line(f"{target} = {value};")
@@ -203,8 +212,9 @@ class BodyWriter:
         if chunked:
             self._text.open(f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})")
             start, end = "first", f"weft_min(first + {SUM_CHUNK}, {end})"
-        if registers and _wants_lanes(loop, simd):
-            self._lane_loop(loop, simd, registers, start, end)
+        staged = find_staged(loop)
+        if _wants_lanes(loop, simd, staged):
+            self._lane_loop(loop, simd, registers, staged, start, end)
         else:
             for stmt, name in registers.items():
                 target = self._exprs.local(stmt.targets[0], stmt.index)
@@ -217,36 +227,81 @@ class BodyWriter:
             self._text.close()
 
     def _lane_loop(
-        self, loop: Loop, simd: SimdLoop, registers: dict[Reduce, str], start: str, end: str
+        self,
+        loop: Loop,
+        simd: SimdLoop,
+        registers: dict[Reduce, str],
+        staged: Staged,
+        start: str,
+        end: str,
     ) -> None:
-        """64 partial sums a reduction, then what is left of the axis."""
+        """64 partial results a reduction, then what is left of the axis."""
         for stmt, name in registers.items():
             kind = C_TYPES[stmt.targets[0].dtype].value
             self._text.line(f"{kind} {name}_lanes[{LANES}] WEFT_ALIGNED = {{0}};")
+            if stmt.op != "sum":
+                first = self._exprs.local(stmt.targets[0], stmt.index)
+                self._text.line(f"{_EACH_LANE} {name}_lanes[lane] = {first};")
         block = self._name("block")
         self._text.line(f"int64_t {block} = {start};")
         self._text.open(f"for (; {block} + {LANES} <= {end}; {block} += {LANES})")
+        if staged:
+            self._text.line(f"const int64_t {loop.axis.key} = {block};")
+        saved = self._exprs.enter(())
+        narrowed = self._stage(staged)
         self._text.line("#pragma omp simd")
-        self._text.open(f"for (int64_t lane = 0; lane < {LANES}; lane++)")
+        self._text.open(_EACH_LANE)
         self._text.line(f"const int64_t {loop.axis.key} = {block} + lane;")
         self._simd_body(loop, simd, registers, lambda name: f"{name}_lanes[lane]")
         self._text.close()
+        for text in narrowed:
+            self._text.line(text)
         self._text.close()
+        self._exprs.leave(saved)
+        self._staged = {}
         for stmt, name in registers.items():
-            suffix = C_TYPES[stmt.targets[0].dtype].suffix
-            self._register(stmt, name, f"sum_lanes_{suffix}({name}_lanes)")
+            self._join_lanes(stmt, name)
         extent = loop.axis.extent
-        if not extent.is_const or extent.value % LANES:
+        if start == "lo" or loop.limit or not extent.is_const or extent.value % LANES:
             self._simd_loop(loop, simd, registers, block, end)
 
-    def _register(self, stmt: Reduce, name: str, first: str) -> None:
-        dtype = stmt.targets[0].dtype
-        kind = "int32_t" if dtype is torch.bool else C_TYPES[dtype].value
-        self._text.line(f"{kind} {name} = {first};")
+    def _stage(self, staged: Staged) -> list[str]:
+        """Convert what a block reads; the lines that convert what it stores."""
+        for node, element in staged.reads:
+            name = self._name("h")
+            where = self._exprs.index(element.index)
+            self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
+            self._text.line(f"weft_widen_f16({element.buffer} + {where}, {name});")
+            self._exprs.name(node, f"{name}[lane]")
+        lines: list[str] = []
+        for stmt in staged.stores:
+            name = self._staged[stmt] = self._name("h")
+            where = self._exprs.index(stmt.index)
+            self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
+            lines.append(f"weft_narrow_f16({name}, {stmt.buffer} + {where});")
+        return lines
+
+    def _join_lanes(self, stmt: Reduce, name: str) -> None:
+        """Declare the register of a reduction with what its lanes hold."""
+        if stmt.op == "sum":
+            suffix = C_TYPES[stmt.targets[0].dtype].suffix
+            self._register(stmt, name, f"sum_lanes_{suffix}({name}_lanes)")
+            return
+        self._register(stmt, name, f"{name}_lanes[0]")
+        self._text.open("")
+        with self._reducing({stmt: name}, _EACH_LANE):
+            self._clause_combine(stmt, name, f"{name}_lanes[lane]")
+        self._text.close()
 
     def _simd_loop(
         self, loop: Loop, simd: SimdLoop, registers: dict[Reduce, str], start: str, end: str
     ) -> None:
+        with self._reducing(registers, for_head(loop.axis, start, end)):
+            self._simd_body(loop, simd, registers, None)
+
+    @contextmanager
+    def _reducing(self, registers: dict[Reduce, str], head: str) -> Iterator[None]:
+        """A loop in vector lanes that combines into `registers`."""
         clauses = ""
         for stmt, name in registers.items():
             clauses += f" reduction({_CLAUSES[stmt.op]}:{name})"
@@ -258,13 +313,18 @@ class BodyWriter:
                 )
                 clauses += f" reduction(|:{name}_nan)"
         self._text.line(f"#pragma omp simd{clauses}")
-        self._text.open(for_head(loop.axis, start, end))
-        self._simd_body(loop, simd, registers, None)
+        self._text.open(head)
+        yield
         self._text.close()
         for stmt, name in registers.items():
             if _may_be_nan(stmt):
                 suffix = "f" if stmt.targets[0].dtype is torch.float32 else ""
                 self._text.line(f'{name} = {name}_nan ? __builtin_nan{suffix}("") : {name};')
+
+    def _register(self, stmt: Reduce, name: str, first: str) -> None:
+        dtype = stmt.targets[0].dtype
+        kind = "int32_t" if dtype is torch.bool else C_TYPES[dtype].value
+        self._text.line(f"{kind} {name} = {first};")
 
     def _simd_body(
         self,
@@ -283,14 +343,15 @@ class BodyWriter:
                 if lane is not None:
                     self._combine(stmt, [lane(registers[stmt])])
                 else:
-                    self._clause_combine(stmt, registers[stmt])
+                    self._clause_combine(
+                        stmt, registers[stmt], self._exprs.text(stmt.values[0])
+                    )
             elif not isinstance(stmt, Loop):
                 self._statement(stmt)
         self._exprs.leave(saved)
 
-    def _clause_combine(self, stmt: Reduce, name: str) -> None:
+    def _clause_combine(self, stmt: Reduce, name: str, value: str) -> None:
         """The combination in the form that a reduction clause expects."""
-        value = self._exprs.text(stmt.values[0])
         if stmt.op in ("max", "min"):
             sign = ">" if stmt.op == "max" else "<"
             kind = C_TYPES[stmt.targets[0].dtype].value
@@ -348,11 +409,12 @@ def _long_float_sum(stmt: Reduce, loop: Loop) -> bool:
     return stmt.op == "sum" and stmt.targets[0].dtype.is_floating_point and long
 
 
-def _wants_lanes(loop: Loop, simd: SimdLoop) -> bool:
-    """Whether partial sums in lanes pay: float sums only (a maximum measured slower)."""
+def _wants_lanes(loop: Loop, simd: SimdLoop, staged: Staged) -> bool:
+    """Whether blocks pay: for float16, and sums of floats (a maximum alone measured slower)."""
     extent = loop.axis.extent
     if extent.is_const and extent.value < LANES:
         return False
-    return all(
-        stmt.op == "sum" and stmt.targets[0].dtype.is_floating_point for stmt in simd.carried
+    ops = ("sum", "max", "min") if staged else ("sum",)
+    return bool(staged or simd.carried) and all(
+        stmt.op in ops and stmt.targets[0].dtype.is_floating_point for stmt in simd.carried
     )

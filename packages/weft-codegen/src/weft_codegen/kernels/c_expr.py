@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from weft_codegen.kernels.c_types import C_TYPES, convert, literal, wrap
+import torch
+
+from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, literal, wrap
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import (
     Atom,
@@ -54,6 +56,11 @@ def index_c(where: IndexExpr, leaf: Callable[[Atom], str] = lambda atom: atom.ke
     return render(where, leaf, _STYLE)
 
 
+def _rounds(node: Expr) -> bool:
+    """Whether `node` makes 16 bits of a float."""
+    return isinstance(node, Cast) and node.dtype in HALVES and node.arg.dtype is torch.float32
+
+
 def is_scalar(local: Local) -> bool:
     """Whether a local is a single value, written without an index."""
     return local.extent.is_const and local.extent.value == 1
@@ -82,9 +89,11 @@ class ExprWriter:
         self._uses = {}
         for root in (roots := tuple(exprs)):
             self._uses[root] = self._uses.get(root, 0) + 1
-        for node in walk(*roots):
+        for node in reversed(list(walk(*roots))):
+            # A value that is rounded to 16 bits gets the name, for all who use either.
+            times = self._uses[node] if _rounds(node) else 1
             for child in node.children:
-                self._uses[child] = self._uses.get(child, 0) + 1
+                self._uses[child] = self._uses.get(child, 0) + times
         return saved
 
     def leave(self, saved: tuple[dict[Expr, str], dict[Expr, int]]) -> None:
@@ -100,6 +109,10 @@ class ExprWriter:
                 node: name for node, name in self._names.items() if not locals_read(node) & gone
             }
 
+    def name(self, node: Expr, text: str) -> None:
+        """Write `node` as `text` until the body ends."""
+        self._names[node] = text
+
     def define(self, root: Expr) -> Iterator[str]:
         """Declarations of the values under `root` that deserve a name."""
         for node in walk(root):
@@ -110,7 +123,7 @@ class ExprWriter:
                 yield f"const {C_TYPES[node.dtype].value} {self._names[node]} = {text};"
 
     def _wants_name(self, node: Expr) -> bool:
-        if isinstance(node, Const | Read | Index):
+        if isinstance(node, Const | Read | Index) or _rounds(node):
             return False
         if isinstance(node, Op) and OPS[node.name].cost >= COSTLY:
             return True
@@ -142,6 +155,9 @@ class ExprWriter:
         if isinstance(node, Read):
             return self.local(node.local, node.index)
         if isinstance(node, Cast):
+            if node.dtype is torch.float32 and isinstance(node.arg, Cast) and _rounds(node.arg):
+                kind = C_TYPES[node.arg.dtype].suffix
+                return f"rounded_{kind}({self.text(node.arg.arg)})"
             return convert(self.text(node.arg), node.arg.dtype, node.dtype)
         assert isinstance(node, Op)
         args = [self.text(arg) for arg in node.args]

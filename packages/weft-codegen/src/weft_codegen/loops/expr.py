@@ -231,10 +231,15 @@ def read(local: Local, where: IndexExpr) -> Read:
     return _make(Read, local.dtype, local, where)  # type: ignore[no-any-return]
 
 
+_WIDENS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
 def cast(arg: Expr, dtype: torch.dtype) -> Expr:
-    """`arg` as `dtype`; nothing to do when it has it."""
+    """`arg` as `dtype`; nothing to do when it has it, or had it before it was widened."""
     if arg.dtype is dtype:
         return arg
+    if isinstance(arg, Cast) and arg.arg.dtype is dtype and _WIDENS.get(dtype) is arg.dtype:
+        return arg.arg
     if isinstance(arg, Const) and _castable(arg.value, dtype):
         return constant(arg.value, dtype)
     if isinstance(arg, Index) and not dtype.is_floating_point and dtype is not torch.bool:

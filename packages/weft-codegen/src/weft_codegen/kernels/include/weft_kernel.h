@@ -6,6 +6,11 @@
  * (libmvec, specials as libm).  In float, what models live on is inline.  All are within two units
  * of the nearest value, libmvec's sine, cosine and tangent in double within four.
  */
+#ifndef __clang__
+/* Else gcc takes erf's chain of choices apart into two chains: an eighth of its time. */
+#pragma GCC optimize("no-thread-jumps")
+#endif
+
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
@@ -253,32 +258,24 @@ static inline float exp_f32(float a)
 
 /* erf: odd below 1.7, one polynomial around 2.815 above (where 1 - erf is small, so that rounding in
  * it does not show).  Both are centred, which keeps their terms small, and cheaper than an
- * exponential.  Within 1.5 ulp. */
+ * exponential.  Each lane picks its coefficients: one chain of products serves both.
+ * Within 1.5 ulp. */
 static inline float erf_f32(float a)
 {
-    float t = __builtin_fabsf(a), s = WEFT_FMA(a, a, -1.44500005f);
-    float u = (3.93f < t ? 3.93f : t) - 2.81500006f;
-    float p = 4.75491646e-07f, q = 4.09841814e-05f;
-    p = WEFT_FMA(p, s, -4.43674753e-06f);
-    p = WEFT_FMA(p, s, 3.49601505e-05f);
-    p = WEFT_FMA(p, s, -0.00025634226f);
-    p = WEFT_FMA(p, s, 0.0016436649f);
-    p = WEFT_FMA(p, s, -0.00904815737f);
-    p = WEFT_FMA(p, s, 0.0422902554f);
-    p = WEFT_FMA(p, s, -0.17014952f);
-    p = WEFT_FMA(p, s, -0.242256835f);
-    p = WEFT_FMA(p, a, a);
-    q = WEFT_FMA(q, u, -7.89644109e-05f);
-    q = WEFT_FMA(q, u, -0.000115723342f);
-    q = WEFT_FMA(q, u, 0.00063422753f);
-    q = WEFT_FMA(q, u, -0.00137867278f);
-    q = WEFT_FMA(q, u, 0.00214301958f);
-    q = WEFT_FMA(q, u, -0.00246063154f);
-    q = WEFT_FMA(q, u, 0.00202578073f);
-    q = WEFT_FMA(q, u, -0.00114948978f);
-    q = WEFT_FMA(q, u, 0.000408033782f);
-    q = WEFT_FMA(q, u, 0.999931395f);
-    return t < 1.7f ? p : __builtin_copysignf(q, a);
+    float t = __builtin_fabsf(a), u = (3.93f < t ? 3.93f : t) - 2.81500006f;
+    _Bool low = t < 1.7f;
+    float z = (low ? WEFT_FMA(a, a, -1.44500005f) : u);
+    float p = (low ? 4.75491646e-07f : WEFT_FMA(4.09841814e-05f, u, -7.89644109e-05f));
+    p = WEFT_FMA(p, z, (low ? -4.43674753e-06f : -0.000115723342f));
+    p = WEFT_FMA(p, z, (low ? 3.49601505e-05f : 0.00063422753f));
+    p = WEFT_FMA(p, z, (low ? -0.00025634226f : -0.00137867278f));
+    p = WEFT_FMA(p, z, (low ? 0.0016436649f : 0.00214301958f));
+    p = WEFT_FMA(p, z, (low ? -0.00904815737f : -0.00246063154f));
+    p = WEFT_FMA(p, z, (low ? 0.0422902554f : 0.00202578073f));
+    p = WEFT_FMA(p, z, (low ? -0.17014952f : -0.00114948978f));
+    p = WEFT_FMA(p, z, (low ? -0.242256835f : 0.000408033782f));
+    p = WEFT_FMA(p, (low ? t : u), (low ? t : 0.999931395f));
+    return __builtin_copysignf(p, a);
 }
 
 /* log(a) = e ln 2 + log(1 + f), 1 + f in [0.71, 1.41]: f - f^2 / 2 + f^3 p(f), the small terms first.
@@ -398,6 +395,23 @@ static inline uint16_t f32_to_bf16(float a)
     return (uint16_t)(a != a ? 0x7fc0 : rounded);
 }
 
+/* f32(bf16(a)) and f32(f16(a)), in lanes of 32 bits.  A sum with 1.5 * 2^(e + 13) rounds at the last
+ * bit of a half with exponent e. */
+static inline float rounded_bf16(float a)
+{
+    uint32_t bits = (uint32_t)weft_bits_f32(a);
+    float rounded = weft_from_bits_f32((int32_t)((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000));
+    return a != a ? a : rounded;
+}
+
+static inline float rounded_f16(float a)
+{
+    int32_t e = weft_bits_f32(a) & 0x7f800000;
+    float shift = weft_from_bits_f32((e > 0x38800000 ? e : 0x38800000) + 0x06c00000);
+    float rounded = __builtin_copysignf((a + shift) - shift, a);
+    return __builtin_fabsf(a) < 65520.0f ? rounded : a * __builtin_inff();
+}
+
 #if defined(__AVX512FP16__) || defined(__aarch64__)
 static inline float f16_to_f32(uint16_t bits)
 {
@@ -434,3 +448,42 @@ static inline uint16_t f32_to_f16(float a)
     return (uint16_t)((b > 0x7f800000 ? 0x7e00 : h) | (bits >> 16 & 0x8000));
 }
 #endif
+
+/* Blocks of 64: in a loop of lanes compilers do not use the CPU's own conversions. */
+#ifdef __F16C__
+#ifdef __AVX512F__
+#define WEFT_WIDTH 16
+#else
+#define WEFT_WIDTH 8
+#endif
+typedef float weft_wide __attribute__((vector_size(4 * WEFT_WIDTH)));
+typedef uint16_t weft_half __attribute__((vector_size(2 * WEFT_WIDTH), aligned(2)));
+#define WEFT_EACH for (int k = 0; k < 64; k += WEFT_WIDTH)
+
+static inline void weft_widen_1(const uint16_t *from, float *to)
+{
+    weft_wide value; /* a local, so that compilers see what the store holds */
+    __asm__("vcvtph2ps %1, %0" : "=v"(value) : "m"(*(const weft_half *)from));
+    *(weft_wide *)to = value;
+}
+
+static inline void weft_narrow_1(const float *from, uint16_t *to)
+{
+    __asm__("vcvtps2ph $0, %1, %0" : "=m"(*(weft_half *)to) : "v"(*(const weft_wide *)from));
+}
+#else
+#define WEFT_EACH _Pragma("omp simd") for (int k = 0; k < 64; k++)
+
+static inline void weft_widen_1(const uint16_t *from, float *to) { *to = f16_to_f32(*from); }
+static inline void weft_narrow_1(const float *from, uint16_t *to) { *to = f32_to_f16(*from); }
+#endif
+
+static inline void weft_widen_f16(const uint16_t *from, float *to)
+{
+    WEFT_EACH weft_widen_1(from + k, to + k);
+}
+
+static inline void weft_narrow_f16(const float *from, uint16_t *to)
+{
+    WEFT_EACH weft_narrow_1(from + k, to + k);
+}

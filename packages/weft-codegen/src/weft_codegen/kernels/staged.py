@@ -1,0 +1,73 @@
+"""Which 16-bit elements of a loop are converted in blocks, apart from the lanes that use them.
+
+Compilers convert float16 one element at a time, or by a dozen integer instructions.  Where a loop
+walks through memory element by element, a block of 64 is widened into a local by the CPU's own
+instruction (`weft_widen_f16`), the lanes read that, and a block of results is narrowed at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from weft_codegen.loops.expr import Cast, Load, walk
+from weft_codegen.loops.index import Axis, IndexExpr, coefficient
+from weft_codegen.loops.program import Loop, Store, stmt_exprs
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The casts of elements read (and those), and the stores of casts, to be done in blocks."""
+
+    reads: tuple[tuple[Cast, Load], ...]
+    stores: tuple[Store, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.reads or self.stores)
+
+
+def find_staged(loop: Loop) -> Staged:
+    """What of an innermost loop whose iterations are independent can be converted in blocks."""
+    reads: dict[Cast, Load] = {}
+    stores: list[Store] = []
+    stored: set[str] = set()
+    unsafe: set[str] = set()  # buffers read after a store: a block's stores come last
+    for stmt in loop.body:
+        for node in walk(*stmt_exprs(stmt)):
+            if isinstance(node, Load) and node.buffer in stored:
+                unsafe.add(node.buffer)
+            if isinstance(node, Cast) and (element := _read(node, loop.axis)):
+                reads[node] = element
+        if isinstance(stmt, Store):
+            stored.add(stmt.buffer)
+            if _is_store(stmt, loop.axis):
+                stores.append(stmt)
+    return Staged(
+        tuple((node, item) for node, item in reads.items() if item.buffer not in unsafe),
+        tuple(stmt for stmt in stores if stmt.buffer not in unsafe),
+    )
+
+
+def _read(node: Cast, axis: Axis) -> Load | None:
+    """The float16 element that `node` widens, if it is one of a row of them."""
+    item = node.arg
+    if node.dtype is not torch.float32 or not isinstance(item, Load) or item.mask is not None:
+        return None
+    return item if item.dtype is torch.float16 and _walks(item.index, axis) else None
+
+
+def _is_store(stmt: Store, axis: Axis) -> bool:
+    value = stmt.value
+    return (
+        stmt.mode == "set"
+        and isinstance(value, Cast)
+        and value.dtype is torch.float16
+        and value.arg.dtype is torch.float32
+        and _walks(stmt.index, axis)
+    )
+
+
+def _walks(where: IndexExpr, axis: Axis) -> bool:
+    step = coefficient(where, axis)
+    return step is not None and step.is_const and step.value == 1
