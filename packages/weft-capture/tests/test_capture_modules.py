@@ -119,6 +119,7 @@ def convolutional():
 
 X = torch.randn(2, 3)
 WHOLE = {
+    "makes_module": (MakesModule, X),
     "gpt": (GPT, torch.randint(0, 50, (2, 8))),
     "convolutional": (convolutional, torch.randn(2, 3, 8, 8)),
     "members": (Members, X),
@@ -133,9 +134,6 @@ WHOLE = {
     "gru": (lambda: nn.GRU(3, 4, 2, bidirectional=True), torch.randn(5, 2, 3)),
     "rnn": (lambda: nn.RNN(3, 4, batch_first=True), torch.randn(5, 2, 3)),
 }  # fmt: skip
-WITH_BREAKS = {
-    "makes_module": (MakesModule, X),
-}
 
 
 def tensors(value):
@@ -172,11 +170,6 @@ def test_module_in_one_graph(name):
     state = check_training(*WHOLE[name])
     assert not state.breaks
     assert len(state.graphs) == 1
-
-
-@pytest.mark.parametrize("name", WITH_BREAKS)
-def test_module_with_breaks(name):
-    assert check_training(*WITH_BREAKS[name]).breaks
 
 
 def test_layers_of_one_class_share_a_graph():

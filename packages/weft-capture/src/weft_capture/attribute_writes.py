@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
     from weft_capture.values.objects import ModuleValue, UserObject
 
-_MODULE_SETATTR = torch.nn.Module.__setattr__
-
 
 def set_object_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
     """Write an attribute of an instance."""
@@ -68,7 +66,8 @@ def plain_set_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -
 def delete_object_attribute(tx: Tracer, self: UserObject, name: str) -> None:
     """Delete an attribute of an instance."""
     custom = lookup(self.cls, "__delattr__")
-    if custom is not None and custom[1] not in (object.__delattr__, torch.nn.Module.__delattr__):
+    known = [object.__delattr__, *([torch.nn.Module.__delattr__] if self.obj is not None else [])]
+    if custom is not None and custom[1] not in known:
         if not is_python_code(custom[1]):
             raise Break("unsupported-method", f"{self.cls.__name__}.__delattr__")
         tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
@@ -113,6 +112,8 @@ def set_module_attribute(tx: Tracer, self: ModuleValue, name: str, value: Value)
     kinds = {"_parameters": torch.nn.Parameter, "_modules": torch.nn.Module}
     kind = value.python_type()
     home = next((group for group, base in kinds.items() if issubclass(kind, base)), None)
+    if self.source is None and home is not None:
+        raise Break("unsupported-value", f"a member of a {self.cls.__qualname__} made here")
     if self.source is None or (home is None and module_member(tx, self, name) is None):
         plain_set_attribute(tx, self, name, value)
         return

@@ -33,7 +33,7 @@ from weft_guards.sources import (
 from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import Kwargs, MethodOf, Value
 from weft_capture.values.constant import constant
-from weft_capture.values.dicts import DictValue
+from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod, ClassValue, SuperValue
 from weft_capture.values.made_classes import MADE
 
@@ -67,14 +67,16 @@ def check_hashes(keys: Iterable[Any]) -> None:
             raise Break("unsupported-value", "a dict whose keys have a __hash__ in Python")
 
 
-def check_no_attributes(obj: Any) -> None:
-    """Refuse a dict of a class of the library that has attributes of its own.
+def metadata_of(obj: Any, source: Source) -> Value | None:
+    """Return the attribute that torch gives to a state dict.
 
     Raises:
-        Break: when it has.
+        Break: when a dict of a class of the library has other attributes of its own.
     """
-    if getattr(obj, "__dict__", None):
+    own = getattr(obj, "__dict__", {})
+    if own.keys() - {"_metadata"}:
         raise Break("unsupported-value", f"attributes of a {type(obj).__name__}")
+    return LazyValue(obj._metadata, AttrSource(source, "_metadata")) if own else None
 
 
 class ClassReads(threading.local):
@@ -256,7 +258,7 @@ def object_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
 def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
     """Do what `object.__getattribute__` and then `__getattr__` do."""
     fallback = lookup(self.cls, "__getattr__")
-    if fallback is None or fallback[1] is _MODULE_GETATTR:
+    if fallback is None or (fallback[1] is _MODULE_GETATTR and self.obj is not None):
         return _own_or_inherited(tx, self, name)
     try:
         return _own_or_inherited(tx, self, name)
@@ -328,7 +330,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
 
-def _global_hooks(tx: Tracer) -> bool:
+def global_hooks(tx: Tracer) -> bool:
     """Say whether hooks on all modules are set, and guard it."""
     holder = DictSource(ModuleSource("torch.nn.modules.module"))
     counts = {name: len(getattr(torch.nn.modules.module, name)) for name in _GLOBAL_HOOKS}
@@ -352,7 +354,7 @@ def module_call(
     if entry is None or entry[1] is not torch.nn.Module.__call__:
         return self.special(tx, "__call__"), args, kwargs
     module_dict = self.obj.__dict__
-    if _global_hooks(tx) or any(_hooks_now(tx, module_dict.get(name)) for name in _HOOKS):
+    if global_hooks(tx) or any(_hooks_now(tx, module_dict.get(name)) for name in _HOOKS):
         return tx.const_object(torch.nn.Module._call_impl), [self, *args], kwargs
     if module_dict.get("_compiled_call_impl") is not None:
         raise Break("disabled", f"{cls.__name__} is compiled on its own")

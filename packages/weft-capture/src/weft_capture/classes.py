@@ -107,8 +107,10 @@ def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwar
 
 def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
     kind = cls.obj
-    if issubclass(kind, torch.nn.Module | torch.Tensor | torch.autograd.Function):
+    if issubclass(kind, torch.Tensor | torch.autograd.Function):
         raise Break("unknown-call", f"making a {kind.__qualname__}")
+    if issubclass(kind, torch.nn.Module) and attributes.global_hooks(tx):
+        raise Break("unknown-call", f"making a {kind.__qualname__} while all modules have hooks")
     new = attributes.lookup(kind, "__new__")
     if new is not None and isinstance(new[1], staticmethod):
         return tx.const_object(new[1].__func__).call(tx, [cls, *args], kwargs)
@@ -273,10 +275,19 @@ table.rule(object.__getattribute__)(_object_getattribute)
 table.rule(object.__delattr__)(_object_delattr)
 
 
+# As the program's own code: it is not found among the rules.
+_SETATTR = types.FunctionType(
+    *(
+        getattr(torch.nn.Module.__setattr__, f"__{part}__")
+        for part in ("code", "globals", "name", "defaults", "closure")
+    )
+)
+
+
 @table.rule(torch.nn.Module.__setattr__)
 def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
     if not isinstance(owner, ModuleValue):
-        return _object_setattr(tx, owner, name, value)
+        return tx.const_object(_SETATTR).call(tx, [owner, name, value], {})
     attribute_writes.set_module_attribute(tx, owner, name.as_constant(), value)
     return NONE
 

@@ -23,9 +23,9 @@ _SHARED = (Constant, FunctionValue, ObjectConstant)
 
 @rule(copy.copy)
 def _copy(tx: Tracer, value: Value) -> Value:
+    _check_plain(value)
     if isinstance(value, (ListValue, DictValue, SetValue)):
         return value.call_method(tx, "copy", [], {})
-    _check_constant(value)
     if isinstance(value, (*_SHARED, TupleValue)):
         return value
     if isinstance(value, UserObject) and not value.has_special("__copy__"):
@@ -33,9 +33,13 @@ def _copy(tx: Tracer, value: Value) -> Value:
     return value.call_method(tx, "__copy__", [], {})
 
 
-def _check_constant(value: Value) -> None:
-    """Refuse an instance of a subclass of int and the like: its class may say how it is copied."""
-    if isinstance(value, Constant) and not is_constant_object(value.value):
+def _check_plain(value: Value) -> None:
+    """Refuse a state dict, and an instance of a subclass of int and the like.
+
+    Its class may say how it is copied.
+    """
+    odd = isinstance(value, Constant) and not is_constant_object(value.value)
+    if odd or getattr(value, "metadata", None) is not None:
         raise Break("unknown-call", f"a copy of {value.describe()}")
 
 
@@ -74,7 +78,7 @@ def _deep(tx: Tracer, value: Value, memo: dict[Value, Value]) -> Value:
     value = tx.force(value)
     if value in memo:
         return memo[value]
-    _check_constant(value)
+    _check_plain(value)
     if isinstance(value, _SHARED):
         return value
     if isinstance(value, TupleValue):

@@ -80,6 +80,19 @@ def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -
     return tx.graph.emit("call_method", "requires_grad_", [self, constant(wanted)], {})
 
 
+@rule(torch.nn.Parameter)
+def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> Value:
+    """Make a leaf of the graph; one that leaves it is made for real, in eager's order."""
+    data = tx.builtin(torch.empty, constant(0)) if data is NONE else data
+    if not isinstance(data, TensorValue) or tx.transforms:
+        raise Break("unknown-call", "torch.nn.Parameter")
+    made = data.call_method(tx, "detach", [], {})
+    assert isinstance(made, TensorValue)
+    made.tensor_type = torch.nn.Parameter
+    tx.graph.made_at[made.node] = tx.steps.now
+    return made.call_method(tx, "requires_grad_", [requires_grad], {})
+
+
 @method(TensorValue, "detach_")
 def _detach(tx: Tracer, self: TensorValue) -> Value:
     if not self.fake.requires_grad:

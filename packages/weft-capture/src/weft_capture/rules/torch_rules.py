@@ -139,7 +139,7 @@ _no(torch.is_deterministic_algorithms_warn_only_enabled, torch._C._is_torch_func
 
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-_always(NONE, torch._C._get_tracing_state)
+_always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
 
 
 @rule(torch.jit.annotate)

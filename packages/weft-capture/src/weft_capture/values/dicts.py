@@ -7,7 +7,7 @@ wrapped, and guarded, when they are first read.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +65,11 @@ class DictValue(MutableValue):
 
     `log` has what a dict from outside went through since its first change, as hash keys in order:
     (key, True) for a write, (key, False) for a removal. Doing the same to the real one keeps what
-    its live iterators see right.
+    its live iterators see right. `metadata` is the attribute that torch gives to a state dict.
     """
 
-    __slots__ = ("cls", "default_factory", "entries", "log", "removals")
-    changing = ("entries", "log")
+    __slots__ = ("cls", "default_factory", "entries", "log", "metadata", "removals")
+    changing = ("entries", "log", "metadata")
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class DictValue(MutableValue):
         self.default_factory = default_factory
         self.log: list[tuple[object, Value, bool]] | None = None
         self.removals = 0  # ever, taken back or not
+        self.metadata: Value | None = None
         self.entries: dict[object, tuple[Value, Value]] = {}
         for key, value in pairs or ():
             self.put(key, value)
@@ -130,7 +131,17 @@ class DictValue(MutableValue):
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "default_factory" and self.cls is defaultdict:
             return tx.force(self.default_factory)
+        if name == "_metadata" and self.metadata is not None:
+            return tx.force(self.metadata)
+        if name == "_metadata" and self.cls is OrderedDict and self.source is not None:
+            tx.guard(self.source, "ATTR_ABSENT", name)
         return super().getattr(tx, name)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        if name != "_metadata" or self.cls is not OrderedDict or self.source is not None:
+            super().setattr(tx, name, value)
+        tx.mutate(self)
+        self.metadata = value
 
     def call_base_method(
         self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
@@ -172,6 +183,11 @@ class DictValue(MutableValue):
                 self._build_map(out)
                 writer.call_method(1)
                 writer.pop()
+            if self.metadata is not None:
+                writer.dup()
+                out.load(self.metadata)
+                writer.swap(2)
+                writer.store_attr("_metadata")
         else:
             self._build_map(out)
 

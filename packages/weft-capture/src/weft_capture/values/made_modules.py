@@ -1,8 +1,8 @@
 """nn.Modules that the captured program makes for its own use: losses, activations, dropout.
 
-Only torch's modules without parameters, and the user's without an `__init__`: making one draws no
-random numbers and touches nothing, so it may be made while capturing, and again wherever one is
-needed after a break.
+Only torch's modules without parameters: making one draws no random numbers and touches nothing, so
+it may be made while capturing, and again wherever one is needed after a break. What other modules
+do when they are made is captured like any class's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ def is_plain_module(kind: type) -> bool:
     """Say whether making an instance of a class makes no parameters and has no effects."""
     if not issubclass(kind, torch.nn.Module) or kind.__new__ is not object.__new__:
         return False
-    if kind.__init__ is torch.nn.Module.__init__:
-        return True
     activation = kind.__module__ == _ACTIVATION and not issubclass(kind, _WITH_PARAMETERS)
     return activation or kind.__module__ in _PLAIN
 

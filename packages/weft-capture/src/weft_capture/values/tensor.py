@@ -95,7 +95,8 @@ class TensorValue(Value):
 
     def is_new_leaf(self) -> bool:
         """Say whether the graph makes this tensor and autograd's history begins with it."""
-        return self.real is None and self.fake.requires_grad and self.fake.is_leaf
+        leaf = self.fake.requires_grad and self.fake.is_leaf
+        return self.real is None and (leaf or self.tensor_type is not torch.Tensor)
 
     def hash_key(self) -> object:
         return self if self.real is None else identity_key(self.real)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_capture.attributes import check_hashes, check_no_attributes
+from weft_capture.attributes import check_hashes, metadata_of
 from weft_capture.breaks import Break
 from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.values import floats
@@ -172,9 +172,9 @@ def _wrap_named_tuple(tx: Tracer, obj: Any, source: Source) -> Value:
 @_exact(dict, collections.OrderedDict, collections.defaultdict)
 def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
-    check_no_attributes(obj)
+    metadata = metadata_of(obj, source)
     value = _dict_entries(tx, obj, source)
-    value.cls = type(obj)
+    value.cls, value.metadata = type(obj), metadata
     if isinstance(obj, collections.defaultdict):
         factory = AttrSource(source, "default_factory")
         value.default_factory = wrap(tx, obj.default_factory, factory)
