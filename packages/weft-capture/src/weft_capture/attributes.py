@@ -168,7 +168,17 @@ def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls
 
 
 def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    return BoundMethod(tx.const_object(found[1].__func__), tx.const_object(cls))
+    return _class_method(tx, found[1].__func__, tx.const_object(cls))
+
+
+def _class_method(tx: Tracer, function: Any, cls: Value) -> Value:
+    if hasattr(type(function), "__get__") and type(function) not in _FUNCTIONS:
+        # Up to 3.12 a classmethod asks what it holds for what to call.
+        raise Break("unsupported-value", f"a classmethod over a {type(function).__name__}")
+    return BoundMethod(tx.const_object(function), cls)
+
+
+_FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
 
 
 def _bind_staticmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
@@ -388,7 +398,7 @@ def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
     if isinstance(attribute, staticmethod):
         return tx.const_object(attribute.__func__)
     if isinstance(attribute, classmethod):
-        return BoundMethod(tx.const_object(attribute.__func__), self)
+        return _class_method(tx, attribute.__func__, self)
     if isinstance(attribute, types.FunctionType | property | functools.cached_property):
         return tx.const_object(attribute)
     try:

@@ -123,6 +123,7 @@ def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Valu
 
 def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
     """Do what the builtin `__new__` of a class does."""
+    _check_no_finalizer(kind)
     for base, make in _BUILTIN_BASES:
         if issubclass(kind, base):
             return UserObject(kind, base=make(kind))
@@ -137,9 +138,13 @@ def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
 
 
 def _plain_object(kind: type) -> UserObject:
+    _check_no_finalizer(kind)
+    return UserObject(kind)
+
+
+def _check_no_finalizer(kind: type) -> None:
     if attributes.lookup(kind, "__del__") is not None:
         raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
-    return UserObject(kind)
 
 
 def _plain_new(kind: type) -> bool:

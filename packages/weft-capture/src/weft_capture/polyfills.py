@@ -383,6 +383,28 @@ def delitem(a: Any, b: Any) -> None:
     del a[b]
 
 
+def length_hint(obj: Any, default: Any = 0, /) -> Any:
+    """Return `len(obj)`, or what its `__length_hint__` says."""
+    if not isinstance(default, int):
+        kind = type(default).__name__
+        raise TypeError(f"'{kind}' object cannot be interpreted as an integer")
+    if hasattr(type(obj), "__len__"):
+        return len(obj)
+    if not hasattr(type(obj), "__length_hint__"):
+        return default
+    try:
+        hint = type(obj).__length_hint__(obj)
+    except TypeError:
+        return default
+    if hint is NotImplemented:
+        return default
+    if not isinstance(hint, int):
+        raise TypeError(f"__length_hint__ must be an integer, not {type(hint).__name__}")
+    if hint < 0:
+        raise ValueError("__length_hint__() should return >= 0")
+    return hint
+
+
 def concat(a: Any, b: Any) -> Any:
     """Add two sequences."""
     return a + b

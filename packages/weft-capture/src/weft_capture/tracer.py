@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import operator
 import traceback
 import types
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import torch
 from weft_guards import DynamicPolicy, Guard, GuardSet, Held, check_marks
 from weft_guards.sources import (
     AttrSource,
+    CallSource,
     ConstSource,
     DictSource,
     InstanceAttrSource,
@@ -202,13 +204,18 @@ class Tracer(Bridge):
         except TypeError:
             self.guard_identity(source, obj)
 
-    def guard_identity(self, source: Source, obj: Any) -> bool:
-        """Guard that a source keeps giving this object; False when that cannot be guarded."""
+    def guard_identity(self, source: Source, obj: Any) -> None:
+        """Guard that a source keeps giving this object, or an equal one if reads make it anew."""
         try:
             self.guard(source, "ID", obj)
-        except TypeError:
-            return False
-        return True
+        except TypeError:  # it takes no weak reference: the guard keeps it alive
+            anew = isinstance(obj, types.MethodType | types.BuiltinFunctionType)
+            self.guard(source, "TYPE", type(obj))
+            self.guard_same(operator.eq if anew else operator.is_, source, obj)
+
+    def guard_same(self, same: Any, source: Source, obj: Any) -> None:
+        """Guard that `same(what the source gives, obj)` is True."""
+        self.guard(CallSource(same, (source, ConstSource(obj))), "CONST", True)
 
     def guard_keys(self, source: Source, obj: dict[Any, Any]) -> None:
         """Guard the keys of a dict.
@@ -225,9 +232,10 @@ class Tracer(Bridge):
         """Guard the elements of a set."""
         if isinstance(source, ConstSource):
             return
-        from weft_guards.sources import CallSource  # noqa: PLC0415 - one rare line
-
-        self.guard_constant(CallSource(frozenset, (source,)), frozenset(obj))
+        try:
+            self.guard(CallSource(frozenset, (source,)), "CONST", frozenset(obj))
+        except TypeError:  # classes and the like among them
+            self.guard_same(operator.eq, CallSource(frozenset, (source,)), frozenset(obj))
 
     def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
         """Guard that a function that is inlined keeps its code, which can be assigned."""

@@ -8,6 +8,7 @@ original's cell variables that it hands to closures.
 from __future__ import annotations
 
 import opcode
+import sys
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -118,6 +119,12 @@ class Writer:
 
     def load_const(self, value: object) -> None:
         """Push any object; the code object keeps it alive."""
+        if type(value) is str and f"_{value}".isidentifier() and sys.intern(value) is not value:
+            # A code object would hold another object with this text, the interned one.
+            self.load_const([value])
+            self.load_const(0)
+            self.binary_subscr()
+            return
         self._emit("LOAD_CONST", 1, argval=value)
 
     # Attributes, items, operators.

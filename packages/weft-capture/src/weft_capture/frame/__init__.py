@@ -6,6 +6,7 @@
     skip(code), forget(code)              never intercept / ask again
     get_lookup(code), is_skipped(code), is_active()
     tail_call(func, *args)                a replacement returns it to end with func(*args)
+    enter([func, *args])                  call func, which then alone holds its arguments
 
 flat_args are the frame's arguments in co_varnames order: positional, keyword-only, the *args
 tuple, the **kwargs dict. On a code object without state, or when its lookup returns None,
@@ -22,6 +23,7 @@ import sys
 
 from ._hook import (
     TailCall,
+    enter,
     forget,
     get_lookup,
     is_active,
@@ -35,6 +37,7 @@ from ._hook import (
 
 __all__ = [
     "TailCall",
+    "enter",
     "forget",
     "get_lookup",
     "is_active",

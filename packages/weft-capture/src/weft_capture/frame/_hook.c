@@ -116,6 +116,22 @@ follow_tail_calls(PyObject *result)
     return result;
 }
 
+/* Call [func, *args] and empty the list, so that the callee alone holds its arguments. */
+static PyObject *
+enter(PyObject *module, PyObject *call)
+{
+    if (!PyList_Check(call)) {
+        PyErr_SetString(PyExc_TypeError, "enter([func, *args]) needs a list");
+        return NULL;
+    }
+    PyObject *tail = tail_call(module, ((PyListObject *)call)->ob_item, PyList_GET_SIZE(call));
+    if (tail == NULL || PyList_SetSlice(call, 0, PyList_GET_SIZE(call), NULL) < 0) {
+        Py_XDECREF(tail);
+        return NULL;
+    }
+    return follow_tail_calls(tail);
+}
+
 /* ---- per-code state ---- */
 
 static void
@@ -466,6 +482,7 @@ static PyMethodDef methods[] = {
     {"is_active", is_active, METH_NOARGS, "is_active() -> whether the hook is on in this thread."},
     {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
      "tail_call(func, *args): what a replacement returns to end with func(*args)."},
+    {"enter", enter, METH_O, "enter([func, *args]): call func; the list is emptied."},
     {"set_return_code", set_return_code, METH_O, "Internal: the code that finishes a frame."},
     {NULL, NULL, 0, NULL},
 };

@@ -4,7 +4,7 @@ When a break lies in an inlined call, the replacement of the captured frame rebu
 up to the call, and calls an *entry* in the place of the original callee: a function with the
 callee's name, file and lines that gets the callee's live variables and operand stack. The entry
 of the innermost frame runs the breaking instruction for real; that of a frame between calls the
-next entry, which it gets as two more arguments. Both then go on in a resume function. An
+next entry, which it gets in a list as one more argument. Both then go on in a resume function. An
 exception finds each frame's own handlers around it, and the traceback shows each frame once.
 
 Entries depend on nothing but (instruction, stack shape, bound variables): they need no guards.
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from weft_capture.frames import Frame
 
 _INNER = "_weft_inner"
-_INNER_ARGS = "_weft_inner_args"
 _MARK = ".<entry at "
 
 
@@ -74,7 +73,7 @@ def _make_entry(
     entry: Entry | None = decoded.derived.get(key)
     if entry is None:
         args, freevars = state_at(decoded, index, stack, bound)
-        names = argument_names(args, freevars) + ((_INNER, _INNER_ARGS) if inner else ())
+        names = argument_names(args, freevars) + ((_INNER,) if inner else ())
         line = decoded.instrs[index].lineno or decoded.firstlineno
         signature = Signature(names, (), freevars, f"{decoded.qualname}{_MARK}{line}>")
 
@@ -105,9 +104,9 @@ def _write_entry(
         step.run(index)
         return
     writer.begin_call()
+    writer.load_const(hook.enter)
     writer.load_local(_INNER)
-    writer.load_local(_INNER_ARGS)
-    writer.call_ex()
+    writer.call(1)
     step.returned(index)
 
 
@@ -148,22 +147,18 @@ class InnerFrames:
         """Push the result of the outermost entry; `RealStep.returned` goes on."""
         writer = self._writer
         inner: list[str] = []
-        *others, first = reversed(self._loaded)
-        for loaded in others:
-            self._push_function(*loaded[:2], loaded[3])
-            function = writer.temp()
-            writer.store_local(function)
-            self._push_all(loaded[2] + inner)
-            writer.build_tuple(len(loaded[2] + inner))
-            args = writer.temp()
-            writer.store_local(args)
-            inner = [function, args]
+        for code, function, args, cells in reversed(self._loaded):
+            self._push_function(code, function, cells)
+            self._push_all(args + inner)
+            writer.build_list(1 + len(args + inner))
+            inner = [writer.temp()]
+            writer.store_local(inner[0])
         writer.begin_call()
-        self._push_function(*first[:2], first[3])
-        self._push_all(first[2] + inner)
+        writer.load_const(hook.enter)
+        writer.load_local(inner[0])
         # The frame stays while the callee runs on: it must not keep what that one lets go of.
         writer.clear_temps(GRAPH_RESULT)
-        writer.call(len(first[2] + inner))
+        writer.call(1)
 
     def _push_function(self, code: types.CodeType, function: str, cells: list[str]) -> None:
         writer = self._writer

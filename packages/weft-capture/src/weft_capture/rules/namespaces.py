@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import types
@@ -83,6 +84,8 @@ def _set(tx: Tracer, self: GlobalsValue, key: Value, value: Value) -> Value:
 def _locals(tx: Tracer) -> Value:
     frame = tx.frame
     assert frame is not None
+    if not frame.decoded.flags & inspect.CO_OPTIMIZED:
+        raise Break("unknown-call", "locals() in the body of a class")
     pairs: list[tuple[Value, Value]] = []
     names = [*frame.decoded.varnames, *frame.decoded.cellvars, *frame.decoded.freevars]
     for name in dict.fromkeys([*names, *frame.locals]):

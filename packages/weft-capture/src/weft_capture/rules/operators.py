@@ -181,6 +181,8 @@ def _sizes(value: TupleValue) -> bool:
 def _repeat(tx: Tracer, items: Value, count: Value, inplace: bool) -> Value:
     assert isinstance(items, (ListValue, TupleValue))
     times = operator.index(count.as_constant())
+    if times == 1 and type(items) is TupleValue:
+        return items
     if inplace and isinstance(items, ListValue):
         tx.mutate(items)
         items.items *= times

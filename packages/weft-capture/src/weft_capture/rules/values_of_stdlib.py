@@ -9,7 +9,6 @@ from __future__ import annotations
 import binascii
 import datetime
 import json
-import operator
 import pathlib
 import re
 import struct
@@ -81,13 +80,6 @@ def _lock(factory: Any) -> None:
 
 _lock(threading.Lock)
 _lock(type(threading.RLock()))
-
-
-@rule(operator.length_hint)
-def _length_hint(tx: Tracer, items: Value, default: Value = NONE) -> Value:
-    if isinstance(items, UserObject) and items.has_special("__length_hint__"):
-        raise Break("unknown-call", f"length_hint of {items.describe()}")
-    return tx.builtin(len, items)
 
 
 @rule(typing.NewType)

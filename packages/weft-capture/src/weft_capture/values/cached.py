@@ -58,13 +58,10 @@ def _real(tx: Tracer, value: Value) -> Any:
     if not isinstance(value, UserObject) or value.obj is None or value.attrs or value.base_changed:
         return value.as_constant()
     by_identity: Any = object.__hash__
-    if value.cls.__hash__ is not by_identity or not tx.guard_identity(_source(value), value.obj):
+    if value.cls.__hash__ is not by_identity:
         raise NotConstant(value.describe())
+    tx.guard_identity(value.source or ConstSource(value.obj), value.obj)
     return value.obj
-
-
-def _source(value: UserObject) -> Source:
-    return value.source or ConstSource(value.obj)
 
 
 def _is_plain(result: Any) -> bool:

@@ -88,11 +88,16 @@ class UserObject(MutableValue):
             return super().hash_key()
         if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
             return self if self.obj is None else self.obj
-        if self.obj is not None and self.cls.__hash__ is not None:
-            return self.obj
-        if self.has_special("__hash__") or self.base is None:
+        found = attributes.lookup(self.cls, "__hash__")
+        generated = getattr(getattr(self.cls.__hash__, "__code__", None), "co_filename", "")
+        if found is None or not attributes.is_python_code(found[1]):
+            if found is None or not isinstance(found[1], types.WrapperDescriptorType):
+                raise Break("unsupported-value", f"{self.describe()} as a dict key")
+            if self.obj is None and self.base is not None:
+                return self.base.hash_key()
+        elif not (generated == "<string>" or attributes.is_trusted(found[0].__module__)):
             return ObjectKey(self)
-        return self.base.hash_key()
+        return ObjectKey(self) if self.obj is None else self.obj
 
     def as_constant(self) -> Any:
         if self.base is not None and issubclass(self.cls, int | float | str | bytes | complex):

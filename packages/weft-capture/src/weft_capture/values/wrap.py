@@ -245,10 +245,12 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
     if is_leaf(obj) or is_pure(obj):
         tx.guard_identity(source, obj)
         return BuiltinValue(obj, source)
-    if isinstance(source, LocalSource) or not tx.guard_identity(source, obj):
+    if isinstance(source, LocalSource):
         # A new function of the same code is as good: guard what it is made of instead.
         tx.guard(source, "TYPE", types.FunctionType)
         tx.guard_identity(AttrSource(source, "__code__"), obj.__code__)
+    else:
+        tx.guard_identity(source, obj)
     positional = AttrSource(source, "__defaults__")
     defaults = enumerate(obj.__defaults__ or ())
     keyword = AttrSource(source, "__kwdefaults__")
@@ -491,8 +493,26 @@ def _wrap_sequence_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
 
 @_family(lambda obj: isinstance(obj, int | float | str | bytes))
 def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard_identity(source, obj)
-    return Constant(obj)
+    if isinstance(source, ConstSource):
+        return Constant(obj)
+    tx.guard(source, "TYPE", type(obj))
+    plain = CallSource(plain_scalar, (source,))
+    tx.guard_constant(plain, plain_scalar(obj))
+    if not type(obj).__flags__ & _HEAP_TYPE:  # NumPy's: immutable
+        return Constant(obj)
+    return UserObject(type(obj), obj, source, constant(plain_scalar(obj)))
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
+def plain_scalar(obj: Any) -> Any:
+    """Return the int, float, str or bytes in an instance of a subclass, past its methods."""
+    if isinstance(obj, str):
+        return str.__str__(obj)
+    if isinstance(obj, bytes):
+        return bytes.__getitem__(obj, slice(None))
+    return int.__int__(obj) if isinstance(obj, int) else float.__float__(obj)
 
 
 def _wrap_object(tx: Tracer, obj: Any, source: Source) -> Value:
