@@ -280,6 +280,9 @@ def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
 
 def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value:
     cls = self.cls
+    written = _written(tx, cls, name)
+    if written is not None:
+        return self.own_attribute(tx, name) or written
     found = lookup(cls, name)
     if found is not None and is_data_descriptor(found[1]) and hasattr(found[1], "__get__"):
         return bind(tx, found, name, self, cls)
@@ -387,10 +390,15 @@ def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
         "__mro__": lambda: tx.tuple_of([tx.const_object(kind) for kind in cls.__mro__]),
         "__bases__": lambda: tx.tuple_of([tx.const_object(kind) for kind in cls.__bases__]),
         "__class__": lambda: tx.const_object(type(cls)),
-        "__dict__": lambda: tx.wrap(dict(cls.__dict__), ConstSource(dict(cls.__dict__))),
+        "__dict__": lambda: tx.const_object(types.MappingProxyType(dict(cls.__dict__))),
     }
+    written = _written(tx, cls, name)
     if name in special:
+        if name == "__dict__" and tx.effects.touches(cls):
+            raise Break("unsupported-value", "the __dict__ of a class that was just changed")
         return special[name]()
+    if written is not None:
+        return written
     found = lookup(cls, name)
     if found is None or isinstance(lookup(type(cls), name), property):
         return _metaclass_attribute(tx, self, name)
@@ -408,6 +416,33 @@ def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
     if is_trusted(definer.__module__) or callable(real) or definer in MADE:
         return _of_class(tx, self, name, real)
     return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
+
+
+def _written(tx: Tracer, cls: type, name: str) -> Value | None:
+    """Return what the captured code put into a class from outside, or a base, under a name."""
+    for base in cls.__mro__ if tx.effects.globals else ():
+        value = tx.effects.global_value(base, name)
+        if value is not None or name in base.__dict__:
+            return value
+    return None
+
+
+def set_outside_class(tx: Tracer, cls: ClassValue, name: str, value: Value | None) -> None:
+    """Set an attribute of a class that existed before the frame, where it is mere data.
+
+    Raises:
+        Break: for what changes how the class behaves, for a metaclass that has a say, and for
+            deleting (`value` None).
+    """
+    kind = cls.obj
+    found = lookup(kind, name)
+    setter: Any = type.__setattr__
+    plain = type(kind).__setattr__ is setter and not hasattr(type(kind), name)
+    plain = plain and not is_trusted(kind.__module__) and not name.startswith("__")
+    active = found is not None and hasattr(type(found[1]), "__get__")
+    if not plain or active or value is None or hasattr(value.python_type(), "__get__"):
+        raise Break("unsupported-value", f"setting {name} of {cls.describe()}")
+    tx.effects.store_global(kind, name, value)
 
 
 def _metaclass_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
@@ -444,6 +479,9 @@ def super_attribute(tx: Tracer, self: SuperValue, name: str) -> Value:
     cls = owner.obj if through_class else owner.python_type()  # type: ignore[attr-defined]
     mro = cls.__mro__
     for kind in mro[mro.index(self.cls) + 1 :]:
+        written = tx.effects.global_value(kind, name)
+        if written is not None:
+            return written
         if name not in kind.__dict__:
             continue
         attribute = kind.__dict__[name]

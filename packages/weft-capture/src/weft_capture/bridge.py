@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from weft_capture import class_statements, classes
-from weft_capture.breaks import Break
+from weft_capture import attributes, class_statements, classes
 from weft_capture.rules import table
 from weft_capture.rules.operators import equal
 from weft_capture.rules.text import format_text
@@ -77,9 +76,10 @@ class Bridge:
 
     def set_class_attribute(self, cls: ClassValue, name: str, value: Value | None) -> None:
         """Set an attribute of a class, or delete it (None)."""
-        if not isinstance(cls, MadeClass):
-            raise Break("unsupported-value", f"setting {name} of {cls.describe()}")
-        class_statements.set_class_attribute(self._tx, cls, name, value)
+        if isinstance(cls, MadeClass):
+            class_statements.set_class_attribute(self._tx, cls, name, value)
+        else:
+            attributes.set_outside_class(self._tx, cls, name, value)
 
     def subscript_class(self, cls: ClassValue, key: Value) -> Value:
         """Evaluate `cls[key]`."""

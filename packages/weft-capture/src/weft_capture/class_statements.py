@@ -8,6 +8,7 @@ its value, so attribute lookup on the real class finds what the program put ther
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import dataclasses
@@ -18,6 +19,7 @@ from weft_guards.sources import ConstSource
 
 from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.bytecode import decode
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Value, method
@@ -103,6 +105,13 @@ def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords
     assert isinstance(body, FunctionValue)
     frame = Frame(tx, body, {}, dict(zip(body.code.co_freevars, body.cells, strict=True)))
     frame.run()
+    metaclass = getattr(keywords.get("metaclass"), "obj", type)
+    kinds = [metaclass, *(type(getattr(base, "obj", None)) for base in bases)]
+    found = [attributes.lookup(kind, "__prepare__") for kind in kinds]
+    if any(one is not None and one[0] is not type for one in found):
+        stored = [i.argval for i in decode(body.code).instrs if i.opname == "STORE_NAME"]
+        if len(stored) != len(set(stored)):
+            raise Break("unknown-call", "a metaclass that may look at each binding of a name")
     return make_class(tx, name.as_constant(), list(bases), keywords, dict(frame.locals))
 
 
@@ -126,6 +135,9 @@ def make_class(
     late = [key for key, value in namespace.items() if _has_set_name(value)]
     for key in (*late, "__init_subclass__"):
         real_namespace.pop(key, None)
+    looks = any(type(base) not in (type, abc.ABCMeta) for base in real_bases)
+    if looks and any(isinstance(value, StandIn) for value in real_namespace.values()):
+        raise Break("unsupported-value", "a metaclass that looks at what capture has no object of")
     hook = _inherited_hook(real_bases)
     if hook is not None:
         words = {key: word for key, word in words.items() if key == "metaclass"}
@@ -206,7 +218,8 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 def set_class_attribute(tx: Tracer, made: MadeClass, name: str, value: Value | None) -> None:
     """Set an attribute of a made class, or delete it (None)."""
     real, namespace = made.obj, made.namespace
-    if namespace is None:
+    # A class that is made again with it would call its `__set_name__`.
+    if namespace is None or (value and hasattr(value.python_type(), "__set_name__")):
         raise Break("unsupported-value", f"setting {name} of {made.describe()}")
     had, before = name in real.__dict__, real.__dict__.get(name)
     saved = dict(namespace)

@@ -217,8 +217,10 @@ class BaseMethod(Value):
             if row is not None:
                 return row(tx, owner, *args, **kwargs)
         if isinstance(owner, ClassValue) and self.name == "__new__":
-            if self.kind is object:
+            if self.kind is object and not args[1:] and not kwargs:
                 return _plain_object(args[0].as_constant())
+            if self.kind is object:
+                raise Break("unknown-call", "arguments of object.__new__")
             return new_object(tx, args[0].as_constant(), args[1:])
         if isinstance(owner, ClassValue) and self.name == "__call__":
             return construct(tx, owner, args, kwargs)

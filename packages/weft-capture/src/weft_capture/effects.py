@@ -23,7 +23,7 @@ class Effects:
     def __init__(self, tx: Tracer) -> None:
         self.tx = tx
         self.changed: dict[MutableValue, None] = {}
-        self.globals: dict[tuple[int, str], tuple[dict[str, Any], Value]] = {}
+        self.globals: dict[tuple[int, str], tuple[Any, Value]] = {}
 
     def note(self, value: MutableValue) -> None:
         """Record that an existing object changes; taken back with the step."""
@@ -31,8 +31,8 @@ class Effects:
             self.changed[value] = None
             self.tx.journal.on_rollback(lambda: self.changed.pop(value, None))
 
-    def store_global(self, global_dict: dict[str, Any], name: str, value: Value) -> None:
-        """Record the write of a global."""
+    def store_global(self, global_dict: Any, name: str, value: Value) -> None:
+        """Record the write of a global, or of an attribute of a class."""
         key = (id(global_dict), name)
         old = self.globals.get(key)
         self.globals[key] = (global_dict, value)
@@ -45,8 +45,8 @@ class Effects:
 
         self.tx.journal.on_rollback(undo)
 
-    def global_value(self, global_dict: dict[str, Any], name: str) -> Value | None:
-        """Return a global as the captured code left it; None when it did not write it."""
+    def global_value(self, global_dict: Any, name: str) -> Value | None:
+        """Return what `store_global` was told last; None when nothing was."""
         if not self.globals:
             return None
         entry = self.globals.get((id(global_dict), name))
@@ -68,7 +68,7 @@ class Effects:
         for value in self.changed:
             out.pin(value)
         writes = [value.replay(out) for value in self.changed]
-        temps: list[tuple[dict[str, Any], str, str | None]] = []
+        temps: list[tuple[Any, str, str | None]] = []
         for (_, name), (global_dict, written) in self.globals.items():
             if written is DELETED:
                 temps.append((global_dict, name, None))
@@ -90,6 +90,9 @@ class Effects:
                     continue
                 out.writer.load_local(temp)
                 out.writer.load_const(global_dict)
+                if isinstance(global_dict, type):
+                    out.writer.store_attr(name)
+                    continue
                 out.writer.load_const(name)
                 out.writer.store_subscr()
 

@@ -6,6 +6,7 @@ one item at a time, as the originals do, so effects of what they call keep their
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -383,26 +384,22 @@ def delitem(a: Any, b: Any) -> None:
     del a[b]
 
 
-def length_hint(obj: Any, default: Any = 0, /) -> Any:
-    """Return `len(obj)`, or what its `__length_hint__` says."""
-    if not isinstance(default, int):
-        kind = type(default).__name__
-        raise TypeError(f"'{kind}' object cannot be interpreted as an integer")
-    if hasattr(type(obj), "__len__"):
-        return len(obj)
-    if not hasattr(type(obj), "__length_hint__"):
-        return default
-    try:
-        hint = type(obj).__length_hint__(obj)
-    except TypeError:
-        return default
-    if hint is NotImplemented:
-        return default
-    if not isinstance(hint, int):
-        raise TypeError(f"__length_hint__ must be an integer, not {type(hint).__name__}")
-    if hint < 0:
-        raise ValueError("__length_hint__() should return >= 0")
-    return hint
+def matches(pattern: Any, string: Any, count: int) -> tuple[Any, ...]:
+    """Return what `pattern.sub` finds; it depends on nothing else, and is computed at once."""
+    return tuple(itertools.islice(pattern.finditer(string), count or None))
+
+
+def substitute(pattern: Any, function: Callable[[Any], Any], string: Any, count: int) -> Any:
+    """Do what `pattern.sub(function, string, count)` does."""
+    pieces, end = [], 0
+    for match in matches(pattern, string, count):
+        pieces.append(string[end : match.start()])
+        piece = function(match)
+        if piece is not None:
+            pieces.append(piece)
+        end = match.end()
+    pieces.append(string[end:])
+    return string[:0].join(pieces)
 
 
 def concat(a: Any, b: Any) -> Any:

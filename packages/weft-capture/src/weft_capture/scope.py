@@ -103,6 +103,15 @@ def module_attribute(tx: Tracer, module: ModuleObject, name: str) -> Value:
     return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
 
 
+def set_module_attribute(tx: Tracer, module: ModuleObject, name: str, value: Value) -> None:
+    """Write an attribute of a Python module, which is a global of its functions."""
+    real = module.obj
+    fixed = attributes.is_trusted(real.__name__) and (real.__name__, name) not in _CHANGING
+    if fixed or type(real) is not types.ModuleType:
+        raise Break("unsupported-value", f"setting {name} of {module.describe()}")
+    tx.effects.store_global(real.__dict__, name, value)
+
+
 _CONSTANT_NAMES = ("__name__", "__qualname__", "__module__")
 
 

@@ -462,6 +462,10 @@ class Tracer(Bridge):
         """Read an attribute of a Python module."""
         return scope.module_attribute(self, module, name)
 
+    def set_module_attribute(self, module: ModuleObject, name: str, value: Value) -> None:
+        """Write an attribute of a Python module."""
+        scope.set_module_attribute(self, module, name, value)
+
     def function_attribute(self, function: FunctionValue, name: str) -> Value:
         """Read an attribute of a function from outside."""
         return scope.function_attribute(self, function, name)

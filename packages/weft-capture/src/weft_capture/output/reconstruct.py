@@ -18,7 +18,7 @@ from weft_capture.values.constant import NULL, Constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue, check_keys
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
-from weft_capture.values.made_classes import load_class
+from weft_capture.values.made_classes import MADE, load_class
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -56,6 +56,13 @@ class Output:
         temp = self._temps.get(value)
         if temp is not None:
             self.writer.load_local(temp)
+            return
+        if isinstance(value, Constant) and type(value.value) in MADE:  # a member of an enum
+            name, kind = str(getattr(value.value, "_name_", None)), type(value.value)
+            if name not in getattr(kind, "__members__", ()):
+                raise Break("unsupported-value", f"{value.describe()} of a class made in the frame")
+            self.load_class(kind)
+            self.writer.load_attr(name)
             return
         if isinstance(value, Constant) or value is NULL:
             value.reconstruct(self)

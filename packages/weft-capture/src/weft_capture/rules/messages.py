@@ -24,6 +24,7 @@ from weft_capture.rules.text import HOLES, text_of
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import FALSE, NONE, Constant, constant
 from weft_capture.values.objects import StreamValue, UserObject, is_plain_stream
+from weft_capture.values.replayed import ReplayedValue
 
 if TYPE_CHECKING:
     from weft_capture.frames import Frame
@@ -62,6 +63,13 @@ def _print(
     if not all(isinstance(one.as_constant(), str | None) for one in (sep, end)):
         raise Break("unknown-call", "print with a separator that is no text")
     stream = file if file is not NONE else tx.const_object(sys).getattr(tx, "stdout")
+    if isinstance(stream, ReplayedValue):
+        words = [_shown(tx, arg).as_constant() for arg in args]
+        space, newline = (one.as_constant() for one in (sep, end))
+        text = (" " if space is None else space).join(words)
+        text += "\n" if newline is None else newline
+        stream.call_method(tx, "write", [constant(text)], {})
+        return NONE
     if stream is not NONE:
         _check_stream(tx, stream)
     try:

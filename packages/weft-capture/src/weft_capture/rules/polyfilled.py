@@ -28,7 +28,7 @@ _MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (itertools, ("accumulate", "groupby", "tee", "zip_longest", "batched")),
     (heapq, ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")),
     (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
-    (operator, ("delitem", "concat", "call", "length_hint")),
+    (operator, ("delitem", "concat", "call")),
 )
 _RENAMED: tuple[tuple[Any, str, Any], ...] = (
     (functools, "cmp_to_key", polyfills.cmp_to_key),

@@ -17,31 +17,36 @@ import os
 import re
 import sys
 import typing
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_guards.sources import CallSource, ConstSource
 
+from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
-from weft_capture.rules.table import PURE, rule
+from weft_capture.rules.table import CODE_RULES, PURE, rule
 from weft_capture.values import floats
-from weft_capture.values.base import Value
+from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import NONE, Constant, constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
-from weft_capture.values.functions import PartialValue
+from weft_capture.values.functions import FunctionValue, PartialValue
 from weft_capture.values.iterators import CombinedIterator, ListedIterator
+from weft_capture.values.made_classes import MADE
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
+_ZERO = Constant(0)
 Step = Callable[["Tracer", CombinedIterator], Value | None]
 
 PURE.update(f for f in vars(math).values() if callable(f))
-PURE.update((inspect.signature, typing.get_origin, typing.get_args, os.path.join))
-PURE.update((re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.split))
+PURE.update((inspect.signature, inspect.getfullargspec, typing.get_origin, typing.get_args))
+PURE.add(os.path.join)
+PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
+PURE.add(polyfills.matches)
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
 PURE.update((operator.index, sys.intern, os.fspath))
 
@@ -63,6 +68,39 @@ def _reduce(tx: Tracer, function: Value, items: Value, *initial: Value) -> Value
     if not values:
         tx.raise_(TypeError, "reduce() of empty iterable with no initial value")
     return functools.reduce(lambda a, b: function.call(tx, [a, b], {}), values)
+
+
+def _dispatch(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """`dispatch` of a single-dispatch function, which looks into weak dicts."""
+    cls = args[0].as_constant() if len(args) == 1 else None
+    if function.obj is None or not isinstance(cls, type) or cls in MADE:
+        raise Break("unknown-call", "dispatch of a function or class made in the frame")
+    owner = function.source or ConstSource(function.obj)
+    return tx.wrap(function.obj(cls), CallSource(operator.call, (owner, ConstSource(cls))))
+
+
+CODE_RULES[functools.singledispatch(len).dispatch.__code__] = _dispatch
+
+
+# re
+
+
+@rule(re.sub)
+def _re_sub(
+    tx: Tracer, pattern: Value, repl: Value, string: Value, count: Value = _ZERO,
+    flags: Value = _ZERO,
+) -> Value:  # fmt: skip
+    compiled = fold(tx, re.compile, [pattern, flags], {})
+    return compiled.call_method(tx, "sub", [repl, string, count], {})
+
+
+@method(Constant, "sub")
+def _pattern_sub(
+    tx: Tracer, self: Constant, repl: Value, string: Value, count: Value = _ZERO
+) -> Value:
+    if isinstance(repl, Constant) or not isinstance(self.value, re.Pattern):
+        return fold(tx, getattr(self.value, "sub"), [repl, string, count], {})  # noqa: B009
+    return tx.const_object(polyfills.substitute).call(tx, [self, repl, string, count], {})
 
 
 # math, on symbolic numbers
@@ -185,6 +223,8 @@ def _repeat(tx: Tracer, item: Value, times: Value = NONE) -> Value:
 @rule(itertools.count)
 def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) -> Value:  # noqa: B008
     first, stride = start.as_constant(), step.as_constant()
+    if type(first) is not int or type(stride) is not int:
+        raise Break("unsupported-value", "itertools.count over other numbers than ints")
 
     def advance(tx: Tracer, self: CombinedIterator) -> Value | None:
         number = first + stride * self.position
@@ -207,8 +247,3 @@ def _cast(tx: Tracer, kind: Value, value: Value) -> Value:
 @rule(enum.auto)
 def _auto(tx: Tracer) -> Value:
     raise Break("unknown-call", "enum.auto")
-
-
-@rule(weakref.ref)
-def _ref(tx: Tracer, value: Value, callback: Value = NONE) -> Value:
-    raise Break("unknown-call", "weakref.ref")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,8 @@ def _dict_text(tx: Tracer, value: Any, function: Function) -> str:
         return _plain_text(tx, value, function)
     if value.cls is collections.defaultdict:
         return f"defaultdict({text_of(tx, value.default_factory, repr)}, {text})"
+    if value.cls is types.MappingProxyType:
+        return f"mappingproxy({text})"
     return text
 
 

@@ -16,7 +16,7 @@ from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.constant import is_constant_object
 from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.objects import UserObject
-from weft_guards.sources import ConstSource, Source
+from weft_guards.sources import ConstSource
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer

@@ -166,11 +166,13 @@ class FunctionValue(MutableValue):
             "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
             "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
             "__kwdefaults__": lambda: self.keyword_defaults(),
-            "__annotations__": lambda: DictValue(),
             "__type_params__": lambda: tx.tuple_of([]),
         }
         if name in known:
             return known[name]()
+        if name == "__annotations__":
+            self.store(tx, name, DictValue())
+            return self.attributes[name]
         if name == "__get__":
             return super().getattr(tx, name)
         tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
@@ -408,6 +410,9 @@ class ModuleObject(ObjectConstant):
     def getattr(self, tx: Tracer, name: str) -> Value:
         return tx.module_attribute(self, name)
 
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        tx.set_module_attribute(self, name, value)
+
 
 class PartialValue(Value):
     """functools.partial, from outside or made by the program."""
@@ -450,6 +455,9 @@ class SuperValue(Value):
 
     def __init__(self, cls: type, owner: Value) -> None:
         super().__init__(None)
+        of_class = isinstance(owner, ClassValue) and issubclass(owner.obj, cls)
+        if not of_class and not issubclass(owner.python_type(), cls):
+            raise Break("unsupported-value", f"super({cls.__name__}, ...) of {owner.describe()}")
         self.cls = cls
         self.owner = owner
 

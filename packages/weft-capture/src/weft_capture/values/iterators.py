@@ -137,13 +137,16 @@ class ItemIterator(IteratorValue):
         return type(iter(_Items()))
 
     def next(self, tx: Tracer) -> Value | None:
+        if self.position == EXHAUSTED:
+            return None
+        tx.journal.touch(self)
         try:
             item = self.over.getitem(tx, constant(self.position))
         except Raised as raised:
             if issubclass(raised.value.python_type(), IndexError | StopIteration):
+                self.position = EXHAUSTED
                 return None
             raise
-        tx.journal.touch(self)
         self.position += 1
         return item
 

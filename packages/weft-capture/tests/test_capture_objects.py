@@ -1,0 +1,188 @@
+"""Objects that are told apart by identity, made for real while capturing, or must die in time."""
+
+import collections
+import contextlib
+import enum
+import functools
+import gc
+import hashlib
+import io
+import re
+import threading
+import weakref
+
+import torch
+import weft_capture as wc
+from test_capture_language import X, eager_backend
+
+
+def captured(function):
+    """Return a function captured without tensor compilation, and its state."""
+    optimised = wc.capture(function, eager_backend)
+    return optimised, optimised._weft_capture
+
+
+class Bits(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+class Tagged(int):
+    def __new__(cls, tag):
+        self = int.__new__(cls, 7)
+        self.tag = tag
+        return self
+
+
+class Text(str):
+    pass
+
+
+def test_objects_without_weak_references_are_guarded():
+    run, _ = captured(lambda x, key: (x + 1, key))
+    for key in (Bits.A, Bits.B, Tagged("a"), Tagged("b"), Text("t"), classmethod(len), len, repr):
+        assert run(X, key)[1] is key
+    method, _ = captured(lambda x, key: key(["ab"]) if x is not None else 0)
+    assert type(method(X, dict.fromkeys)) is dict
+    assert type(method(X, collections.OrderedDict.fromkeys)) is collections.OrderedDict
+
+
+def test_attributes_of_a_number_subclass_are_read_at_each_call():
+    run, _ = captured(lambda x, n: (x * int(n), n.tag, n + 1))
+    for tag in ("a", "b"):
+        assert run(X, Tagged(tag))[1:] == (tag, 8)
+
+
+Plain = functools.singledispatch(lambda value: "other")
+
+
+def test_single_dispatch_follows_its_registry():
+    run, state = captured(lambda x, v: (x + 1, Plain(v)))
+    assert run(X, 1)[1] == "other"
+    Plain.register(int, lambda value: "int")
+    assert run(X, 1)[1] == "int"
+    assert run(X, "s")[1] == "other"
+    assert not state.breaks
+
+
+def test_a_log_is_replayed_where_the_object_is_needed():
+    def program(x):
+        data = bytearray(b"abc")
+        view = memoryview(data)[1:]
+        text = io.StringIO()
+        view[0] = 120
+        try:
+            data.extend([1, 300])
+        except ValueError:
+            text.write("bad")
+        wc.graph_break()
+        view[1] = 121
+        text.write(str(len(data)))
+        return x + 1, bytes(data), text.getvalue(), text, data
+
+    run, state = captured(program)
+    for _ in range(2):
+        got, want = run(X), program(X)
+        assert got[1:3] == want[1:3] and got[4] == want[4]
+        assert got[3].getvalue() == want[3].getvalue()
+    assert run(X)[4] is not run(X)[4]
+    assert len(state.breaks) >= 1
+
+
+def test_hashes_and_redirected_output_are_captured_whole():
+    def program(x):
+        buffer, digest = io.StringIO(), hashlib.sha256(b"a")
+        with contextlib.redirect_stdout(buffer):
+            print("one", 2, sep="-")
+        digest.update(buffer.getvalue().encode())
+        return x + 1, digest.hexdigest(), [line for line in io.StringIO("a\nb")]
+
+    run, state = captured(program)
+    assert run(X)[1:] == program(X)[1:]
+    assert not state.breaks
+
+
+def test_a_lock_made_inside_is_held_where_the_program_holds_it():
+    def program(x):
+        lock, again = threading.Lock(), threading.RLock()
+        lock.acquire()
+        with again, again:
+            y = x + 1
+        return y, lock, lock.locked()
+
+    run, _ = captured(program)
+    _, lock, held = run(X)
+    assert held and lock.locked()
+
+
+CALLS = []
+
+
+def shout(match):
+    CALLS.append(match.group())
+    return match.group().upper()
+
+
+def test_sub_calls_its_function_once_for_each_match():
+    run, state = captured(lambda x, s: (x + 1, re.sub("[ab]", shout, s, count=2)))
+    for _ in range(2):
+        CALLS.clear()
+        assert run(X, "cabab")[1] == "cABab"
+        assert CALLS == ["a", "b"]
+    assert not state.breaks
+
+
+class Counter:
+    made = 0
+    kind = "plain"
+
+
+class Sub(Counter):
+    @property
+    def kind(self):
+        return "property"
+
+
+def test_class_attributes_are_written():
+    def program(x):
+        Counter.made += 1
+        Counter.kind = "set"
+        return x + Counter.made, Sub().made, Sub().kind, Counter().kind, Sub.made
+
+    run, state = captured(program)
+    for wanted in (1, 2, 3):
+        y, *seen = run(X)
+        assert seen == [wanted, "property", "set", wanted]
+        assert torch.equal(y, X + wanted) and Counter.made == wanted
+    assert Counter.kind == "set"
+    assert not state.breaks
+
+
+def test_an_enum_made_inside_is_the_programs():
+    def program(x):
+        class Colour(enum.Enum):
+            RED = 1
+
+        return x + 1, Colour, Colour.RED
+
+    run, _ = captured(program)
+    _, colour, red = run(X)
+    assert type(red) is colour and colour.RED is red
+
+
+class Thing:
+    pass
+
+
+def test_an_inlined_call_lets_go_of_its_arguments():
+    def inner(thing):
+        ref = weakref.ref(thing)
+        del thing
+        gc.collect()
+        return ref()
+
+    def program(x):
+        return x + 1, inner(Thing())
+
+    run, _ = captured(program)
+    assert program(X)[1] is None and run(X)[1] is None
