@@ -12,6 +12,7 @@ from weft_capture.attributes import (
     bind,
     is_data_descriptor,
     is_python_code,
+    is_trusted,
     lookup,
     member_dicts,
     module_member,
@@ -128,3 +129,21 @@ def set_module_attribute(tx: Tracer, self: ModuleValue, name: str, value: Value)
     if before not in (None, home):
         groups[before].delitem(tx, key)
     groups[home].setitem(tx, key, value)
+
+
+def set_outside_class(tx: Tracer, cls: ClassValue, name: str, value: Value | None) -> None:
+    """Set an attribute of a class that existed before the frame, where it is mere data.
+
+    Raises:
+        Break: for what changes how the class behaves, for a metaclass that has a say, and for
+            deleting (`value` None).
+    """
+    kind = cls.obj
+    found = lookup(kind, name)
+    setter: Any = type.__setattr__
+    plain = type(kind).__setattr__ is setter and not hasattr(type(kind), name)
+    plain = plain and not is_trusted(kind.__module__) and not name.startswith("__")
+    active = found is not None and hasattr(type(found[1]), "__get__")
+    if not plain or active or value is None or hasattr(value.python_type(), "__get__"):
+        raise Break("unsupported-value", f"setting {name} of {cls.describe()}")
+    tx.effects.store_global(kind, name, value)

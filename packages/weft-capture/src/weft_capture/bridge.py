@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from weft_capture import attributes, class_statements, classes
+from weft_capture import attribute_writes, class_statements, classes, scope
 from weft_capture.rules import table
 from weft_capture.rules.operators import equal
 from weft_capture.rules.text import format_text
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.constant import fold
-from weft_capture.values.functions import ClassValue
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import ClassValue, ModuleObject
 from weft_capture.values.iterators import DictIterator
 from weft_capture.values.made_classes import MADE, MadeClass
 
@@ -79,8 +80,20 @@ class Bridge:
         if isinstance(cls, MadeClass):
             class_statements.set_class_attribute(self._tx, cls, name, value)
         else:
-            attributes.set_outside_class(self._tx, cls, name, value)
+            attribute_writes.set_outside_class(self._tx, cls, name, value)
 
     def subscript_class(self, cls: ClassValue, key: Value) -> Value:
         """Evaluate `cls[key]`."""
         return classes.subscript_class(self._tx, cls, key)
+
+    def set_module_attribute(self, module: ModuleObject, name: str, value: Value) -> None:
+        """Write an attribute of a Python module."""
+        scope.set_module_attribute(self._tx, module, name, value)
+
+    def keyword_arguments(self, mapping: Value) -> Kwargs:
+        """Return a mapping as keyword arguments."""
+        if not isinstance(mapping, DictValue):
+            fresh = DictValue()
+            fresh.call_method(self._tx, "update", [mapping], {})
+            mapping = fresh
+        return {key.as_constant(): value for key, value in mapping.pairs(self._tx)}

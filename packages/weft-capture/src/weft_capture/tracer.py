@@ -384,14 +384,6 @@ class Tracer(Bridge):
         """Return the class of a value."""
         return self.const_object(value.python_type())
 
-    def keyword_arguments(self, mapping: Value) -> Kwargs:
-        """Return a mapping as keyword arguments."""
-        if not isinstance(mapping, DictValue):
-            fresh = DictValue()
-            fresh.call_method(self, "update", [mapping], {})
-            mapping = fresh
-        return {key.as_constant(): value for key, value in mapping.pairs(self)}
-
     def next_by_call(self, step: Value) -> Value | None:
         """Call a Python `__next__`; None when it raises StopIteration."""
         try:
@@ -461,10 +453,6 @@ class Tracer(Bridge):
     def module_attribute(self, module: ModuleObject, name: str) -> Value:
         """Read an attribute of a Python module."""
         return scope.module_attribute(self, module, name)
-
-    def set_module_attribute(self, module: ModuleObject, name: str, value: Value) -> None:
-        """Write an attribute of a Python module."""
-        scope.set_module_attribute(self, module, name, value)
 
     def function_attribute(self, function: FunctionValue, name: str) -> Value:
         """Read an attribute of a function from outside."""

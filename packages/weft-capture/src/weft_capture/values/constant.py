@@ -185,3 +185,12 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     except _RAISES_ARE_PYTHONS as error:
         tx.raise_real(error)
     return tx.literal(result)
+
+
+def plain_scalar(obj: Any) -> Any:
+    """Return the int, float, str or bytes in an instance of a subclass, past its methods."""
+    if isinstance(obj, str):
+        return str.__str__(obj)
+    if isinstance(obj, bytes):
+        return bytes.__getitem__(obj, slice(None))
+    return int.__int__(obj) if isinstance(obj, int) else float.__float__(obj)

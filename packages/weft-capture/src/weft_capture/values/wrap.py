@@ -7,7 +7,6 @@ order. A row's function gets (tx, obj, source) and returns the value.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import operator
 import random
@@ -24,7 +23,7 @@ from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.values import floats
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.cached import CachedFunction
-from weft_capture.values.constant import NONE, Constant, constant, is_constant_object
+from weft_capture.values.constant import NONE, Constant, constant, is_constant_object, plain_scalar
 from weft_capture.values.containers import (
     ListValue,
     NamedTupleValue,
@@ -169,7 +168,7 @@ def _wrap_named_tuple(tx: Tracer, obj: Any, source: Source) -> Value:
     return NamedTupleValue(type(obj), items, source)
 
 
-@_exact(dict, collections.OrderedDict, collections.defaultdict)
+@_exact(dict, collections.OrderedDict, collections.defaultdict, types.MappingProxyType)
 def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     metadata = metadata_of(obj, source)
@@ -178,14 +177,6 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
     if isinstance(obj, collections.defaultdict):
         factory = AttrSource(source, "default_factory")
         value.default_factory = wrap(tx, obj.default_factory, factory)
-    return value
-
-
-@_exact(types.MappingProxyType)
-def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", types.MappingProxyType)
-    value = _dict_entries(tx, obj, source)
-    value.cls = types.MappingProxyType
     return value
 
 
@@ -468,7 +459,6 @@ def _wrap_opaque(tx: Tracer, obj: Any, source: Source) -> Value:
     return ObjectConstant(obj, source)
 
 
-@_family(lambda obj: isinstance(obj, dict) and not dataclasses.is_dataclass(obj))
 @_family(lambda obj: isinstance(obj, dict))
 def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
@@ -498,21 +488,9 @@ def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     plain = CallSource(plain_scalar, (source,))
     tx.guard_constant(plain, plain_scalar(obj))
-    if not type(obj).__flags__ & _HEAP_TYPE:  # NumPy's: immutable
+    if not type(obj).__flags__ & 1 << 9:  # not made by Python: NumPy's: immutable
         return Constant(obj)
     return UserObject(type(obj), obj, source, constant(plain_scalar(obj)))
-
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-
-
-def plain_scalar(obj: Any) -> Any:
-    """Return the int, float, str or bytes in an instance of a subclass, past its methods."""
-    if isinstance(obj, str):
-        return str.__str__(obj)
-    if isinstance(obj, bytes):
-        return bytes.__getitem__(obj, slice(None))
-    return int.__int__(obj) if isinstance(obj, int) else float.__float__(obj)
 
 
 def _wrap_object(tx: Tracer, obj: Any, source: Source) -> Value:
