@@ -2,7 +2,10 @@
 
 import torch
 from torch import nn
+from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops import map as map_rows
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from constructs import case
 
@@ -288,3 +291,55 @@ def data_attribute(x):
 def numpy_round_trip(x):
     np = __import__("numpy")
     return torch.from_numpy(np.add(x.numpy(), 1))
+
+
+@case
+def cond_on_a_tensor(x):
+    return torch.cond(x.sum() > 0, lambda y: {"r": y.sin()}, lambda y: {"r": y.cos()}, (x,))["r"]
+
+
+@case
+def cond_with_closures(x):
+    z = x * 2
+    first = torch.cond(x.sum() < 0, lambda: z + x, lambda: z - x, ())
+    return torch.cond((first > 0).all(), lambda y: y * z, lambda y: y / 2, (first,)) + 1
+
+
+@case
+def while_loop_on_a_tensor(x):
+    def body(i, y):
+        return i + 1, y * 0.5 + i
+
+    return while_loop(lambda i, y: (i < 4) & (y.sum() > -100), body, (torch.tensor(0), x))
+
+
+@case
+def map_over_rows(x):
+    return map_rows(lambda row, k: (row.sin(), {"s": row.sum() * k}), x, torch.tensor(2.0))
+
+
+@case
+def scan_over_rows(x):
+    return scan(lambda carry, row: (carry + row, carry * row), torch.zeros(x.shape[1:]), x)
+
+
+@case
+def associative_scan_over_rows(x):
+    return associative_scan(torch.add, x, 0, combine_mode="generic")
+
+
+@torch.autocast("cpu", dtype=torch.bfloat16)
+def narrow(x):
+    return x @ x.T
+
+
+@case
+def autocast_decorator(x):
+    return narrow(x).float(), x @ x.T
+
+
+@case
+def attention_backend(x):
+    q = x.reshape(1, 1, *x.shape)
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, q, q)

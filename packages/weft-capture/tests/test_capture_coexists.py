@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import traceback
@@ -291,3 +292,30 @@ def test_monitoring_sees_what_is_not_compiled():
         monitoring.free_tool_id(4)
     assert torch.equal(result, torch.full((2,), 4.0))
     assert "<lambda>" in seen
+
+
+def test_torch_compile_inside_a_captured_frame_keeps_its_frames():
+    """torch's hook is put over this one; neither captures the other, nor do they go in circles."""
+    code = """if True:
+        import torch, weft_capture
+
+        def fails(x):
+            raise torch.unknown
+
+        good, bad = torch.compile(torch.sin, backend="eager"), torch.compile(fails, fullgraph=True)
+
+        def program(x, function):
+            y = x + 1
+            weft_capture.graph_break()
+            return function(y) * 2
+
+        run = weft_capture.capture(program, lambda graph, inputs: graph.forward)
+        x = torch.ones(3)
+        for function in (good, bad, good, bad, good):
+            try:
+                assert torch.equal(run(x, function), (x + 1).sin() * 2)
+            except (AttributeError, torch._dynamo.exc.TorchDynamoException):
+                assert function is bad
+    """
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert done.returncode == 0

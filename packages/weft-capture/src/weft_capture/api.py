@@ -27,7 +27,7 @@ from weft_capture.bytecode import is_resume
 from weft_capture.convert import Backend, BreakUnderFullgraph, Converted, convert
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
-from weft_capture.selection import has_tensor_work, is_skipped_code
+from weft_capture.selection import foreign_modes, has_tensor_work, is_skipped_code
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -84,13 +84,17 @@ class Capture:
             return None
         if is_entry(code):
             return entry_replacement(code)
-        known = self.caches.get(code)
-        if known is not None and known.skip_reason is not None:
-            return known.lookup(function, *flat_args)
         resumed = is_resume(code)
         if not resumed and is_skipped_code(code, function.__module__):
             frame.skip(code)
             return None
+        if modes := foreign_modes():
+            if resumed or has_tensor_work(function, flat_args):
+                self.log(code).lose(code, lost_record(code, "modes", modes))
+            return None
+        known = self.caches.get(code)
+        if known is not None and known.skip_reason is not None:
+            return known.lookup(function, *flat_args)
         with _lock:
             cache = self._cache(code)
             found = cache.lookup(function, *flat_args)
@@ -282,8 +286,13 @@ def capture(
 
 
 def _is_transforming() -> bool:
-    # What vmap, grad and forward-mode derivatives call on their tensors runs as it is.
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    # What vmap, grad and forward-mode derivatives call on their tensors runs as it is, and so does
+    # the inside of an operator (`__torch_dispatch__`, kernels in Python), which autograd is above.
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+    )
 
 
 @dataclass

@@ -90,6 +90,10 @@ REASONS: dict[str, Reason] = {
         "the function was compiled as often as the recompile limit allows",
         "see the warning for the failing guards, or raise the limit",
     ),
+    "modes": Reason(
+        "a mode of the program's own sees every operation, which compiled code does not make",
+        "enter the mode inside of what runs eagerly, or leave it before the compiled function",
+    ),
     "internal": Reason(
         "capture failed on its own account; this is a bug in weft",
         "please report it with the program; the frame runs eagerly",

@@ -23,6 +23,7 @@ from weft_core.events import counters, enabled, logger, span
 from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import (
     AttrSource,
+    CallSource,
     ClosureSource,
     LocalSource,
     ModuleSource,
@@ -36,6 +37,7 @@ from weft_capture.bytecode import decode, in_prologue
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import Assembled, assemble
 from weft_capture.rules import table
+from weft_capture.selection import device_modes
 from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import Tracer
 from weft_capture.values.base import Value
@@ -144,6 +146,8 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         tx.guards.add(DUAL_LEVEL, "CONST", forward_ad._current_level)
+        if torch._C._len_torch_function_stack():  # the state tells how many there are
+            tx.guards.add(CallSource(device_modes, ()), "CONST", device_modes())
         with tx.graph.mode, _contexts_closed(tx), class_reads.recorded() as reads:
             outer = outer_frame(tx, do.flat_args)
             try:

@@ -11,6 +11,7 @@ import functools
 import logging
 import operator
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,7 @@ class GraphBuilder:
     def __init__(self, tx: Tracer, symbolic: bool) -> None:
         self.tx = tx
         self.graph = Graph()
+        self.root = torch.nn.Module()  # has the submodules of the graph
         self.shape_env = fake.make_shape_env() if symbolic else None
         self.mode = fake.fake_mode(self.shape_env)
         self.inputs: list[GraphInput] = []
@@ -356,6 +358,16 @@ class GraphBuilder:
         entry = self.input_at.get(node)
         return SymValue(node, size, entry.source if entry else None)
 
+    def submodule(self, module: GraphModule) -> Node:
+        """Add a node that is a graph of its own."""
+        name = f"branch_{len(self.root._modules)}"
+        self.root.add_module(name, module)
+        return self.node("get_attr", name, (), {}, None)
+
+    def tensors(self) -> Iterable[TensorValue]:
+        """Return the tensors of the graph."""
+        return self._by_fake.values()
+
     def writes(self) -> int:
         """Count the writes in place to inputs so far."""
         return sum(_version(entry.node_example) - entry.version for entry in self.inputs)
@@ -371,7 +383,7 @@ class GraphBuilder:
                 used.append(entry)
             else:
                 self.graph.erase_node(entry.node)
-        module = GraphModule(torch.nn.Module(), self.graph)
+        module = GraphModule(self.root, self.graph)
         return module, used
 
 

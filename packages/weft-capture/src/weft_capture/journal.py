@@ -11,6 +11,7 @@ to the `mark` of the longer step undoes both.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -19,9 +20,10 @@ from weft_capture.breaks import Break
 
 
 class Undoable(Protocol):
-    """State that can be saved: `epoch` is owned by the journal."""
+    """State that can be saved: `epoch` is owned by the journal, `born` grows with each object."""
 
     epoch: int
+    born: int
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that puts the state back to what it is now."""
@@ -35,6 +37,7 @@ class Journal:
         self.epoch = 0
         self._undo: list[Callable[[], None]] = []
         self._forgotten = 0
+        self.oldest_touched = sys.maxsize  # by `born`, see `MutableValue`
 
     def begin(self, keep: bool = False) -> None:
         """Start a new speculative step.
@@ -57,6 +60,7 @@ class Journal:
 
     def touch(self, state: Undoable) -> None:
         """Save `state` before its first change in this step."""
+        self.oldest_touched = min(self.oldest_touched, state.born)
         if state.epoch != self.epoch:
             state.epoch = self.epoch
             self._undo.append(state.snapshot())

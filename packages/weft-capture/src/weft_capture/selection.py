@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch.optim import lr_scheduler, optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from weft_capture import attributes
 
@@ -38,6 +40,22 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     if module.startswith("torch."):
         return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
     return module.startswith("numpy") or (module != "__main__" and attributes.is_trusted(module))
+
+
+def foreign_modes() -> str:
+    """Name a mode of the program that sees operations, and so keeps them from being compiled."""
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode"
+    if torch._C._len_torch_function_stack():
+        for mode in _get_current_function_mode_stack():
+            if type(mode) is not DeviceContext:
+                return type(mode).__name__
+    return ""
+
+
+def device_modes() -> tuple[str, ...]:
+    """Return the devices of `with torch.device(...)` blocks, outermost first."""
+    return tuple(str(mode.device) for mode in _get_current_function_mode_stack())
 
 
 def is_library(code: types.CodeType, global_dict: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ import weft_codegen
 from torch import fx
 from weft_core.dumps import dump_graph
 
-from weft import failures, progress
+from weft import control_flow, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
 
 
@@ -69,7 +69,12 @@ def graph_compiler(request: Request) -> Backend:
     def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
         dump_graph("capture.graph", gm)
         with progress.stage("backend", failures.describe(gm)):
-            return failures.guard(lambda: backend(gm, example_inputs, **keywords), gm)
+            if control_flow.is_used(gm):
+                return control_flow.split(gm, compile_one)
+            return compile_one(gm, example_inputs)
+
+    def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+        return failures.guard(lambda: backend(gm, example_inputs, **keywords), gm)
 
     return compile_graph
 

@@ -183,8 +183,15 @@ set_state(PyObject *code, StateKind kind, PyObject *lookup, PyObject *owner)
 static inline PyObject *
 eval_default(PyThreadState *tstate, Frame *frame, int throwing)
 {
-    return previous_eval != NULL ? previous_eval(tstate, frame, throwing)
-                                 : _PyEval_EvalFrameDefault(tstate, frame, throwing);
+    /* A hook that was put over ours and stays when ours is put over it leads back to ours. */
+    static _Thread_local Frame *passed_on = NULL;
+    if (previous_eval == NULL || passed_on == frame) {
+        return _PyEval_EvalFrameDefault(tstate, frame, throwing);
+    }
+    passed_on = frame;
+    PyObject *result = previous_eval(tstate, frame, throwing);
+    passed_on = NULL;
+    return result;
 }
 
 static inline Py_ssize_t
@@ -346,6 +353,9 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
     hook.tail = NULL;
     if (is_tail) {
         release_held();
+    }
+    if (_PyInterpreterState_GetEvalFrameFunc(tstate->interp) != hook_eval) {
+        return eval_default(tstate, frame, throwing); /* its frames: what called it runs eagerly */
     }
     CodeState *state = get_state(code);
     if ((state != NULL && state->kind == SKIP) || (code->co_flags & NEVER)

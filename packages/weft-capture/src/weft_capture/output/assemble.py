@@ -127,8 +127,7 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
         elif isinstance(owner, AutocastContext) and owner.real is not None:
             open_autocasts.append(owner)
     for context in open_autocasts:
-        leave = torch.amp.autocast_mode._exit_autocast
-        tx.graph.node("call_function", leave, (context.token,), {}, None)
+        context.leave_node(tx)
     if torch.is_grad_enabled() is not tx.entry_grad_mode and tx.graph.op_count:
         tx.set_grad_mode(tx.entry_grad_mode)
     return end_mode

@@ -8,6 +8,7 @@ are not arguments, branches on values).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch.autograd import function as autograd_function
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import BIRTHS, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.functions import ClassValue
@@ -56,10 +57,10 @@ def _node_target(cls: Any) -> Callable[..., Any]:
 def _rehearse(tx: Tracer, cls: ClassValue, args: list[Value]) -> None:
     """Execute forward and backward for their guards; nothing of it stays in the graph."""
     needs = [isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args]
-    ctx = UserObject(autograd_function.FunctionCtx)
-    ctx.attrs["needs_input_grad"] = TupleValue([constant(need) for need in needs])
     recorded = torch.is_grad_enabled()
     with rehearsal(tx, cls.obj.__name__, args):
+        ctx = UserObject(autograd_function.FunctionCtx)
+        ctx.attrs["needs_input_grad"] = TupleValue([constant(need) for need in needs])
         outputs = _forward(tx, cls, ctx, args)
         if recorded and any(needs):
             _backward(tx, cls, ctx, outputs)
@@ -72,27 +73,49 @@ def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
     Raises:
         Break: when it cannot be captured, or does more than compute with `args`.
     """
-    graph = tx.graph
-    last = next(iter(reversed(graph.graph.nodes)), None)
-    changed = len(tx.effects.changed), len(tx.effects.globals)
     before = torch.is_grad_enabled()
     policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
     try:
-        tx.set_grad_mode(False)
-        yield
-        tx.set_grad_mode(before)
-    except Raised as error:
-        raise Break("unknown-call", f"{name} raises {error.value.describe()}") from None
+        with apart(tx, name) as made:
+            tx.set_grad_mode(False)
+            yield
+            tx.set_grad_mode(before)
     finally:
         tx.policy = policy
-    if (len(tx.effects.changed), len(tx.effects.globals)) != changed:
-        raise Break("unsupported-value", f"{name} has effects outside of itself")
-    made = _nodes_after(tx, last)
     foreign = {n for node in made for n in node.all_input_nodes} - set(made) - _nodes_of(args)
     if foreign:
         raise Break("unsupported-value", f"{name} uses tensors that are not its arguments")
     for node in reversed(made):
-        graph.discard(node)
+        tx.graph.discard(node)
+
+
+@contextmanager
+def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
+    """Execute code that does nothing but compute; the operations it adds are then in the list.
+
+    Raises:
+        Break: when it does more, such as changing an object that was there before.
+    """
+    made: list[Node] = []
+    journal, last = tx.journal, next(iter(reversed(tx.graph.graph.nodes)), None)
+    begun, journal.oldest_touched = journal.oldest_touched, sys.maxsize
+    born, before = next(BIRTHS), _outside(tx)
+    try:
+        yield made
+    except Raised as error:
+        raise Break("unknown-call", f"{name} raises {error.value.describe()}") from None
+    finally:
+        touched = journal.oldest_touched
+        journal.oldest_touched = min(begun, touched)
+    if touched < born or _outside(tx) != before:
+        raise Break("unsupported-value", f"{name} has effects outside of itself")
+    made += _nodes_after(tx, last)
+
+
+def _outside(tx: Tracer) -> tuple[object, ...]:
+    """Return what changes with effects, and with the modes that the program is in."""
+    effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count
+    return *effects, torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
 
 
 def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) -> list[Value]:

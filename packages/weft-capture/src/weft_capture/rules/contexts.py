@@ -11,8 +11,9 @@ import torch.utils.checkpoint
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import NONE, TRUE, constant
+from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.contexts import (
+    AttentionContext,
     AutocastContext,
     GradModeContext,
     InferenceContext,
@@ -61,6 +62,21 @@ def _autocast(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     real_args = tuple(arg.as_constant() for arg in args)
     real_kwargs = {name: value.as_constant() for name, value in kwargs.items()}
     return AutocastContext(torch.autocast, real_args, real_kwargs)
+
+
+@rule("torch.nn.attention.sdpa_kernel")
+def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Value:
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - loaded by the caller
+
+    found: list[Any] = []
+    one = issubclass(backends.python_type(), SDPBackend)
+    for value in [backends] if one else map(tx.force, backends.unpack(tx)):
+        found.append(getattr(value, "obj", None))
+        if not isinstance(found[-1], SDPBackend):
+            raise Break("unsupported-value", f"{value.describe()} as an attention backend")
+        if value.source is not None:
+            tx.guard_identity(value.source, found[-1])
+    return AttentionContext(sdpa_kernel, (found, set_priority.truth(tx)), {})
 
 
 @rule(torch.profiler.record_function)

@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 Stop = Callable[[Value], bool]
 
 
-def _real(tx: Tracer, value: Value, stop: Stop | None) -> Any:
+def real_tree(tx: Tracer, value: Value, stop: Stop | None) -> Any:
     """Return a tree of real containers whose leaves are values."""
     value = tx.force(value)
     if stop is not None and stop(value):
         return value
     if isinstance(value, NamedTupleValue):
         if value.cls in pytree.SUPPORTED_NODES or hasattr(value.cls, "_make"):
-            return value.cls(*(_real(tx, item, stop) for item in value.items))
+            return value.cls(*(real_tree(tx, item, stop) for item in value.items))
         return value
     if type(value) in (TupleValue, ListValue):
         make = tuple if isinstance(value, TupleValue) else list
-        return make(_real(tx, item, stop) for item in value.items)  # type: ignore[attr-defined]
+        return make(real_tree(tx, item, stop) for item in value.items)  # type: ignore[attr-defined]
     if isinstance(value, DictValue) and value.cls in pytree.SUPPORTED_NODES:
-        pairs = {key.as_constant(): _real(tx, item, stop) for key, item in value.pairs(tx)}
+        pairs = {key.as_constant(): real_tree(tx, item, stop) for key, item in value.pairs(tx)}
         if value.default_factory is NONE:
             return value.cls(pairs)
         return value.cls(value.default_factory.as_constant(), pairs)
@@ -48,18 +48,18 @@ def _real(tx: Tracer, value: Value, stop: Stop | None) -> Any:
     return value
 
 
-def _value(tx: Tracer, tree: Any) -> Value:
+def tree_value(tx: Tracer, tree: Any) -> Value:
     """Turn a tree of real containers back into values."""
     if isinstance(tree, Value):
         return tree
     if type(tree) is tuple:
-        return TupleValue([_value(tx, item) for item in tree])
+        return TupleValue([tree_value(tx, item) for item in tree])
     if type(tree) is list:
-        return ListValue([_value(tx, item) for item in tree])
+        return ListValue([tree_value(tx, item) for item in tree])
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return NamedTupleValue(type(tree), [_value(tx, item) for item in tree])
+        return NamedTupleValue(type(tree), [tree_value(tx, item) for item in tree])
     if isinstance(tree, dict):
-        pairs = [(tx.literal(key), _value(tx, item)) for key, item in tree.items()]
+        pairs = [(tx.literal(key), tree_value(tx, item)) for key, item in tree.items()]
         factory = getattr(tree, "default_factory", None)
         return DictValue(pairs, cls=type(tree), default_factory=tx.const_object(factory))
     if isinstance(tree, pytree.TreeSpec):
@@ -78,20 +78,22 @@ def _through(function: Any) -> None:
             leaf = lambda value: stop.call(tx, [value], {}).truth(tx)  # noqa: E731
         real = [_argument(tx, arg, leaf) for arg in args]
         if function is pytree.tree_map:
-            real[0] = lambda *leaves: args[0].call(tx, [_value(tx, item) for item in leaves], {})
+            real[0] = lambda *leaves: args[0].call(
+                tx, [tree_value(tx, item) for item in leaves], {}
+            )
         named = {key: _argument(tx, arg, leaf) for key, arg in kwargs.items()}
         try:
             result = function(*real, **named)
         except (ValueError, TypeError) as error:
             tx.raise_(type(error), *error.args)
-        return _value(tx, result)
+        return tree_value(tx, result)
 
 
 def _argument(tx: Tracer, value: Value, leaf: Stop | None) -> Any:
     value = tx.force(value)
     if isinstance(value, ObjectConstant) and isinstance(value.obj, pytree.TreeSpec):
         return value.obj
-    return _real(tx, value, leaf)
+    return real_tree(tx, value, leaf)
 
 
 for _function in (

@@ -32,7 +32,7 @@ _FAMILIES = (
     "builtins", "operator_module", "text", "sequences", "dicts", "tensors", "indexing",
     "functions", "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
     "torch_rules", "stdlib", "contexts", "generators", "deques", "polyfilled", "copying",
-    "namespaces", "values_of_stdlib", "messages", "randomness", "arrays",
+    "namespaces", "values_of_stdlib", "messages", "randomness", "arrays", "control_flow",
 )  # fmt: skip
 
 _DESCRIPTORS = (

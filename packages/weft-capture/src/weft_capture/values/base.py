@@ -14,6 +14,7 @@ What a kind supports beyond the defaults is given by overriding, and by rows of 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -237,16 +238,21 @@ class Value:
         return self is other
 
 
+BIRTHS = itertools.count()
+"""Numbers values whose state changes, in the order in which they were made."""
+
+
 class MutableValue(Value):
     """A value whose state changes; changes go through `tx.mutate(self)` first."""
 
-    __slots__ = ("epoch",)
+    __slots__ = ("born", "epoch")
     changing: ClassVar[tuple[str, ...]] = ()
     """The attributes that change."""
 
     def __init__(self, source: Source | None = None) -> None:
         super().__init__(source)
         self.epoch = -1
+        self.born = next(BIRTHS)
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the present state (see `journal`)."""

@@ -7,14 +7,16 @@ context manager and enters it; the resume function finds its `__exit__` on the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from weft_capture.breaks import Break
 from weft_capture.values.base import MethodOf, MutableValue, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant
+from weft_guards.sources import InstanceAttrSource
 
 if TYPE_CHECKING:
+    from torch.fx import Node
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
     from weft_guards.sources import Source
@@ -73,46 +75,81 @@ class GradModeContext(MutableValue):
 
 
 class AutocastContext(MutableValue):
-    """torch.autocast; `token` is the graph node of the entered block."""
+    """torch.autocast; `token` is the graph node of the entered block.
 
-    __slots__ = ("args", "cls", "kwargs", "real", "token")
-    changing = ("real", "token")
+    One from outside is not entered for real; after a break there is one that is.
+    """
+
+    __slots__ = ("args", "cls", "kwargs", "origin", "real", "token")
+    changing = ("real", "source", "token")
+    state: ClassVar[dict[str, str]] = {
+        "device_type": "device",
+        "dtype": "fast_dtype",
+        "enabled": "_enabled",
+        "cache_enabled": "_cache_enabled",
+    }
+    """The arguments that an object from outside is made again with, and where it has them."""
 
     def __init__(
-        self, cls: type, args: tuple[object, ...], kwargs: dict[str, object],
+        self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         source: Source | None = None,
     ) -> None:  # fmt: skip
         super().__init__(source)
         self.cls = cls
         self.args = args
         self.kwargs = kwargs
+        self.origin = source
         self.real: Any = None
         self.token: Any = None
 
+    @classmethod
+    def of(cls, tx: Tracer, obj: Any, source: Source) -> Self:
+        """Return the value of an object from outside."""
+        given = {}
+        for argument, name in cls.state.items():
+            value = tx.wrap(getattr(obj, name), InstanceAttrSource(source, name))
+            given[argument] = value.as_constant()
+        made: Any = torch.autocast if cls is AutocastContext else torch.inference_mode
+        return cls(made, (), given, source)
+
     def python_type(self) -> type:
-        return self.cls
+        return self.cls if isinstance(self.cls, type) else object
 
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
+        if self.real is not None:
+            raise Break("unsupported-method", "a context manager that is entered again")
         tx.journal.touch(self)
+        self.source = None
         self.real = self.cls(*self.args, **self.kwargs)
         self.real.__enter__()
         real = self.real
         tx.open_contexts.append(real)
         tx.journal.on_rollback(lambda: _leave(tx, real))
+        self.token = self.enter_node(tx)
+
+    def enter_node(self, tx: Tracer) -> Node:
+        """Add the node that enters the block."""
+        real = self.real
         state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
         enter = torch.amp.autocast_mode._enter_autocast
-        self.token = tx.graph.node("call_function", enter, state, {}, None)
+        return tx.graph.node("call_function", enter, state, {}, None)
+
+    def leave_node(self, tx: Tracer) -> None:
+        """Add the node that leaves it."""
+        leave = torch.amp.autocast_mode._exit_autocast
+        tx.graph.node("call_function", leave, (self.token,), {}, None)
 
     def exit(self, tx: Tracer) -> None:
         """Leave the block."""
+        if self.real is None:
+            raise Break("unsupported-method", "leaving a block that was entered for real")
         real = self.real
         _leave(tx, real)
         tx.journal.on_rollback(lambda: _reenter(tx, real))
-        leave = torch.amp.autocast_mode._exit_autocast
-        tx.graph.node("call_function", leave, (self.token,), {}, None)
+        self.leave_node(tx)
         tx.journal.touch(self)
-        self.real = None
+        self.real, self.source = None, self.origin
 
     def reconstruct(self, out: Output) -> None:
         _rebuild(self, out, self.real is not None)
@@ -125,13 +162,14 @@ class InferenceContext(AutocastContext):
     """
 
     __slots__ = ()
+    state: ClassVar[dict[str, str]] = {"mode": "mode"}
 
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
         tx.journal.touch(self)
         self.source = None
         self.token = torch.is_grad_enabled()
-        _reenter(tx, real := self.cls(*self.args))
+        _reenter(tx, real := self.cls(*self.args, **self.kwargs))
         self.real = real
         tx.journal.on_rollback(lambda: _leave(tx, real))
 
@@ -153,6 +191,34 @@ def decorate(tx: Tracer, context: Value, function: Value) -> Value:
     """Return a function that runs in a new context like this one."""
     wrapper = tx.const_object(torch.utils._contextlib.context_decorator)
     return wrapper.call(tx, [MethodOf(context, "clone"), function], {})
+
+
+class AttentionContext(AutocastContext):
+    """torch.nn.attention.sdpa_kernel, which has the same life."""
+
+    __slots__ = ()
+
+    def enter_node(self, tx: Tracer) -> Node:
+        backends, set_priority = self.args
+        args = [int(one) for one in backends], set_priority
+        return tx.graph.node("call_function", enter_attention, args, {}, None)
+
+    def leave_node(self, tx: Tracer) -> None:
+        tx.graph.node("call_function", leave_attention, (self.token,), {}, None)
+
+
+def enter_attention(backends: list[int], set_priority: bool) -> Any:
+    """Let attention use these kernels; returns what `leave_attention` takes."""
+    from torch.nn import attention  # noqa: PLC0415 - only programs that use it have loaded it
+
+    context = attention.sdpa_kernel([attention.SDPBackend(one) for one in backends], set_priority)
+    context.__enter__()
+    return context
+
+
+def leave_attention(context: Any) -> None:
+    """Let attention use the kernels it used before."""
+    context.__exit__(None, None, None)
 
 
 def _leave(tx: Tracer, real: Any) -> None:
@@ -183,22 +249,6 @@ class NullContext(Value):
         import contextlib  # noqa: PLC0415 - one rare line
 
         out.call(contextlib.nullcontext, [self.result])
-
-
-class ExternalContext(Value):
-    """An autocast object from outside: it is entered and left for real, by breaks.
-
-    What lies between is captured in the mode that is on, which is guarded.
-    """
-
-    __slots__ = ("obj",)
-
-    def __init__(self, obj: Any, source: Source) -> None:
-        super().__init__(source)
-        self.obj = obj
-
-    def python_type(self) -> type:
-        return type(self.obj)
 
 
 def _rebuild(context: GradModeContext | AutocastContext, out: Output, entered: bool) -> None:
@@ -253,7 +303,7 @@ def _clone(tx: Tracer, self: GradModeContext) -> Value:
 
 @method(InferenceContext, "clone")
 def _clone_inference(tx: Tracer, self: InferenceContext) -> Value:
-    return InferenceContext(self.cls, self.args, {})
+    return InferenceContext(self.cls, self.args, self.kwargs)
 
 
 @method(NullContext, "__enter__")

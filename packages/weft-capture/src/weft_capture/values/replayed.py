@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.base import BIRTHS, Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.iterators import ItemIterator
 
@@ -50,6 +50,7 @@ class Log:
 
     def __init__(self) -> None:
         self.epoch = -1
+        self.born = next(BIRTHS)
         self.calls: list[tuple[Callable[..., Any], list[Value], Kwargs]] = []
         self.values: dict[int, ReplayedValue] = {}
         self.results: list[tuple[Any, Any]] = []

@@ -33,7 +33,7 @@ from weft_capture.values.containers import (
     SliceValue,
     TupleValue,
 )
-from weft_capture.values.contexts import ExternalContext, GradModeContext, InferenceContext
+from weft_capture.values.contexts import AutocastContext, GradModeContext, InferenceContext
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.exceptions import ExceptionValue
@@ -396,10 +396,8 @@ def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
 @_family(lambda obj: isinstance(obj, torch.autocast | torch.inference_mode))
 def _wrap_mode(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
-    if isinstance(obj, torch.autocast):
-        return ExternalContext(obj, source)
-    wrap(tx, obj.mode, InstanceAttrSource(source, "mode"))
-    return InferenceContext(torch.inference_mode, (obj.mode,), {}, source)
+    kind = AutocastContext if isinstance(obj, torch.autocast) else InferenceContext
+    return kind.of(tx, obj, source)
 
 
 @_family(is_plain_stream)

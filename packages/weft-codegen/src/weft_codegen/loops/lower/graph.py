@@ -99,6 +99,8 @@ class _Lowering:
             "output": self._output,
         }
         for node in self._gm.graph.nodes:
+            if getattr(getattr(node.meta.get("val"), "device", None), "type", "") == "meta":
+                raise NoLowering(f"{node.target} makes a tensor without memory")
             visit[node.op](node)
         mutations = self._mutate()
         return Lowered(

@@ -1,0 +1,166 @@
+"""Modes of the program that see every operation: what they would miss is not compiled."""
+
+import pytest
+import torch
+import weft_capture
+from test_capture_language import eager_backend
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+X = torch.arange(4.0)
+
+
+class Functions(TorchFunctionMode):
+    """Counts torch's functions, and turns sin into cos."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return (torch.cos if func is torch.sin else func)(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    """The same for aten operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        func = torch.ops.aten.cos.default if func is torch.ops.aten.sin.default else func
+        return func(*args, **(kwargs or {}))
+
+
+def wave(x):
+    return torch.sin(x) * 2
+
+
+def seen_and_result(function, kind):
+    mode = kind()
+    with mode:
+        result = function(X)
+    return mode.seen, result
+
+
+@pytest.mark.parametrize("kind", [Functions, Operators])
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_mode_outside_sees_what_it_sees_in_eager(kind, compiled_before):
+    optimised = weft_capture.capture(wave, eager_backend)
+    if compiled_before:
+        optimised(X)
+    expected_seen, expected = seen_and_result(wave, kind)
+    with pytest.warns(UserWarning, match=r"\[modes\] wave runs eagerly"):
+        seen, result = seen_and_result(optimised, kind)
+    assert seen == expected_seen
+    assert torch.equal(result, expected)
+    assert torch.equal(optimised(X), wave(X))
+    assert len(optimised._weft_capture.caches[wave.__code__].entries) == 1
+
+
+@pytest.mark.parametrize("kind", [Functions, Operators])
+def test_mode_inside_sees_what_it_sees_in_eager(kind):
+    def function(x):
+        x = x + 1
+        mode = kind()
+        with mode:
+            y = torch.sin(x) * 2
+        return mode.seen, y, torch.sin(x)
+
+    optimised = weft_capture.capture(function, eager_backend)
+    with pytest.warns(UserWarning, match=r"\[modes\]"):
+        seen, *results = optimised(X)
+    expected_seen, *expected = function(X)
+    assert seen == expected_seen
+    assert all(map(torch.equal, results, expected))
+
+
+def test_default_devices_are_told_apart():
+    def function(x):
+        return torch.ones(3, dtype=x.dtype)
+
+    optimised = weft_capture.capture(function, eager_backend, fullgraph=True)
+    for device in ("meta", "cpu", "meta"):
+        with torch.device(device):
+            assert optimised(X).device.type == device
+    assert len(optimised._weft_capture.graphs) == 2
+
+
+# ---- modes of torch that are part of the graph
+
+
+@torch.autocast("cpu", dtype=torch.bfloat16)
+def narrow(x, w):
+    return x @ w, torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("as_method", [False, True])
+def test_autocast_as_a_decorator(as_method):
+    function = narrow if as_method else lambda x, w: (narrow(x, w), x @ w)
+    x, w = torch.ones(2, 3), torch.ones(3, 3)
+    found = weft_capture.capture(function, eager_backend, fullgraph=True)(x, w)
+    torch.testing.assert_close(found, function(x, w))
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_autocast_object_that_changes_is_not_taken_for_the_old_one():
+    block = torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def function(x):
+        with block:
+            return x @ x
+
+    optimised = weft_capture.capture(function, eager_backend, fullgraph=True)
+    x = torch.ones(3, 3)
+    assert optimised(x).dtype is torch.bfloat16
+    block._enabled = False
+    assert optimised(x).dtype is torch.float32
+
+
+def attention_state():
+    return torch._C._get_math_sdp_enabled(), torch._C._get_flash_sdp_enabled()
+
+
+def test_attention_backends_are_chosen_in_the_graph():
+    q = torch.randn(1, 2, 4, 8)
+    chosen = SDPBackend.MATH
+    seen = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            seen.extend(n.target.__name__ for n in graph.graph.nodes if n.op == "call_function")
+            return graph(*args)
+
+        return run
+
+    def function(q):
+        with sdpa_kernel(chosen):
+            y = F.scaled_dot_product_attention(q, q, q)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+            return y + F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    before = attention_state()
+    optimised = weft_capture.capture(function, backend, fullgraph=True)
+    torch.testing.assert_close(optimised(q), function(q))
+    assert seen.count("enter_attention") == seen.count("leave_attention") == 2
+    assert attention_state() == before
+
+
+def test_a_break_among_attention_backends_runs_in_them():
+    q = torch.randn(1, 2, 4, 8)
+
+    def function(q):
+        with sdpa_kernel(SDPBackend.MATH):
+            y = F.scaled_dot_product_attention(q, q, q)
+            weft_capture.graph_break()
+            inside = attention_state()
+            y = y + F.scaled_dot_product_attention(q, q, q)
+        return y, inside, attention_state()
+
+    found = weft_capture.capture(function, eager_backend)(q)
+    torch.testing.assert_close(found, function(q))

@@ -1,0 +1,131 @@
+"""Graphs with control flow on tensors: the pieces between are compiled, Python goes between them.
+
+A branch or a loop on a tensor's value (`weft_core.control`) can be no part of a compiled graph, and
+neither can a change of a mode that the pieces behind it run in. Everything else is cut into pieces,
+the longest there are, and each is compiled when it first runs, for the inputs it then gets. So are
+the branches and the bodies of loops. Autograd sees what was run.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from weft_capture import frame
+from weft_capture.values.contexts import enter_attention, leave_attention
+from weft_core import control
+from weft_guards.state import TorchState
+
+Compiled = Callable[..., Any]
+CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
+
+_MODES = (
+    torch._C._set_grad_enabled,
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+    enter_attention,
+    leave_attention,
+)
+_VARIANTS = 16
+"""For how many kinds of inputs a piece is compiled; then it runs as it was captured."""
+
+
+def is_used(gm: fx.GraphModule) -> bool:
+    """Say whether a graph holds control flow."""
+    return any(node.target in control.TARGETS for node in gm.graph.nodes)
+
+
+def split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
+    """Return a callable like `gm` whose pieces without control flow are compiled.
+
+    Args:
+        gm: a captured graph, which is not changed.
+        compile_one: (module, example inputs) -> callable on the inputs.
+    """
+    if not is_used(gm):
+        return _Piece(gm, compile_one).run
+    root = torch.nn.Module()
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    pending: list[fx.Node] = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = graph.node_copy(node)
+        elif not _stays(node):
+            pending.append(node)
+        else:
+            _add_piece(graph, gm, pending, copies, compile_one)
+            if node.op == "get_attr":
+                branch = getattr(gm, str(node.target))
+                setattr(root, str(node.target), _Branch(split(branch, compile_one)))
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(root, graph).forward
+
+
+def _stays(node: fx.Node) -> bool:
+    if node.op in ("get_attr", "output"):
+        return True
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and source.target in control.TARGETS
+    return node.target in control.TARGETS or node.target in _MODES
+
+
+def _add_piece(
+    graph: fx.Graph,
+    gm: fx.GraphModule,
+    nodes: list[fx.Node],
+    copies: dict[fx.Node, fx.Node],
+    compile_one: CompileOne,
+) -> None:
+    """Add the call of what the nodes so far compute, and getitem nodes for what others need."""
+    if not nodes:
+        return
+    inside = set(nodes)
+    outputs = [node for node in nodes if not inside.issuperset(node.users)]
+    module, given = control.cut(gm, nodes, outputs)
+    call = graph.call_function(
+        _Piece(module, compile_one).run, tuple(copies[node] for node in given)
+    )
+    for index, node in enumerate(outputs):
+        copies[node] = graph.call_function(operator.getitem, (call, index))
+    nodes.clear()
+
+
+class _Branch(torch.nn.Module):
+    """A branch as a submodule, which is what a graph can name."""
+
+    def __init__(self, run: Compiled) -> None:
+        super().__init__()
+        self.forward = run
+
+
+class _Piece:
+    """A graph that is compiled for each kind of inputs it meets."""
+
+    def __init__(self, module: fx.GraphModule, compile_one: CompileOne) -> None:
+        self.module = module
+        self.compile_one = compile_one
+        self.compiled: dict[object, Compiled] = {}
+        self.__name__ = "piece"  # fx prints it
+
+    def run(self, *args: Any) -> Any:
+        key = (torch.is_grad_enabled(), TorchState.now(), *map(_kind, args))
+        found = self.compiled.get(key)
+        if found is None:
+            if len(self.compiled) >= _VARIANTS:
+                return self.module(*args)
+            # With the hook off: nothing that a backend runs is the program's.
+            found = frame.run(None, self.compile_one, self.module, list(args))
+            self.compiled[key] = found
+        return found(*args)
+
+
+def _kind(value: object) -> object:
+    if not isinstance(value, torch.Tensor):
+        return type(value), value
+    layout = (value.shape, value.stride()) if value.layout is torch.strided else None
+    return type(value), value.dtype, value.device, layout, value.requires_grad, value.is_leaf
