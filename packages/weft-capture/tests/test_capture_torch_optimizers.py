@@ -42,6 +42,11 @@ CASES = {
     "adadelta": (optim.Adadelta, {"lr": 0.5}, 2),
     "nadam": (optim.NAdam, {"lr": 0.01}, 2),
     "rprop": (optim.Rprop, {"lr": 0.01}, 2),
+    "adamax": (optim.Adamax, {"lr": 0.01}, 2),
+    "radam": (optim.RAdam, {"lr": 0.01, "betas": (0.9, 0.8), "weight_decay": 0.1}, 2),
+    "radam_foreach": (optim.RAdam, {"lr": 0.01, "foreach": True, "maximize": True}, 2),
+    "asgd": (optim.ASGD, {"lr": 0.01, "weight_decay": 0.1}, 2),
+    "asgd_foreach": (optim.ASGD, {"lr": 0.01, "foreach": True}, 2),
 }  # fmt: skip
 
 
@@ -80,6 +85,26 @@ def test_step_is_one_graph_whatever_the_learning_rate(name):
         for key in one:
             torch.testing.assert_close(one[key], other[key])
     assert len(optimised._weft_capture.graphs) == graphs
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "graphs"),
+    [
+        (optim.RAdam, {"foreach": True}, 3),  # from the sixth step on it rectifies
+        (optim.RAdam, {"foreach": False}, 3),
+        (optim.ASGD, {"t0": 2.0, "foreach": False}, 4),  # then it averages
+    ],
+)
+def test_a_counter_of_the_state_decides_a_branch(cls, arguments, graphs):
+    eager, captured = model(), model()
+    reference = cls(eager.parameters(), **arguments)
+    optimizer = cls(captured.parameters(), **arguments)
+    step = weft_capture.capture(lambda: optimizer.step(), eager_backend, fullgraph=True)
+    train(eager, reference, lambda: reference.step(), 8)
+    train(captured, optimizer, step, 8)
+    for one, other in zip(eager.parameters(), captured.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert len(step._weft_capture.graphs) == graphs
 
 
 def test_two_groups_and_a_setting_that_changes():

@@ -73,7 +73,7 @@ CODE_RULES[_inner_code(torch._compile._disable_dynamo, "inner")] = _undisabled
 def _get_value(tx: Tracer, value: Value) -> Value:
     if not isinstance(value, TensorValue):
         return value
-    return floats.computed(tx, value)
+    return floats.computed(tx, value, floats.before_graph(tx, value))
 
 
 @rule(optimizer._stack_if_compiling)

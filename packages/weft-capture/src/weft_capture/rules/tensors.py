@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 Dim = Value | None
+_COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state decides a branch
 GRAPH.update((torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not))
 
 
@@ -129,7 +130,8 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
     scalar = self.call_method(tx, "reshape", [tx.tuple_of([])], {}) if self.fake.dim() else self
     if self.fake.dtype is torch.float64:  # no copy is made below, and the tensor may change
         scalar = scalar.call_method(tx, "clone", [], {})
-    return floats.computed(tx, scalar)
+    own = tx.frame is not None and tx.frame.function.globals.get("__name__") in _COUNTERS
+    return floats.computed(tx, scalar, floats.before_graph(tx, self) if own else None)
 
 
 @method(TensorValue, "__int__")

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 
+Known = tuple[Source, Any]
+"""Where a number comes from, and the number at this capture."""
+
+
 def scalar_tensor(number: float) -> torch.Tensor:
     """Return the graph's form of a float (or an int): a 0-dim tensor of float64 (int64)."""
     dtype = torch.float64 if isinstance(number, float) else torch.int64
@@ -46,9 +50,12 @@ class FloatValue(Varying):
         source: where it comes from; None for one computed by the graph.
         hint: its value at this capture, where it has a source.
         computed: the 0-dim float64 tensor that holds it, where it has none.
+
+    `before` is a source that gives the same number before the graph runs, for a guard on what a
+    comparison says, and the number at this capture; None for what only the graph knows.
     """
 
-    __slots__ = ("_tensor", "hint", "tx")
+    __slots__ = ("_tensor", "before", "hint", "tx")
 
     def __init__(
         self,
@@ -61,6 +68,7 @@ class FloatValue(Varying):
         self.tx = tx
         self.hint = hint
         self._tensor = computed
+        self.before: Known | None = None if source is None else (source, hint)
 
     def tensor(self) -> TensorValue:
         """Return the 0-dim float64 tensor of the graph that holds the number."""
@@ -136,14 +144,15 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
     if isinstance(left, SymValue) or isinstance(right, SymValue):
         return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
     if None in sources:
-        return computed(tx, tx.graph.emit("call_function", function, _operands(left, right), {}))
+        made = tx.graph.emit("call_function", function, _operands(left, right), {})
+        return computed(tx, made, _before(function, left, right))
     if function is operator.truediv and compare(tx, operator.eq, right, constant(0)).truth(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
     number = function(_hint(left), _hint(right))
-    made = is_made(left) or is_made(right)
+    anew = is_made(left) or is_made(right)
     # A power with a negative base may be complex, or overflow.
-    if type(number) is not (_kind(left, right) if made else float) or (
-        made and function is operator.pow
+    if type(number) is not (_kind(left, right) if anew else float) or (
+        anew and function is operator.pow
     ):
         return constant(function(left.as_constant(), right.as_constant()))
     return at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
@@ -166,7 +175,62 @@ _SAFE = (operator.neg, operator.pos, abs)
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
 
 
-def computed(tx: Tracer, value: Value) -> Value:
+def _before(function: Callable[..., Any], *operands: Value) -> Known | None:
+    """Return what a function of numbers gives before the graph runs, where all are known then."""
+    known: list[Known] = []
+    for one in operands:
+        there: Known | None = getattr(one, "before", None)
+        if isinstance(one, Constant):
+            there = ConstSource(one.value), one.value
+        if there is None:
+            return None
+        known.append(there)
+    try:
+        number = function(*(hint for _, hint in known))
+    except ArithmeticError:
+        return None
+    return CallSource(function, tuple(source for source, _ in known)), number
+
+
+def before_graph(tx: Tracer, tensor: TensorValue) -> Known | None:
+    """Return where a counter of an optimizer is before the graph, and what was added since.
+
+    Only for a 0-dim tensor on the CPU that nothing but additions of 1 has written to.
+    """
+    entry, node, fake = tx.graph.input_at.get(tensor.node), tensor.node, tensor.fake
+    known: Known | None = None
+    if fake.dim() or fake.device.type != "cpu":
+        return None
+    if entry is not None and isinstance(entry.example, torch.Tensor):
+        with unset_fake_temporarily():
+            known = CallSource(torch.Tensor.item, (entry.source,)), entry.example.item()
+    elif node.target in _MAKERS:
+        number = _MAKERS[node.target](*node.args)
+        known = (ConstSource(number), number) if number.is_integer() else None  # in any dtype
+    added = [user for user in node.users if user.target in ("add_", operator.iadd)]
+    written = fake._version - (entry.version if entry is not None else 0)
+    if known is None or written != len(added) or not all(_adds_one(user, node) for user in added):
+        return None
+    for _ in added:
+        known = CallSource(operator.add, (known[0], ConstSource(1.0))), known[1] + 1.0
+    return known
+
+
+_MAKERS: dict[Any, Callable[..., float]] = {
+    torch.zeros: lambda *size: 0.0,
+    torch.ones: lambda *size: 1.0,
+    torch.tensor: float,
+}
+
+
+def _adds_one(user: Any, node: Any) -> bool:
+    one = user.args[1]
+    if getattr(one, "target", None) is torch.tensor:
+        one = one.args[0]
+    return user.args[0] is node and one == 1 and user.kwargs.get("alpha", 1) == 1
+
+
+def computed(tx: Tracer, value: Value, before: Known | None = None) -> Value:
     """Return the float that a 0-dim tensor of the graph holds, or will hold as float64."""
     assert isinstance(value, TensorValue)
     if value.fake.requires_grad:
@@ -175,7 +239,9 @@ def computed(tx: Tracer, value: Value) -> Value:
     if value.fake.dtype is not torch.float64:
         value = tx.graph.emit("call_method", "to", [value, constant(torch.float64)], {})
         assert isinstance(value, TensorValue)
-    return FloatValue(tx, None, computed=value)
+    made = FloatValue(tx, None, computed=value)
+    made.before = before
+    return made
 
 
 def symbol(tx: Tracer, value: Value) -> Value:
@@ -219,6 +285,10 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
     """
     sources = _origin(left), _origin(right)
     if None in sources:
+        known = _before(function, left, right)
+        if known is not None:
+            tx.guard(known[0], "CONST", known[1])
+            return constant(known[1])
         if tx.graph.reads_data():
             return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
         raise Break("data-dependent-branch", "a comparison of a number read from a tensor")
@@ -263,6 +333,10 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
     rate = kwargs.get("lr")
     if isinstance(rate, FloatValue) and _name(target).startswith("fused_"):
         return tx.graph.emit(op, target, args, {**kwargs, "lr": rate.tensor()})
+    if target in (torch.tensor, torch.as_tensor) and args[0].python_type() is float:
+        if not kwargs.keys() - {"dtype", "device"} and isinstance(args[0], FloatValue):
+            how = {"dtype": constant(torch.get_default_dtype()), **kwargs, "copy": constant(True)}
+            return tx.graph.emit("call_method", "to", [args[0].tensor()], how)
     scaled = _scale_second(tx, target, args, kwargs)
     if scaled is not None:
         return tx.graph.emit(op, target, *scaled)
