@@ -279,7 +279,16 @@ def test_a_backward_in_a_hook_under_the_setting():
     assert torch.equal(x.grad, torch.full((3,), 2.0))
 
 
-def test_saved_tensors_die_in_a_graph_with_hooks(monkeypatch):
+SCOPES = {
+    "the setting": lambda: weft.config.patch(compiled_autograd=True),
+    "weft.compile": lambda: weft.compiled_autograd.enable(weft.compile),
+    "with flags": lambda: weft.compiled_autograd.enable(weft.compile(fullgraph=True)),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
+@pytest.mark.parametrize("hooked", [False, True])
+def test_saved_tensors_die_in_a_graph(monkeypatch, scope, hooked):
     """The one list that holds a large tensor is the one that the compiled code takes it from."""
     from weft_codegen.kernels.load import CompiledGraph
 
@@ -294,12 +303,49 @@ def test_saved_tensors_die_in_a_graph_with_hooks(monkeypatch):
 
     monkeypatch.setattr(CompiledGraph, "call_owning", noted)
     model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(64, 64), nn.Tanh())))
-    for parameter in model.parameters():
+    for parameter in model.parameters() if hooked else ():
         parameter.register_hook(lambda grad: grad * 0.5)
-    with weft.config.patch(compiled_autograd=True):
-        model(torch.randn(512, 64)).square().sum().backward()
+    make = torch.Generator().manual_seed
+    loss = model(torch.randn(512, 64, generator=make(0))).square().sum()
+    want = torch.autograd.grad(loss, list(model.parameters()))
+    with scope():
+        model(torch.randn(512, 64, generator=make(0))).square().sum().backward()
     ((large, alive),) = left
     assert large >= 4 and alive == 0
+    for parameter, expected in zip(model.parameters(), want, strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+def test_a_hook_that_breaks_the_graph_in_the_middle(backend):
+    """What follows the break finds all that it needs, though the parts before it own theirs."""
+    seen = []
+    model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(8, 8), nn.Tanh())))
+    model[4].weight.register_hook(lambda grad: seen.append(grad.numpy().copy()))
+    compiler = weft.compile(backend=backend)
+    for rows in (5, 5, 7):
+        x = torch.randn(rows, 8)
+        want = gradients(model, model(x).square().sum().backward)
+
+        def run(x=x):
+            with weft.compiled_autograd.enable(compiler):
+                model(x).square().sum().backward()
+
+        for got, expected in zip(gradients(model, run), want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert len(seen) == 6 and sum(weft.counters["graph_break"].values()) >= 1
+    assert weft.counters["stats"]["unique_graphs"] >= 2
+
+
+def test_flags_that_are_wrong_are_refused_when_a_block_begins():
+    with pytest.raises(weft.InvalidBackend, match="no_such"):
+        weft.compiled_autograd.enable(weft.compile(backend="no_such"))
+    x = torch.randn(3, requires_grad=True)
+    for _ in range(3):  # the same graphs each time, whoever asks for the default compiler
+        with weft.compiled_autograd.enable(weft.compile):
+            (x * 2).sum().backward()
+        x.grad = None
+    assert weft.counters["compiled_autograd"]["graphs"] == 1
 
 
 def test_a_training_run_gives_eagers_losses():

@@ -24,8 +24,24 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     names = {"__name__": "tutorial", "model": torch.nn.Linear(2, 2)}
     found = list(blocks(page))
     assert found
+    printed = 0
     for block in found:
         exec(compile(block, str(page), "exec"), names)
+        printed += check_printed(page, block, names)
+    assert printed > 3 or "which prints\n\n```text" not in page.read_text()
+
+
+def check_printed(page, block, names):
+    """Count the lines that a page says a block prints; they are in `lines`, but for numbers."""
+    after = page.read_text().split("\n", block.count("\n"))[-1]
+    printed = re.match(r"(?ms)```\n\nwhich prints\n\n```text\n(.*?)^```", after)
+    if printed is None:
+        return 0
+    real = [re.sub(r"\d+", "0", line.strip()) for line in names["lines"].text.splitlines()]
+    wanted = [re.sub(r"\d+", "0", line.strip()) for line in printed[1].splitlines()]
+    wanted = [line for line in wanted if line not in ("", "...")]
+    assert [line for line in wanted if line not in real] == []
+    return len(wanted)
 
 
 def test_the_package_pages_that_the_index_names_exist():

@@ -275,6 +275,35 @@ def test_checkpointed_blocks_save_what_eager_saves(backend):
     torch.testing.assert_close(compiled_gradients, gradients)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+def test_a_checkpointed_region_with_effects_has_them_twice(backend, reentrant, capsys):
+    """It breaks the graph, and runs as it is both times: what the two save has to match."""
+
+    class Noisy(nn.Sequential):
+        def forward(self, x):
+            print("runs")
+            return super().forward(x)
+
+    def train(compiled):
+        torch.manual_seed(0)
+        model = Noisy(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+
+        def step(x):
+            y = checkpoint(model, x * 2, use_reentrant=reentrant)
+            return (y * 3).sum()
+
+        function = weft.compile(step, backend=backend) if compiled else step
+        for _ in range(2):
+            function(torch.randn(6, 4, requires_grad=True)).backward()
+        return [*model.state_dict().values(), *[p.grad for p in model.parameters()]]
+
+    for got, want in zip(train(True), train(False), strict=True):
+        torch.testing.assert_close(got, want)
+    assert capsys.readouterr().out == "runs\n" * 8
+    assert weft.counters["graph_break"]["unknown-call"] >= 1
+
+
 def test_a_write_through_data_is_not_counted():
     weight = torch.ones(3, requires_grad=True)
 

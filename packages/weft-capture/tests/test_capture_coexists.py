@@ -1,11 +1,13 @@
 """Captured code beside the rest of Python: threads, fork, tracing, profilers, debuggers, memory."""
 
+import bdb
 import gc
 import os
 import subprocess
 import sys
 import threading
 import traceback
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -174,6 +176,29 @@ def test_after_the_limit_entries_still_serve_and_one_warning_lists_guards():
         assert len(calls) == 3
 
 
+def steps(x):
+    for limit in range(4, 64, 4):  # each answer is an assumption about the symbolic size
+        if x.shape[0] < limit:
+            return x * limit
+    return x
+
+
+def test_symbolic_variants_obey_the_limit():
+    compiled = weft_capture.capture(steps, eager_backend)
+    told = []
+    for size in range(2, 62):
+        x = torch.ones(size)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert torch.equal(compiled(x), steps(x))
+        told += [str(warning.message) for warning in caught]
+    state = compiled._weft_capture
+    assert len(state.graphs) == settings.recompile_limit
+    assert len(told) == 1 and "recompile-limit" in told[0] and "size" in told[0]
+    (cache,) = state.caches.values()
+    assert any("s" in str(guard) for entry in cache.entries for guard in entry.guards)
+
+
 # ---- tracing, profilers, debuggers
 
 
@@ -197,6 +222,89 @@ def test_locals_and_lines_are_the_users_after_a_region():
         lines.append((frame.filename, frame.lineno, frame.line))
         assert torch.equal(parts[1], torch.full((2,), 4.0))
     assert lines[0] == lines[1] == lines[2]
+
+
+def inner_that_fails(y, how):
+    doubled = y * 2
+    unused = doubled + 1
+    if how == "raise":
+        raise ValueError(how)
+    return unused.view(7)
+
+
+def calls_what_fails(x, how):
+    first = x + 1
+    text = "kept"  # noqa: F841
+    second = first * 2
+    if how == "here":
+        second.view(7)
+    return inner_that_fails(second, how)
+
+
+@pytest.mark.parametrize("how", ["raise", "inside", "here"])
+def test_an_exception_shows_the_variables_of_its_frames(how):
+    """Also those that nothing would have used any more, for a debugger after the fact."""
+
+    def shown(function):
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            function(torch.ones(3), how)
+        return [
+            (frame.f_code.co_name, line, name, str(frame.f_locals[name]))
+            for frame, line in traceback.walk_tb(caught.tb)
+            if frame.f_code.co_name in (calls_what_fails.__name__, inner_that_fails.__name__)
+            for name in sorted(frame.f_locals)
+            if not name.startswith("_weft_")
+        ]
+
+    compiled = weft_capture.capture(calls_what_fails, eager_backend)
+    want = shown(calls_what_fails)
+    assert len(want) >= 4
+    assert shown(compiled) == want
+    assert shown(compiled) == want
+
+
+def test_a_debugger_sees_all_variables_of_the_frames_below():
+    seen = []
+
+    def look():
+        seen.append({name: str(v) for name, v in sys._getframe(1).f_locals.items()})
+
+    def program(x):
+        first = x + 1
+        text = "kept"  # noqa: F841
+        second = first * 2
+        look()
+        return second - 3
+
+    x = torch.ones(3)
+    assert torch.equal(program(x), torch.ones(3))
+    debugger, before = bdb.Bdb(), sys.gettrace()
+    debugger.reset()
+    sys.settrace(debugger.trace_dispatch)
+    try:
+        weft_capture.capture(program, eager_backend)(x)
+    finally:
+        sys.settrace(before)
+    for name in ("first", "second", "text", "x"):
+        assert seen[1][name] == seen[0][name]
+
+
+def stops_in_a_debugger(x):
+    first = x + 1
+    second = first * 2
+    breakpoint()
+    return second - 3
+
+
+def test_breakpoint_sees_all_variables(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: seen.append(sorted(sys._getframe(1).f_locals))
+    )
+    for function in (stops_in_a_debugger, weft_capture.capture(stops_in_a_debugger, eager_backend)):
+        assert torch.equal(function(torch.ones(3)), torch.ones(3))
+    names = [[name for name in names if not name.startswith("_weft_")] for names in seen]
+    assert names == [["first", "second", "x"]] * 2
 
 
 def not_compiled(x):

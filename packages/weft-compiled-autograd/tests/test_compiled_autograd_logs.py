@@ -74,6 +74,29 @@ def test_04_a_size_that_changed(caplog):
     assert ca.counters["compiled_autograd"]["captures"] == 2
 
 
+def test_04b_the_documented_words_to_the_letter(caplog):
+    set_logs(compiled_autograd_verbose=True)
+    for size in (10, 100, 10, 37):
+        x = torch.randn(size, requires_grad=True)
+        with ca.enable(lambda gm: gm):
+            (x * 2).backward(torch.ones(size))
+    lines = [m for m in messages(caplog) if m.startswith("Cache miss")]
+    assert (
+        "Cache miss due to changed shapes: marking size idx 0 of "
+        "torch::autograd::GraphRoot (NodeCall 0) as dynamic"
+    ) in lines
+    assert ca.counters["compiled_autograd"]["captures"] == 2
+    caplog.clear()
+    for operator in (torch.mul, torch.sub):
+        run(operator(torch.randn(10, requires_grad=True), 2).sum())
+    lines = [m for m in messages(caplog) if m.startswith("Cache miss")]
+    (line,) = [line for line in lines if "SubBackward0" in line]
+    assert re.sub(r"key size \d+", "key size 56", line) == (
+        "Cache miss due to new autograd node: SubBackward0 (NodeCall 2) with key size 56, "
+        "previous key sizes=[]"
+    )
+
+
 def test_05_reasons_for_the_eager_engine_are_told_once(caplog):
     x = torch.randn(3, requires_grad=True)
     with ca.enable(lambda gm: gm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import threading
 import types
 import weakref
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+import torch.utils.checkpoint
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from weft_core.collector import collector_paused
@@ -80,7 +82,7 @@ class Capture:
         self, function: types.FunctionType, code: types.CodeType, flat_args: tuple[Any, ...]
     ) -> types.CodeType | None:
         """Answer the frame hook: code to run in the place of this call, or None."""
-        if getattr(self._busy, "on", False) or _is_transforming():
+        if getattr(self._busy, "on", False) or _is_transforming() or _runs_again():
             return None
         if is_entry(code):
             return entry_replacement(code)
@@ -293,6 +295,22 @@ def _is_transforming() -> bool:
         or forward_ad._current_level >= 0
         or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
     )
+
+
+def _runs_again() -> bool:
+    """Whether a checkpoint that broke the graph calls this: it does so again, with the hook off.
+
+    The two runs have to save the same tensors.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks is None or hooks[0].__module__ != torch.utils.checkpoint.__name__:
+        return False
+    caller: types.FrameType | None = sys._getframe()
+    files = (torch.utils.checkpoint.__file__, __file__)
+    while caller := caller.f_back if caller else None:
+        if caller.f_code.co_filename in files and caller.f_code.co_name != "on_miss":
+            return caller.f_code.co_filename != __file__
+    return False
 
 
 @dataclass

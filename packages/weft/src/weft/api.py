@@ -87,20 +87,35 @@ def compile(
     }
     if model is None:
         return functools.partial(compile, **arguments)
-    chosen = option_tables.resolve(mode, options)
-    lookup_backend(backend)
+    request = request_of(arguments)
     if not callable(model) or isinstance(model, type):
         raise TypeError(f"weft.compile takes a function or a module, not {model!r}.")
     if disable:
         return model
-    with collector_paused():
-        pipeline = importlib.import_module("weft.pipeline")
-    request: Request = pipeline.Request(backend, fullgraph, dynamic, chosen)
+    pipeline = importlib.import_module("weft.pipeline")
     compile_function = functools.partial(pipeline.compile_function, request=request)
     if isinstance(model, nn.Module):
         again = functools.partial(compile, **arguments)
         return wrap_module(original_of(model), compile_function, again)
     return compile_function(_function_of(model))
+
+
+def request_of(arguments: Mapping[str, Any]) -> Request:
+    """Check the arguments of `compile`; what is not given has its default.
+
+    Raises:
+        InvalidBackend: for an unknown backend.
+        InvalidOption: for an unknown mode or option, or a value of the wrong type.
+    """
+    given = {**(compile.__kwdefaults__ or {}), **arguments}
+    chosen = option_tables.resolve(given["mode"], given["options"])
+    lookup_backend(given["backend"])
+    with collector_paused():
+        pipeline = importlib.import_module("weft.pipeline")
+    request: Request = pipeline.Request(
+        given["backend"], given["fullgraph"], given["dynamic"], chosen
+    )
+    return request
 
 
 def _function_of(model: Callable[..., Any]) -> Callable[..., Any]:

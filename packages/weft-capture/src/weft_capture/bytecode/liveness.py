@@ -7,13 +7,19 @@ An instruction with an exception handler can also go to the handler.
 
 from __future__ import annotations
 
+import bdb
+import sys
+from typing import Any
+
 from .instr import Decoded, Instr
 
 _READ = frozenset({"LOAD_FAST", "DELETE_FAST"})
 _CELL = frozenset(
     {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF"}
 )
-_READS_FRAME = frozenset({"eval", "exec", "locals", "_getframe"})
+_READS_FRAME = frozenset(
+    {"eval", "exec", "locals", "_getframe", "currentframe", "breakpoint", "set_trace"}
+)
 _NO_FALL_THROUGH = frozenset({"JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 
 
@@ -29,6 +35,16 @@ def live_at(decoded: Decoded, index: int) -> frozenset[str]:
     names, live = table
     bits = live[index]
     return frozenset(name for i, name in enumerate(names) if bits >> i & 1)
+
+
+def _is_debugged() -> bool:
+    """Whether a debugger is at work in this thread: it may show every variable of every frame."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None:
+        return True
+    trace = sys.gettrace()
+    owner = getattr(trace, "__self__", trace)  # the debugger, where it is one of its methods
+    return isinstance(owner, bdb.Bdb) or "pydevd" in type(owner).__module__
 
 
 def successors(decoded: Decoded, index: int) -> list[int]:
@@ -71,7 +87,8 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
     bit = {name: 1 << i for i, name in enumerate(names)}
     first = first_argument_of_super(decoded)
     effects = [_uses_and_kills(instr, bit, first) for instr in decoded.instrs]
-    if any(i.opname.startswith("LOAD") and i.argval in _READS_FRAME for i in decoded.instrs):
+    reads = (i.opname.startswith("LOAD") and i.argval in _READS_FRAME for i in decoded.instrs)
+    if _is_debugged() or any(reads):
         return names, [-1] * (len(decoded.instrs) + 1)  # what they call sees every variable
     live = [0] * (len(decoded.instrs) + 1)
     follow = [successors(decoded, i) for i in range(len(decoded.instrs))]

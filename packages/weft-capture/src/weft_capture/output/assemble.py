@@ -133,6 +133,10 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
     return end_mode
 
 
+# Breaks at which an exception is likely: it shows the variables of its frames, used or not.
+_RAISES = ("uncaught-exception", "op-failed")
+
+
 class _Assembly:
     """One pass over the code; the first pass finds out which outputs the graph needs."""
 
@@ -225,14 +229,15 @@ class _Assembly:
         index = frame.ip - 1 if inlined else frame.ip
         instr = frame.decoded.instrs[index]
         writer.at(instr)
-        live = live_at(frame.decoded, index)
+        fails = self.stopped is not None and self.stopped.error.code in _RAISES
+        live = frame.locals if fails else live_at(frame.decoded, index)
         locals_ = {name: value for name, value in frame.locals.items() if name in live}
         temps: dict[str, str] = {}
         for name, value in locals_.items():
             out.load(value)
             temps[name] = out.store_temp()
         stack = [self._stack_temp(value) for value in frame.stack]
-        inner = InnerFrames(out, inlined, self.tail_call) if inlined else None
+        inner = InnerFrames(out, inlined, self.tail_call, whole=fails) if inlined else None
         temps.update(self._load_cells())
         if effects:
             effects()

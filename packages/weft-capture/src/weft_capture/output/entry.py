@@ -116,21 +116,25 @@ class InnerFrames:
     Args:
         out: where to write; everything is loaded at once, into temporaries.
         frames: the inlined frames, outermost first; the last one broke.
+        whole: keep also the variables that nothing uses any more.
     """
 
-    def __init__(self, out: Output, frames: Sequence[Frame], tail_call: Any) -> None:
+    def __init__(
+        self, out: Output, frames: Sequence[Frame], tail_call: Any, *, whole: bool = False
+    ) -> None:
         self._writer = out.writer
         # In this order, because loading a context manager enters its block again.
         self._loaded = [
-            self._load(out, frame, frame is not frames[-1], tail_call) for frame in frames
+            self._load(out, frame, frame is not frames[-1], tail_call, whole) for frame in frames
         ]
 
     def _load(
-        self, out: Output, frame: Frame, inner: bool, tail_call: Any
+        self, out: Output, frame: Frame, inner: bool, tail_call: Any, whole: bool
     ) -> tuple[types.CodeType, str, list[str], list[str]]:
         decoded = frame.decoded
         index = frame.ip - 1 if inner else frame.ip
-        bound = (live_at(decoded, index) - decoded.cells).intersection(frame.locals)
+        live = frozenset(frame.locals) if whole else live_at(decoded, index)
+        bound = (live - decoded.cells).intersection(frame.locals)
         stack = tuple(value is not NULL for value in frame.stack)
         entry = _make_entry(decoded, index, stack, bound, inner, tail_call)
 

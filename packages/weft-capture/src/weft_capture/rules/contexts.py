@@ -94,17 +94,18 @@ _CHECKPOINT_OPTIONS = (
 def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
     """Trace the function itself; its nodes are marked as those to compute again in the backward.
 
-    What a `context_fn` would keep is not known here: the partitioner chooses.
+    What a `context_fn` would keep is not known here: the partitioner chooses. A function that
+    writes to what was there before (BatchNorm's statistics) does so twice, so it is no such region.
     """
     kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
-    before, calls = tx.graph.region, tx.calls.count
+    before, effects = tx.graph.region, (tx.calls.count, tx.graph.writes())
     if "context_fn" not in kwargs:
         tx.graph.region = next(_REGIONS)
     try:
         result = function.call(tx, list(args), kept)
     finally:
         tx.graph.region = before
-    if tx.calls.count != calls:
+    if (tx.calls.count, tx.graph.writes()) != effects:
         raise Break("unknown-call", "effects in a function that the backward pass runs again")
     return result
 
