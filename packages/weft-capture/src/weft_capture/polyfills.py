@@ -1,13 +1,14 @@
 """C functions of the standard library, in Python: capture traces through these in their place.
 
-Written after the documentation; `rules.polyfilled` says which function stands for which. They work
+Those that the library has no Python version of (`rules.polyfilled` loads the others, and says which
+function stands for which), written after the documentation. They work
 one item at a time, as the originals do, so effects of what they call keep their order.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _MISSING = object()
@@ -159,229 +160,13 @@ def call_until(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
         yield item
 
 
-# ---- heapq: the invariant is a[k] <= a[2k+1] and a[k] <= a[2k+2]
-
-
-def _sift_down(heap: list[Any], start: int, at: int) -> None:
-    item = heap[at]
-    while at > start:
-        parent = (at - 1) >> 1
-        if not item < heap[parent]:
-            break
-        heap[at] = heap[parent]
-        at = parent
-    heap[at] = item
-
-
-def _sift_up(heap: list[Any], at: int) -> None:
-    end, start, item = len(heap), at, heap[at]
-    child = 2 * at + 1
-    while child < end:
-        right = child + 1
-        if right < end and not heap[child] < heap[right]:
-            child = right
-        heap[at] = heap[child]
-        at = child
-        child = 2 * at + 1
-    heap[at] = item
-    _sift_down(heap, start, at)
-
-
-def heappush(heap: list[Any], item: Any) -> None:
-    """Add an item."""
-    heap.append(item)
-    _sift_down(heap, 0, len(heap) - 1)
-
-
-def heappop(heap: list[Any]) -> Any:
-    """Take the smallest item."""
-    last = heap.pop()
-    return heapreplace(heap, last) if heap else last
-
-
-def heapreplace(heap: list[Any], item: Any) -> Any:
-    """Take the smallest item, then add one."""
-    smallest = heap[0]
-    heap[0] = item
-    _sift_up(heap, 0)
-    return smallest
-
-
-def heappushpop(heap: list[Any], item: Any) -> Any:
-    """Add an item, then take the smallest."""
-    if heap and heap[0] < item:
-        item, heap[0] = heap[0], item
-        _sift_up(heap, 0)
-    return item
-
-
-def heapify(heap: list[Any]) -> None:
-    """Order a list as a heap."""
-    for at in reversed(range(len(heap) // 2)):
-        _sift_up(heap, at)
-
-
-class _Reversed:
-    """An item of a heap with the largest first."""
-
-    __slots__ = ("item",)
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-
-    def __lt__(self, other: _Reversed) -> bool:
-        return bool(other.item < self.item)
-
-
-def _as_min_heap(operation: Callable[..., Any], heap: list[Any], *args: Any) -> Any:
-    turned = [_Reversed(item) for item in heap]
-    result = operation(turned, *(_Reversed(arg) for arg in args))
-    heap[:] = [one.item for one in turned]
-    return None if result is None else result.item
-
-
-def heapify_max(heap: list[Any]) -> None:
-    """Order a list as a heap with the largest first."""
-    _as_min_heap(heapify, heap)
-
-
-def heapreplace_max(heap: list[Any], item: Any) -> Any:
-    """Take the largest item, then add one."""
-    return _as_min_heap(heapreplace, heap, item)
-
-
-def heappop_max(heap: list[Any]) -> Any:
-    """Take the largest item."""
-    return _as_min_heap(heappop, heap)
-
-
-# ---- bisect
-
-
-def bisect_left(
-    a: Sequence[Any], x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None
-) -> int:
-    """Return where to insert x, before equal items."""
-    if lo < 0:
-        raise ValueError("lo must be non-negative")
-    high = len(a) if hi is None else hi
-    while lo < high:
-        middle = (lo + high) // 2
-        if (a[middle] if key is None else key(a[middle])) < x:
-            lo = middle + 1
-        else:
-            high = middle
-    return lo
-
-
-def bisect_right(
-    a: Sequence[Any], x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None
-) -> int:
-    """Return where to insert x, behind equal items."""
-    if lo < 0:
-        raise ValueError("lo must be non-negative")
-    high = len(a) if hi is None else hi
-    while lo < high:
-        middle = (lo + high) // 2
-        if x < (a[middle] if key is None else key(a[middle])):
-            high = middle
-        else:
-            lo = middle + 1
-    return lo
-
-
-def insort_left(
-    a: list[Any], x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None
-) -> None:
-    """Insert x, before equal items."""
-    a.insert(bisect_left(a, x if key is None else key(x), lo, hi, key=key), x)
-
-
-def insort_right(
-    a: list[Any], x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None
-) -> None:
-    """Insert x, behind equal items."""
-    a.insert(bisect_right(a, x if key is None else key(x), lo, hi, key=key), x)
-
-
-# ---- functools, collections, operator
-
-
-def cmp_to_key(mycmp: Callable[[Any, Any], Any]) -> Any:
-    """Make a key of a comparison."""
-
-    class K:
-        __slots__ = ("obj",)
-
-        def __init__(self, obj: Any) -> None:
-            self.obj = obj
-
-        def __lt__(self, other: K) -> bool:
-            return bool(mycmp(self.obj, other.obj) < 0)
-
-        def __gt__(self, other: K) -> bool:
-            return bool(mycmp(self.obj, other.obj) > 0)
-
-        def __eq__(self, other: object) -> bool:
-            return bool(mycmp(self.obj, other.obj) == 0)  # type: ignore[attr-defined]
-
-    return K
-
-
-def lru_cache_wrapper(function: Any, maxsize: int | None, typed: bool, info: Any) -> Any:
-    """Make the function with a cache that `functools.lru_cache` makes."""
-    cache: dict[Any, Any] = {}
-    counts = [0, 0]
-
-    def cached(*args: Any, **kwargs: Any) -> Any:
-        kinds = tuple(type(arg) for arg in args) if typed else ()
-        key = (args, tuple(kwargs.items()), kinds)
-        found = cache.pop(key, _MISSING)
-        if found is _MISSING:
-            counts[1] += 1
-            found = function(*args, **kwargs)
-            if maxsize is not None and 0 <= maxsize <= len(cache) and cache:
-                del cache[next(iter(cache))]
-        else:
-            counts[0] += 1
-        if maxsize != 0:
-            cache[key] = found
-        return found
-
-    def cache_info() -> Any:
-        return info(counts[0], counts[1], maxsize, len(cache))
-
-    def cache_clear() -> None:
-        cache.clear()
-        counts[:] = [0, 0]
-
-    cached.cache_info = cache_info  # type: ignore[attr-defined]
-    cached.cache_clear = cache_clear  # type: ignore[attr-defined]
-    return cached
+# ---- collections, re
 
 
 def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
     """Count items into a mapping."""
     for item in iterable:
         mapping[item] = mapping.get(item, 0) + 1
-
-
-def count_of(a: Iterable[Any], b: Any) -> int:
-    """Count items equal to b."""
-    return sum(1 for item in a if item is b or item == b)
-
-
-def index_of(a: Iterable[Any], b: Any) -> int:
-    """Return the position of the first item equal to b."""
-    for position, item in enumerate(a):
-        if item is b or item == b:
-            return position
-    raise ValueError("sequence.index(x): x not in sequence")
-
-
-def delitem(a: Any, b: Any) -> None:
-    """Execute `del a[b]`."""
-    del a[b]
 
 
 def matches(pattern: Any, string: Any, count: int) -> tuple[Any, ...]:
@@ -400,38 +185,3 @@ def substitute(pattern: Any, function: Callable[[Any], Any], string: Any, count:
         end = match.end()
     pieces.append(string[end:])
     return string[:0].join(pieces)
-
-
-def concat(a: Any, b: Any) -> Any:
-    """Add two sequences."""
-    return a + b
-
-
-def call(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call an object."""
-    return obj(*args, **kwargs)
-
-
-def itemgetter(*keys: Any) -> Callable[[Any], Any]:
-    """Make what `operator.itemgetter` makes."""
-    if len(keys) == 1:
-        return lambda obj: obj[keys[0]]
-    return lambda obj: tuple(obj[key] for key in keys)
-
-
-def attrgetter(*names: str) -> Callable[[Any], Any]:
-    """Make what `operator.attrgetter` makes."""
-
-    def read(obj: Any, name: str) -> Any:
-        for part in name.split("."):
-            obj = getattr(obj, part)
-        return obj
-
-    if len(names) == 1:
-        return lambda obj: read(obj, names[0])
-    return lambda obj: tuple(read(obj, name) for name in names)
-
-
-def methodcaller(name: str, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """Make what `operator.methodcaller` makes."""
-    return lambda obj: getattr(obj, name)(*args, **kwargs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import builtins
 import functools
 import heapq
 import importlib
+import importlib.util
 import itertools
 import operator
 import types
@@ -21,28 +23,37 @@ if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
 
-_heapq = importlib.import_module("_heapq")
 _collections = importlib.import_module("_collections")
-_MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (itertools, ("takewhile", "dropwhile", "filterfalse", "compress", "cycle", "islice")),
-    (itertools, ("accumulate", "groupby", "tee", "zip_longest", "batched")),
+_ITERTOOLS = (
+    "takewhile", "dropwhile", "filterfalse", "compress", "cycle", "islice", "accumulate",
+    "groupby", "tee", "zip_longest", "batched",
+)  # fmt: skip
+_IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (heapq, ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")),
+    (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
     (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
-    (operator, ("delitem", "concat", "call")),
+    (operator, ("delitem", "concat", "call", "countOf", "indexOf", "length_hint")),
+    (functools, ("cmp_to_key", "_lru_cache_wrapper", "reduce")),
 )
-_RENAMED: tuple[tuple[Any, str, Any], ...] = (
-    (functools, "cmp_to_key", polyfills.cmp_to_key),
-    (functools, "_lru_cache_wrapper", polyfills.lru_cache_wrapper),
-    (_collections, "_count_elements", polyfills.count_elements),
-    (_heapq, "_heapify_max", polyfills.heapify_max),
-    (_heapq, "_heapreplace_max", polyfills.heapreplace_max),
-    (_heapq, "_heappop_max", polyfills.heappop_max),
-    (operator, "countOf", polyfills.count_of),
-    (operator, "indexOf", polyfills.index_of),
-)
+"""Functions in C of which the library has a version in Python too."""
+_GETTERS = ("itemgetter", "attrgetter", "methodcaller")
 
 
-def polyfill(original: Any, version: types.FunctionType) -> None:
+def without_c(name: str) -> dict[str, Any]:
+    """Return what a module of the library defines where it does not find its half in C."""
+
+    def find(wanted: str, *args: Any) -> Any:
+        if wanted == f"_{name}":
+            raise ImportError(wanted)
+        return builtins.__import__(wanted, *args)
+
+    loader: Any = importlib.util.find_spec(name).loader  # type: ignore[union-attr]
+    namespace = {"__name__": name, "__builtins__": {**vars(builtins), "__import__": find}}
+    exec(loader.get_code(name), namespace)
+    return namespace
+
+
+def polyfill(original: Any, version: Any) -> None:
     """Trace calls of `original` through `version`."""
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
@@ -59,15 +70,10 @@ def polyfill(original: Any, version: types.FunctionType) -> None:
 for _function in vars(polyfills).values():
     if isinstance(_function, types.FunctionType):
         _function.__dict__["_weft_inline"] = True
-for _method in (polyfills._Reversed.__init__, polyfills._Reversed.__lt__):
-    _method.__dict__["_weft_inline"] = True
-for _module, _names in _MODULES:
-    for _name in _names:
-        if hasattr(_module, _name):
-            polyfill(getattr(_module, _name), getattr(polyfills, _name))
-for _module, _name, _version in _RENAMED:
-    if hasattr(_module, _name):
-        polyfill(getattr(_module, _name), _version)
+for _name in _ITERTOOLS:
+    if hasattr(itertools, _name):
+        polyfill(getattr(itertools, _name), getattr(polyfills, _name))
+polyfill(_collections._count_elements, polyfills.count_elements)
 
 
 class GetterValue(Value):
@@ -104,6 +110,9 @@ def _getter(factory: Any, version: Any) -> None:
         return GetterValue(factory, function, list(args), kwargs)
 
 
-_getter(operator.itemgetter, polyfills.itemgetter)
-_getter(operator.attrgetter, polyfills.attrgetter)
-_getter(operator.methodcaller, polyfills.methodcaller)
+for _module in (heapq, bisect, operator, functools):
+    _versions = without_c(_module.__name__)
+    for _name in {name for home, names in _IN_LIBRARY if home is _module for name in names}:
+        polyfill(getattr(_module, _name), _versions[_name])
+    for _name in _GETTERS if _module is operator else ():
+        _getter(getattr(operator, _name), _versions[_name])

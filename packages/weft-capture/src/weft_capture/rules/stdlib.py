@@ -62,14 +62,6 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
     return PartialValue(function, list(args), kwargs)
 
 
-@rule(functools.reduce)
-def _reduce(tx: Tracer, function: Value, items: Value, *initial: Value) -> Value:
-    values = [*initial, *items.unpack(tx)]
-    if not values:
-        tx.raise_(TypeError, "reduce() of empty iterable with no initial value")
-    return functools.reduce(lambda a, b: function.call(tx, [a, b], {}), values)
-
-
 def _dispatch(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
     """`dispatch` of a single-dispatch function, which looks into weak dicts."""
     cls = args[0].as_constant() if len(args) == 1 else None

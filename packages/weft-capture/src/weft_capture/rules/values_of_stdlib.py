@@ -9,7 +9,6 @@ from __future__ import annotations
 import binascii
 import datetime
 import json
-import operator
 import pathlib
 import re
 import struct
@@ -17,7 +16,6 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.breaks import Break
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import CONSTANT_TYPES, NONE
@@ -59,13 +57,6 @@ def _namespace(tx: Tracer, **members: Value) -> Value:
     made = UserObject(types.SimpleNamespace)
     made.attrs.update(members)
     return made
-
-
-@rule(operator.length_hint)
-def _length_hint(tx: Tracer, items: Value, default: Value = NONE) -> Value:
-    if default is not NONE or not hasattr(items.python_type(), "__len__"):
-        raise Break("unknown-call", f"length_hint of {items.describe()}")
-    return tx.builtin(len, items)
 
 
 @rule(typing.NewType)
