@@ -1,8 +1,10 @@
 """The C form: what it refuses, what it leaves to Python, and that both forms agree."""
 
 import gc
+import operator
 import random
 import weakref
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +13,7 @@ from weft_guards import GuardSet, compile_check
 from weft_guards.abi import extension, state_words
 from weft_guards.check import describe_check
 from weft_guards.config import settings
+from weft_guards.payloads import DictKeys
 from weft_guards.sources import (
     CallSource,
     InstanceAttrSource,
@@ -53,6 +56,45 @@ def test_what_c_lacks_runs_in_python_after_it():
     assert not check(function, [1, 2])
     assert not check(function, (1, 2, 3))
     assert "def check" in describe_check(check)
+
+
+class Hashed(torch.nn.Parameter):
+    """Hashes by what Python says."""
+
+    def __hash__(self):
+        return -id(self)
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, Hashed])
+@pytest.mark.parametrize("kind", [dict, lambda items: defaultdict(dict, items)])
+def test_what_is_kept_for_tensors_is_read_in_c(make, kind):
+    keys = [make(torch.zeros(2)) for _ in range(2)]
+    state = kind({key: {"mean": torch.zeros(3), "step": k} for k, key in enumerate(keys)})
+    guards = GuardSet()
+    where, params = ItemSource(X, "state"), ItemSource(X, "params")
+    guards.add(X, "TYPE", dict)
+    guards.add(where, "TYPE", type(state))
+    guards.add(where, "DICT_KEYS", DictKeys.of(state))
+    for k, key in enumerate(keys):
+        entry = CallSource(operator.getitem, (where, ItemSource(params, k)))
+        guards.add(entry, "TYPE", dict)
+        guards.add(ItemSource(entry, "step"), "CONST", k)
+        guards.add(ItemSource(entry, "mean"), "TENSOR", state[key]["mean"])
+    check = compile_check(guards, ("x",))
+    assert check.residual is None
+    now = {"state": state, "params": keys}
+    for _ in range(4):  # the program, then what it remembers
+        assert check(function, now)
+    state[keys[1]]["mean"] = torch.zeros(4)
+    assert not check(function, now)
+    state[keys[1]]["mean"] = torch.zeros(3)
+    assert check(function, now)
+    assert not check(function, {"state": state, "params": keys[::-1]})
+    other = make(torch.zeros(2))
+    assert not check(function, {"state": state, "params": [keys[0], other]})
+    assert len(state) == 2
+    state[other] = state.pop(keys[1])
+    assert not check(function, now)
 
 
 LAYOUTS = [

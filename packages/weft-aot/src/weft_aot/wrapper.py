@@ -72,11 +72,6 @@ def _wrapped(joint: JointGraph, run: Callable[..., Any], args: str) -> Callable[
         restore = source.constant(torch._C._autograd._unsafe_set_version_counter)
         source.line(f"{restore}((args[{index}],), (v{index},))")
     loud = [mutation for mutation in joint.mutations if not mutation.silent]
-    written = [f"args[{mutation.index}]" for mutation in loud if mutation.value is None]
-    if written:
-        # The graph wrote the memory behind autograd's back; saved tensors must notice.
-        bump = source.constant(torch.autograd.graph.increment_version)
-        source.line(f"{bump}([{', '.join(written)}])")
     for mutation in loud:
         if mutation.value is not None:
             source.line(f"args[{mutation.index}].copy_(values[{mutation.value}])")

@@ -88,19 +88,19 @@ static int
 run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *filled)
 {
     PyObject *value = step->seen ? step->seen : step->reg >= 0 ? registers[step->reg] : NULL;
+    PyObject *other = step->other       ? step->other
+                      : step->other_reg >= 0 ? registers[step->other_reg] : NULL;
     switch (step->kind) {
     case FETCH: {
-        PyObject *found = fetch(step->op, args, value);
+        if (step->op->code == OP_ITEM_OF && !hashes_by_address(other, step->op->object))
+            return STALE; /* Python would run, which may change anything */
+        PyObject *found = fetch(step->op, args, value, other);
         if (!found)
             return 0;
         registers[(*filled)++] = found;
         return 1;
     }
-    case TEST: {
-        PyObject *other = step->other ? step->other
-                          : step->other_reg >= 0 ? registers[step->other_reg] : NULL;
-        return test(step->op, value, other);
-    }
+    case TEST: return test(step->op, value, other);
     case TENSOR: return test_tensor_again(step->op->tensor, value, step->metadata);
     case ANCHOR: return registers[step->reg] == step->seen ? 1 : STALE;
     case CLASS_OF: return (PyObject *)Py_TYPE(value) == step->other ? 1 : STALE;
@@ -216,7 +216,7 @@ follows(Maker *maker, Op *op, Fact *base, Fact *fact)
 }
 
 static void
-add_fetch(Maker *maker, Op *op, Fact *base, Fact *fact)
+add_fetch(Maker *maker, Op *op, Fact *base, Fact *other, Fact *fact)
 {
     if (follows(maker, op, base, fact)) {
         fact->known = 1;
@@ -226,6 +226,8 @@ add_fetch(Maker *maker, Op *op, Fact *base, Fact *fact)
     Step *step = add_step(maker, FETCH, op, NULL);
     if (base)
         operand(base, &step->seen, &step->reg);
+    if (other)
+        operand(other, &step->other, &step->other_reg);
     fact->reg = maker->memo->n_registers++;
     if (fact->has_dict) { /* a root of what versions can tell */
         add_step(maker, ANCHOR, NULL, fact->seen)->reg = fact->reg;
@@ -278,15 +280,15 @@ add_ops(Maker *maker, Op *ops, Py_ssize_t n_ops, PyObject **registers)
         if (op->code == OP_DICT)
             facts[op->a].has_dict = 1;
     for (Op *op = ops; op < ops + n_ops; op++) {
-        Fact *base = READS_REGISTER(op) ? &facts[op->a] : NULL;
+        Fact *base = READS_REGISTER(op) ? &facts[op->a] : NULL, *other = OTHER(op, facts);
         if (IS_FETCH(op)) {
             next->seen = registers[next - facts];
             next->reg = -1;
-            add_fetch(maker, op, base, next);
+            add_fetch(maker, op, base, other, next);
             next++;
         }
         else
-            add_test(maker, op, base, op->code == OP_IS_REG ? &facts[op->n] : NULL);
+            add_test(maker, op, base, other);
     }
 }
 
@@ -328,7 +330,7 @@ remember(Memo *memo, Op *ops, Py_ssize_t n_ops, Py_ssize_t n_registers, PyObject
             operand(&maker.facts[i], &memo->outputs[i].seen, &memo->outputs[i].reg);
         memo->off = memo->n_registers > ON_STACK || maker.saved < 4;
         for (Py_ssize_t i = 0; i < n_ops; i++)
-            memo->off |= ops[i].code == OP_CALL; /* runs Python, which may change anything */
+            memo->off |= ops[i].code == OP_CALL; /* runs Python, as some keys' hashes do */
         if (memo->off)
             forget_memo(memo);
     }

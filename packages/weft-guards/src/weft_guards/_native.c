@@ -46,13 +46,14 @@ run_program(Check *self, PyObject *const *args, PyObject **results)
     }
     for (Op *op = self->ops, *end = op + self->n_ops; passed && op < end; op++) {
         PyObject *base = READS_REGISTER(op) ? registers[op->a] : NULL;
+        PyObject **other = OTHER(op, registers);
         if (IS_FETCH(op)) {
-            PyObject *value = fetch(op, args, base);
+            PyObject *value = fetch(op, args, base, other ? *other : NULL);
             if ((passed = value != NULL))
                 registers[filled++] = value;
         }
         else
-            passed = test(op, base, op->code == OP_IS_REG ? registers[op->n] : NULL);
+            passed = test(op, base, other ? *other : NULL);
     }
     for (Py_ssize_t i = 0; passed && results && i < PyTuple_GET_SIZE(self->residual); i++)
         results[i] = Py_NewRef(registers[PyLong_AsSsize_t(PyTuple_GET_ITEM(self->residual, i))]);
@@ -138,7 +139,7 @@ read_op(Check *self, PyObject *row, Op *op)
         return -1;
     if (op->code < 0 || op->code >= N_INSTRUCTIONS ||
         (READS_REGISTER(op) && (op->a < 0 || op->a >= self->n_registers)) ||
-        (op->code == OP_IS_REG && (op->n < 0 || op->n >= self->n_registers)) ||
+        (OTHER(op, self->ops) && (op->n < 0 || op->n >= self->n_registers)) ||
         (op->code == OP_ARG && (op->n < 0 || op->n >= self->n_args)) ||
         (op->code == OP_CALL && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 2)) ||
         (op->code == OP_STATE && (!PyBytes_Check(op->object) ||

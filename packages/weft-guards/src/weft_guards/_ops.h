@@ -19,6 +19,7 @@
     X(DICT)      /* next = instance dict of a */                                                 \
     X(ITEM)      /* next = a[object] */                                                          \
     X(INDEX)     /* next = a[n] */                                                               \
+    X(ITEM_OF)   /* next = a[register n]; object is Tensor.__hash__ */                           \
     X(ATTR)      /* next = a.object */                                                           \
     X(CODE)      /* next = code of the function a */                                             \
     X(TYPEOF)    /* next = type(a) */                                                            \
@@ -30,7 +31,7 @@
     X(NOT_NONE)  /* a is not None */                                                             \
     X(EQUAL)     /* same type and equal; object is an int, str, bytes or ordinary float */       \
     X(LENGTH)    /* len(a) == n */                                                               \
-    X(KEYS)      /* list(a) == object, a tuple of exact str and int; types too */                \
+    X(KEYS)      /* list(a) == object: exact str and int, types too, and weak references */      \
     X(NOT_IN)    /* object not in a */                                                           \
     X(CALL)      /* object[0]() == object[1]; reads no register */                               \
     X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
@@ -53,6 +54,8 @@ typedef struct {
 } Op;
 
 #define IS_FETCH(op) ((op)->code <= OP_TYPEOF)
+#define OTHER(op, from) \
+    ((op)->code == OP_IS_REG || (op)->code == OP_ITEM_OF ? &(from)[(op)->n] : NULL)
 /* Roots read the arguments; tests of state and classes read nothing. */
 #define READS_REGISTER(op) \
     ((op)->code > OP_REF && ((op)->code < OP_CALL || (op)->code > OP_MEMORY))
@@ -64,12 +67,38 @@ instance_dict(PyObject *value)
                                : PyObject_GenericGetDict(value, NULL);
 }
 
+/* Whether value[key] is a dict's own; a defaultdict's is, but for making what it misses. */
+static int
+reads_as_dict(PyObject *value)
+{
+    return PyDict_Check(value) && Py_TYPE(value)->tp_as_mapping->mp_subscript ==
+                                      PyDict_Type.tp_as_mapping->mp_subscript;
+}
+
 static PyObject *
 item(PyObject *value, PyObject *key)
 {
-    if (PyDict_CheckExact(value))
+    if (reads_as_dict(value))
         return Py_XNewRef(PyDict_GetItemWithError(value, key));
     return PyObject_GetItem(value, key);
+}
+
+/* Whether a key is a tensor that hashes as torch's do, by its address: no Python needs to run. */
+static int
+hashes_by_address(PyObject *key, PyObject *torch_hash)
+{
+    static PyObject *name;
+    if (!name && !(name = PyUnicode_InternFromString("__hash__")))
+        return 0;
+    return _PyType_Lookup(Py_TYPE(key), name) == torch_hash;
+}
+
+static PyObject *
+item_of(PyObject *value, PyObject *key, PyObject *torch_hash)
+{
+    if (reads_as_dict(value) && hashes_by_address(key, torch_hash))
+        return Py_XNewRef(_PyDict_GetItem_KnownHash(value, key, (Py_hash_t)key));
+    return item(value, key);
 }
 
 static PyObject *
@@ -94,10 +123,12 @@ cell_contents(PyObject *func, Py_ssize_t index)
     return PyCell_Get(PyTuple_GET_ITEM(closure, index));
 }
 
-/* `known` is an exact str or int, so comparing runs no user code. */
+/* `known` is an exact str or int, so comparing runs no user code, or a weak reference. */
 static int
 same_key(PyObject *key, PyObject *known)
 {
+    if (PyWeakref_CheckRef(known))
+        return is_referent(key, known);
     return key == known ||
            (Py_IS_TYPE(key, Py_TYPE(known)) && PyObject_RichCompareBool(key, known, Py_EQ) == 1);
 }
@@ -132,9 +163,10 @@ test_call(PyObject *pair)
     return same;
 }
 
-/* New reference to what an instruction reads, from `base` where it reads a register; or NULL. */
+/* New reference to what an instruction reads, from `base` where it reads a register; or NULL.
+ * `other` is register n of ITEM_OF. */
 static PyObject *
-fetch(const Op *op, PyObject *const *args, PyObject *base)
+fetch(const Op *op, PyObject *const *args, PyObject *base, PyObject *other)
 {
     switch (op->code) {
     case OP_ARG: return Py_NewRef(args[1 + op->n]);
@@ -146,6 +178,7 @@ fetch(const Op *op, PyObject *const *args, PyObject *base)
     case OP_DICT: return instance_dict(base);
     case OP_ITEM: return item(base, op->object);
     case OP_INDEX: return item_at(base, op->n);
+    case OP_ITEM_OF: return item_of(base, other, op->object);
     case OP_ATTR: return PyObject_GetAttr(base, op->object);
     case OP_CODE: return PyFunction_Check(base) ? Py_NewRef(PyFunction_GET_CODE(base)) : NULL;
     default: return Py_NewRef((PyObject *)Py_TYPE(base)); /* OP_TYPEOF */

@@ -7,6 +7,7 @@ loads, and remembers what it read as a check does.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from typing_extensions import override
 from weft_guards.abi import extension
 from weft_guards.config import settings
 from weft_guards.native import Assembler
-from weft_guards.sources import AttrSource, DictSource, ItemSource, Source, TypeSource
+from weft_guards.sources import AttrSource, CallSource, DictSource, ItemSource, Source, TypeSource
 
 _READS = (AttrSource, DictSource, ItemSource, TypeSource)
 _FEW = 8  # so few reads are made by bytecode as fast
@@ -30,7 +31,8 @@ class _Reads(Assembler):
 
     @override
     def fetch(self, source: Source) -> int:
-        if isinstance(source, _READS) or source in self.registers:
+        looked_up = isinstance(source, CallSource) and source.function is operator.getitem
+        if looked_up or isinstance(source, _READS) or source in self.registers:
             return super().fetch(source)
         register = self.registers[source] = len(self.registers)
         self.rows.append((self.code.ARG, 0, len(self.roots), None))

@@ -6,6 +6,7 @@ guard that is in neither goes to the Python form. `abi` says whether C can be us
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from weft_guards.guards import Guard
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, TensorSpec
 from weft_guards.sources import (
     AttrSource,
+    CallSource,
     ClosureSource,
     ConstSource,
     DictSource,
@@ -116,6 +118,13 @@ def _fetch_attr(asm: Assembler, source: AttrSource) -> Row:
     return (code, asm.fetch(source.base), 0, source.name)
 
 
+def _fetch_call(asm: Assembler, source: CallSource) -> Row:
+    if source.function is not operator.getitem:
+        raise NotNative
+    base, key = map(asm.fetch, source.arguments)
+    return (asm.code.ITEM_OF, base, key, torch.Tensor.__hash__)
+
+
 _FETCHES: dict[type, Callable[[Assembler, Any], Row]] = {
     LocalSource: lambda asm, s: (asm.code.ARG, 0, asm.arguments[s.name], None),
     ConstSource: lambda asm, s: (asm.code.CONST, 0, 0, s.value),
@@ -125,6 +134,7 @@ _FETCHES: dict[type, Callable[[Assembler, Any], Row]] = {
     AttrSource: _fetch_attr,
     TypeSource: lambda asm, s: (asm.code.TYPEOF, asm.fetch(s.base), 0, None),
     ItemSource: _fetch_item,
+    CallSource: _fetch_call,
     GlobalSource: _fetch_global,
     ModuleSource: _fetch_module,
     ProgramSource: _fetch_program,
@@ -158,10 +168,11 @@ def _test_const(asm: Assembler, guard: Guard) -> list[Row]:
 
 
 def _test_keys(asm: Assembler, guard: Guard) -> list[Row]:
-    keys: DictKeys = guard.payload
-    if not all(type(key) in (str, int) for key in keys.keys):
+    payload: DictKeys = guard.payload
+    keys = tuple([key.get if isinstance(key, Held) else key for key in payload.keys])
+    if not all(type(key) in (str, int, weakref.ref) for key in keys):
         raise NotNative
-    return [(asm.code.KEYS, asm.fetch(guard.source), 0, keys.keys)]
+    return [(asm.code.KEYS, asm.fetch(guard.source), 0, keys)]
 
 
 def _test_absent(asm: Assembler, guard: Guard) -> list[Row]:
