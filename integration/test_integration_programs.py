@@ -7,6 +7,7 @@ import torch
 import weft
 from models import ZOO
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 
@@ -440,3 +441,35 @@ def test_a_vectorised_jacobian_of_a_compiled_function(compiled_autograd):
         compiled = weft.compile(function)
         got = torch.autograd.functional.jacobian(compiled, x, vectorize=True)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("compiled_autograd", [False, True])
+def test_two_networks_that_take_turns(compiled_autograd):
+    """The sample is made once; the discriminator's loss must not use up its history."""
+
+    def train(wrap):
+        torch.manual_seed(0)
+        maker, judge = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizers = [
+            torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in (maker, judge)
+        ]
+
+        def step(x):
+            sample = maker(x[:, :3])
+            optimizers[1].zero_grad()
+            loss = F.softplus(-judge(x)).mean() + F.softplus(judge(sample.detach())).mean()
+            loss.backward()
+            missing = maker.weight.grad is None
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            F.softplus(-judge(sample)).mean().backward()
+            optimizers[0].step()
+            return loss.item(), missing
+
+        step = wrap(step)
+        torch.manual_seed(1)
+        results = [step(torch.randn(5, 4)) for _ in range(3)]
+        return results, [p.detach() for net in (maker, judge) for p in net.parameters()]
+
+    with weft.config.patch(compiled_autograd=compiled_autograd):
+        torch.testing.assert_close(train(weft.compile), train(lambda step: step))

@@ -121,6 +121,10 @@ def aot_function(number):
             return (*outputs, None)
 
         @staticmethod
+        def weft_reached(grads):
+            return [True, True]
+
+        @staticmethod
         def _compiled_autograd_key(ctx):
             return (ctx._autograd_function_id, *ctx.symbols)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,9 +73,9 @@ def aot_compile(
     _show("aot_graphs", "forward graph", parts.forward)
     _show("aot_graphs", "backward graph", parts.backward)
     forward = _compile(fw_compiler, parts.forward)
-    compile_backward = _compile_later if settings.lazy_backward else _compile
-    backward = compile_backward(bw_compiler or fw_compiler, parts.backward)
-    return build_training(joint, parts, forward, backward, gm)
+    how = _compile_later if settings.lazy_backward else _compile
+    compile_backward = functools.partial(how, bw_compiler or fw_compiler)
+    return build_training(joint, parts, forward, compile_backward, gm)
 
 
 def _compile(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 The class carries the small protocol by which a compiled-autograd stage can inline the backward
 without importing this package: `weft_aot_id`, `weft_backward_graph`, `weft_dynamic`,
-`weft_backward_inputs`, `weft_backward_outputs`.
+`weft_backward_inputs`, `weft_backward_outputs`, `weft_reached`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 from weft_core.events import counters
 
+from weft_aot.piecewise import Pieces
 from weft_aot.records import JointGraph, Partition
 from weft_aot.replay import Replay
 from weft_aot.wrapper import make_backward_inputs, make_backward_outputs, make_call, make_forward
@@ -37,7 +39,7 @@ def build_training(
     joint: JointGraph,
     parts: Partition,
     forward: Compiled,
-    backward: Compiled,
+    compile_backward: Callable[[fx.GraphModule], Compiled],
     program: Callable[..., Any],
 ) -> Compiled:
     """A callable of flat arguments whose differentiable results have the compiled backward.
@@ -46,40 +48,24 @@ def build_training(
         joint: what was traced.
         parts: how it was cut.
         forward: compiled `parts.forward`; returns a sequence.
-        backward: compiled `parts.backward`; returns a sequence, None for a missing gradient. With
-            an attribute `call_owning`, that is called with a list of the arguments, from which
-            it takes tensors when it needs them no more.
+        compile_backward: makes of `parts.backward`, or an extract of it, a callable that returns a
+            sequence, None for a missing gradient. With an attribute `call_owning`, that is called
+            with a list of the arguments, from which it takes tensors when it needs them no more.
         program: what `joint` was traced from; it makes gradients under ``create_graph=True``.
     """
     inputs, outputs = make_backward_inputs(joint, parts), make_backward_outputs(joint)
-    run_backward = _without_autocast(backward)
     replay = Replay(program, joint, parts)
+    pieces = Pieces(joint, parts, lambda g: _without_autocast(compile_backward(g)), inputs)
     dynamic = _has_symbolic_sizes(parts)
     counters["aot"]["symbolic_backwards"] += dynamic
-
-    owning = getattr(backward, "call_owning", None)
-
-    def apply_backward(ctx: Any, *grads: Any) -> Any:
-        if all(grad is None for grad in grads):
-            return (None,) * joint.num_inputs
-        if not all(grad is None or torch._C._has_storage(grad) for grad in grads):
-            # Those of vmap (is_grads_batched): a kernel has no memory of theirs to read.
-            return outputs(ctx, parts.backward(*inputs(ctx, *grads)))
-        if not torch.is_grad_enabled():
-            if owning is None:
-                return outputs(ctx, run_backward(*inputs(ctx, *grads)))
-            args = inputs(ctx, *grads)
-            ctx.maybe_clear_saved_tensors()  # nothing, under retain_graph
-            return outputs(ctx, owning(args))
-        return replay.gradients(
-            ctx, grads, lambda: outputs(ctx, run_backward(*inputs(ctx, *grads)))
-        )
 
     members = {
         "forward": staticmethod(
             make_forward(joint, parts, _without_autocast(forward), replay.kept)
         ),
-        "backward": staticmethod(apply_backward),
+        "backward": staticmethod(
+            _make_backward(joint, parts, compile_backward(parts.backward), replay, pieces)
+        ),
         # Lets the engine tell compiled autograd the saved sizes by name instead of by value.
         "_compiled_autograd_key": staticmethod(
             lambda ctx: (ctx._autograd_function_id, *getattr(ctx, "symbols", ()))
@@ -89,10 +75,47 @@ def build_training(
         "weft_dynamic": dynamic,
         "weft_backward_inputs": staticmethod(inputs),
         "weft_backward_outputs": staticmethod(outputs),
+        "weft_reached": staticmethod(pieces.reached),
     }
     function: Any = type("CompiledFunction", (torch.autograd.Function,), members)
     call = make_call(joint, function.apply)
     return call if torch.is_grad_enabled() else torch.enable_grad()(call)
+
+
+def _make_backward(
+    joint: JointGraph, parts: Partition, compiled: Compiled, replay: Replay, pieces: Pieces
+) -> Callable[..., Any]:
+    """`backward(ctx, *grads)` of the autograd function."""
+    inputs, outputs = make_backward_inputs(joint, parts), make_backward_outputs(joint)
+    owning = getattr(compiled, "call_owning", None)
+    compiled = _without_autocast(compiled)
+
+    def run(ctx: Any, grads: Any) -> Any:
+        if owning is None:
+            return compiled(*inputs(ctx, *grads))
+        args = inputs(ctx, *grads)
+        ctx.maybe_clear_saved_tensors()  # nothing, under retain_graph
+        return owning(args)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        given = pieces.given(grads)
+        if not given:
+            return (None,) * joint.num_inputs
+        # Those of vmap (is_grads_batched) have no memory that a kernel could read.
+        batched = not all(grad is None or torch._C._has_storage(grad) for grad in grads)
+        if torch.is_grad_enabled() and not batched:
+            return replay.gradients(
+                ctx, grads, lambda: outputs(ctx, compiled(*inputs(ctx, *grads)))
+            )
+        if batched:
+            outs = parts.backward(*inputs(ctx, *grads))
+        elif pieces.is_whole(given):
+            outs = run(ctx, grads)
+        else:
+            outs = pieces.run(ctx, grads, given)
+        return outputs(ctx, pieces.only_reached(outs, given))
+
+    return backward
 
 
 def _has_symbolic_sizes(parts: Partition) -> bool:

@@ -1,12 +1,13 @@
 """Inlines the backward of an ahead-of-time compiled forward, through attributes of its Function.
 
 The protocol: the autograd.Function class has `weft_aot_id` (int), `weft_backward_graph` (a flat
-fx.GraphModule), `weft_backward_inputs(ctx, *grads) -> list` of that graph's arguments and
-`weft_backward_outputs(ctx, outputs) -> tuple` of gradients. Sizes that it saves are `ctx.symbols`,
-if any, and `_compiled_autograd_key(ctx)` returns `(ctx._autograd_function_id, *symbols)`, which
-lets the engine lift them; `weft_dynamic` says that there are symbolic sizes, and the counter
-`aot/symbolic_backwards` that there is any such class. Nothing of the ahead-of-time package is
-imported.
+fx.GraphModule), `weft_backward_inputs(ctx, *grads) -> list` of that graph's arguments,
+`weft_backward_outputs(ctx, outputs) -> tuple` of gradients, and `weft_reached(grads)`, which says
+of each output whether these gradients reach it, or gives None where not the whole graph is to run.
+Sizes that it saves are `ctx.symbols`, if any, and `_compiled_autograd_key(ctx)` returns
+`(ctx._autograd_function_id, *symbols)`, which lets the engine lift them; `weft_dynamic` says that
+there are symbolic sizes, and the counter `aot/symbolic_backwards` that there is any such class.
+Nothing of the ahead-of-time package is imported.
 
 Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_<name>` for the n-th
 further use in one backward.
@@ -75,6 +76,9 @@ def inline(
     cls = context._forward_cls
     if any(grad is None for grad in grads) and cls.weft_dynamic:
         return None  # zeros in its place would have sizes that nothing here can name
+    reached = cls.weft_reached(grads)
+    if reached is None:
+        return None
     view = _Sizes(context, saved, symints)
     args = list(cls.weft_backward_inputs(view, *grads))
     if not all(_nameable(low, arg) for arg in args):
@@ -83,6 +87,7 @@ def inline(
     low.aot_uses[cls.weft_aot_id] = uses + 1
     prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
     outputs = _Inliner(low, cls.weft_backward_graph, prefix).run(*args)
+    outputs = [out if there else None for out, there in zip(outputs, reached, strict=True)]
     return tuple(cls.weft_backward_outputs(view, outputs))
 
 

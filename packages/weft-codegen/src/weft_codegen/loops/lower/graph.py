@@ -236,6 +236,8 @@ class _Lowering:
         if owning._schema.is_mutable:
             raise NoLowering(f"{owning} mutates its arguments")
         outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
+        if any(isinstance(fake, tuple | list) for fake in outs):
+            raise NoLowering(f"{owning} returns lists of tensors")
         tensors: list[LazyTensor | None] = []
         for fake in outs:
             made = isinstance(fake, torch.Tensor)

@@ -1,0 +1,109 @@
+"""Results of one graph that are differentiated apart: what eager gives, frees and refuses."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from aot_helpers import Graphs, function_graph
+from weft_aot import aot_compile
+
+
+def three_results(x, a, b, c):
+    """The first and the last have history in common, the second has its own."""
+    h = torch.tanh(x @ a)
+    return (h @ b).sin().sum(), torch.tanh(x @ c).pow(2).sum(), h * 2
+
+
+def arguments():
+    torch.manual_seed(0)
+    return [torch.randn(4, 4), *(torch.randn(4, 4, requires_grad=True) for _ in range(3))]
+
+
+def both(fn):
+    """Yield (function, arguments) of eager and of the graph."""
+    args = arguments()
+    graphs = Graphs()
+    compiled = aot_compile(function_graph(fn, len(args)), args, fw_compiler=graphs)
+    yield fn, args
+    yield compiled, arguments()
+
+
+def gradients(args):
+    return [None if arg.grad is None else arg.grad.clone() for arg in args]
+
+
+def assert_same(pair):
+    for ours, theirs in zip(*pair, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 2), (2, 1)])
+def test_one_after_the_other(order):
+    logs = []
+    for function, args in both(three_results):
+        results = function(*args)
+        logs.append([])
+        for index in order:
+            results[index].sum().backward()
+            logs[-1] += gradients(args)
+    assert_same(logs)
+    assert logs[0][1:4].count(None) in (1, 2)
+
+
+def test_an_unused_result_gives_no_gradient_to_what_only_it_depends_on():
+    for function, args in both(
+        lambda x, a, b, c: ((x @ a).sum() + (x @ b).sum(), (x @ b @ c).sin())
+    ):
+        function(*args)[0].backward()
+        assert [arg.grad is None for arg in args] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("again", [0, 2])
+def test_a_part_runs_once(again):
+    for function, args in both(three_results):
+        results = function(*args)
+        results[0].backward()
+        results[1].backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            results[again].sum().backward()
+
+
+def test_a_retained_part_runs_again():
+    logs = []
+    for function, args in both(three_results):
+        results = function(*args)
+        results[0].backward(retain_graph=True)
+        results[0].backward(retain_graph=True)
+        results[1].backward()
+        logs.append(gradients(args))
+    assert_same(logs)
+
+
+def test_a_write_to_what_a_waiting_part_saved_is_noticed():
+    for function, args in both(three_results):
+        results = function(*args)
+        results[0].backward()
+        with torch.no_grad():
+            args[0].mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            results[1].backward()
+
+
+def test_nothing_outlives_the_last_part():
+    (_, _), (function, args) = both(three_results)
+    results = function(*args)
+    nodes = [weakref.ref(result.grad_fn) for result in results]
+    results[0].backward()
+    del results
+    gc.collect()
+    assert [node() for node in nodes] == [None] * 3
+
+
+def test_batched_gradients_of_one_part():
+    found = []
+    for function, args in both(three_results):
+        hidden = function(*args)[2]
+        seeds = torch.eye(16).reshape(16, 4, 4)
+        found.append(torch.autograd.grad(hidden, args[1], seeds, is_grads_batched=True))
+    assert_same(found)
