@@ -40,6 +40,7 @@ from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import measured
 from weft_codegen.trace import Trace
+from weft_codegen.tune import loop_wins
 
 __all__ = ["compile_graph", "decompositions", "make_program"]
 
@@ -118,7 +119,8 @@ def make_program(
         lowered = lower_graph(gm)
     trace.lowered(lowered)
     with events.span("codegen.schedule"):
-        program = schedule(lowered, fuse=options.epilogue_fusion)
+        prefer = loop_wins if options.max_autotune else None
+        program = schedule(lowered, fuse=options.epilogue_fusion, prefer=prefer)
     if settings.verify_ir:
         verify_program(program)
     trace.program(program)
@@ -132,7 +134,8 @@ def _compile(
 ) -> Compiled:
     """Steps 2 to 5, or what they led to before."""
     with events.span("codegen.key"):
-        key = None if Trace(options).wanted else warm.graph_key(gm, options, inference)
+        threads = options.max_autotune and torch.get_num_threads()
+        key = None if Trace(options).wanted else warm.graph_key(gm, options, inference, threads)
         known = None if key is None else warm.find(key)
     if known is not None:
         events.counters["codegen"]["known_graphs"] += 1

@@ -34,7 +34,7 @@ settings = CodegenSettings()
 
 
 # Accepted, so that a program keeps its dictionary of options when it switches to weft.
-_NO_EFFECT = ("max_autotune", "shape_padding", "triton.cudagraphs")
+_NO_EFFECT = ("shape_padding", "triton.cudagraphs")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Options:
 
     Args:
         epilogue_fusion: share kernels between operators; without it each gets its own.
-        max_autotune: try several kernels for an operator and keep the fastest.
+        max_autotune: measure whether matrix products are faster as loops (see tune.py).
         fallback_random: draw random numbers exactly as eager does under a seed.
         freezing: compute what depends on parameters alone once; for inference (see freezing.py).
         shape_padding: pad matrix sizes to multiples that the hardware likes.

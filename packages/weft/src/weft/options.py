@@ -29,7 +29,7 @@ class Option:
 
 OPTIONS: dict[str, Option] = {
     "epilogue_fusion": Option(True, "fuse pointwise work into the kernels before it"),
-    "max_autotune": Option(False, "try several kernels and keep the fastest (accepted, no effect)"),
+    "max_autotune": Option(False, "matrix products as loops where that measures faster"),
     "fallback_random": Option(True, "draw random numbers exactly as eager does (always so)"),
     "freezing": Option(False, "fold parameters once; inference only, until one is written"),
     "shape_padding": Option(False, "pad matrices to sizes the hardware likes (no effect on CPU)"),

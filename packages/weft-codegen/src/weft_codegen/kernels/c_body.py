@@ -24,7 +24,7 @@ from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
 from weft_codegen.kernels.simd import SimdLoop, analyse
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
-from weft_codegen.loops.expr import Cast, Read, walk
+from weft_codegen.loops.expr import Cast, Op, Read, walk
 from weft_codegen.loops.index import Axis
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.ops import OPS, REDUCTIONS
@@ -33,6 +33,8 @@ from weft_codegen.loops.schedule.tile import TILE
 
 LANES = 64
 SUM_CHUNK = 16384
+# Elements of a block whose rows are unrolled.
+_IN_REGISTERS = 256
 NOTE = "/* @ "
 _EACH_LANE = f"for (int64_t lane = 0; lane < {LANES}; lane++)"
 _CLAUSES = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
@@ -122,6 +124,8 @@ class BodyWriter:
             return
         if any(isinstance(stmt, Loop) for stmt in loop.body):
             self._text.notes(loop.notes)
+            if _in_registers(loop):
+                self._text.line(f"#pragma GCC unroll {loop.axis.extent.value}")
             self._text.open(for_head(loop.axis, "0", end))
             self.body(loop.body)
             self._text.close()
@@ -177,7 +181,12 @@ class BodyWriter:
         if len(targets) == 2:
             self._extreme_position(stmt, targets, values)
             return
-        dtype = stmt.targets[0].dtype
+        dtype, value = stmt.targets[0].dtype, stmt.values[0]
+        fused = isinstance(value, Op) and value.name == "product" and stmt.op == "sum"
+        if fused and dtype is torch.float32:
+            factors = ", ".join(map(self._exprs.text, value.children))
+            self._text.line(f"{targets[0]} = WEFT_FMA({factors}, {targets[0]});")
+            return
         row = OPS[REDUCTIONS[stmt.op].combine]
         text = row.c.format(values[0], targets[0], t=C_TYPES[dtype].suffix)
         self._text.line(f"{targets[0]} = {wrap(text, dtype)};")
@@ -396,6 +405,19 @@ def _uses(body: tuple[Stmt, ...]) -> Counter[str]:
 def local_names(body: tuple[Stmt, ...]) -> frozenset[str]:
     """The names of the locals that `body` reads or changes."""
     return frozenset(_uses(body))
+
+
+def _in_registers(loop: Loop) -> bool:
+    """Whether a loop is the rows of a small block: unrolled, its sums stay in registers."""
+    inner = loop.body[0]
+    if len(loop.body) > 1 or not isinstance(inner, Loop):
+        return False
+    if loop.limit is not None or inner.limit is not None:
+        return False
+    rows, columns = loop.axis.extent, inner.axis.extent
+    known = rows.is_const and columns.is_const and rows.value <= 8
+    innermost = not any(isinstance(stmt, Loop) for stmt in inner.body)
+    return known and innermost and rows.value * columns.value <= _IN_REGISTERS
 
 
 def _may_be_nan(stmt: Reduce) -> bool:

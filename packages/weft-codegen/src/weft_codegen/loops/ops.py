@@ -102,6 +102,8 @@ _ROWS = (
     _infix("add", "+", _same, torch.add),
     _infix("sub", "-", _same, torch.sub),
     _infix("mul", "*", _same, torch.mul),
+    # a product that may keep its exact value until it is added to a sum
+    _call("product", torch.mul, "({0} * {1})", arity=2),
     OpRow("div", 2, _float, torch.div, "({0} / {1})", "({0} / {1})", 4),
     OpRow("neg", 1, _same, torch.neg, "(-{0})", "(-{0})"),
     _call("abs", torch.abs, "tl.abs({0})", rule=_same),

@@ -232,6 +232,8 @@ static inline float logaddexp_f32(float a, float b) { return (float)logaddexp_f6
 #else
 #define WEFT_FMA(a, b, c) ((a) * (b) + (c))
 #endif
+static inline float product_f32(float a, float b) { return a * b; }
+static inline double product_f64(double a, double b) { return a * b; }
 
 /* exp(a) = 2^n exp(r), r = a - n ln 2 in [-0.35, 0.35]; a minimax polynomial for exp(r), n rounded
  * by adding 1.5 * 2^23.  254 more leaves the sum of two biased exponents in the low bits: the power

@@ -9,15 +9,18 @@ from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_it
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
 from weft_codegen.loops.schedule.kernels import KernelTable
-from weft_codegen.loops.schedule.matmul import small_products
+from weft_codegen.loops.schedule.matmul import Prefer, small_products
 from weft_codegen.loops.schedule.stages import in_stages
 
 __all__ = ["schedule"]
 
 
-def schedule(lowered: Lowered, *, fuse: bool = True) -> Program:
-    """The program of a lowered graph; without `fuse` every node gets a kernel of its own."""
-    lowered = in_stages(small_products(lowered) if fuse else lowered)
+def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = None) -> Program:
+    """The program of a lowered graph; without `fuse` every node gets a kernel of its own.
+
+    `prefer` decides which larger matrix products become loops too (see matmul.py).
+    """
+    lowered = in_stages(small_products(lowered, prefer) if fuse else lowered)
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)

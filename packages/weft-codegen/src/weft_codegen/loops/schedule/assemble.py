@@ -21,7 +21,6 @@ import torch
 from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, cast, constant, read
 from weft_codegen.loops.index import (
     ONE,
-    ZERO,
     Axis,
     IndexExpr,
     axis,
@@ -39,8 +38,10 @@ from weft_codegen.loops.schedule.scan import scan_parts
 from weft_codegen.loops.schedule.split import split_loops
 from weft_codegen.loops.schedule.tile import (
     TILE,
+    Blocked,
     blocked,
     inside_tile,
+    product_block,
     substituted,
     transposed,
     turned,
@@ -106,25 +107,29 @@ class _Assembly:
         self._all_locals: list[Local] = []
         self._memo: dict[tuple[str, int], Expr] = {}
         self._group = group
-        self._lane: Axis | None = None
+        self._lanes: tuple[Axis, ...] = ()  # rows of a block (products only), and its columns
         self._limit: IndexExpr | None = None
-        lane = _lane(group)
-        if lane is not None:
-            self._split_lane(lane)
+        lanes = _lane(group)
+        if lanes is not None:
+            self._split_lane(*lanes)
 
     # ---- loops
 
-    def _split_lane(self, lane: Axis) -> None:
-        """Block the lane axis."""
+    def _split_lane(self, lane: Axis, row: Axis | None) -> None:
+        """Block the lane axis, and the row axis of a product."""
         extent = lane.extent
         size = min(extent.value, self._block_size(extent.value)) if extent.is_const else _BLOCK
-        cut = blocked(lane, size or _BLOCK, "lane")
-        kept = tuple(loop for loop in self._group.kept if loop is not lane)
+        cuts: dict[Axis, Blocked] = {}
+        if row is not None and (shape := product_block(row.extent, extent)):
+            height, size = shape
+            cuts.update({row: blocked(row, height, "row")} if height > 1 else {})
+        cuts[lane] = blocked(lane, size or _BLOCK, "lane")
+        kept = tuple(loop for loop in self._group.kept if loop not in cuts)
         reduced = tuple(loop for loop in self._group.axes if loop in self._group.reduced)
-        block = () if cut.block is None else (cut.block,)
-        self._lane, self._limit = cut.inner, cut.limit
-        axes = (*kept, *block, self._lane, *reduced)
-        self._group = substituted(self._group, {lane: cut}, axes)
+        blocks = tuple(cut.block for cut in cuts.values() if cut.block is not None)
+        self._lanes, self._limit = tuple(cut.inner for cut in cuts.values()), cuts[lane].limit
+        axes = (*kept, *blocks, *self._lanes, *reduced)
+        self._group = substituted(self._group, cuts, axes)
 
     def _block_size(self, columns: int) -> int:
         """Columns per block: more of wide rows, most when written, so that a page serves longer."""
@@ -145,7 +150,7 @@ class _Assembly:
             body += self._across(self._between(sweep))
             if sweep < self._plan.sweeps:
                 body += self._sweep(sweep)
-        outer = [loop for loop in group.kept if loop is not self._lane]
+        outer = [loop for loop in group.kept if loop not in self._lanes]
         return Nest(_loops(outer, tuple(body), "parallel"), tuple(self._all_locals))
 
     def _pointwise(self) -> Nest:
@@ -184,7 +189,7 @@ class _Assembly:
         if not statements:
             return []
         reduced = [loop for loop in self._group.axes if loop in self._group.reduced]
-        if self._lane is None:
+        if not self._lanes:
             before, statements = hoist(statements, frozenset(reduced), self._new_local)
             notes, outer = self._notes(sweep), reduced[:-1]
             inner = scan_parts(statements, reduced[-1], self._local, () if outer else notes)
@@ -198,10 +203,11 @@ class _Assembly:
         return tuple(dict.fromkeys(origin for m in members for origin in m.node.origins))
 
     def _across(self, statements: list[Stmt]) -> list[Stmt]:
-        """Per-row statements as they are, per-column ones in a loop over the lane."""
-        if self._lane is None or not statements:
+        """Per-row statements as they are, per-column ones in a loop over the lanes."""
+        if not self._lanes or not statements:
             return statements
-        return [Loop(self._lane, tuple(statements), "serial", self._limit)]
+        inner = Loop(self._lanes[-1], tuple(statements), "serial", self._limit)
+        return list(_loops(self._lanes[:-1], (inner,), "serial"))
 
     # ---- statements
 
@@ -270,7 +276,7 @@ class _Assembly:
     def _keep(self, member: Member, sweep: int) -> Stmt:
         """Fill a row temporary."""
         loops = [loop for loop in self._group.axes if loop in self._group.reduced]
-        loops += [] if self._lane is None else [self._lane]
+        loops += self._lanes
         value = self._value(member, sweep)
         local = self._new_local(value.dtype, product(loop.extent for loop in loops))
         self._temporaries[member.node.result] = local
@@ -311,7 +317,7 @@ class _Assembly:
         made = self._plan.sweep[name]
         if name in self._temporaries and self._plan.temporaries[name] < sweep:
             loops = [loop for loop in self._group.axes if loop in self._group.reduced]
-            loops += [] if self._lane is None else [self._lane]
+            loops += self._lanes
             return cast(read(self._temporaries[name], _position(loops)), node.dtype)
         if name in self._plan.stored and made < sweep:
             return None
@@ -321,12 +327,12 @@ class _Assembly:
 
     @property
     def _row(self) -> IndexExpr:
-        return ONE if self._lane is None else self._lane.extent
+        return product(loop.extent for loop in self._lanes)
 
     @property
     def _at(self) -> IndexExpr:
         """Where a per-row (per-column) local is accessed."""
-        return ZERO if self._lane is None else axis(self._lane.key, self._lane.extent)
+        return _position(self._lanes)
 
     def _new_local(self, dtype: torch.dtype, extent: IndexExpr = ONE) -> Local:
         return self._local(compute_dtype(dtype), extent)
@@ -350,8 +356,9 @@ def _position(loops: Sequence[Axis]) -> IndexExpr:
     return flatten([axis(loop.key, loop.extent) for loop in loops], [x.extent for x in loops])
 
 
-def _lane(group: Group) -> Axis | None:
-    """The kept axis along which most full accesses are contiguous, unless a reduced one is."""
+def _lane(group: Group) -> tuple[Axis, Axis | None] | None:
+    """The kept axis along which most full accesses are contiguous, unless a reduced one is; and
+    for products the axis of rows."""
     if not group.reduced or not group.kept:
         return None
     votes: dict[Axis, int] = {}
@@ -363,18 +370,19 @@ def _lane(group: Group) -> Axis | None:
                 if len(strides) == every and strides[-1][0] is ONE:
                     votes[strides[-1][1]] = votes.get(strides[-1][1], 0) + 1
     if not votes:
-        return _product_lane(group)
+        return _product_lanes(group)
     best = max(votes, key=lambda loop: votes[loop])
-    return None if best in group.reduced else best
+    return None if best in group.reduced else (best, None)
 
 
-def _product_lane(group: Group) -> Axis | None:
+def _product_lanes(group: Group) -> tuple[Axis, Axis | None] | None:
     """For reductions of products of smaller operands (a matrix product): the axis along which the
-    result and an operand are contiguous.  The other operand is then one value a row."""
+    result and an operand are contiguous, and the one before it.  The other operand is then one
+    value a row."""
     for member in group.members:
         stored = linear(member.node.index, group.axes) if member.node.op is not None else None
         for load in member.node.loads if stored else ():
             strides = linear(load.index, group.axes)
             if strides and stored and strides[-1][0] is ONE and strides[-1] == stored[-1]:
-                return stored[-1][1]
+                return stored[-1][1], stored[-2][1] if len(stored) > 1 else None
     return None

@@ -6,11 +6,15 @@ the product shares its kernel with bias, activation and residual:
 
     mm(a, b)            r[i, j] = sum over k of a[i, k] * b[k, j]
     addmm(c, a, b)      r[i, j] = c[i, j] + that
+
+Larger ones (and bmm) become loops where a measurement says so: with `max_autotune`, see tune.py.
+Where columns of b lie beside each other in memory, such a loop works on blocks of rows and columns
+whose sums stay in registers (tile.product_block).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,8 +27,14 @@ from weft_codegen.loops.program import CPU, Buffer, Extern, Ref
 from weft_codegen.loops.schedule.align import new_axis
 
 _aten = torch.ops.aten
+_PREFERRED = (_aten.bmm.default,)
+_PRODUCTS = (_aten.mm.default, _aten.addmm.default, *_PREFERRED)
+# Whether a product should be a loop.
+Prefer = Callable[[Extern, dict[str, Buffer]], bool]
 # Multiplications up to which the loop wins.
 _MOST = 16384
+# Larger ones are worth no measurement: the library blocks for caches too.
+_MOST_MEASURED = 1 << 26
 # Where columns of `b` are contiguous (a weight's transpose), each result is a vector sum of its
 # own: so many of them pay, for shorter sums and for those that fill the 64 lanes.
 _SUMS = ((64, 512), (0, 128))
@@ -45,15 +55,16 @@ class _Operand:
         return load(self.buffer.name, place, self.buffer.dtype)
 
 
-def small_products(lowered: Lowered) -> Lowered:
-    """`lowered` with the small matrix products among its externs as loop nodes."""
+def small_products(lowered: Lowered, prefer: Prefer | None) -> Lowered:
+    """`lowered` with the small matrix products among its externs as loop nodes, and those that
+    `prefer` wants as such."""
     buffers = dict(lowered.buffers)
-    items = tuple(part for item in lowered.items for part in _parts(item, buffers))
+    items = tuple(part for item in lowered.items for part in _parts(item, buffers, prefer))
     return replace(lowered, items=items, buffers=buffers)
 
 
-def _parts(item: Item, buffers: dict[str, Buffer]) -> Iterator[Item]:
-    found = _operands(item, buffers) if isinstance(item, Extern) else None
+def _parts(item: Item, buffers: dict[str, Buffer], prefer: Prefer | None) -> Iterator[Item]:
+    found = _operands(item, buffers, prefer) if isinstance(item, Extern) else None
     if found is None:
         yield item
         return
@@ -74,15 +85,15 @@ def _parts(item: Item, buffers: dict[str, Buffer]) -> Iterator[Item]:
 
 
 def _product(target: Buffer, left: _Operand, right: _Operand, origins: tuple[str, ...]) -> Compute:
-    i, j = (new_axis(extent) for extent in target.shape)
-    k = new_axis(left.buffer.shape[1])
-    value = apply("mul", left.at(i, k), right.at(k, j))
-    return _node(target, (i, j), (k,), "sum", value, origins)
+    *batch, i, j = (new_axis(extent) for extent in target.shape)
+    k = new_axis(left.buffer.shape[-1])
+    value = apply("product", left.at(*batch, i, k), right.at(*batch, k, j))
+    return _node(target, (*batch, i, j), (k,), "sum", value, origins)
 
 
 def _node(
     target: Buffer,
-    kept: tuple[IndexExpr, IndexExpr],
+    kept: tuple[IndexExpr, ...],
     reduced: tuple[IndexExpr, ...],
     op: str | None,
     value: Expr,
@@ -98,9 +109,11 @@ def _loops(axes: tuple[IndexExpr, ...]) -> tuple[Axis, ...]:
     return tuple(as_axis(loop) for loop in axes)
 
 
-def _operands(item: Extern, buffers: dict[str, Buffer]) -> list[_Operand] | None:
-    """The operands of a product that is small enough, or None."""
-    if item.op not in (_aten.mm.default, _aten.addmm.default) or item.results[0] is None:
+def _operands(
+    item: Extern, buffers: dict[str, Buffer], prefer: Prefer | None
+) -> list[_Operand] | None:
+    """The operands of a product that is small enough or preferred as a loop, or None."""
+    if item.op not in _PRODUCTS or item.results[0] is None:
         return None
     if item.kwargs or not all(isinstance(arg, Ref) for arg in item.args):
         return None
@@ -108,12 +121,15 @@ def _operands(item: Extern, buffers: dict[str, Buffer]) -> list[_Operand] | None
     if any(buffer.dtype is not torch.float32 or buffer.device != CPU for buffer in used):
         return None
     left, right = used[-3], used[-2]
-    extents = (*left.shape, right.shape[1])
+    extents = (*left.shape, right.shape[-1])
     # An axis of one element is no axis; such products are rare.
     if not all(extent.is_const and extent.value > 1 for extent in extents):
         return None
-    small = product(extents).value <= _MOST and (right.strides[1] is ONE or _few_sums(*extents))
-    return [_Operand(buffer) for buffer in used[:-1]] if small else None
+    size, beside = product(extents).value, right.strides[-1] is ONE
+    wanted = item.op not in _PREFERRED and size <= _MOST and (beside or _few_sums(*extents))
+    if not wanted and prefer is not None and size <= _MOST_MEASURED:
+        wanted = prefer(item, buffers)
+    return [_Operand(buffer) for buffer in used[:-1]] if wanted else None
 
 
 def _few_sums(rows: IndexExpr, length: IndexExpr, columns: IndexExpr) -> bool:

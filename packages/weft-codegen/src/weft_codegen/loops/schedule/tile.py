@@ -33,6 +33,8 @@ from weft_codegen.loops.schedule.group import Group, rewritten
 
 # Float32 elements in a cache line.
 TILE = 16
+# Sums of a matrix product that are kept in registers at once.
+_SUMS = 256
 # Smaller matrices stay in cache anyway.
 _LEAST = 4 * TILE
 
@@ -61,6 +63,21 @@ def blocked(loop: Axis, size: int, name: str) -> Blocked:
         None if even else loop.extent - blocks * size,
         blocks * size + inner,
     )
+
+
+def product_block(rows: IndexExpr, columns: IndexExpr) -> tuple[int, int] | None:
+    """(rows, columns) of a matrix product whose sums stay in registers; None if none fits evenly.
+
+    16 AVX-512 registers of sums: each element of the right operand serves all rows of the block,
+    each of the left one all columns, and as many additions are in flight as the latency asks for.
+    """
+    if not rows.is_const or not columns.is_const:
+        return None
+    height = next((n for n in range(8, 0, -1) if rows.value % n == 0), 1)
+    for width in range(_SUMS // max(height, 2) // TILE * TILE, 0, -TILE):
+        if columns.value and columns.value % width == 0:
+            return height, width
+    return None
 
 
 def transposed(group: Group) -> tuple[Axis, Axis] | None:

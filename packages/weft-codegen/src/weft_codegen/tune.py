@@ -1,0 +1,78 @@
+"""The option `max_autotune`: a matrix product by the library or as a loop, whichever is faster.
+
+Both are built as programs of their own while the graph compiles and run in turn on random numbers.
+The verdict is kept on disk for this compiler, CPU and number of threads.  A loop of its own counts
+for less than it is worth: in the graph it also takes the pointwise work after it along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import torch
+from weft_core import events
+from weft_core.cachedir import cache_dir, read_checked, write_checked
+
+from weft_codegen.kernels import CompiledGraph, compile_program
+from weft_codegen.kernels.toolchain import find as find_toolchain
+from weft_codegen.loops.index import IndexExpr
+from weft_codegen.loops.nodes import Lowered
+from weft_codegen.loops.printer import buffer_text
+from weft_codegen.loops.program import Buffer, Extern, Input, Ref, refs
+from weft_codegen.loops.schedule import schedule
+
+_ROUNDS = 20
+_hints = events.logger("codegen", "perf_hints")
+
+
+def loop_wins(item: Extern, buffers: dict[str, Buffer]) -> bool:
+    """Whether the product `item` (of known sizes) is faster as a loop than in the library."""
+    names = tuple(dict.fromkeys(refs(item.args)))
+    result = item.results[0]
+    assert result is not None
+    what = f"{item.op}({', '.join(_layout(buffers[name]) for name in names)})"
+    parts = (what, find_toolchain().fingerprint, torch.__version__, str(torch.get_num_threads()))
+    path = cache_dir("tuned") / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    verdict = read_checked(path)
+    if verdict is None:
+        used = {name: buffers[name] for name in (*names, result)}
+        inputs = tuple(map(Input, names))
+        alone = Lowered((), inputs, {}, used, (item,), (Ref(result),), ())
+        candidates = [
+            compile_program(schedule(alone)),
+            compile_program(schedule(alone, prefer=lambda *_: True)),
+        ]
+        library, loop = _race(candidates, [_random(buffers[name]) for name in names])
+        verdict = b"1" if loop < library else b"0"
+        write_checked(path, verdict)
+        times = f"{library * 1e6:.1f} us in the library, {loop * 1e6:.1f} us as a loop"
+        _hints.info("max_autotune: %s takes %s", what, times)
+    return verdict == b"1"
+
+
+def _layout(buffer: Buffer) -> str:
+    return buffer_text(buffer).split(": ", 1)[1]
+
+
+def _number(where: IndexExpr) -> int:
+    assert where.is_const
+    return where.value
+
+
+def _random(buffer: Buffer) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    size = _number(buffer.storage)
+    memory = torch.rand(size, generator=generator, dtype=torch.float32, device="cpu")
+    return memory.as_strided([*map(_number, buffer.shape)], [*map(_number, buffer.strides)])
+
+
+def _race(candidates: list[CompiledGraph], args: list[torch.Tensor]) -> list[float]:
+    """The best time of each, run in turn."""
+    best = [float("inf")] * len(candidates)
+    for _ in range(_ROUNDS):
+        for position, run in enumerate(candidates):
+            start = time.perf_counter()
+            run(*args)
+            best[position] = min(best[position], time.perf_counter() - start)
+    return best
