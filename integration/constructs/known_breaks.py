@@ -21,7 +21,6 @@ KNOWN_BREAKS = {
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",
     "torch_features.backward_inside": "unsupported-method",
-    "torch_features.data_attribute": "unsupported-value",
     "numbers_from_data.branch_on_item": "data-dependent-branch",
     "numbers_from_data.range_of_item": "data-dependent-value",
     "numbers_from_data.item_in_text": "data-dependent-value",

@@ -206,3 +206,50 @@ def test_members_set_inside_are_seen_at_once(function):
         got, want = compiled(nets[0], X), function(nets[1], X)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(members(nets[0]), members(nets[1]))
+
+
+def replaces_data(x):
+    w = x.clone()
+    view = w.view(-1)
+    w.data = x * 3
+    w.add_(1)
+    view.mul_(2)
+    return w, view, w.is_leaf, w.data * 2
+
+
+def clips(net, x):
+    loss = net(x).sum().detach()
+    for p in net.parameters():
+        p.data = p.data.clamp(-0.1, 0.1)
+    return loss, net.weight.data.abs().max(), net.weight.shape
+
+
+def uses_after(x, y):
+    x.data = y * 2
+    return x + 1
+
+
+def other_shape(x):
+    w = x.clone()
+    w.data = x[0] * 2
+    return w + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "args"), [(replaces_data, (X,)), (clips, (nn.Linear(3, 2), X))]
+)
+def test_data_is_replaced(function, args):
+    assert check(function, *args).graphs
+
+
+@pytest.mark.parametrize(("function", "args"), [(uses_after, (X, X + 1)), (other_shape, (X,))])
+def test_data_that_cannot_be_replaced_in_the_graph(function, args):
+    assert check(function, *args, fullgraph=False).breaks
+
+
+def test_rounded_number_of_a_tensor():
+    def rounds(x):
+        loss = x.sum().item()
+        return x + 1, round(loss, 2), round(loss), {"loss": f"{round(loss, 1)}"}
+
+    check(rounds, X * 1.23456)

@@ -342,6 +342,18 @@ class GraphBuilder:
         part = self.node("call_function", operator.getitem, (node, key), {}, item)
         return self.result(part, item)
 
+    def replace(self, tensor: TensorValue, other: Value) -> None:
+        """Let a value made in the graph stand for a new tensor."""
+        assert isinstance(other, TensorValue)
+        old = tensor.node, tensor.fake
+
+        def undo() -> None:
+            tensor.node, tensor.fake = old
+
+        self.tx.journal.on_rollback(undo)
+        tensor.node, tensor.fake = other.node, other.fake
+        self._by_fake[id(other.fake)] = tensor
+
     def size(self, tensor: TensorValue, dim: int) -> Value:
         """Return one size of a tensor, a constant or a symbolic int."""
         size = tensor.fake.shape[dim]

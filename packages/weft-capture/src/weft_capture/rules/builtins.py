@@ -28,6 +28,7 @@ from weft_capture.values.containers import (
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.functions import ClassValue, SuperValue
 from weft_capture.values.iterators import CombinedIterator
+from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -218,6 +219,8 @@ def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
         return value.call_method(tx, "round", list(digits), {})
     if isinstance(value, UserObject) and value.has_special("__round__"):
         return value.special(tx, "__round__").call(tx, list(digits), {})
+    if isinstance(value, floats.FloatValue) and value.source is None:
+        return TextValue(tx, round, [value, *digits], kind=float if digits else int)
     return fold(tx, round, [value, *digits], {})
 
 

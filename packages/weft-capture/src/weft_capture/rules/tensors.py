@@ -48,6 +48,24 @@ def _data(tx: Tracer, self: TensorValue) -> Value:
     return tx.graph.result(node, fake)
 
 
+@method(TensorValue, "set:data")
+def _set_data(tx: Tracer, self: TensorValue, value: Value) -> Value:
+    """Let the value stand for another tensor; one from outside is changed after the graph."""
+    if not isinstance(value, TensorValue) or tx.transforms or value.fake.requires_grad:
+        raise Break("unsupported-value", "setting data of a tensor")
+    fakes = self.fake, value.fake
+    layouts = [(fake.shape, fake.stride(), fake.dtype, fake.device) for fake in fakes]
+    if layouts[0] != layouts[1]:
+        raise Break("unsupported-value", "setting data of another shape or dtype")
+    if self.source is not None:
+        self.store(tx, "data", value)
+    elif self.fake.requires_grad:
+        raise Break("unsupported-value", "setting data of a tensor with a history")
+    else:
+        tx.graph.replace(self, value.getattr(tx, "data"))
+    return NONE
+
+
 @method(TensorValue, "size")
 def _size(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
     if dim is None or dim is NONE:

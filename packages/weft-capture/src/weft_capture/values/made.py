@@ -122,20 +122,26 @@ class Seen:
 
 
 class TextValue(Varying):
-    """The text `function(*args)`."""
+    """The text `function(*args)`, or another immutable object of a `kind`."""
 
-    __slots__ = ("args", "function", "seen")
+    __slots__ = ("args", "function", "kind", "seen")
 
     def __init__(
-        self, tx: Tracer, function: Callable[..., str], args: list[Value], number: bool = False
+        self,
+        tx: Tracer,
+        function: Callable[..., Any],
+        args: list[Value],
+        number: bool = False,
+        kind: type = str,
     ) -> None:
         super().__init__(None)
+        self.kind = kind
         self.function = function
         self.args = args
         self.seen = Seen(tx, args, number)
 
     def python_type(self) -> type:
-        return str
+        return self.kind
 
     def as_constant(self) -> Any:
         if self.seen.tensors:

@@ -85,6 +85,8 @@ class TensorValue(Value):
         return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
 
     def graph_arg(self) -> Any:
+        if self.overlay is not None and "data" in self.overlay.attrs:
+            raise Break("unsupported-value", "a tensor from outside whose data were replaced")
         return self.node
 
     def example(self) -> Any:
