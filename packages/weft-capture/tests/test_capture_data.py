@@ -97,9 +97,15 @@ def written(x, n):
     return x
 
 
+def padded(x, n):
+    k = n.item()
+    return F.pad(x, (k, 1)), F.pad(x, (0, int(n), k, 0), value=2.0) + 1
+
+
 MASKS = (T([True, False, True]), T([False] * 3), T([True] * 3))
 COUNTS = (T(2), T(0), T(1))
 CASES = {
+    padded: [(X, n) for n in COUNTS],
     numbers: [(T(3),), (T(0),), (T(-5),), (T(1, dtype=torch.int32),)],
     floats: [(T(2.5), X[0]), (T(-0.5), X[0]), (T(0.0), X[0])],
     mixed: [(T(2.5), T(3)), (T(0.1), T(1))],

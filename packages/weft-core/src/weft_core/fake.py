@@ -152,7 +152,7 @@ class _Mode(FakeTensorMode):
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         symbolic = self.shape_env is not None
         crops = symbolic and func is torch.ops.aten.constant_pad_nd.default
-        if crops and all(p <= 0 for p in args[1]):
+        if crops and all(_holds(p <= 0) for p in args[1]):
             with self:
                 return _cropped(args[0], args[1])
         result = _dispatch_impl(self, func, types, args, kwargs)
@@ -161,6 +161,15 @@ class _Mode(FakeTensorMode):
             with self:
                 result = result.new_empty_strided(result.shape, strides)
         return result
+
+
+def _holds(condition: Any) -> bool:
+    """Say whether a condition holds; False where a number out of a tensor decides it."""
+    if isinstance(condition, bool):
+        return condition
+    shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")  # imports sympy
+    data = shapes.has_free_unbacked_symbols(condition)
+    return bool(shapes.statically_known_true(condition) if data else condition)
 
 
 def _cropped(tensor: torch.Tensor, pads: Any) -> torch.Tensor:

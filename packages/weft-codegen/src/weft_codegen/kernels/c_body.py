@@ -352,9 +352,7 @@ class BodyWriter:
                 if lane is not None:
                     self._combine(stmt, [lane(registers[stmt])])
                 else:
-                    self._clause_combine(
-                        stmt, registers[stmt], self._exprs.text(stmt.values[0])
-                    )
+                    self._clause_combine(stmt, registers[stmt], self._exprs.text(stmt.values[0]))
             elif not isinstance(stmt, Loop):
                 self._statement(stmt)
         self._exprs.leave(saved)
