@@ -27,7 +27,6 @@ from weft_capture.values.functions import (
     ClassValue,
     FunctionValue,
 )
-from weft_capture.values.made_modules import MadeModule, is_plain_module
 from weft_capture.values.objects import DELETED, ModuleValue, UserObject
 
 if TYPE_CHECKING:
@@ -76,8 +75,6 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         return _named_tuple(tx, kind, args, kwargs)
     elif table.is_pure(kind):
         return fold(tx, kind, args, kwargs)
-    elif is_plain_module(kind):
-        return MadeModule(kind, args, kwargs)
     else:
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):

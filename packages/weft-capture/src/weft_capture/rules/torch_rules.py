@@ -90,17 +90,6 @@ def _for_real(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 # Answered now.
 
 
-@rule(torch.is_tensor)
-def _is_tensor(tx: Tracer, value: Value) -> Value:
-    return constant(issubclass(value.python_type(), torch.Tensor))
-
-
-@rule(torch.overrides.is_tensor_like)
-def _is_tensor_like(tx: Tracer, value: Value) -> Value:
-    kind = value.python_type()
-    return constant(issubclass(kind, torch.Tensor) or hasattr(kind, "__torch_function__"))
-
-
 def _tensor_question(name: str) -> None:
     @rule(getattr(torch, name))
     def answer(tx: Tracer, input: Value) -> Value:
@@ -109,14 +98,6 @@ def _tensor_question(name: str) -> None:
 
 for _name in ("is_floating_point", "is_complex", "is_inference", "is_conj", "is_neg", "numel"):
     _tensor_question(_name)
-
-
-@rule(torch.typename)
-def _typename(tx: Tracer, value: Value) -> Value:
-    if isinstance(value, TensorValue):
-        return value.call_method(tx, "type", [], {})
-    kind = value.python_type()
-    return constant(f"{kind.__module__}.{kind.__qualname__}")
 
 
 @rule(torch.Size)
@@ -140,11 +121,6 @@ _no(torch.is_deterministic_algorithms_warn_only_enabled, torch._C._is_torch_func
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
-
-
-@rule(torch.jit.annotate)
-def _annotate(tx: Tracer, kind: Value, value: Value) -> Value:
-    return value
 
 
 @rule(torch.jit.ignore, torch.jit.unused, torch.compiler.disable)

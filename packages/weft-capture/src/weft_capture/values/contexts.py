@@ -128,7 +128,7 @@ class AutocastContext(MutableValue):
         tx.journal.on_rollback(lambda: _leave(tx, real))
         self.token = self.enter_node(tx)
 
-    def enter_node(self, tx: Tracer) -> Node:
+    def enter_node(self, tx: Tracer) -> Node | None:
         """Add the node that enters the block."""
         real = self.real
         state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
@@ -166,22 +166,14 @@ class InferenceContext(AutocastContext):
 
     def enter(self, tx: Tracer) -> None:
         """Enter the block."""
-        tx.journal.touch(self)
-        self.source = None
-        self.token = torch.is_grad_enabled()
-        _reenter(tx, real := self.cls(*self.args, **self.kwargs))
-        self.real = real
-        tx.journal.on_rollback(lambda: _leave(tx, real))
+        before = torch.is_grad_enabled()
+        super().enter(tx)
+        self.token = before
 
-    def exit(self, tx: Tracer) -> None:
-        """Leave the block."""
-        real = self.real
-        if real is None:
-            raise Break("unknown-call", "leaving inference mode that was entered before")
-        _leave(tx, real)
-        tx.journal.on_rollback(lambda: _reenter(tx, real))
-        tx.journal.touch(self)
-        self.real = None
+    def enter_node(self, tx: Tracer) -> None:
+        """The graph itself notices."""
+
+    leave_node = enter_node
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return decorate(tx, self, *args)
