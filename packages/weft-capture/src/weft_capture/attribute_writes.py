@@ -113,9 +113,7 @@ def set_module_attribute(tx: Tracer, self: ModuleValue, name: str, value: Value)
     kinds = {"_parameters": torch.nn.Parameter, "_modules": torch.nn.Module}
     kind = value.python_type()
     home = next((group for group, base in kinds.items() if issubclass(kind, base)), None)
-    if self.source is None and home is not None:
-        raise Break("unsupported-value", f"a member of a {self.cls.__qualname__} made here")
-    if self.source is None or (home is None and module_member(tx, self, name) is None):
+    if home is None and module_member(tx, self, name) is None:
         plain_set_attribute(tx, self, name, value)
         return
     groups = member_dicts(tx, self)

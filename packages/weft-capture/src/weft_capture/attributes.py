@@ -321,8 +321,7 @@ def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
                 return tx.force(entry[1])
             continue
         if members is not None and name in members:
-            if self.source is None:
-                return tx.const_object(members[name])
+            assert self.source is not None
             source = ItemSource(InstanceAttrSource(self.source, group), name)
             return tx.wrap(members[name], source)
     return None
@@ -371,9 +370,9 @@ def module_call(
         return tx.const_object(torch.nn.Module._call_impl), [self, *args], kwargs
     if module_dict.get("_compiled_call_impl") is not None:
         raise Break("disabled", f"{cls.__name__} is compiled on its own")
-    if self.source is not None:
-        for name in _HOOKS:
-            tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)
+    assert self.source is not None
+    for name in _HOOKS:
+        tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)
     return self.getattr(tx, "forward"), args, kwargs
 
 

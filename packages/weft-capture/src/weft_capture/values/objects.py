@@ -17,7 +17,7 @@ from weft_capture import attribute_writes, attributes, current
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import constant
-from weft_capture.values.containers import SetValue, SliceValue
+from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.iterators import ItemIterator
 from weft_capture.values.made_classes import load_class
@@ -369,17 +369,12 @@ class ModuleValue(UserObject):
         return attributes.module_member(tx, self, name)
 
     def delattr(self, tx: Tracer, name: str) -> None:
-        if self.source is not None and attributes.module_member(tx, self, name) is not None:
+        if attributes.module_member(tx, self, name) is not None:
             for members in attributes.member_dicts(tx, self).values():
                 if name in members.entries:
                     members.delitem(tx, constant(name))
             return
         super().delattr(tx, name)
-
-    def getitem(self, tx: Tracer, key: Value) -> Value:
-        if isinstance(key, SliceValue) and self.cls in (torch.nn.ModuleList, torch.nn.Sequential):
-            return slice_modules(tx, self, key)
-        return super().getitem(tx, key)
 
 
 class StreamValue(UserObject):
@@ -395,26 +390,3 @@ def is_plain_stream(obj: object) -> bool:
     names = ("write", "flush", "__getattribute__")
     found = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]
     return all(kind.__module__ in ("_io", "builtins") for kind in found)
-
-
-class SlicedModules(ModuleValue):
-    """A slice of a ModuleList or Sequential: a new container of existing modules."""
-
-    __slots__ = ("key", "owner")
-
-    def __init__(self, owner: ModuleValue, key: SliceValue) -> None:
-        super().__init__(owner.cls, owner.obj[key.as_constant()])
-        self.owner = owner
-        self.key = key
-
-    def reconstruct(self, out: Output) -> None:
-        out.load(self.owner)
-        out.load(self.key)
-        out.writer.binary_subscr()
-
-
-def slice_modules(tx: Tracer, owner: ModuleValue, key: SliceValue) -> Value:
-    """Slice a module container; the modules keep the sources they have in `owner`."""
-    for name in owner.obj._modules:
-        attributes.module_member(tx, owner, name)
-    return SlicedModules(owner, key)
