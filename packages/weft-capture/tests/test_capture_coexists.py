@@ -427,3 +427,15 @@ def test_torch_compile_inside_a_captured_frame_keeps_its_frames():
     """
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
     assert done.returncode == 0
+
+
+def test_modules_are_made_whether_or_not_dynamo_is_loaded():
+    def makes(x):
+        return nn.Linear(3, 2)(x) + nn.Dropout(0.5).eval()(x).sum()
+
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))  # it wraps Module.__init__
+    captured = weft_capture.capture(makes, eager_backend, fullgraph=True)
+    torch.manual_seed(0)
+    expected = makes(torch.ones(1, 3))
+    torch.manual_seed(0)
+    assert torch.equal(captured(torch.ones(1, 3)), expected)

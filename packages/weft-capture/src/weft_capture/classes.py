@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import inspect
 import operator
 import types
 from collections.abc import Callable
@@ -294,6 +295,13 @@ def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Valu
         return tx.const_object(_SETATTR).call(tx, [owner, name, value], {})
     attribute_writes.set_module_attribute(tx, owner, name.as_constant(), value)
     return NONE
+
+
+@table.rule("torch._dynamo.mutation_guard.install_generation_tagging_init.<locals>.patched_init")
+def _module_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+    """Leave out the mark that Dynamo, once loaded, puts on modules for its own use."""
+    init = inspect.getclosurevars(torch.nn.Module.__init__).nonlocals["init"]
+    return tx.const_object(init).call(tx, [owner, *args], kwargs)
 
 
 @table.rule(object.__init__)
