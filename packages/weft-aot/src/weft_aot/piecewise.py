@@ -44,7 +44,7 @@ class Pieces:
     ) -> None:
         self._graph = cut.backward.graph
         self._tangents = [(1 << k, place) for k, place in enumerate(joint.tangents)]
-        self._compile, self._arguments = compile_backward, arguments
+        self._compile, self.arguments = compile_backward, arguments
         self._symbols = sum(saved.symbolic for saved in cut.saved)
         self._saved = len(cut.saved)
         self._behind, self.parts = _reach(self._graph, self._saved)
@@ -90,7 +90,7 @@ class Pieces:
                 it saved was written since.
         """
         touched = self.touched(given)
-        args = self._arguments(self._context(ctx, touched), *grads)
+        args = self.arguments(self._context(ctx, touched), *grads)
         places, module = self._extract(touched)
         if touched not in self._compiled:
             self._compiled[touched] = self._compile(module)

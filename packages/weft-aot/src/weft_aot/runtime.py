@@ -64,7 +64,7 @@ def build_training(
             make_forward(joint, parts, _without_autocast(forward), replay.kept)
         ),
         "backward": staticmethod(
-            _make_backward(joint, parts, compile_backward(parts.backward), replay, pieces)
+            _make_backward(compile_backward(parts.backward), parts, pieces, replay, outputs)
         ),
         # Lets the engine tell compiled autograd the saved sizes by name instead of by value.
         "_compiled_autograd_key": staticmethod(
@@ -83,10 +83,10 @@ def build_training(
 
 
 def _make_backward(
-    joint: JointGraph, parts: Partition, compiled: Compiled, replay: Replay, pieces: Pieces
-) -> Callable[..., Any]:
+    compiled: Compiled, parts: Partition, pieces: Pieces, replay: Replay, outputs: Compiled
+) -> Compiled:
     """`backward(ctx, *grads)` of the autograd function."""
-    inputs, outputs = make_backward_inputs(joint, parts), make_backward_outputs(joint)
+    inputs = pieces.arguments
     owning = getattr(compiled, "call_owning", None)
     compiled = _without_autocast(compiled)
 
@@ -100,7 +100,7 @@ def _make_backward(
     def backward(ctx: Any, *grads: Any) -> Any:
         given = pieces.given(grads)
         if not given:
-            return (None,) * joint.num_inputs
+            return (None,) * len(ctx.needs_input_grad)
         # Those of vmap (is_grads_batched) have no memory that a kernel could read.
         batched = not all(grad is None or torch._C._has_storage(grad) for grad in grads)
         if torch.is_grad_enabled() and not batched:
