@@ -343,3 +343,15 @@ def attention_backend(x):
     q = x.reshape(1, 1, *x.shape)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, q, q)
+
+
+class Weight(nn.Parameter):
+    gain = 2.0
+
+    def scaled(self):
+        return self * self.gain
+
+
+@case(inputs=lambda: (torch.ones(2, 3), Weight(torch.arange(9.0).reshape(3, 3))))
+def parameter_subclass(x, w):
+    return x @ w.scaled(), type(w).__name__, isinstance(w, nn.Parameter), type(w + 1).__name__

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import weft
 from torch import nn
 from weft.modules import original_of, wrap_module
 
@@ -88,3 +89,27 @@ def test_a_forward_replaced_in_the_class_is_the_one_that_runs():
     assert twin(1) == ("compiled", 2)
     Add.forward = lambda self, x: x * 10
     assert twin(1) == ("compiled", 10)
+
+
+class Weight(torch.nn.Parameter):
+    """A parameter of a class of its own, which computes as others do."""
+
+    def halved(self):
+        return self / 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "codegen"])
+def test_a_layer_whose_weight_is_of_a_class_of_its_own(backend):
+    layer = torch.nn.Linear(3, 3)
+    layer.weight = Weight(torch.arange(9.0).reshape(3, 3))
+    x = torch.ones(2, 3)
+
+    def program(x):
+        return layer(x).relu() + layer.weight.halved().sum()
+
+    compiled = weft.compile(program, backend=backend, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), program(x))
+    grads = [torch.autograd.grad(f(x).sum(), layer.weight)[0] for f in (compiled, program)]
+    torch.testing.assert_close(*grads)
+    assert type(layer.weight) is Weight

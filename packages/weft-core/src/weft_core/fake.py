@@ -22,7 +22,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core import static_shapes
 
@@ -393,6 +393,29 @@ def _symbolic_layout(
     return sizes, strides
 
 
+# What a subclass may define for itself without a difference to what operations do.
+_HARMLESS = frozenset(
+    """
+    __new__ __init__ __repr__ __doc__ __module__ __dict__ __weakref__ __annotations__ __slots__
+    __firstlineno__ __static_attributes__ __annotate__ __annotate_func__ __deepcopy__
+    __reduce_ex__ __setstate__ __torch_function__ __torch_dispatch__
+    """.split()  # noqa: SIM905 - easier to read
+)
+
+
+def is_plain(kind: type[torch.Tensor]) -> bool:
+    """Say whether operations treat tensors of a type as plain ones, as they do parameters."""
+    if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return True
+    own = kind.__mro__[: kind.__mro__.index(torch.Tensor)]
+    names = {name for cls in own if cls.__module__ != "torch.nn.parameter" for name in vars(cls)}
+    return (
+        kind.__torch_function__ is torch._C._disabled_torch_function_impl
+        and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and not any(hasattr(torch.Tensor, name) for name in names - _HARMLESS)
+    )
+
+
 def to_fake(
     mode: FakeTensorMode,
     tensor: torch.Tensor,
@@ -409,8 +432,7 @@ def to_fake(
         if tensor.fake_mode is mode:
             return tensor
         raise ValueError("to_fake was given a tensor of another fake mode; pass the real tensor")
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain or tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+    if not is_plain(type(tensor)) or tensor.layout is not torch.strided:
         return mode.from_tensor(tensor, source=NamedSource(source_name), static_shapes=True)
     sizes: Any = tensor.shape
     strides: Any = tensor.stride()

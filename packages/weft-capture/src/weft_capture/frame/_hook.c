@@ -25,9 +25,10 @@ typedef struct {
     PyCodeObject *tail;    /* the next frame of this code hands its tail calls to its caller */
     PyObject **held;       /* its arguments, to let go of once that frame holds them itself */
     Py_ssize_t held_count;
+    int deciding;          /* a lookup or on_miss runs: no other hook sees their frames */
 } ThreadHook;
 
-static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0};
+static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0, 0};
 static Py_ssize_t extra_index = -1;
 static int active_threads = 0; /* guarded by the GIL */
 static _PyFrameEvalFunction previous_eval = NULL;
@@ -185,12 +186,13 @@ eval_default(PyThreadState *tstate, Frame *frame, int throwing)
 {
     /* A hook that was put over ours and stays when ours is put over it leads back to ours. */
     static _Thread_local Frame *passed_on = NULL;
-    if (previous_eval == NULL || passed_on == frame) {
+    if (previous_eval == NULL || hook.deciding || passed_on == frame) {
         return _PyEval_EvalFrameDefault(tstate, frame, throwing);
     }
+    Frame *before = passed_on;
     passed_on = frame;
     PyObject *result = previous_eval(tstate, frame, throwing);
-    passed_on = NULL;
+    passed_on = before;
     return result;
 }
 
@@ -263,6 +265,7 @@ find_replacement(PyObject *on_miss, PyObject *lookup, PyCodeObject *code, PyObje
                  Py_ssize_t count)
 {
     hook.on_miss = NULL;
+    hook.deciding = 1;
     PyObject *found = NULL;
     if (lookup != NULL) {
         Py_INCREF(lookup);
@@ -285,6 +288,7 @@ find_replacement(PyObject *on_miss, PyObject *lookup, PyCodeObject *code, PyObje
     }
 done:
     hook.on_miss = on_miss;
+    hook.deciding = 0;
     if (found == NULL && PyErr_ExceptionMatches(PyExc_RecursionError)) {
         PyErr_Clear(); /* no room to look: the program's own frame may have enough, or raises it */
         return Py_NewRef(Py_None);
@@ -406,7 +410,7 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
     if (args[0] != Py_None && prepare_finish() < 0) {
         return NULL;
     }
-    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL, NULL, 0};
+    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL, NULL, 0, 0};
     int installs = hook.on_miss != NULL && before.on_miss == NULL;
     if (installs) {
         install();

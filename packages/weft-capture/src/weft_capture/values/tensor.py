@@ -7,6 +7,8 @@ Operations on both end in `tx.graph.emit`, which adds a node and runs it on the 
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from weft_capture.breaks import Break
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import Varying, constant
 from weft_capture.values.dicts import identity_key
+from weft_guards.sources import AttrSource
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -123,9 +126,22 @@ class TensorValue(Value):
         static = getattr(self.tensor_type, name, None)
         if static is None and not hasattr(self.tensor_type, name):
             tx.raise_(AttributeError, f"'Tensor' object has no attribute '{name}'")
+        if not hasattr(torch.Tensor, name):
+            return self._own_attribute(tx, name)
         if callable(static):
             return MethodOf(self, name)
         raise Break("unsupported-value", f"attribute {name} of a tensor")
+
+    def _own_attribute(self, tx: Tracer, name: str) -> Value:
+        """Read what the class of an input adds to those of tensors: a method or a constant."""
+        static = inspect.getattr_static(self.tensor_type, name)
+        plain = isinstance(static, types.FunctionType)
+        if not plain and not isinstance(static, bool | int | float | str | None):
+            raise Break("unsupported-value", f"attribute {name} of a {self.tensor_type.__name__}")
+        assert self.source is not None
+        source = AttrSource(AttrSource(self.source, "__class__"), name)
+        found = tx.wrap(static, source)
+        return tx.bound_method(found, self) if plain else found
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         handler: Handler | None = self.find_method(f"set:{name}")
@@ -150,7 +166,7 @@ class TensorValue(Value):
             return tx.apply(handler, self, args, kwargs)
         if name in REAL_ONLY:
             raise Break("unsupported-method", f"Tensor.{name}")
-        if not hasattr(self.tensor_type, name):
+        if not hasattr(torch.Tensor, name):
             return self.getattr(tx, name).call(tx, args, kwargs)
         return tx.graph.emit("call_method", name, [self, *args], kwargs)
 

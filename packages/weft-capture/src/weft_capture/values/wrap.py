@@ -52,6 +52,7 @@ from weft_capture.values.iterators import ExternalIterator
 from weft_capture.values.made import RandomValue
 from weft_capture.values.objects import ModuleValue, StreamValue, UserObject, is_plain_stream
 from weft_capture.values.weakrefs import WeakRefValue
+from weft_core.fake import is_plain
 from weft_guards.guards import TensorSpec
 from weft_guards.sources import (
     AttrSource,
@@ -132,7 +133,7 @@ def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
 
 @_family(lambda obj: isinstance(obj, torch.Tensor))
 def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
-    if type(obj) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if not is_plain(type(obj)):
         raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
     if obj.is_sparse or obj.layout is not torch.strided or obj.is_nested:
         raise Break("unsupported-value", f"a tensor of layout {obj.layout}")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from weft_core.errors import BackendCompilerError
 from weft_core.events import enabled, logger, span
+from weft_core.fake import is_plain
 
 from weft_codegen.kernels.build import Sources, build, program_path
 from weft_codegen.kernels.emit_c import KernelCode, emit_kernel
@@ -198,7 +199,7 @@ def _new_function(
     new.restype = ctypes.py_object
     objects = [ctypes.py_object] * 3
     new.argtypes = (*objects, ctypes.c_void_p, ctypes.c_int64)
-    types = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    types = (is_plain, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     address = ctypes.addressof(_scratches)
     function = new(run, constants, types, address, handle_offset())
     return function  # type: ignore[no-any-return]

@@ -62,6 +62,7 @@ PyObject *PyList_GetItem(PyObject *list, int64_t position);
 int PyList_SetItem(PyObject *list, int64_t position, PyObject *item);
 PyObject *PyLong_FromLongLong(long long value);
 long long PyLong_AsLongLong(PyObject *number);
+int PyObject_IsTrue(PyObject *object);
 PyObject *PyObject_CallFunction(PyObject *function, const char *format, ...);
 PyObject *PyTuple_GetItem(PyObject *tuple, int64_t position);
 int64_t PyTuple_Size(PyObject *tuple);
@@ -377,10 +378,15 @@ static int weft_python_into(weft_call *call, int step, int tensors, weft_tensor 
 static int weft_is_tensor(weft_program *program, PyObject *object)
 {
     PyObject *kind = ((PyObject **)object)[1];
-    for (int64_t k = PyTuple_Size(program->tensor_types); k-- > 0;)
+    for (int64_t k = PyTuple_Size(program->tensor_types); --k > 0;)
         if (kind == PyTuple_GetItem(program->tensor_types, k))
             return 1;
-    return 0;
+    /* A subclass that computes as a plain tensor does: the first item can tell. */
+    PyObject *answer = PyObject_CallFunction(PyTuple_GetItem(program->tensor_types, 0), "O", kind);
+    int plain = answer && PyObject_IsTrue(answer);
+    if (answer)
+        Py_DecRef(answer);
+    return plain;
 }
 
 static int weft_is_list(PyObject *object)
