@@ -136,6 +136,21 @@ def test_the_setting_covers_every_backward_and_switches_off_again():
     assert weft.counters["compiled_autograd"]["captures"] == before
 
 
+def test_the_setting_covers_a_backward_that_a_compiled_function_runs():
+    model, x = Block(), torch.randn(2, 4, 16)
+    want = gradients(model, loss_of(model, x).backward)
+
+    def run():
+        loss = loss_of(model, x)
+        weft.compile(lambda: loss.backward())()
+
+    with weft.config.patch(compiled_autograd=True):
+        got = gradients(model, run)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    assert weft.counters["compiled_autograd"]["captures"] == 1
+    assert weft.counters["compiled_autograd"]["eager"] == 0
+
+
 def test_the_setting_covers_other_threads():
     x = torch.randn(3, requires_grad=True)
     with weft.config.patch(compiled_autograd=True):

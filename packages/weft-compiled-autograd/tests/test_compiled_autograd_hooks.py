@@ -111,6 +111,29 @@ def test_05_post_accumulate_hooks_see_the_gradient():
     assert len(both(program)) == 2
 
 
+@pytest.mark.parametrize("pieces", [False, True])
+def test_05b_hooks_that_free_tensors(pieces):
+    """As sharded training does: the gradient's memory, and the parameter's, go in the backward."""
+
+    def program(log):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+        x = torch.randn(5, 3, requires_grad=True)
+
+        def free(p):
+            log.append(p.grad.sum().item())
+            p.grad.untyped_storage().resize_(0)
+            p.grad = None
+            p.data = torch.empty(0)
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(free)
+        model(x).square().sum().backward()
+        return [x.grad]
+
+    backend = ca.graph_compiler(lambda gm, inputs: gm.forward)
+    assert len(both(program, backend if pieces else lambda gm: gm)) == 4
+
+
 def test_06_optimizer_step_inside_the_backward():
     def program(log):
         m = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

@@ -108,12 +108,7 @@ class Entry:
         self.last_sizes = tuple(sizes)
         if self.tape.unpacks:
             return  # what the hooks unpack is seen in the first run
-        try:
-            self._compile(compiler, contexts, inputs, sizes)
-        except NotCapturable as problem:
-            if not problem.replayable:
-                raise
-            self._give_up(str(problem))
+        self._try(compiler, contexts, inputs, sizes, first=True)
 
     def _give_up(self, reason: str) -> None:
         self.gave_up = True
@@ -219,9 +214,14 @@ class Entry:
         if len(self.graphs) >= settings.graph_limit:
             self._give_up(f"{settings.graph_limit} graphs were compiled for one structure")
             return None
+        return self._try(compiler, dict(enumerate(hooks)), inputs, sizes, first=False)
+
+    def _try(self, *arguments: Any, first: bool) -> CompiledBackward | None:
         try:
-            return self._compile(compiler, dict(enumerate(hooks)), inputs, sizes)
+            return self._compile(*arguments)
         except NotCapturable as problem:
+            if first and not problem.replayable:
+                raise
             self._give_up(str(problem))
             return None
 

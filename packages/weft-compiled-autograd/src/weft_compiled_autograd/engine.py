@@ -108,20 +108,9 @@ class Capture:
         self.sizes: Sequence[int] = ()
         self.size_origins: Sequence[tuple[int, str]] = ()
         self.session.capture = self
-        recorder = self.recorder
-        self.close = recorder.close
-        self.set_node_origin = recorder.set_node_origin
-        self.apply_functional = recorder.apply_functional
-        self.validate_outputs = recorder.validate_outputs
-        self.accumulate = recorder.accumulate
-        self.tensor_pre_hook = recorder.tensor_pre_hook
-        self.cpp_tensor_pre_hook = recorder.cpp_tensor_pre_hook
-        self.pre_hook = recorder.pre_hook
-        self.post_hook = recorder.post_hook
-        self.post_acc_grad_hook = recorder.post_acc_grad_hook
-        self.unpack_hook = recorder.unpack_hook
-        self.call_copy_slices_prologue = recorder.call_copy_slices_prologue
-        self.call_copy_slices_epilogue = recorder.call_copy_slices_epilogue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.recorder, name)
 
     def begin_capture(
         self,

@@ -23,13 +23,13 @@ _is_sparse: Any = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
 
 
 def layout(inputs: Sequence[torch.Tensor]) -> Layout:
-    """The shapes and strides of the inputs. Runs on every backward, so the loops are in C.
+    """The shapes and strides (a sparse gradient has none) of the inputs.
 
-    A sparse gradient has its layout in place of strides.
+    Runs on every backward, so the loops are in C.
     """
     shapes = list(map(_size, inputs))
     if True in map(_is_sparse, inputs):
-        return shapes, [t.layout if t.is_sparse else t.stride() for t in inputs]
+        return shapes, [None if t.is_sparse else t.stride() for t in inputs]
     return shapes, list(map(_stride, inputs))
 
 
@@ -42,10 +42,6 @@ def build_check(lowered: Lowered, inputs: Sequence[torch.Tensor], sizes: Sequenc
             now == shapes and now_strides == strides and tuple(now_sizes) == fixed
         )
     return _symbolic_check(lowered)
-
-
-def _rank(strides: Any) -> int | None:
-    return len(strides) if type(strides) is tuple else None
 
 
 def _symbolic_check(lowered: Lowered) -> Check:
@@ -93,7 +89,7 @@ def _symbolic_check(lowered: Lowered) -> Check:
         f"    {bindings}\n"
         f"    return {' and '.join(terms) or 'True'}\n"
     )
-    scope: dict[str, Any] = dict(SYMPY_INTERP, kind=_rank)
+    scope: dict[str, Any] = dict(SYMPY_INTERP, kind=lambda at: None if at is None else len(at))
     exec(source, scope)
     return scope["check"]  # type: ignore[no-any-return]
 

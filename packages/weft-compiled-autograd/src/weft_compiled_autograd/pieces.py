@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -250,8 +251,4 @@ def graph_compiler(backend: Backend) -> Compiler:
         backend: `(gm, example_inputs) -> callable`, torch.compile's backend protocol. Each graph
             it gets is flat, made of aten ops that may mutate, with `meta["example_value"]`.
     """
-
-    def compiler(module: GraphModule) -> Callable[..., Any]:
-        return compile_pieces(module, backend)
-
-    return compiler
+    return partial(compile_pieces, backend=backend)

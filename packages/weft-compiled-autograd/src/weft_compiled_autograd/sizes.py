@@ -16,28 +16,15 @@ class SizeRef:
     """Stands for one dynamic size. Products and sums are references that nothing may name."""
 
     def is_int(self) -> bool:
-        """Yes: a SymInt."""
+        """Yes: a SymInt; without a value, so symbolic too."""
         return True
 
     def is_float(self) -> bool:
-        """No."""
+        """No; nor any of the other kinds."""
         return False
 
-    def is_bool(self) -> bool:
-        """No."""
-        return False
-
-    def is_nested_int(self) -> bool:
-        """No."""
-        return False
-
-    def is_symbolic(self) -> bool:
-        """Yes: it has no value."""
-        return True
-
-    def is_constant(self) -> bool:
-        """No."""
-        return False
+    is_symbolic = is_int
+    is_bool = is_nested_int = is_constant = is_float
 
     def maybe_as_int(self) -> int | None:
         """No value is known."""

@@ -137,11 +137,8 @@ class Recorder:
         stand_ins = []
         for index, tensor in enumerate(inputs):
             _check_plain(tensor)
-            stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            if tensor.layout is torch.strided:
-                stand_in = torch.empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-                )
+            layout = (tensor.shape, (0,) * tensor.dim() if tensor.is_sparse else tensor.stride())
+            stand_in = torch.empty_strided(*layout, dtype=tensor.dtype, device="meta")
             self._bind(stand_in, self._item("inputs", index))
             stand_ins.append(stand_in)
         symbols = self._symbols(sizes)

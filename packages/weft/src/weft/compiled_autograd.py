@@ -81,9 +81,7 @@ class _Captured:
                 self.inputs[index] = None  # `arguments` alone keeps it from here on
             return owning(arguments)
 
-        def call(*arguments: Any) -> Any:
-            return compiled(*arguments)
-
+        call = partial(compiled)
         call.call_boxed = call_boxed  # type: ignore[attr-defined]
         return call
 
