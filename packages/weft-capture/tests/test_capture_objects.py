@@ -7,8 +7,10 @@ import functools
 import gc
 import hashlib
 import io
+import itertools
 import re
 import threading
+import types
 import weakref
 
 import torch
@@ -156,6 +158,61 @@ def test_class_attributes_are_written():
         assert torch.equal(y, X + wanted) and Counter.made == wanted
     assert Counter.kind == "set"
     assert not state.breaks
+
+
+def test_module_attributes_are_written():
+    module = types.ModuleType("settings")
+    module.level = 1
+
+    def program(x):
+        module.level += 1
+        return x * module.level
+
+    run, state = captured(program)
+    assert torch.equal(run(X), X * 2) and module.level == 2
+    assert torch.equal(run(X), X * 3) and module.level == 3
+    assert not state.breaks
+
+    class Special(types.ModuleType):
+        pass
+
+    def changed(x):
+        module.__class__ = Special
+        return x + 1, type(module)
+
+    assert captured(changed)[0](X)[1] is Special
+
+
+def test_dispatch_follows_what_was_just_registered():
+    def program(x):
+        show = functools.singledispatch(lambda value: "other")
+        before = show(1)
+        show.register(int, lambda value: "int")
+        return x + 1, before, show(1)
+
+    assert captured(program)[0](X)[1:] == ("other", "int")
+
+
+def test_a_tuple_that_holds_itself_is_made_once():
+    def program(x):
+        inner = []
+        outer = (inner,)
+        inner.append(outer)
+        return x + 1, outer
+
+    outer = captured(program)[0](X)[1]
+    assert outer[0][0] is outer
+
+
+def test_iterables_are_asked_for_iterators_at_once():
+    def program(x):
+        try:
+            itertools.zip_longest([1], 5)
+        except TypeError:
+            return x + 1, "raised"
+        return x, "made"
+
+    assert captured(program)[0](X)[1] == "raised"
 
 
 def test_an_enum_made_inside_is_the_programs():

@@ -100,6 +100,10 @@ def _set_by_descriptor(
 ) -> None:
     setter = lookup(type(attribute), "__set__")
     if name == "__class__" and isinstance(value, ClassValue) and self.obj is None:
+        try:
+            object.__new__(self.cls).__class__ = value.obj
+        except TypeError:
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}") from None
         tx.journal.on_rollback(functools.partial(setattr, self, "cls", self.cls))
         self.cls = value.obj
         return

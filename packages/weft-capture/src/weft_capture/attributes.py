@@ -434,7 +434,10 @@ def _metaclass_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
         tx.raise_(AttributeError, f"type object '{self.obj.__name__}' has no attribute '{name}'")
     if is_python_code(found[1]):
         return BoundMethod(tx.const_object(found[1]), self)
-    return _of_class(tx, self, name, getattr(self.obj, name))
+    try:
+        return _of_class(tx, self, name, getattr(self.obj, name))
+    except AttributeError as error:
+        tx.raise_(AttributeError, *error.args)
 
 
 def _of_class(tx: Tracer, self: ClassValue, name: str, real: Any) -> Value:
@@ -466,7 +469,7 @@ def super_attribute(tx: Tracer, self: SuperValue, name: str) -> Value:
         if name not in kind.__dict__:
             continue
         attribute = kind.__dict__[name]
-        if through_class and isinstance(attribute, types.FunctionType):
+        if through_class and isinstance(attribute, types.FunctionType | property):
             return tx.const_object(attribute)
         if isinstance(attribute, _C_METHODS):
             return tx.base_method(owner, kind, name)

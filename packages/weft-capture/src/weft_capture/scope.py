@@ -107,7 +107,7 @@ def set_module_attribute(tx: Tracer, module: ModuleObject, name: str, value: Val
     """Write an attribute of a Python module, which is a global of its functions."""
     real = module.obj
     fixed = attributes.is_trusted(real.__name__) and (real.__name__, name) not in _CHANGING
-    if fixed or type(real) is not types.ModuleType:
+    if fixed or type(real) is not types.ModuleType or hasattr(types.ModuleType, name):
         raise Break("unsupported-value", f"setting {name} of {module.describe()}")
     tx.effects.store_global(real.__dict__, name, value)
 

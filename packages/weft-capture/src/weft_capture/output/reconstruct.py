@@ -74,6 +74,9 @@ class Output:
             value.source.emit(self.builder)
             return
         value.reconstruct(self)
+        if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside
+            self.writer.pop()
+            self.writer.load_local(self._temps[value])
         if value not in self._temps and not isinstance(value, TensorValue | SymValue):
             self.remember(value)
 

@@ -28,6 +28,12 @@ _ITERTOOLS = (
     "takewhile", "dropwhile", "filterfalse", "compress", "cycle", "islice", "accumulate",
     "groupby", "tee", "zip_longest", "batched",
 )  # fmt: skip
+_ITERATED = {
+    **dict.fromkeys(("cycle", "accumulate", "groupby", "batched"), slice(1)),
+    **dict.fromkeys(("takewhile", "dropwhile", "filterfalse"), slice(1, 2)),
+    **dict.fromkeys(("compress", "zip_longest"), slice(None)),
+}
+"""Arguments that are iterated over when a generator is made, not when it starts."""
 _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (heapq, ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")),
     (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
@@ -56,8 +62,12 @@ def without_c(name: str) -> dict[str, Any]:
 def polyfill(original: Any, version: Any) -> None:
     """Trace calls of `original` through `version`."""
 
+    iterated = _ITERATED.get(getattr(original, "__name__", ""), slice(0))
+
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        result = tx.const_object(version).call(tx, list(args), kwargs)
+        given = list(args)
+        given[iterated] = [arg.iterate(tx) for arg in given[iterated]]
+        result = tx.const_object(version).call(tx, given, kwargs)
         if isinstance(result, GeneratorValue) and isinstance(original, type):
             result.original = original
         if isinstance(result, FunctionValue):

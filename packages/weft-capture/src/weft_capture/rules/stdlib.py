@@ -65,8 +65,8 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
 def _dispatch(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
     """`dispatch` of a single-dispatch function, which looks into weak dicts."""
     cls = args[0].as_constant() if len(args) == 1 else None
-    if function.obj is None or not isinstance(cls, type) or cls in MADE:
-        raise Break("unknown-call", "dispatch of a function or class made in the frame")
+    if function.obj is None or not isinstance(cls, type) or cls in MADE or tx.effects:
+        raise Break("unknown-call", "dispatch of what was made or may have changed in the frame")
     owner = function.source or ConstSource(function.obj)
     return tx.wrap(function.obj(cls), CallSource(operator.call, (owner, ConstSource(cls))))
 
