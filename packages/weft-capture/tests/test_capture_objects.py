@@ -193,6 +193,21 @@ def test_dispatch_follows_what_was_just_registered():
     assert captured(program)[0](X)[1:] == ("other", "int")
 
 
+class Names(set):
+    pass
+
+
+class Rows(list):
+    pass
+
+
+def test_the_text_of_a_subclass_names_it():
+    def program(x):
+        return x + 1, repr(Names(["a"])), str(Rows([1]))
+
+    assert captured(program)[0](X)[1:] == ("Names({'a'})", "[1]")
+
+
 def test_a_tuple_that_holds_itself_is_made_once():
     def program(x):
         inner = []

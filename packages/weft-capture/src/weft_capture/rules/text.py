@@ -124,9 +124,13 @@ def _object_text(tx: Tracer, value: Any, function: Function) -> str:
                 found = text.python_type().__name__
                 tx.raise_(TypeError, f"{name} returned non-string (type {found})")
             return str(text.as_constant())
-    if value.base is not None:
+    if value.base is not None and value.base.python_type() in _NAMELESS:
         return text_of(tx, value.base, function)
     raise Break("unsupported-value", f"the address in the text of a {value.describe()}")
+
+
+_NAMELESS = frozenset([int, float, complex, str, bytes, list, tuple, dict])
+"""Types whose text does not name the class, so that a subclass has the same."""
 
 
 def _exception_text(tx: Tracer, value: Value, function: Function) -> str:
