@@ -6,25 +6,21 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from weft_capture.attributes import (
     bind,
     is_data_descriptor,
     is_python_code,
     is_trusted,
     lookup,
-    member_dicts,
-    module_member,
 )
 from weft_capture.breaks import Break
 from weft_capture.values.base import Value
-from weft_capture.values.constant import NONE, constant
+from weft_capture.values.constant import constant
 from weft_capture.values.functions import ClassValue
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
-    from weft_capture.values.objects import ModuleValue, UserObject
+    from weft_capture.values.objects import UserObject
 
 
 def set_object_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -> None:
@@ -67,8 +63,7 @@ def plain_set_attribute(tx: Tracer, self: UserObject, name: str, value: Value) -
 def delete_object_attribute(tx: Tracer, self: UserObject, name: str) -> None:
     """Delete an attribute of an instance."""
     custom = lookup(self.cls, "__delattr__")
-    known = [object.__delattr__, *([torch.nn.Module.__delattr__] if self.obj is not None else [])]
-    if custom is not None and custom[1] not in known:
+    if custom is not None and custom[1] is not object.__delattr__:
         if not is_python_code(custom[1]):
             raise Break("unsupported-method", f"{self.cls.__name__}.__delattr__")
         tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
@@ -110,27 +105,6 @@ def _set_by_descriptor(
     if setter is None or not is_python_code(setter[1]):
         raise Break("unsupported-value", f"setting {name} of {self.describe()}")
     tx.const_object(setter[1]).call(tx, [tx.const_object(attribute), self, value], {})
-
-
-def set_module_attribute(tx: Tracer, self: ModuleValue, name: str, value: Value) -> None:
-    """Do what `nn.Module.__setattr__` does: members go to the dict of their kind."""
-    kinds = {"_parameters": torch.nn.Parameter, "_modules": torch.nn.Module}
-    kind = value.python_type()
-    home = next((group for group, base in kinds.items() if issubclass(kind, base)), None)
-    if home is None and module_member(tx, self, name) is None:
-        plain_set_attribute(tx, self, name, value)
-        return
-    groups = member_dicts(tx, self)
-    key = constant(name)
-    before = next((group for group in groups if name in groups[group].entries), None)
-    if home is None:
-        fits = value is NONE or (before == "_buffers" and issubclass(kind, torch.Tensor))
-        home = before if fits else None
-    if home is None or (before is None and name in self.obj.__dict__) or name in self.attrs:
-        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
-    if before not in (None, home):
-        groups[before].delitem(tx, key)
-    groups[home].setitem(tx, key, value)
 
 
 def set_outside_class(tx: Tracer, cls: ClassValue, name: str, value: Value | None) -> None:

@@ -327,17 +327,6 @@ def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
     return None
 
 
-def member_dicts(tx: Tracer, self: ModuleValue) -> dict[str, DictValue]:
-    """Return a module's dicts of parameters, buffers and submodules, to be written to."""
-    found = {}
-    for group in _MEMBER_DICTS:
-        members = real_instance_attribute(tx, self, group)
-        if not isinstance(members, DictValue):
-            raise Break("unsupported-value", f"{group} of {self.describe()}")
-        found[group] = members
-    return found
-
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 

@@ -289,12 +289,16 @@ _SETATTR = types.FunctionType(
 )
 
 
+_MEMBERS = (torch.nn.Parameter, torch.nn.Module, torch.nn.Buffer)
+
+
 @table.rule(torch.nn.Module.__setattr__)
 def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
-    if not isinstance(owner, ModuleValue):
-        return tx.const_object(_SETATTR).call(tx, [owner, name, value], {})
-    attribute_writes.set_module_attribute(tx, owner, name.as_constant(), value)
-    return NONE
+    text = name.as_constant()
+    if isinstance(owner, ModuleValue) and not issubclass(value.python_type(), _MEMBERS):
+        if attributes.module_member(tx, owner, text) is None:
+            return _object_setattr(tx, owner, name, value)
+    return tx.const_object(_SETATTR).call(tx, [owner, name, value], {})
 
 
 @table.rule("torch._dynamo.mutation_guard.install_generation_tagging_init.<locals>.patched_init")

@@ -16,7 +16,6 @@ import torch
 from weft_capture import attribute_writes, attributes, current
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.constant import constant
 from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.iterators import ItemIterator
@@ -367,14 +366,6 @@ class ModuleValue(UserObject):
         if found is not None or name in self.attrs:
             return found
         return attributes.module_member(tx, self, name)
-
-    def delattr(self, tx: Tracer, name: str) -> None:
-        if attributes.module_member(tx, self, name) is not None:
-            for members in attributes.member_dicts(tx, self).values():
-                if name in members.entries:
-                    members.delitem(tx, constant(name))
-            return
-        super().delattr(tx, name)
 
 
 class StreamValue(UserObject):
