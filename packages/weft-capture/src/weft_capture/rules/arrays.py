@@ -154,28 +154,23 @@ def _plain(tx: Tracer, value: Value) -> Any:
 
 
 def _in_graph(tx: Tracer, plain: Any, to_float: bool) -> Value:
-    if isinstance(plain, ArrayValue) and to_float:
-        return plain.tensor.call_method(tx, "to", [constant(torch.float64)], {})
     if isinstance(plain, ArrayValue):
-        return plain.tensor
+        wide = constant(torch.float64)
+        return plain.tensor.call_method(tx, "to", [wide], {}) if to_float else plain.tensor
     if type(plain) in (list, tuple):
         items = [_in_graph(tx, item, to_float) for item in plain]
         return ListValue(items) if type(plain) is list else TupleValue(items)
     return tx.literal(plain)
 
 
-def _filled(value: ArrayValue) -> Any:
-    """Return an array of the same shape, strides and dtype, of numbers near 1."""
+def _example(value: ArrayValue, scalar: bool = True) -> Any:
+    """Return an array (or a scalar) of the same shape, strides and dtype, of numbers near 1."""
     fake = value.tensor.fake
     layout = [[int(n) for n in numbers] for numbers in (fake.shape, fake.stride())]
     with unset_fake_temporarily():
         example = torch.empty_strided(*layout, dtype=fake.dtype).numpy()
     example[...] = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
-    return example
-
-
-def _example(value: ArrayValue) -> Any:
-    return _filled(value) if value.kind is np.ndarray else _filled(value)[()]
+    return example[()] if scalar and value.kind is not np.ndarray else example
 
 
 def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
@@ -210,10 +205,10 @@ def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any
     Raises:
         Break: where NumPy or torch fails, or they do not agree.
     """
-    tensors = {array: torch.from_numpy(_filled(array)) for array in arrays}
+    tensors = {array: torch.from_numpy(_example(array, scalar=False)) for array in arrays}
     args, kwargs = tree_map_only(ArrayValue, arrays.__getitem__, given)
-    home = type(args[0]) if path.startswith("ndarray.") else np
-    function = operator.attrgetter(path.removeprefix("ndarray."))(home)
+    of_array = path.startswith("ndarray.")
+    function = operator.attrgetter(path.removeprefix("ndarray."))(type(args[0]) if of_array else np)
     with_scalar = path.endswith("dot") and not all(map(np.ndim, args))  # NaN times zero is zero
     try:
         with np.errstate(all="ignore"):
@@ -260,16 +255,15 @@ def _result(
         parts = zip(result.items, wanted, strict=True)
         values = [_result(tx, path, arrays, one, other) for one, other in parts]
         return ListValue(values) if type(wanted) is list else TupleValue(values)
-    first = next(iter(arrays), None)
-    if first is not None and wanted is arrays[first]:
+    first, example = next(iter(arrays.items()), (NONE, None))
+    if wanted is example:
         return first
-    if any(wanted is example for example in arrays.values()):
-        raise Break("unknown-call", f"{path} into an array that is not its first")
-    if not isinstance(result, TensorValue):
-        raise Break("unknown-call", f"{path} returns as many arrays as the data decides")
     mine = any(np.may_share_memory(wanted, example) for example in arrays.values())
-    base = result.fake.untyped_storage()._cdata
-    taken = base in [array.tensor.fake.untyped_storage()._cdata for array in arrays]
+    other = any(wanted is example for example in arrays.values())
+    if other or not isinstance(result, TensorValue):  # an `out`; as many arrays as the data decides
+        raise Break("unknown-call", f"what {path} returns")
+    bases = [one.fake.untyped_storage()._cdata for one in (result, *(a.tensor for a in arrays))]
+    taken = bases[0] in bases[1:]
     if mine and not taken:
         raise Break("unknown-call", f"{path} of an array that torch copies")
     copied = result.call_method(tx, "clone", [], {}) if taken and not mine else result
@@ -310,12 +304,12 @@ def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
     return ArrayValue(wrap(tx, tensor, CallSource(shared, (source,))), np.ndarray, source)
 
 
-def _rule(path: str, function: Any) -> None:
-    RULES[function] = lambda tx, *args, **kwargs: apply(tx, path, list(args), kwargs)
+def _named(path: str, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    return apply(tx, path, list(args), kwargs)
 
 
 if np is not None:
     _exact(np.ndarray)(_wrap_array)
     CONSTANT_TYPES.update(type(np.dtype(code)) for code in "?bhilqBefdFD")
     for _path in _FUNCTIONS.split():
-        _rule(_path, operator.attrgetter(_path)(np))
+        RULES[operator.attrgetter(_path)(np)] = functools.partial(_named, _path)
