@@ -429,13 +429,23 @@ def test_torch_compile_inside_a_captured_frame_keeps_its_frames():
     assert done.returncode == 0
 
 
-def test_modules_are_made_whether_or_not_dynamo_is_loaded():
-    def makes(x):
-        return nn.Linear(3, 2)(x) + nn.Dropout(0.5).eval()(x).sum()
+def test_modules_are_made_also_once_dynamo_is_loaded():
+    """Dynamo wraps `Module.__init__`; in a process of its own, since that cannot be undone."""
+    code = """if True:
+        import torch, weft_capture
+        from torch import nn
 
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))  # it wraps Module.__init__
-    captured = weft_capture.capture(makes, eager_backend, fullgraph=True)
-    torch.manual_seed(0)
-    expected = makes(torch.ones(1, 3))
-    torch.manual_seed(0)
-    assert torch.equal(captured(torch.ones(1, 3)), expected)
+        def makes(x):
+            return nn.Linear(3, 2)(x) + nn.Dropout(0.5).eval()(x).sum()
+
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        captured = weft_capture.capture(makes, lambda graph, inputs: graph.forward, fullgraph=True)
+        results = []
+        for function in (makes, captured):
+            torch.manual_seed(0)
+            results.append(function(torch.ones(1, 3)))
+        assert "mutation_guard" in nn.Module.__init__.__code__.co_filename
+        assert torch.equal(*results)
+    """
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert done.returncode == 0
