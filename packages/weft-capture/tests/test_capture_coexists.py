@@ -429,18 +429,23 @@ def test_torch_compile_inside_a_captured_frame_keeps_its_frames():
     assert done.returncode == 0
 
 
-def test_modules_are_made_also_once_dynamo_is_loaded():
-    """Dynamo wraps `Module.__init__`; in a process of its own, since that cannot be undone."""
+def test_modules_and_optimizers_once_dynamo_is_loaded():
+    """Dynamo wraps `Module.__init__` and `_init_group`, which cannot be undone in a process."""
     code = """if True:
         import torch, weft_capture
         from torch import nn
 
         def makes(x):
-            return nn.Linear(3, 2)(x) + nn.Dropout(0.5).eval()(x).sum()
+            layer = nn.Linear(3, 2)
+            with torch.no_grad():
+                for weight in net.parameters():
+                    weight.grad = torch.ones_like(weight)
+                torch.optim.Adam(net.parameters()).step()
+            return layer(x) + nn.Dropout(0.5).eval()(x).sum()
 
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
         captured = weft_capture.capture(makes, lambda graph, inputs: graph.forward, fullgraph=True)
-        results = []
+        results, net = [], nn.Linear(3, 2)
         for function in (makes, captured):
             torch.manual_seed(0)
             results.append(function(torch.ones(1, 3)))

@@ -66,8 +66,17 @@ def find(obj: object) -> Handler | None:
     except TypeError:  # unhashable
         return None
     if found is None and isinstance(obj, types.FunctionType):
+        original = obj.__dict__.get("_torchdynamo_orig_callable")
+        if original is not None and (obj.__module__ or "").startswith("torch.optim"):
+            return _caller(original)
         return RULES.get(f"{obj.__module__}.{obj.__qualname__}")
     return found
+
+
+@functools.cache
+def _caller(original: Any) -> Handler:
+    """Return what calls a function that Dynamo, once loaded, hides from itself."""
+    return lambda tx, *args, **kwargs: tx.const_object(original).call(tx, list(args), kwargs)
 
 
 def is_leaf(function: object) -> bool:
