@@ -47,7 +47,7 @@ def measured(compiled: CompiledGraph, gm: fx.GraphModule) -> Run:
     """
     if not (compiled.loadable.repeatable and _repeatable(gm)):
         return compiled
-    eager = _Eager(gm)
+    eager = Eager(gm)
     key = f"{compiled.path.stem}-{torch.get_num_threads()}-{torch.__version__}"
     path = cache_dir("verdicts") / hashlib.sha256(key.encode()).hexdigest()[:32]
     verdict = read_checked(path)
@@ -140,7 +140,7 @@ def _median(values: tuple[float, ...]) -> float:
     return statistics.median(values)
 
 
-class _Eager:
+class Eager:
     """The aten graph run operator by operator, as a compiled graph is called."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
@@ -148,8 +148,11 @@ class _Eager:
 
     def __call__(self, *args: Any) -> list[Any]:
         # Casts that autocast made are in the graph already.
-        with torch.no_grad(), torch._C._DisableAutocast():
-            made = self._gm(*args)
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+            with torch.no_grad(), torch._C._DisableAutocast():
+                made = self._gm.forward(*args)
+        else:
+            made = self._gm.forward(*args)
         return list(made) if isinstance(made, list | tuple) else [made]
 
     def __str__(self) -> str:

@@ -109,7 +109,10 @@ class CompiledGraph:
     def call_owning(self, args: list[Any]) -> list[Any]:
         """`self(*args)` that takes large tensors out of `args` when no later step needs them."""
         mutated = [args[k] for k in self._mutated]
-        with torch._C._DisableAutocast():
+        if self._dispatches and torch._C._is_any_autocast_enabled():
+            with torch._C._DisableAutocast():
+                outputs = self._run(args)
+        else:
             outputs = self._run(args)
         if mutated:
             torch.autograd.graph.increment_version(mutated)
