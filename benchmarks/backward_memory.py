@@ -2,8 +2,8 @@
 
     python benchmarks/backward_memory.py
 
-Counted are the bytes of torch's CPU allocator, from the profiler's events, and the scratch memory
-of weft's programs, which the allocator does not see. Parameters and inputs lived before.
+Counted are the bytes of torch's CPU allocator, from the profiler's events. Parameters and inputs
+lived before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 import weft
 from partition_memory import CASES
 from torch.profiler import ProfilerActivity, profile, record_function
-from weft_codegen.kernels import load
 from weft_compiled_autograd import graph_compiler
 
 
@@ -39,11 +38,6 @@ def peak(forward: Callable[[], torch.Tensor], backward: Callable[[torch.Tensor],
             top = max(top, in_use)
         in_use += event.nbytes()
     return max(top, in_use)
-
-
-def scratch() -> int:
-    """Bytes of the blocks that weft's programs share."""
-    return sum(block.size for block in load._scratches)
 
 
 def main() -> None:
@@ -73,7 +67,7 @@ def main() -> None:
                 backward(forward())
             model.zero_grad()
             bytes_ = peak(forward, backward)
-            print(f"{name:14} {label:26} {bytes_:12,} + {scratch():10,} scratch", flush=True)
+            print(f"{name:14} {label:26} {bytes_:12,}", flush=True)
         weft.reset()
 
 

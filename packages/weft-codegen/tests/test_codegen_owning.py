@@ -6,6 +6,7 @@ import pytest
 import torch
 import weft_codegen
 from torch import fx
+from torch.profiler import ProfilerActivity, profile
 from weft_aot import aot_compile
 
 
@@ -76,3 +77,34 @@ def test_retain_graph_keeps_them():
     first = torch.autograd.grad(out.sum(), w, retain_graph=True)
     second = torch.autograd.grad(out.sum(), w)
     torch.testing.assert_close(first, second)
+
+
+def test_a_step_needs_no_more_memory_than_eager():
+    weights = [(torch.randn(256, 256) / 16).requires_grad_() for _ in range(4)]
+    x = torch.randn(64, 256)
+
+    def fn(x, *weights):
+        for weight in weights:
+            x = torch.nn.functional.gelu(x @ weight)
+        return (x,)
+
+    function = compiled(fn, [x, *weights])
+
+    def step(run):
+        run(x, *weights)[0].sum().backward()
+        return [weight.grad for weight in weights]
+
+    results, peaks = [], []
+    for run in (fn, function, fn, function):  # the first calls of both are not measured
+        for weight in weights:
+            weight.grad = None
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            results.append(step(run))
+        in_use = [0]
+        for event in recorded.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                in_use.append(in_use[-1] + event.nbytes())
+        peaks.append(max(in_use))
+    torch.testing.assert_close(results[3], results[2], rtol=1e-4, atol=1e-4)
+    gradients = 4 * weights[0].nbytes
+    assert gradients < peaks[3] <= peaks[2]

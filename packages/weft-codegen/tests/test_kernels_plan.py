@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_programs import F32, buffer, pointwise, program
-from weft_codegen.kernels.plan import Place, make_plan, storage_bytes
+from weft_codegen.kernels.plan import LARGE, Place, make_plan, storage_bytes
 from weft_codegen.loops.expr import apply, constant, load
 from weft_codegen.loops.index import axis, size
 from weft_codegen.loops.program import Alias, Kernel, Launch, Program
@@ -75,11 +75,20 @@ def test_a_view_keeps_its_root_alive() -> None:
     assert plan.place["b"] is Place.OWNED
 
 
-def test_symbolic_sizes_share_slots() -> None:
-    length = size("s0")
-    buffers = [buffer(f"b{k}", length) for k in range(6)]
-    steps = [Launch("pointwise", (f"b{k}", f"b{k + 1}")) for k in range(5)]
-    made = program(buffers, ["b0"], steps, ["b5"], _double(), sizes=("s0",))
-    plan = make_plan(made, frozenset())
-    assert plan.fixed == 0
-    assert plan.slot_sizes == (length * 4, length * 4)
+def test_large_temporaries_and_those_of_unknown_size_are_tensors() -> None:
+    for extent in (LARGE // 4, size("s0")):
+        buffers = [buffer(f"b{k}", extent) for k in range(4)]
+        steps = [Launch("pointwise", (f"b{k}", f"b{k + 1}")) for k in range(3)]
+        made = program(buffers, ["b0"], steps, ["b3"], _double(), sizes=("s0",))
+        plan = make_plan(made, frozenset())
+        assert plan.fixed == 0 and not plan.over
+        assert [plan.place[f"b{k}"] for k in (1, 2)] == [Place.OWNED] * 2
+        assert [plan.last[f"b{k}"] for k in (1, 2)] == [1, 2]
+
+
+def test_a_tensor_takes_the_memory_of_one_that_dies_but_not_that_of_an_input() -> None:
+    made = _chain([LARGE] * 4, [0, 1, 1, 3])
+    kernel = replace(made.kernels["pointwise"], in_place=(("out", "a0"),))
+    made = replace(made, kernels={"pointwise": kernel})
+    # b1 dies where b3 is made of it, b3 where the output b4 is.
+    assert make_plan(made, frozenset()).over == {"b3": "b1", "b4": "b3"}

@@ -70,6 +70,7 @@ def build_training(
         "_compiled_autograd_key": staticmethod(
             lambda ctx: (ctx._autograd_function_id, *getattr(ctx, "symbols", ()))
         ),
+        "boxed_grads_call": True,
         "weft_aot_id": next(_IDS),
         "weft_backward_graph": parts.backward,
         "weft_dynamic": dynamic,
@@ -90,14 +91,18 @@ def _make_backward(
     owning = getattr(compiled, "call_owning", None)
     compiled = _without_autocast(compiled)
 
-    def run(ctx: Any, grads: Any) -> Any:
+    def run(ctx: Any, grads: list[Any]) -> Any:
         if owning is None:
             return compiled(*inputs(ctx, *grads))
         args = inputs(ctx, *grads)
+        grads.clear()
         ctx.maybe_clear_saved_tensors()  # nothing, under retain_graph
         return owning(args)
 
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *passed: Any) -> Any:
+        # In a list the engine hands gradients over (torch 2.13): nothing else holds them then.
+        boxed = len(passed) == 1 and type(passed[0]) is list
+        grads = passed[0] if boxed else list(passed)
         given = pieces.given(grads)
         if not given:
             return (None,) * len(ctx.needs_input_grad)

@@ -31,7 +31,7 @@ from weft_compiled_autograd.aot import reaches_dynamic
 from weft_compiled_autograd.cache import Compiler, Entry
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.order import eager_order
-from weft_compiled_autograd.tape import EngineOp, Recorder
+from weft_compiled_autograd.tape import EngineOp, Recorder, exposes_graph
 from weft_compiled_autograd.window import window
 
 _seam = torch._C._dynamo.compiled_autograd
@@ -165,7 +165,7 @@ class Capture:
         """Record a Python autograd.Function."""
         if backward_state_idx is not None or opaque_indices:
             raise NotCapturable("a compiled forward that keeps Python objects for its backward")
-        if getattr(ctx._forward_cls, "boxed_grads_call", False):
+        if getattr(ctx._forward_cls, "boxed_grads_call", False) and not exposes_graph(ctx):
             raise NotCapturable("an autograd.Function with boxed_grads_call")
         recorder = self.recorder
         return recorder.call_backward(inputs, output_metadatas, saved_tensors, backward_idx, ctx)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
+
 from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
@@ -20,7 +22,7 @@ from weft_codegen.kernels.externs import (
     shim_call,
     writes_into,
 )
-from weft_codegen.kernels.plan import Place, Plan
+from weft_codegen.kernels.plan import ALIGN, Place, Plan
 from weft_codegen.loops.index import ZERO, IndexExpr, Size
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.program import (
@@ -122,15 +124,14 @@ class HostWriter:
             self._pointer(name, f"weft_data({handle})")
 
     def _take_scratch(self) -> None:
-        plan = self._plan
-        if not plan.uses_scratch:
-            return
-        end = str(plan.fixed)
-        for number, size in enumerate(plan.slot_sizes):
-            self._line(f"const int64_t slot{number} = {end};")
-            end = f"slot{number} + weft_align({index_c(size)})"
-        self._line(f"char *const scratch = weft_take(call, {end});")
-        self._check("!scratch")
+        size = self._plan.fixed
+        if 0 < size <= _STACK:
+            self._line(f"char scratch[{size}] __attribute__((aligned({ALIGN})));")
+        elif size:
+            slot = self._slot("")
+            dims = f"(const int64_t[]){{{size}}}, (const int64_t[]){{1}}"
+            self._check(f"weft_empty(&{slot}, 1, {dims}, {DTYPE_CODES[torch.uint8]})")
+            self._line(f"char *const scratch = weft_data({slot});")
 
     # ---- steps ----
 
@@ -166,14 +167,18 @@ class HostWriter:
             slot = self._slot(root)
             self._handles[root] = slot
             layout = self._layout_arguments(buffer)
-            self._check(f"weft_empty(&{slot}, {layout}, {DTYPE_CODES[buffer.dtype]})")
+            over = self._plan.over.get(root)
+            if over is None:
+                self._check(f"weft_empty(&{slot}, {layout}, {DTYPE_CODES[buffer.dtype]})")
+            else:
+                again = f"torch._reinterpret_tensor({self._handles[over]}, {layout}, 0, &{slot})"
+                self._check(again)
             self._pointer(root, f"weft_data({slot})")
         else:
             self._pointer(root, self._scratch_address(root), always=True)
 
     def _scratch_address(self, root: str) -> str:
-        slot = self._plan.slots.get(root)
-        return f"scratch + {self._plan.offset[root] if slot is None else f'slot{slot}'}"
+        return f"scratch + {self._plan.offset[root]}"
 
     def _alias(self, step: Alias) -> None:
         base = self._plan.root[step.base]
@@ -362,7 +367,6 @@ class HostWriter:
             "done:",
             f"    for (int k = 0; k < {len(self._own)}; k++)",
             "        weft_drop(&own[k]);",
-            *(["    weft_give(call);"] if self._plan.uses_scratch else []),
             *(
                 ["    if (grad)", "        torch.grad_mode_set_enabled(1);"]
                 if self._externs
@@ -385,6 +389,8 @@ def _output_letter(output: Output) -> str:
     return "t" if isinstance(output, Ref) else "i"
 
 
+# Scratch memory of at most so many bytes is on the stack.
+_STACK = 4096
 # Elements from which dropping an argument early is worth taking the interpreter lock for it.
 _LARGE = 4096
 

@@ -32,22 +32,6 @@ from weft_codegen.loops.printer import kernel_text
 from weft_codegen.loops.program import CPU, Extern, Kernel, Launch, Program
 
 _output_code = logger("codegen", "output_code")
-_SCRATCHES = 8
-
-
-class _Scratch(ctypes.Structure):
-    """weft_scratch of weft_host.h: one block of memory for one call at a time."""
-
-    _fields_ = (
-        ("busy", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("block", ctypes.c_void_p),
-        ("size", ctypes.c_int64),
-    )
-
-
-# Shared by every program of the process, so that peak memory is that of one graph, not of all.
-_scratches = (_Scratch * _SCRATCHES)()
 
 
 @dataclass(frozen=True)
@@ -201,10 +185,9 @@ def _new_function(
     new = library.weft_new
     new.restype = ctypes.py_object
     objects = [ctypes.py_object] * 3
-    new.argtypes = (*objects, ctypes.c_void_p, ctypes.c_int64)
+    new.argtypes = (*objects, ctypes.c_int64)
     types = (is_plain, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    address = ctypes.addressof(_scratches)
-    function = new(run, constants, types, address, handle_offset())
+    function = new(run, constants, types, handle_offset())
     return function  # type: ignore[no-any-return]
 
 

@@ -2,11 +2,12 @@
 
 A buffer is reached through its root (a view shares its root's storage).  Roots are
     input / constant    memory of the caller
-    owned               a tensor of its own: outputs, and results of operators that allocate
-    scratch             an offset into one block that is taken for the length of the call
-Scratch offsets are chosen by best fit among the gaps that are free at the time; a buffer with a
-symbolic size gets a slot behind the fixed part, reused by buffers of the same size.  A kernel that
-reads each element just before it stores it writes over its input if that dies there.
+    owned               a tensor of its own, made when first written and dropped after its last use:
+                        outputs, results of operators that allocate, and large temporaries
+    scratch             an offset into one block that is taken for the length of the call: small
+                        temporaries, since a tensor takes half a microsecond to make
+Scratch offsets are chosen by best fit among the gaps that are free at the time.
+A kernel that reads each element just before it stores it writes over its input if that dies there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from weft_codegen.loops.program import (
 )
 
 ALIGN = 64
+# Bytes from which a temporary is a tensor of its own.
+LARGE = 16384
 
 
 class Place(Enum):
@@ -46,22 +49,16 @@ class Plan:
 
     root: buffer -> the buffer whose storage it shares; place: root -> Place.
     last: root -> the last step that touches it (len(steps) for outputs).
-    offset: scratch root -> byte offset, or (slot number) for symbolic sizes in `slots`.
-    fixed: bytes of the fixed part.  slot_sizes: bytes of each symbolic slot.
+    over: root -> the root that dies where this one is first written, and whose memory it takes.
+    offset: scratch root -> byte offset.  fixed: bytes of the scratch block.
     """
 
     root: Mapping[str, str]
     place: Mapping[str, Place]
     last: Mapping[str, int]
+    over: Mapping[str, str]
     offset: Mapping[str, int]
-    slots: Mapping[str, int]
     fixed: int
-    slot_sizes: tuple[IndexExpr, ...]
-
-    @property
-    def uses_scratch(self) -> bool:
-        """Whether a call needs a scratch block at all."""
-        return self.fixed > 0 or bool(self.slot_sizes)
 
 
 def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
@@ -73,13 +70,11 @@ def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
     root = _roots(program)
     place = _places(program, root, allocates)
     last = _last_uses(program, root)
-    layout = _Layout(program, root, place, last)
+    layout = _Layout(program, root, place, last, _exclusive(program, root, allocates))
     for position, step in enumerate(program.steps):
         layout.place_results(position, step)
         layout.release(position)
-    return Plan(
-        root, place, last, layout.offset, layout.slots, layout.fixed, tuple(layout.slot_sizes)
-    )
+    return Plan(root, place, last, layout.over, layout.offset, layout.fixed)
 
 
 def _roots(program: Program) -> dict[str, str]:
@@ -113,8 +108,27 @@ def _places(
             if result is not None and result in root:
                 place.setdefault(root[result], Place.OWNED)
     for name in root.values():
-        place.setdefault(name, Place.SCRATCH)
+        size = storage_bytes(program, name)
+        small = size.is_const and size.value < LARGE
+        place.setdefault(name, Place.SCRATCH if small else Place.OWNED)
     return place
+
+
+def _exclusive(
+    program: Program, root: Mapping[str, str], allocates: frozenset[int]
+) -> frozenset[str]:
+    """The roots whose memory nothing but the program's own steps can know."""
+    given = {item.name for item in program.inputs} | program.constants.keys()
+    shared = {root[output.name] for output in program.outputs if isinstance(output, Ref)}
+    for position in allocates:
+        step = program.steps[position]
+        assert isinstance(step, Extern)
+        names = step_reads(step, program.kernels) if returns_views(step) else ()
+        if names or step.op.namespace != "aten" or len(step.results) > 1:
+            # Not every operator says which of its results are parts of one another.
+            names += step_writes(step, program.kernels)
+        shared.update(root[name] for name in names if name in root)
+    return frozenset(root.values()) - given - shared
 
 
 def _last_uses(program: Program, root: Mapping[str, str]) -> dict[str, int]:
@@ -138,36 +152,36 @@ def storage_bytes(program: Program, name: str) -> IndexExpr:
 
 @dataclass
 class _Layout:
-    """Assigns scratch memory step by step."""
+    """Assigns memory step by step."""
 
     program: Program
     root: Mapping[str, str]
     place: Mapping[str, Place]
     last: Mapping[str, int]
+    exclusive: frozenset[str]
+    over: dict[str, str] = field(default_factory=dict)
     offset: dict[str, int] = field(default_factory=dict)
-    slots: dict[str, int] = field(default_factory=dict)
-    slot_sizes: list[IndexExpr] = field(default_factory=list)
     fixed: int = 0
     _live: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _idle_slots: list[int] = field(default_factory=list)
+    _made: set[str] = field(default_factory=set)
 
     def place_results(self, position: int, step: Step) -> None:
         """Give memory to what `step` makes."""
         if isinstance(step, Alias):
             return
         for name in step_writes(step, self.program.kernels):
-            if name in self.root and self._is_new(self.root[name]):
-                self._assign(self.root[name], self._reusable(position, step, name))
-
-    def _is_new(self, name: str) -> bool:
-        scratch = self.place[name] is Place.SCRATCH
-        return scratch and name not in self.offset and name not in self.slots
+            root = self.root.get(name)
+            if root is None or root in self._made:
+                continue
+            self._made.add(root)
+            over = self._reusable(position, step, name)
+            if over is not None:
+                self.over[root] = over
+            if self.place[root] is Place.SCRATCH:
+                self._assign(root, over)
 
     def _assign(self, name: str, over: str | None) -> None:
         size = storage_bytes(self.program, name)
-        if not size.is_const:
-            self.slots[name] = self._slot(size)
-            return
         extent = max(ALIGN, -(-size.value // ALIGN) * ALIGN)
         if over is not None:
             start = self.offset[over]
@@ -177,14 +191,6 @@ class _Layout:
         self.offset[name] = start
         self._live[name] = (start, start + extent)
         self.fixed = max(self.fixed, start + extent)
-
-    def _slot(self, size: IndexExpr) -> int:
-        for slot in self._idle_slots:
-            if self.slot_sizes[slot] is size:
-                self._idle_slots.remove(slot)
-                return slot
-        self.slot_sizes.append(size)
-        return len(self.slot_sizes) - 1
 
     def _best_gap(self, extent: int) -> int:
         """The start of the smallest free gap that fits; the end of what is live otherwise."""
@@ -205,21 +211,23 @@ class _Layout:
             return None
         kernel = self.program.kernels[step.kernel]
         actual = dict(zip((param.name for param in kernel.params), step.buffers, strict=True))
-        size = storage_bytes(self.program, written)
         for target, source in kernel.in_place:
-            name = actual[source]
-            if actual[target] != written or self.root[name] not in self._live:
+            name = self.root[actual[source]]
+            if actual[target] != written or not self._alike(name, written):
                 continue
-            alone = [self.root[other] for other in step.buffers].count(self.root[name]) == 1
-            dies = self.last[self.root[name]] == position
-            if alone and dies and storage_bytes(self.program, self.root[name]) is size:
-                return self.root[name]
+            alone = [self.root[other] for other in step.buffers].count(name) == 1
+            free = name in self.exclusive and name not in self.over.values()
+            if alone and free and self.last[name] == position:
+                return name
         return None
+
+    def _alike(self, name: str, written: str) -> bool:
+        """Whether one may have the other's memory: the same kind of it, and as much."""
+        old, new = self.program.buffers[name], self.program.buffers[written]
+        same = self.place[name] is self.place[written] and old.storage is new.storage
+        return same and old.dtype is new.dtype
 
     def release(self, position: int) -> None:
         """Free what nobody needs after step `position`."""
         for name in [name for name in self._live if self.last[name] <= position]:
             del self._live[name]
-        for name, slot in self.slots.items():
-            if self.last[name] == position and slot not in self._idle_slots:
-                self._idle_slots.append(slot)

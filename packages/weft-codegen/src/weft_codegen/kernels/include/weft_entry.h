@@ -50,8 +50,8 @@ WEFT_EXPORT const char *weft_load(const char *torch_cpu, const char *torch_pytho
 
 /* A new Python function that runs the program with these constants. */
 WEFT_EXPORT PyObject *weft_new(PyObject *python, PyObject *constants, PyObject *tensor_types,
-                               void *scratches, int64_t handle_offset)
+                               int64_t handle_offset)
 {
     static PyMethodDef method = {"compiled_graph", weft_entry, METH_FASTCALL, NULL};
-    return weft_make_function(&method, python, constants, tensor_types, scratches, handle_offset);
+    return weft_make_function(&method, python, constants, tensor_types, handle_offset);
 }

@@ -29,9 +29,7 @@ typedef __SIZE_TYPE__ size_t;
 
 void *dlopen(const char *path, int mode);
 void *dlsym(void *library, const char *name);
-void *malloc(size_t size);
 void *calloc(size_t count, size_t size);
-void *aligned_alloc(size_t alignment, size_t size);
 void free(void *block);
 int snprintf(char *text, size_t size, const char *format, ...);
 
@@ -156,23 +154,12 @@ static const char *weft_link(const char *torch_cpu, const char *torch_python, we
 
 /* ---- one call ---- */
 
-/* What every program of the process shares: blocks of scratch memory, handed to one call each. */
-typedef struct {
-    int32_t busy;
-    int32_t unused;
-    char *block;
-    int64_t size;
-} weft_scratch;
-
-#define WEFT_SCRATCHES 8
-
 /* A loaded program: `python` runs a step in Python, `tensor_types` are the plain tensor classes,
  * `handle_offset` is where a Python tensor keeps its at::Tensor. */
 typedef struct {
     PyObject *python;
     PyObject *tensor_types;
     PyObject *constants;
-    weft_scratch *scratches;
     int64_t handle_offset;
 } weft_program;
 
@@ -180,39 +167,12 @@ typedef struct {
     weft_program *program;
     void *thread;
     PyObject *owned; /* the list of arguments, if the call may drop them; or NULL */
-    weft_scratch *scratch;
-    char *block;
     char message[256];
 } weft_call;
 
 static weft_tensor weft_handle(weft_program *program, PyObject *tensor)
 {
     return (char *)tensor + program->handle_offset;
-}
-
-static char *weft_take(weft_call *call, int64_t size)
-{
-    for (int k = 0; k < WEFT_SCRATCHES && !call->scratch; k++)
-        if (!__atomic_exchange_n(&call->program->scratches[k].busy, 1, __ATOMIC_ACQUIRE))
-            call->scratch = &call->program->scratches[k];
-    weft_scratch *scratch = call->scratch;
-    size = (size + 4095) & ~(int64_t)4095;
-    if (!scratch)
-        return call->block = aligned_alloc(64, size);
-    if (scratch->size < size) {
-        free(scratch->block);
-        scratch->block = aligned_alloc(64, size);
-        scratch->size = scratch->block ? size : 0;
-    }
-    return scratch->block;
-}
-
-static void weft_give(weft_call *call)
-{
-    if (call->scratch)
-        __atomic_store_n(&call->scratch->busy, 0, __ATOMIC_RELEASE);
-    else
-        free(call->block);
 }
 
 static void weft_drop(weft_tensor *slot)
@@ -251,7 +211,6 @@ static int64_t weft_size(weft_tensor tensor, int64_t dim)
 
 static int64_t weft_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t weft_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t weft_align(int64_t size) { return (size + 63) & ~(int64_t)63; }
 
 static int64_t weft_floordiv(int64_t a, int64_t b)
 {
@@ -406,10 +365,10 @@ static void weft_free_program(PyObject *capsule)
 }
 
 static PyObject *weft_make_function(PyMethodDef *method, PyObject *python, PyObject *constants,
-                                    PyObject *tensor_types, void *scratches, int64_t offset)
+                                    PyObject *tensor_types, int64_t offset)
 {
     weft_program *program = calloc(1, sizeof *program);
-    *program = (weft_program){python, tensor_types, constants, scratches, offset};
+    *program = (weft_program){python, tensor_types, constants, offset};
     Py_IncRef(python);
     Py_IncRef(tensor_types);
     Py_IncRef(constants);
