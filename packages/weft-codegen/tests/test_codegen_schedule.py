@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from codegen_check import check, externs, launches, program_of
 from weft_codegen.kernels.emit_c import emit_kernel
+from weft_codegen.kernels.plan import make_plan
 from weft_codegen.loops.printer import kernel_text, program_text
 from weft_codegen.loops.program import Loop, statements
 
@@ -211,3 +212,62 @@ def test_other_products_go_to_the_library():
     assert externs(check(torch.mm, SQUARE.double(), SQUARE.double()))
     scaled = check(lambda x: torch.addmm(x, x, x, alpha=2), SQUARE, rtol=1e-4, atol=1e-4)
     assert externs(scaled) == ["aten.addmm.default"]
+
+
+def test_a_value_that_all_readers_can_make_again_is_not_stored():
+    def fn(x, g, mean, scale):
+        y = (x - mean) * scale * 2 + 1
+        return (g * y).sum(1), (g * y).sum(0), g.sum(0)
+
+    inputs = [torch.randn(64, 128), torch.randn(64, 128), torch.randn(64, 1), torch.rand(64, 1)]
+    program = check(fn, *inputs)
+    assert launches(program) == 2  # rows and columns
+    large = [name for name, buffer in program.buffers.items() if buffer.numel.value == 64 * 128]
+    assert large == ["in0", "in1"]
+
+
+def test_a_value_that_is_updated_in_memory_is_not_made_again():
+    def fn(x, index, value):
+        y = (x * 2 + 1).index_put((index,), value, accumulate=True)
+        return y.sum(0), y.sum(1)
+
+    index = torch.tensor([0, 5, 5, 63])
+    check(fn, torch.randn(64, 128), index, torch.randn(4, 128), rtol=1e-4, atol=1e-4)
+
+
+def test_a_running_sum_is_not_made_again():
+    def fn(x):
+        y = x.cumsum(1)
+        return y.sum(0), y.sum(1)
+
+    check(fn, torch.randn(64, 128), rtol=1e-4, atol=1e-4)
+
+
+def test_a_value_that_is_costly_to_make_again_is_stored():
+    def fn(x):
+        y = x.sin()
+        return y.sum(1), y.sum(0)
+
+    program = check(fn, torch.randn(64, 128))
+    assert sum(buffer.numel.value == 64 * 128 for buffer in program.buffers.values()) == 2
+
+
+def test_a_sum_of_products_is_made_in_place():
+    def fn(a, b, c):
+        return a @ b + b @ c + c @ a
+
+    square = [torch.randn(64, 64) for _ in range(3)]
+    program = check(fn, *square, rtol=1e-4, atol=1e-4)
+    assert externs(program) == ["aten.mm.default", "aten.addmm.default", "aten.addmm.default"]
+    assert len(make_plan(program, frozenset()).over) == 2
+    rounded = program_of(fn, *[x.bfloat16() for x in square])
+    assert externs(rounded) == ["aten.mm.default"] * 3  # eager rounds each product
+
+
+def test_a_product_with_another_use_is_added_by_a_loop():
+    def fn(a, b):
+        product = a @ b
+        return product + b @ a, product.sin()
+
+    program = check(fn, *[torch.randn(64, 64) for _ in range(2)], rtol=1e-4, atol=1e-4)
+    assert externs(program) == ["aten.mm.default"] * 2

@@ -35,7 +35,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
 {
     int status = 1;
     weft_program *const program = call->program;
-    weft_tensor own[5] = {NULL};
+    weft_tensor own[6] = {NULL};
     weft_tensor constant[1];
     const _Bool grad = torch.grad_mode_is_enabled();
     if (grad)
@@ -47,25 +47,24 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_expect(call, in[2], "argument 2", 6)) goto done;
     if (weft_layout(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6)) goto done;
     float *const p_in2 = (void *)(weft_data(in[2]));
-    char *const scratch = weft_take(call, 8192);
-    if (!scratch) goto done;
+    if (weft_empty(&own[3], 1, (const int64_t[]){8192}, (const int64_t[]){1}, 0)) goto done;
+    char *const scratch = weft_data(own[3]);
     /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [mm] */
     float *const p_buf3 = (void *)(scratch + 0);
-    if (torch.create_tensor_from_blob(scratch + 0 + 0, 2, dims_32_64, dims_64_1, 0, 6, 0, 0, &own[3])) goto done;
-    if (WEFT_CALL(0, aoti_torch_cpu_mm_out, own[3], in[0], in[1]) && weft_python_into(call, 0, 2, (weft_tensor[]){in[0], in[1]}, 0, (int64_t[]){0}, own[3])) goto done;
+    if (torch.create_tensor_from_blob(scratch + 0 + 0, 2, dims_32_64, dims_64_1, 0, 6, 0, 0, &own[4])) goto done;
+    if (WEFT_CALL(0, aoti_torch_cpu_mm_out, own[4], in[0], in[1]) && weft_python_into(call, 0, 2, (weft_tensor[]){in[0], in[1]}, 0, (int64_t[]){0}, own[4])) goto done;
     weft_drop(&own[1]);
     weft_forget(call, 1);
     /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [add.Tensor, tanh] */
-    if (weft_empty(&own[4], 2, dims_32_64, dims_64_1, 6)) goto done;
-    float *const p_buf4 = (void *)(weft_data(own[4]));
+    if (weft_empty(&own[5], 2, dims_32_64, dims_64_1, 6)) goto done;
+    float *const p_buf4 = (void *)(weft_data(own[5]));
     weft_ke7ea16aa9d0d7481(p_buf3, p_in2, p_buf4);
-    out[0] = own[4];
-    own[4] = NULL;
+    out[0] = own[5];
+    own[5] = NULL;
     status = 0;
 done:
-    for (int k = 0; k < 5; k++)
+    for (int k = 0; k < 6; k++)
         weft_drop(&own[k]);
-    weft_give(call);
     if (grad)
         torch.grad_mode_set_enabled(1);
     return status;

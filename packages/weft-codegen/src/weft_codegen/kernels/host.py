@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -164,15 +165,17 @@ class HostWriter:
             return
         buffer = self._program.buffers[root]
         if self._plan.place[root] is Place.OWNED:
-            slot = self._slot(root)
-            self._handles[root] = slot
-            layout = self._layout_arguments(buffer)
             over = self._plan.over.get(root)
+            layout, slot = self._layout_arguments(buffer), self._slot(root)
             if over is None:
                 self._check(f"weft_empty(&{slot}, {layout}, {DTYPE_CODES[buffer.dtype]})")
+            elif self._program.buffers[over] == replace(buffer, name=over):
+                slot = self._handles[over]  # the same tensor under another name
+                self._dying[self._plan.last[over]].remove(over)
             else:
-                again = f"torch._reinterpret_tensor({self._handles[over]}, {layout}, 0, &{slot})"
-                self._check(again)
+                memory = self._handles[over]
+                self._check(f"torch._reinterpret_tensor({memory}, {layout}, 0, &{slot})")
+            self._handles[root] = slot
             self._pointer(root, f"weft_data({slot})")
         else:
             self._pointer(root, self._scratch_address(root), always=True)

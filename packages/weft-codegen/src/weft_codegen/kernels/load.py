@@ -137,9 +137,8 @@ def compile_program(program: Program) -> CompiledGraph:
 def emit_program(program: Program) -> tuple[Sources, str]:
     """The C of a program: as units to compile, and as one readable text."""
     codes = {name: emit_kernel(kernel) for name, kernel in program.kernels.items()}
-    externs = [k for k, step in enumerate(program.steps) if isinstance(step, Extern)]
-    allocates = frozenset(k for k in externs if not _writes_into(program.steps[k]))
-    plan = make_plan(program, allocates)
+    externs = {k: step for k, step in enumerate(program.steps) if isinstance(step, Extern)}
+    plan = make_plan(program, frozenset(k for k, s in externs.items() if not writes_into(s)))
     host = HostWriter(program, plan, codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
     readable = {
@@ -147,10 +146,6 @@ def emit_program(program: Program) -> tuple[Sources, str]:
     }
     sources = Sources(host, kernels, readable)
     return sources, "\n\n".join([*readable.values(), host]) + "\n"
-
-
-def _writes_into(step: Any) -> bool:
-    return isinstance(step, Extern) and writes_into(step)
 
 
 def _readable_kernel(kernel: Kernel, code: KernelCode) -> str:

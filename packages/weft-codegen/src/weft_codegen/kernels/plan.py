@@ -13,8 +13,10 @@ A kernel that reads each element just before it stores it writes over its input 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+
+import torch
 
 from weft_codegen.kernels.externs import returns_views
 from weft_codegen.loops.index import IndexExpr
@@ -123,11 +125,9 @@ def _exclusive(
     for position in allocates:
         step = program.steps[position]
         assert isinstance(step, Extern)
-        names = step_reads(step, program.kernels) if returns_views(step) else ()
-        if names or step.op.namespace != "aten" or len(step.results) > 1:
-            # Not every operator says which of its results are parts of one another.
-            names += step_writes(step, program.kernels)
-        shared.update(root[name] for name in names if name in root)
+        seen = step_writes(step, program.kernels)
+        seen += step_reads(step, program.kernels) if returns_views(step) else ()
+        shared.update(root[name] for name in seen if name in root)
     return frozenset(root.values()) - given - shared
 
 
@@ -194,32 +194,38 @@ class _Layout:
 
     def _best_gap(self, extent: int) -> int:
         """The start of the smallest free gap that fits; the end of what is live otherwise."""
-        best: tuple[int, int] | None = None
+        gaps: list[tuple[int, int]] = []
         end = 0
         for start, stop in sorted(self._live.values()):
-            gap = start - end
-            if gap >= extent and (best is None or gap < best[0]):
-                best = (gap, end)
+            if start - end >= extent:
+                gaps.append((start - end, end))
             end = max(end, stop)
-        if best is not None:
-            return best[1]
-        return end
+        return min(gaps, default=(0, end))[1]
 
     def _reusable(self, position: int, step: Step, written: str) -> str | None:
         """A dying input of a kernel whose memory the result `written` may take."""
-        if not isinstance(step, Launch) or self.root[written] != written:
-            return None
-        kernel = self.program.kernels[step.kernel]
-        actual = dict(zip((param.name for param in kernel.params), step.buffers, strict=True))
-        for target, source in kernel.in_place:
-            name = self.root[actual[source]]
-            if actual[target] != written or not self._alike(name, written):
-                continue
-            alone = [self.root[other] for other in step.buffers].count(name) == 1
+        kernels = self.program.kernels
+        names = step_reads(step, kernels) + step_writes(step, kernels)
+        touched = [self.root.get(name) for name in names]
+        for source in self._overwritten(step, written):
+            name = self.root[source]
             free = name in self.exclusive and name not in self.over.values()
-            if alone and free and self.last[name] == position:
+            dies = self.last[name] == position and touched.count(name) == 1
+            if free and dies and self._alike(name, written):
                 return name
         return None
+
+    def _overwritten(self, step: Step, written: str) -> list[str]:
+        """What the step would read just before it writes the same element of `written`."""
+        if isinstance(step, Launch) and self.root[written] == written:
+            kernel = self.program.kernels[step.kernel]
+            actual = dict(zip((param.name for param in kernel.params), step.buffers, strict=True))
+            return [actual[old] for new, old in kernel.in_place if actual[new] == written]
+        if isinstance(step, Extern) and step.op is torch.ops.aten.addmm.default:
+            total, new = (self.program.buffers[name] for name in (step.args[0].name, written))
+            owned = self.place[written] is Place.OWNED and self.root[total.name] == total.name
+            return [total.name] if owned and total == replace(new, name=total.name) else []
+        return []
 
     def _alike(self, name: str, written: str) -> bool:
         """Whether one may have the other's memory: the same kind of it, and as much."""

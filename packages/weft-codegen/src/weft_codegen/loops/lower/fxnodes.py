@@ -15,6 +15,7 @@ from weft_codegen.loops.lower.pointwise import number
 from weft_codegen.loops.lower.shapes import NoLowering, to_index
 from weft_codegen.loops.lower.values import contiguous_strides
 
+_aten = torch.ops.aten
 _VIEW_OPS = frozenset(
     [
         "view",
@@ -48,6 +49,27 @@ def count_uses(gm: fx.GraphModule) -> dict[fx.Node, int]:
             total += uses.get(user, 1) if view or getitem else 1
         uses[node] = total
     return uses
+
+
+def added_product(node: fx.Node, sums: set[fx.Node]) -> tuple[Any, ...] | None:
+    """The arguments (total, a, b) of an addmm that does what `node`, total + a @ b, does.
+
+    Only where `total` is a sum of products too and neither has another use: so autograd adds up
+    the gradient of a weight that is used more than once, and all products would be in memory.
+    `sums` collects what is such a sum. Not for 16-bit floats, whose sums eager rounds each time.
+    """
+    if getattr(node.meta.get("val"), "dtype", None) not in (torch.float32, torch.float64):
+        return None
+    if node.target is _aten.mm.default and len(node.users) == 1:
+        sums.add(node)
+    terms: Any = node.args
+    if node.target is not _aten.add.Tensor or node.kwargs or not sums.issuperset(terms):
+        return None
+    total, product = sorted(terms, key=lambda term: term.target is _aten.mm.default)
+    if total is product or product.target is not _aten.mm.default:
+        return None
+    sums.update([node] if len(node.users) == 1 else ())
+    return (total, *product.args)
 
 
 def symbolic(node: fx.Node, args: Any) -> Any:

@@ -31,6 +31,7 @@ from weft_codegen.loops.index import (
 )
 from weft_codegen.loops.lower import install
 from weft_codegen.loops.lower.fxnodes import (
+    added_product,
     attribute,
     count_uses,
     is_effect,
@@ -88,6 +89,7 @@ class _Lowering:
         self._written: list[str] = []
         self._aliases: dict[tuple[Any, ...], Buffer] = {}
         self._uses = count_uses(gm)
+        self._sums: set[fx.Node] = set()
         self._weights: dict[LazyTensor, int] = {}
         self._checked: set[tuple[LazyTensor, IndexExpr, bool]] = set()
 
@@ -148,10 +150,8 @@ class _Lowering:
                 if ZERO not in value.shape and any(n is not ONE and a is not b for n, a, b in dims):
                     raise NoLowering("the strides of a result are not known to be those of memory")
                 self._outputs.append(Ref(buffer.name))
-            elif value is None:
-                self._outputs.append(None)
             else:
-                self._outputs.append(to_index(value))
+                self._outputs.append(None if value is None else to_index(value))
 
     def _bound_sizes(self) -> tuple[str, ...]:
         """The size symbols that inputs bind.  Raises NoLowering if the program needs another."""
@@ -193,6 +193,8 @@ class _Lowering:
             self._env[node] = self._operator(node, target, args, kwargs)
 
     def _operator(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+        if (product := added_product(node, self._sums)) is not None:
+            target, args, kwargs = torch.ops.aten.addmm.default, self._arguments(product), {}
         inlined = [o for t in _tensors((args, kwargs)) if not _in_buffer(t) for o in t.origins]
         origins = tuple(dict.fromkeys((*inlined, origin_text(node))))
         call = Call(self, node.meta["val"], self._uses[node], origins)

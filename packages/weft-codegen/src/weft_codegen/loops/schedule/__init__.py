@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from weft_codegen.loops.nodes import Item, Lowered
-from weft_codegen.loops.program import Alias, Buffer, Extern, Program, Ref, Step
+from weft_codegen.loops.nodes import Lowered
+from weft_codegen.loops.program import Alias, Buffer, Extern, Program, Step
+from weft_codegen.loops.schedule.again import compute_again, outside_readers
 from weft_codegen.loops.schedule.assemble import assemble
-from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items, reads
+from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
 from weft_codegen.loops.schedule.kernels import KernelTable
@@ -25,14 +26,16 @@ def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = Non
     items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)
     table = KernelTable()
-    outside = _Readers(items, lowered)
+    if fuse:
+        units = compute_again(units, lowered)
+    outside = outside_readers(units, lowered).keys()
     steps: list[Step] = []
     stored: set[str] = set()
     for unit in units:
         if not isinstance(unit, Group):
             steps.append(unit)
             continue
-        needed = outside.needed(unit)
+        needed = frozenset(unit.results.keys() & outside)
         nest = assemble(unit, needed, mutated, lowered.buffers)
         origins = tuple(dict.fromkeys(text for m in unit.members for text in m.node.origins))
         launch = table.launch(nest, lowered.buffers, origins)
@@ -48,26 +51,6 @@ def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = Non
         lowered.outputs,
         lowered.mutations,
     )
-
-
-class _Readers:
-    """Which items read each buffer, by their place in the graph."""
-
-    def __init__(self, items: list[Item], lowered: Lowered) -> None:
-        self._outputs = {output.name for output in lowered.outputs if isinstance(output, Ref)}
-        self._orders: dict[str, set[int]] = {}
-        for order, item in enumerate(items):
-            for name in reads(item):
-                self._orders.setdefault(name, set()).add(order)
-
-    def needed(self, group: Group) -> frozenset[str]:
-        """The results of `group` that are outputs or read outside it."""
-        inside = {member.order for member in group.members}
-        return frozenset(
-            name
-            for name in group.results
-            if name in self._outputs or self._orders.get(name, set()) - inside
-        )
 
 
 def _used_buffers(lowered: Lowered, steps: list[Step], stored: set[str]) -> dict[str, Buffer]:

@@ -1,0 +1,86 @@
+"""Computing a value again in the kernel that reads it, instead of passing it in memory.
+
+Lowering stores what several nodes use. After fusion most of the users share the maker's kernel; the
+rest may have nearly all that the value is made of at hand: the column sums of a norm's backward
+read the input, so the normalised input costs them two operations more. Then the maker joins that
+kernel as well, and where all other readers could take it so, nothing is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft_codegen.loops.expr import Op, walk
+from weft_codegen.loops.nodes import Lowered
+from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.program import Buffer, Extern, Ref
+from weft_codegen.loops.schedule.dependences import reads
+from weft_codegen.loops.schedule.fuse import Unit
+from weft_codegen.loops.schedule.group import Group, Member, join
+
+# Operations for each element (in float adds) that a kernel may do again to save a store and a load.
+_MOST = 8
+# Bytes from which a value is worth it.
+_LARGE = 16384
+
+
+def outside_readers(units: Iterable[Unit], lowered: Lowered) -> dict[str, set[int]]:
+    """The places of the units that read what they do not make, by buffer; -1: it is an output.
+
+    What a group makes and is not in here has no memory.
+    """
+    found = {output.name: {-1} for output in lowered.outputs if isinstance(output, Ref)}
+    for place, unit in enumerate(units):
+        for name in _taken(unit):
+            found.setdefault(name, set()).add(place)
+    return found
+
+
+def _taken(unit: Unit) -> set[str]:
+    if not isinstance(unit, Group):
+        return set(reads(unit))
+    made = {member.node.result for member in unit.members if not member.node.update}
+    return {name for member in unit.members for name in reads(member.node)} - made
+
+
+def compute_again(units: list[Unit], lowered: Lowered) -> list[Unit]:
+    """`units` in which values that are cheap for all their readers are no longer stored."""
+    if lowered.mutations or any(isinstance(i, Extern) and i.mutates for i in lowered.items):
+        return units  # what a value is made of may have changed
+    readers = outside_readers(units, lowered)
+    for group in [unit for unit in units if isinstance(unit, Group)]:
+        for member in reversed(group.members):
+            node = member.node
+            places = readers.get(node.result, {-1})
+            if -1 in places or node.op or node.update or node.scan:
+                continue
+            joined = {k: _joined(member, units[k], readers, lowered.buffers) for k in places}
+            if all(joined.values()):
+                units = [joined.get(k) or unit for k, unit in enumerate(units)]
+                readers = outside_readers(units, lowered)
+    return units
+
+
+def _bytes(buffer: Buffer) -> int:
+    return buffer.storage.value * buffer.dtype.itemsize if buffer.storage.is_const else 0
+
+
+def _joined(
+    member: Member, unit: Unit, readers: dict[str, set[int]], buffers: dict[str, Buffer]
+) -> Group | None:
+    """`unit` with a pointwise `member` in it, if it then hardly does or reads more than now."""
+    name = member.node.result
+    size = _bytes(buffers[name])
+    if not isinstance(unit, Group) or size < _LARGE:
+        return None
+    group = join(Group((member,), member.node.axes), unit, frozenset())
+    if not isinstance(group, Group) or group.results[name].axes != frozenset(group.axes):
+        return None
+    node = group.results[name].node
+    known = {part for m in group.members if m.node is not node for part in walk(*m.node.values)}
+    new = [part for part in walk(*node.values) if part not in known and isinstance(part, Op)]
+    read = {load.buffer for load in node.loads} - _taken(unit) - unit.results.keys()
+    sizes = {each: _bytes(buffers[each]) for each in read}
+    stored = all(each in readers or 8 * sizes[each] <= size for each in read)
+    cheap = sum(OPS[part.name].cost for part in new) <= _MOST
+    return group if stored and cheap and 8 * sum(sizes.values()) <= 9 * size else None
