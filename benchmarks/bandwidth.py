@@ -10,26 +10,37 @@ level cache) and once of 64 MB (they do not).
 
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import weft
 from kernels import chain, measure
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
 
 SIDES = {"4 MB": 1024, "64 MB": 4096}
-# Each takes two square matrices and the side; the result has the shape of one, or is smaller.
-KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+# Each takes two square matrices (backwards: a gradient, and what the forward pass saved).
+KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]] = {
     "x + y": torch.add,
     "pointwise chain": chain,
     "x + y.t": lambda x, y: x + y.t(),
     "softmax": lambda x, y: x.softmax(-1),
     "layer norm": lambda x, y: F.layer_norm(x, x.shape[-1:], y[0], y[1]),
+    "gelu": lambda x, y: F.gelu(x),
+    "softmax backward": lambda x, y: aten._softmax_backward_data(x, y, -1, x.dtype),
+    "layer norm backward": lambda x, y: aten.native_layer_norm_backward(
+        x, y, x.shape[-1:], y[0][:, None], y[1][:, None], y[2], y[3], [True] * 3
+    ),
+    "gelu backward": lambda x, y: aten.gelu_backward(x, y),
     "row sums": lambda x, y: x.sum(1),
     "column sums": lambda x, y: x.sum(0),
 }
 # Those that read both matrices whole.
-BINARY = {"x + y", "pointwise chain", "x + y.t"}
+BINARY = {name for name in KERNELS if name.startswith("x + y") or "chain" in name}
+BINARY |= {name for name in KERNELS if name.endswith("backward")}
 
 
 def shares(side: int, rounds: int = 9) -> tuple[float, dict[str, float]]:
@@ -38,14 +49,15 @@ def shares(side: int, rounds: int = 9) -> tuple[float, dict[str, float]]:
     steps = {"copy": lambda: out.copy_(x)}
     moved = {"copy": 2 * x.nbytes}
     for name, fn in KERNELS.items():
-        target = torch.empty_like(fn(x, y))
-        moved[name] = x.nbytes * (1 + (name in BINARY)) + target.nbytes
+        targets = [torch.empty_like(made) for made in tree_leaves(fn(x, y))]
+        moved[name] = x.nbytes * (1 + (name in BINARY)) + sum(target.nbytes for target in targets)
 
-        def into(x: Tensor, y: Tensor, target: Tensor, fn: Callable[..., Tensor] = fn) -> None:
-            target.copy_(fn(x, y))
+        def into(x: Tensor, y: Tensor, *targets: Tensor, fn: Callable[..., Any] = fn) -> None:
+            for target, made in zip(targets, tree_leaves(fn(x, y)), strict=True):
+                target.copy_(made)
 
         compiled = weft.compile(into, options={"measure": False})
-        steps[name] = lambda compiled=compiled, target=target: compiled(x, y, target)
+        steps[name] = lambda compiled=compiled, targets=targets: compiled(x, y, *targets)
     found = {name: moved[name] / took / 1e9 for name, took in measure(steps, rounds).items()}
     return found.pop("copy"), found
 

@@ -154,10 +154,10 @@ def test_values_are_computed_just_before_their_use():
 
 
 def test_transposing_copies_run_in_tiles():
-    x = torch.randn(70, 100)
+    x = torch.randn(300, 500)
     kernel = only_kernel(check(lambda x: x.t().contiguous() * 2, x, native=True))
     assert depth(kernel) == 4
-    check(lambda x, y: x.t() + y, x, torch.randn(100, 70), native=True)
+    check(lambda x, y: x.t() + y, x, torch.randn(500, 300), native=True)
     check(lambda x: x.transpose(1, 2).contiguous(), torch.randn(3, 64, 96), native=True)
 
 
@@ -180,7 +180,7 @@ def test_turned_tiles(dtype):
         x = (torch.randn(rows, columns) * 2).to(dtype)
         program = check(lambda x: x.t().contiguous(), x, native=True)
         (kernel,) = program.kernels.values()
-        assert [local.extent.value for local in kernel.locals] == [256]
+        assert [local.extent.value for local in kernel.locals] == [256 * 128]
 
 
 SQUARE = torch.randn(32, 32)

@@ -15,7 +15,7 @@
         for i1 in 0..64:
             a3[i0*64 + i1] = ((((a0[i0*64 + i1] - t1) * t5) * a1[i1]) + a2[i1])
  */
-WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restrict a1, const float *restrict a2, float *a3, int64_t lo, int64_t hi)
+WEFT_PART void weft_kcd8385ebce866f0a_part(const float *a0, const float *restrict a1, const float *restrict a2, float *a3, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
@@ -45,6 +45,8 @@ WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restric
         float r2_lanes[64] WEFT_ALIGNED = {0};
         int64_t block3 = 0;
         for (; block3 + 64 <= 64; block3 += 64) {
+            for (int64_t line = 0; line < 64; line += 16)
+                __builtin_prefetch(a0 + i0*64 + 64 + block3 + line);
             #pragma omp simd
             for (int64_t lane = 0; lane < 64; lane++) {
                 const int64_t i1 = block3 + lane;
@@ -67,13 +69,13 @@ WEFT_PART void weft_kd15ba51f85b814f6_part(const float *a0, const float *restric
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_kd15ba51f85b814f6(const float *a0, const float *a1, const float *a2, float *a3)
+void weft_kcd8385ebce866f0a(const float *a0, const float *a1, const float *a2, float *a3)
 {
-    weft_kd15ba51f85b814f6_part(a0, a1, a2, a3, 0, 32);
+    weft_kcd8385ebce866f0a_part(a0, a1, a2, a3, 0, 32);
 }
 
 
-void weft_kd15ba51f85b814f6(const float *a0, const float *a1, const float *a2, float *a3);
+void weft_kcd8385ebce866f0a(const float *a0, const float *a1, const float *a2, float *a3);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -99,7 +101,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* golden_graphs.py:25: return F.layer_norm(x, (64,), w, b)  [var_mean.correction, sub.Tensor, add.Tensor, rsqrt, mul.Tensor] */
     if (weft_empty(&own[3], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf7 = (void *)(weft_data(own[3]));
-    weft_kd15ba51f85b814f6(p_in0, p_in1, p_in2, p_buf7);
+    weft_kcd8385ebce866f0a(p_in0, p_in1, p_in2, p_buf7);
     out[0] = own[3];
     own[3] = NULL;
     status = 0;

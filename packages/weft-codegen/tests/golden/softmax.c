@@ -11,7 +11,7 @@
         for i1 in 0..64:
             a1[i0*64 + i1] = (t2[i1] / t1)
  */
-WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_k07da4d848d342b5f_part(const float *a0, float *a1, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
@@ -34,6 +34,8 @@ WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t l
         float r1_lanes[64] WEFT_ALIGNED = {0};
         int64_t block2 = 0;
         for (; block2 + 64 <= 64; block2 += 64) {
+            for (int64_t line = 0; line < 64; line += 16)
+                __builtin_prefetch(a0 + i0*64 + 64 + block2 + line);
             #pragma omp simd
             for (int64_t lane = 0; lane < 64; lane++) {
                 const int64_t i1 = block2 + lane;
@@ -54,13 +56,13 @@ WEFT_PART void weft_k93d0e9a4dc455c57_part(const float *a0, float *a1, int64_t l
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_k93d0e9a4dc455c57(const float *a0, float *a1)
+void weft_k07da4d848d342b5f(const float *a0, float *a1)
 {
-    weft_k93d0e9a4dc455c57_part(a0, a1, 0, 32);
+    weft_k07da4d848d342b5f_part(a0, a1, 0, 32);
 }
 
 
-void weft_k93d0e9a4dc455c57(const float *a0, float *a1);
+void weft_k07da4d848d342b5f(const float *a0, float *a1);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -78,7 +80,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* golden_graphs.py:21: return x.softmax(-1)  [amax, sub.Tensor, exp, sum.dim_IntList, div.Tensor] */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 6)) goto done;
     float *const p_buf4 = (void *)(weft_data(own[1]));
-    weft_k93d0e9a4dc455c57(p_in0, p_buf4);
+    weft_k07da4d848d342b5f(p_in0, p_buf4);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;

@@ -3,6 +3,8 @@
 An innermost loop becomes one of
     plain      for (i...)                               iterations depend on each other
     simd       #pragma omp simd for (i...)              lanes are independent
+    streams    for (chunk...) simd for (i...)           results too large for any cache go past
+                                                        them, through a local (weft_stream)
     lanes      for (block...) simd for (lane...)        sums over a long axis: 64 partial sums, so
                                                         several chains are in flight, added up by
                                                         a tree (weft_kernel.h); gcc would add the
@@ -14,83 +16,60 @@ A long sum of floats is also cut into chunks, so that its rounding error does no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from weft_codegen.kernels.c_expr import ExprWriter
+from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
+from weft_codegen.kernels.rows import adds_rows, in_registers, walks
 from weft_codegen.kernels.simd import SimdLoop, analyse
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
-from weft_codegen.loops.expr import Cast, Op, Read, walk
-from weft_codegen.loops.index import Axis
-from weft_codegen.loops.lower.origins import by_line
+from weft_codegen.loops.expr import Cast, Expr, Load, Op, Read, walk
+from weft_codegen.loops.index import (
+    ZERO,
+    Axis,
+    axis,
+    coefficient,
+    substitute,
+)
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
-from weft_codegen.loops.schedule.tile import TILE
 
 LANES = 64
 SUM_CHUNK = 16384
-# Elements of a block whose rows are unrolled.
-_IN_REGISTERS = 256
-NOTE = "/* @ "
+STREAM_CHUNK = 256
+# Rows that a column reduction takes at once.
+ROWS = 8
 _EACH_LANE = f"for (int64_t lane = 0; lane < {LANES}; lane++)"
 _CLAUSES = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
 
 
-def without_notes(text: str) -> str:
-    """C text without the lines that `CText.notes` wrote: what the compiler gets."""
-    return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith(NOTE))
-
-
-class CText:
-    """Lines of C with indentation."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._depth = 0
-
-    def line(self, text: str) -> None:
-        """One line at the current depth."""
-        self.lines.append("    " * self._depth + text)
-
-    def notes(self, origins: Iterable[str]) -> None:
-        """Comments that say where a loop comes from (`without_notes` takes them out again)."""
-        for text in by_line(origins):
-            self.line(f"{NOTE}{text.replace('*/', '* /')} */")
-
-    def open(self, head: str) -> None:
-        """Begin a block: a function at depth zero, else a statement with braces."""
-        if self._depth == 0:
-            self.lines += [*head.splitlines(), "{"]
-        else:
-            self.line(f"{head} {{" if head else "{")
-        self._depth += 1
-
-    def close(self) -> None:
-        """End a block."""
-        self._depth -= 1
-        self.line("}")
-        if self._depth == 0:
-            self.lines.append("")
-
-
 class BodyWriter:
-    """Writes bodies into `text`; `dtypes` are those of the kernel's parameters."""
+    """Writes bodies into `text`; `dtypes` are those of the kernel's parameters.
 
-    def __init__(self, text: CText, dtypes: dict[str, torch.dtype]) -> None:
-        self._text = text
-        self._dtypes = dtypes
+    `streamed` names those that stores reach past the caches, where the loops allow it.
+    """
+
+    def __init__(self, text: CText, dtypes: dict[str, torch.dtype], streamed: set[str]) -> None:
+        self._text, self._dtypes, self._streamed = text, dtypes, streamed
+        self._held: dict[str, str] = {}
         self._exprs = ExprWriter()
         self._count = 0
         self._staged: dict[Store, str] = {}
         self._nest: Counter[str] = Counter()
+        self._row: Axis | None = None
+        self._passes: Counter[Expr] = Counter()
+        self._again: list[Load] = []
 
-    def begin(self, body: tuple[Stmt, ...]) -> frozenset[str]:
-        """Start a nest; gives the names of locals that its simd loops declare themselves."""
+    def begin(self, body: tuple[Stmt, ...], row: Axis | None) -> frozenset[str]:
+        """Start a nest whose iterations along `row` follow one another; gives the names of locals
+        that its simd loops declare themselves."""
         self._nest = _uses(body)
+        self._row, self._passes = row, Counter()
         found: set[str] = set()
         for stmt in statements(body):
             if isinstance(stmt, Loop):
@@ -114,32 +93,36 @@ class BodyWriter:
                 self._statement(stmt)
         self._exprs.leave(saved)
 
-    def _loop(self, loop: Loop) -> None:
+    def _end(self, loop: Loop) -> str:
         end = self._exprs.index(loop.axis.extent)
-        if loop.limit is not None:
-            end = f"weft_min({end}, {self._exprs.index(loop.limit)})"
+        return end if loop.limit is None else f"weft_min({end}, {self._exprs.index(loop.limit)})"
+
+    def _loop(self, loop: Loop) -> None:
+        end = self._end(loop)
         self._exprs.forget(changed(loop.body))
         turn = match_turn(loop)
-        if turn is not None and not self._turn(turn):
+        if turn is not None:
+            self._turn(turn)
             return
         if any(isinstance(stmt, Loop) for stmt in loop.body):
             self._text.notes(loop.notes)
-            if _in_registers(loop):
+            start = "0"
+            if in_registers(loop):
                 self._text.line(f"#pragma GCC unroll {loop.axis.extent.value}")
-            self._text.open(for_head(loop.axis, "0", end))
+            elif adds_rows(loop):
+                start = self._rows_together(loop, end)
+            self._text.open(for_head(loop.axis, start, end))
             self.body(loop.body)
             self._text.close()
         else:
             self.innermost(loop, "0", end)
 
-    def _turn(self, turn: Turn) -> bool:
-        """Write a call for a full tile; whether its loops are needed too, for tiles at an edge."""
-        size = C_TYPES[turn.local.dtype].bytes
-        source = f"{turn.buffer} + {self._exprs.index(turn.base)}"
-        call = f"weft_turn_{size}({source}, {self._exprs.index(turn.step)}, {turn.local.name});"
-        full = " && ".join(f"{self._exprs.index(limit)} >= {TILE}" for limit in turn.limits)
-        self._text.line(f"if ({full}) {call} else" if full else call)
-        return bool(full)
+    def _turn(self, turn: Turn) -> None:
+        """Write the call that fills a tile."""
+        rows, columns = self._end(turn.row), self._end(turn.column)
+        source = f"{turn.buffer} + {self._exprs.index(turn.base)}, {self._exprs.index(turn.step)}"
+        tile = f"{turn.local.name}, {turn.column.axis.extent}, {rows}, {columns}"
+        self._text.line(f"weft_turn_{C_TYPES[turn.local.dtype].bytes}({source}, {tile});")
 
     # ---- statements ----
 
@@ -162,7 +145,7 @@ class BodyWriter:
 
     def _store(self, stmt: Store) -> None:
         dtype = self._dtypes[stmt.buffer]
-        target = f"{stmt.buffer}[{self._exprs.index(stmt.index)}]"
+        target = self._held.get(stmt.buffer) or f"{stmt.buffer}[{self._exprs.index(stmt.index)}]"
         if stmt in self._staged:
             assert isinstance(stmt.value, Cast)
             self._text.line(f"{self._staged[stmt]}[lane] = {self._exprs.text(stmt.value.arg)};")
@@ -207,6 +190,24 @@ class BodyWriter:
 
     # ---- innermost loops ----
 
+    def _rows_together(self, loop: Loop, end: str) -> str:
+        """Column reductions: ROWS rows a pass over their accumulators; where the rest begins."""
+        inner = loop.body[0]
+        simd = self.simd(inner) if isinstance(inner, Loop) else None
+        if not isinstance(inner, Loop) or simd is None:
+            return "0"
+        row = self._name("row")
+        self._text.line(f"int64_t {row} = 0;")
+        self._text.open(f"for (; {row} + {ROWS} <= {end}; {row} += {ROWS})")
+        self._text.line("#pragma omp simd")
+        self._text.open(for_head(inner.axis, "0", self._end(inner)))
+        self._text.open(f"for (int64_t next = 0; next < {ROWS}; next++)")  # compilers unroll it
+        self._text.line(f"const int64_t {loop.axis.key} = {row} + next;")
+        self._simd_body(inner, simd, {}, None)
+        for _ in range(3):
+            self._text.close()
+        return row
+
     def innermost(self, loop: Loop, start: str, end: str) -> None:
         """Write a loop without loops inside, over [start, end)."""
         self._text.notes(loop.notes)
@@ -216,12 +217,14 @@ class BodyWriter:
             self.body(loop.body)
             self._text.close()
             return
+        self._again, staged = self._read_again(loop), find_staged(loop)
+        if not staged and self._stream(loop, simd, start, end):
+            return
         registers = {stmt: self._name("r") for stmt in simd.carried}
         chunked = any(_long_float_sum(stmt, loop) for stmt in simd.carried)
         if chunked:
             self._text.open(f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})")
             start, end = "first", f"weft_min(first + {SUM_CHUNK}, {end})"
-        staged = find_staged(loop)
         if _wants_lanes(loop, simd, staged):
             self._lane_loop(loop, simd, registers, staged, start, end)
         else:
@@ -234,6 +237,60 @@ class BodyWriter:
             self._text.line(f"{target} {'+=' if stmt.op == 'sum' else '='} {name};")
         if chunked:
             self._text.close()
+
+    def _stream(self, loop: Loop, simd: SimdLoop, start: str, end: str) -> bool:
+        """Write a loop without reductions whose results go past the caches, if there are any."""
+        key, extent = loop.axis.key, loop.axis.extent
+        stores = [
+            stmt
+            for stmt in loop.body
+            if isinstance(stmt, Store)
+            and stmt.buffer in self._streamed
+            and walks(stmt.index, loop.axis)
+        ]
+        if simd.carried or not stores:
+            return False
+        size = min(STREAM_CHUNK, extent.value) if extent.is_const else STREAM_CHUNK
+        self._text.open(f"for (int64_t first = {start}; first < {end}; first += {size})")
+        self._text.line(f"const int64_t last = weft_min(first + {size}, {end});")
+        for stmt in stores:
+            name, kind = self._name("s"), C_TYPES[self._dtypes[stmt.buffer]].memory
+            self._text.line(f"{kind} {name}[{size}] WEFT_ALIGNED;")
+            self._held[stmt.buffer] = f"{name}[{key} - first]"
+        self._fetch(loop.axis, "first", size)
+        self._simd_loop(loop, simd, {}, "first", "last")
+        for stmt in stores:
+            name = self._held.pop(stmt.buffer).partition("[")[0]
+            row = substitute(stmt.index, lambda atom: ZERO if atom is loop.axis else None)
+            place = f"{stmt.buffer} + {self._exprs.index(row)} + first"
+            self._text.line(f"weft_stream({place}, {name}, (last - first) * sizeof *{name});")
+        self._text.close()
+        return True
+
+    def _read_again(self, loop: Loop) -> list[Load]:
+        """What `loop` is the second to read of its row: meanwhile the next row can be fetched."""
+        exprs = (expr for stmt in loop.body for expr in stmt_exprs(stmt))
+        loads = [
+            node
+            for node in walk(*exprs)
+            if self._row is not None
+            and isinstance(node, Load)
+            and walks(node.index, loop.axis)
+            and coefficient(node.index, self._row) is not ZERO
+        ]
+        self._passes.update(loads)
+        return [node for node in loads if self._passes[node] == 2]
+
+    def _fetch(self, along: Axis, start: str, count: int) -> None:
+        """Ask for the next row's part of what is read again (a hint: it may lie past the end)."""
+        row = self._row
+        after = ZERO if row is None else axis(row.key, row.extent) + 1
+        for load in self._again:
+            begin = substitute(load.index, lambda atom: ZERO if atom is along else None)
+            place = self._exprs.index(substitute(begin, lambda x: after if x is row else None))
+            step = 64 // C_TYPES[self._dtypes[load.buffer]].bytes
+            self._text.line(f"for (int64_t line = 0; line < {count}; line += {step})")
+            self._text.line(f"    __builtin_prefetch({load.buffer} + {place} + {start} + line);")
 
     def _lane_loop(
         self,
@@ -254,6 +311,7 @@ class BodyWriter:
         block = self._name("block")
         self._text.line(f"int64_t {block} = {start};")
         self._text.open(f"for (; {block} + {LANES} <= {end}; {block} += {LANES})")
+        self._fetch(loop.axis, block, LANES)
         if staged:
             self._text.line(f"const int64_t {loop.axis.key} = {block};")
         saved = self._exprs.enter(())
@@ -374,11 +432,6 @@ class BodyWriter:
         return f"{prefix}{self._count - 1}"
 
 
-def for_head(axis: Axis, start: str, end: str) -> str:
-    """`for (axis from start to end)`"""
-    return f"for (int64_t {axis.key} = {start}; {axis.key} < {end}; {axis.key}++)"
-
-
 def changed(body: tuple[Stmt, ...]) -> list[str]:
     """The names of the locals that `body` changes."""
     names = []
@@ -403,19 +456,6 @@ def _uses(body: tuple[Stmt, ...]) -> Counter[str]:
 def local_names(body: tuple[Stmt, ...]) -> frozenset[str]:
     """The names of the locals that `body` reads or changes."""
     return frozenset(_uses(body))
-
-
-def _in_registers(loop: Loop) -> bool:
-    """Whether a loop is the rows of a small block: unrolled, its sums stay in registers."""
-    inner = loop.body[0]
-    if len(loop.body) > 1 or not isinstance(inner, Loop):
-        return False
-    if loop.limit is not None or inner.limit is not None:
-        return False
-    rows, columns = loop.axis.extent, inner.axis.extent
-    known = rows.is_const and columns.is_const and rows.value <= 8
-    innermost = not any(isinstance(stmt, Loop) for stmt in inner.body)
-    return known and innermost and rows.value * columns.value <= _IN_REGISTERS
 
 
 def _may_be_nan(stmt: Reduce) -> bool:

@@ -14,18 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from weft_codegen.kernels.build import kernel_symbol
-from weft_codegen.kernels.c_body import (
-    NOTE,
-    BodyWriter,
-    CText,
-    for_head,
-    local_names,
-    without_notes,
-)
+from weft_codegen.kernels.c_body import BodyWriter, local_names
 from weft_codegen.kernels.c_expr import index_c, is_scalar
+from weft_codegen.kernels.c_text import NOTE, CText, for_head, without_notes
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.simd import collides
+from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.loops.expr import Expr, Local, Op, walk
 from weft_codegen.loops.index import IndexExpr, const, product
 from weft_codegen.loops.ops import OPS
@@ -34,12 +31,14 @@ from weft_codegen.loops.program import (
     Loop,
     Stmt,
     Store,
+    kernel_loads,
     statements,
     stmt_exprs,
 )
 
 SERIAL_WORK = 131072
 STACK_BYTES = 65536
+_CHEAP = 8
 _NAME = "@KERNEL@"
 
 
@@ -131,7 +130,9 @@ class _KernelWriter:
         self._kernel = kernel
         self._text = CText()
         self._private: frozenset[str] = frozenset()
-        self._body = BodyWriter(self._text, {param.name: param.dtype for param in kernel.params})
+        dtypes = {param.name: param.dtype for param in kernel.params}
+        self._streamed = _streamed(kernel, dtypes)
+        self._body = BodyWriter(self._text, dtypes, self._streamed)
 
     def text(self) -> str:
         """The whole kernel."""
@@ -209,7 +210,8 @@ class _KernelWriter:
         parameters = _parameters(self._kernel, restrict=True) + ranged
         self._text.open(f"WEFT_PART void {_NAME}_{suffix}({parameters})")
         locals_here = self._locals_of(nest.body)
-        self._private = self._body.begin(nest.body)
+        row = nest.shared[-1].axis if nest.shared else None
+        self._private = self._body.begin(nest.body, row)
         heap = [local for local in locals_here if not _on_stack(local)]
         for local in heap:
             kind = C_TYPES[local.dtype].value
@@ -224,6 +226,8 @@ class _KernelWriter:
             self._body.body(nest.body)
         for _ in nest.around:
             self._text.close()
+        if self._streamed:
+            self._text.line("weft_stream_end();")
         for local in heap:
             self._text.line(f"free({local.name});")
         self._text.close()
@@ -266,6 +270,28 @@ class _KernelWriter:
                     self._text.line(f"{kind} {local.name};")
             elif _on_stack(local):
                 self._text.line(f"{kind} {local.name}[{index_c(local.extent)}] WEFT_ALIGNED;")
+
+
+def _streamed(kernel: Kernel, dtypes: dict[str, torch.dtype]) -> set[str]:
+    """The parameters that are only stored to, by one statement, and larger than every cache.
+
+    Not those of costly functions: arithmetic is what such loops wait for.
+    """
+    bytes_stored: dict[str, int] = {}
+
+    def visit(body: Sequence[Stmt], count: int) -> None:
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                extent = stmt.axis.extent
+                visit(stmt.body, count * (extent.value if extent.is_const else 0))
+            elif isinstance(stmt, Store):
+                alone = stmt.buffer not in bytes_stored and stmt.buffer not in loaded
+                alone &= all(_cost(node) <= _CHEAP for node in walk(stmt.value))
+                bytes_stored[stmt.buffer] = alone * count * C_TYPES[dtypes[stmt.buffer]].bytes
+
+    loaded = kernel_loads(kernel)
+    visit(kernel.body, 1)
+    return {name for name, size in bytes_stored.items() if size >= last_level_cache()}
 
 
 def _on_stack(local: Local) -> bool:

@@ -104,6 +104,14 @@ def isa_flags() -> frozenset[str]:
     return frozenset()
 
 
+@functools.cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache; 32 MiB if unknown."""
+    folder = Path("/sys/devices/system/cpu/cpu0/cache")
+    sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
+    return max((int(s[:-1]) << 10 for s in sizes if s.endswith("K")), default=32 << 20)
+
+
 def _target_flags(isa: frozenset[str]) -> tuple[str, ...]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("-mcpu=native",)

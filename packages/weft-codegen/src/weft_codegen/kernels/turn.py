@@ -1,9 +1,9 @@
 """Recognises the loops that turn a tile of memory (see loops/schedule/tile.py).
 
-    for c in 0..16:  for r in 0..16:  t[r*16 + c] = a[base + c*step + r]
+    for c in 0..C:  for r in 0..R:  t[r*C + c] = a[base + c*step + r]
 
 No compiler makes vector shuffles of these, so they become one call of weft_turn_<bytes>
-(weft_kernel.h).  Tiles at a ragged edge run the loops.
+(weft_kernel.h), which takes tiles at a ragged edge too.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.loops.expr import Load, Local
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, coefficient, substitute
 from weft_codegen.loops.program import Loop, Set
-from weft_codegen.loops.schedule.tile import TILE
 
 _BYTES = (2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """local[r*16 + c] = buffer[base + c*step + r] for a full tile; `limits` say how full it is."""
+    """local[r*C + c] = buffer[base + c*step + r] for the rows and columns of a tile."""
 
     local: Local
     buffer: str
     base: IndexExpr
     step: IndexExpr
-    limits: tuple[IndexExpr, ...]
+    row: Loop
+    column: Loop
 
 
 def match_turn(outer: Loop) -> Turn | None:
@@ -38,8 +38,6 @@ def match_turn(outer: Loop) -> Turn | None:
     stmt = inner.body[0]
     if not isinstance(stmt, Set) or not isinstance(stmt.value, Load) or stmt.value.mask:
         return None
-    if any(not x.extent.is_const or x.extent.value != TILE for x in (outer.axis, inner.axis)):
-        return None
     kind = C_TYPES[stmt.local.dtype]
     if kind.value != kind.memory or kind.bytes not in _BYTES:
         return None
@@ -48,9 +46,8 @@ def match_turn(outer: Loop) -> Turn | None:
     step = coefficient(where, outer.axis)
     if coefficient(stmt.index, outer.axis) is not ONE or coefficient(where, inner.axis) is not ONE:
         return None
-    if step is None or width is None or not width.is_const or width.value != TILE:
+    if step is None or width is not outer.axis.extent:
         return None
     axes: tuple[Axis, ...] = (outer.axis, inner.axis)
     base = substitute(where, lambda atom: ZERO if atom in axes else None)
-    limits = tuple(x.limit for x in (outer, inner) if x.limit is not None)
-    return Turn(stmt.local, stmt.value.buffer, base, step, limits)
+    return Turn(stmt.local, stmt.value.buffer, base, step, inner, outer)

@@ -348,11 +348,48 @@ static inline double sum_lanes_f64(const double *lanes)
     return (a[0] + a[1]) + (a[2] + a[3]);
 }
 
-/* ---- turning tiles: to[r*16 + c] = from[c*step + r], in blocks of 8 by 8 ---- */
+/* ---- results that no cache could hold: whole lines go to memory without being read first ---- */
+
+typedef float weft_line __attribute__((vector_size(64), aligned(4)));
+
+static inline void weft_stream(void *to, const void *from, int64_t bytes)
+{
+    char *t = to;
+    const char *f = from;
+    int64_t at = weft_min(-(int64_t)t & 63, bytes);
+    if (at)
+        __builtin_memcpy(t, f, at);
+    for (; at + 64 <= bytes; at += 64) {
+        weft_line line = *(const weft_line *)(f + at);
+#if defined(__clang__)
+        __builtin_nontemporal_store((weft_f32x16)line, (weft_f32x16 *)(t + at));
+#elif defined(__AVX512F__)
+        __builtin_ia32_movntps512((float *)(t + at), line);
+#elif defined(__AVX__)
+        typedef float half __attribute__((vector_size(32)));
+        __builtin_ia32_movntps256((float *)(t + at), ((half *)&line)[0]);
+        __builtin_ia32_movntps256((float *)(t + at + 32), ((half *)&line)[1]);
+#else
+        *(weft_f32x16 *)(t + at) = line;
+#endif
+    }
+    if (at < bytes)
+        __builtin_memcpy(t + at, f + at, bytes - at);
+}
+
+/* Before other threads read what was streamed. */
+static inline void weft_stream_end(void)
+{
+#ifdef __SSE__
+    __builtin_ia32_sfence();
+#endif
+}
+
+/* ---- turning tiles: to[r*width + c] = from[c*step + r], in blocks of 8 by 8 ---- */
 
 #define WEFT_TURN(T, bytes)                                                                      \
     typedef T weft_turn_v##bytes __attribute__((vector_size(8 * sizeof(T)), aligned(bytes)));    \
-    static inline void weft_turn_block_##bytes(const T *from, int64_t step, T *to)               \
+    static inline void weft_turn_block_##bytes(const T *from, int64_t step, T *to, int64_t width) \
     {                                                                                            \
         typedef weft_turn_v##bytes v;                                                            \
         v a[8], b[8];                                                                            \
@@ -369,17 +406,24 @@ static inline double sum_lanes_f64(const double *lanes)
             }                                                                                    \
         for (int k = 0; k < 4; k++) {                                                            \
             v x = b[k], y = b[k + 4];                                                            \
-            *(v *)(to + k * 16) = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11);       \
-            *(v *)(to + (k + 4) * 16) = __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15); \
+            *(v *)(to + k * width) = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11);    \
+            *(v *)(to + (k + 4) * width) =                                                       \
+                __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);                       \
         }                                                                                        \
     }                                                                                            \
-    static inline void weft_turn_##bytes(const void *from, int64_t step, void *to)               \
+    static inline void weft_turn_##bytes(const void *from, int64_t step, void *to,               \
+                                         int64_t width, int64_t rows, int64_t columns)           \
     {                                                                                            \
         const T *f = from;                                                                       \
         T *t = to;                                                                               \
-        for (int64_t c = 0; c < 16; c += 8)                                                      \
-            for (int64_t r = 0; r < 16; r += 8)                                                  \
-                weft_turn_block_##bytes(f + c * step + r, step, t + r * 16 + c);                 \
+        for (int64_t c = 0; c < columns; c += 8)                                                 \
+            for (int64_t r = 0; r < rows; r += 8)                                                \
+                if (c + 8 <= columns && r + 8 <= rows)                                           \
+                    weft_turn_block_##bytes(f + c * step + r, step, t + r * width + c, width);   \
+                else                                                                             \
+                    for (int64_t j = c; j < weft_min(c + 8, columns); j++)                       \
+                        for (int64_t k = r; k < weft_min(r + 8, rows); k++)                      \
+                            t[k * width + j] = f[j * step + k];                                  \
     }
 
 WEFT_TURN(int16_t, 2)

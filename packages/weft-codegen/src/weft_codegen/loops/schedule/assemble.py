@@ -28,7 +28,7 @@ from weft_codegen.loops.index import (
 )
 from weft_codegen.loops.lower.values import compute_dtype, flatten
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.program import Buffer, Loop, Reduce, Set, Stmt, Store
+from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
 from weft_codegen.loops.schedule.align import linear
 from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
@@ -37,7 +37,8 @@ from weft_codegen.loops.schedule.passes import Plan, plan
 from weft_codegen.loops.schedule.scan import scan_parts
 from weft_codegen.loops.schedule.split import split_loops
 from weft_codegen.loops.schedule.tile import (
-    TILE,
+    CPU_TILE,
+    OTHER_TILE,
     Blocked,
     blocked,
     inside_tile,
@@ -49,8 +50,7 @@ from weft_codegen.loops.schedule.tile import (
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
-_SUM_BLOCK = 128
-_WIDE_BLOCK = 512
+_WIDE_BLOCK = 1024
 
 
 def lowest(dtype: torch.dtype) -> Expr:
@@ -118,7 +118,9 @@ class _Assembly:
     def _split_lane(self, lane: Axis, row: Axis | None) -> None:
         """Block the lane axis, and the row axis of a product."""
         extent = lane.extent
-        size = min(extent.value, self._block_size(extent.value)) if extent.is_const else _BLOCK
+        # More columns of wide rows, so that a page serves longer; four blocks remain for threads.
+        wide = min(extent.value // 4 // _BLOCK * _BLOCK, _WIDE_BLOCK) if extent.is_const else 0
+        size = min(extent.value, max(_BLOCK, wide)) if extent.is_const else _BLOCK
         cuts: dict[Axis, Blocked] = {}
         if row is not None and (shape := product_block(row.extent, extent)):
             height, size = shape
@@ -130,16 +132,6 @@ class _Assembly:
         self._lanes, self._limit = tuple(cut.inner for cut in cuts.values()), cuts[lane].limit
         axes = (*kept, *blocks, *self._lanes, *reduced)
         self._group = substituted(self._group, cuts, axes)
-
-    def _block_size(self, columns: int) -> int:
-        """Columns per block: more of wide rows, most when written, so that a page serves longer."""
-        writes = any(
-            member.node.op is None and member.node.result in self._plan.stored
-            for member in self._group.members
-            if member.axes == frozenset(self._group.axes)
-        )
-        quarter = columns // 4 // _BLOCK * _BLOCK
-        return max(_BLOCK, min(quarter, _WIDE_BLOCK if writes else _SUM_BLOCK))
 
     def build(self) -> Nest:
         group = self._group
@@ -173,8 +165,10 @@ class _Assembly:
         return Nest(_loops(outer, body, kind), tuple(self._all_locals))
 
     def _tiled(self, row: Axis, inner: Axis) -> Nest:
-        """A pointwise nest over square tiles of two axes; the tiles are parallel."""
-        cuts = {row: blocked(row, TILE, "row"), inner: blocked(inner, TILE, "column")}
+        """A pointwise nest over tiles of two axes; the tiles are parallel."""
+        device = self._buffers[self._group.members[0].node.result].device
+        rows, columns = CPU_TILE if device == CPU else OTHER_TILE
+        cuts = {row: blocked(row, rows, "row"), inner: blocked(inner, columns, "column")}
         others = [loop for loop in self._group.axes if loop not in cuts]
         tiles = [cut.block for cut in cuts.values() if cut.block is not None]
         inside = [cut.inner for cut in cuts.values()]

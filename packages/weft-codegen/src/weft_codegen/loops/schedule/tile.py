@@ -1,11 +1,13 @@
 """Tiles for pointwise nests that read one way and write the other (transposing copies).
 
 Walking rows of the result reads a column of the source: each load takes a new cache line, and by
-the time the next row needs the rest of the line it is gone.  In tiles of 16 by 16 what is read that
-way is first brought into a local, turned, so that both sides walk along their lines:
+the time the next row needs the rest of the line it is gone.  In tiles what is read that way is
+first brought into a local, turned, so that both sides walk along their lines:
 
-    for c in 0..16:  for r in 0..16:  t[r*16 + c] = source[c*stride + r]
-    for r in 0..16:  for c in 0..16:  result[r*stride + c] = f(t[r*16 + c], ...)
+    for c in 0..128:  for r in 0..256:  t[r*128 + c] = source[c*stride + r]
+    for r in 0..256:  for c in 0..128:  result[r*stride + c] = f(t[r*128 + c], ...)
+
+Tiles are that large because memory is fast where several lines of a page are read in turn.
 
 The first pair of loops is what an emitter may write as vector shuffles.
 """
@@ -26,7 +28,6 @@ from weft_codegen.loops.index import (
     as_axis,
     axis,
     coefficient,
-    const,
 )
 from weft_codegen.loops.program import Loop, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.schedule.group import Group, rewritten
@@ -35,6 +36,8 @@ from weft_codegen.loops.schedule.group import Group, rewritten
 TILE = 16
 # Sums of a matrix product that are kept in registers at once.
 _SUMS = 256
+# Rows and columns of a tile on a CPU (the local stays in its second-level cache), and otherwise.
+CPU_TILE, OTHER_TILE = (256, 128), (TILE, TILE)
 # Smaller matrices stay in cache anyway.
 _LEAST = 4 * TILE
 
@@ -134,13 +137,12 @@ def turned(
     ]
     if not all(isinstance(stmt, Store) for stmt in statements):
         return (), statements
-    place = axis(row.inner.key, row.inner.extent) * TILE + axis(
-        column.inner.key, column.inner.extent
-    )
+    across = axis(column.inner.key, column.inner.extent)
+    place = axis(row.inner.key, row.inner.extent) * column.inner.extent + across
     fills: list[Stmt] = []
     held: dict[Expr, Expr] = {}
     for node in loads:
-        local = new_local(node.dtype, const(TILE * TILE))
+        local = new_local(node.dtype, row.inner.extent * column.inner.extent)
         fills += inside_tile([Set(local, place, node)], column, row)
         held[node] = read(local, place)
     rewrite = Rewriter(held.get)
