@@ -78,6 +78,7 @@ def test_an_instance_of_another_class_is_not_taken_for_it():
         assert optimised(w)[1] == type(w).__name__
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("kind", [Moving, Plain])
 def test_what_changes_operations_is_refused_and_right(kind):
     assert not is_plain(kind)
