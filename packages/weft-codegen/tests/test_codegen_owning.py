@@ -98,7 +98,9 @@ def test_a_step_needs_no_more_memory_than_eager():
     for run in (fn, function, fn, function):  # the first calls of both are not measured
         for weight in weights:
             weight.grad = None
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        with profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        ) as recorded:
             results.append(step(run))
         in_use = [0]
         for event in recorded.profiler.kineto_results.events():

@@ -5,7 +5,7 @@
             t0 sum= a0[i0*20000 + i1]
         a1[i0] = t0
  */
-WEFT_PART void weft_ke62fed8ad4697538_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_kf64872fa4ef4c68d_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
@@ -32,26 +32,25 @@ WEFT_PART void weft_ke62fed8ad4697538_part(const float *restrict a0, float *rest
     }
 }
 
-struct weft_ke62fed8ad4697538_args { const float *a0; float *a1; };
+struct weft_kf64872fa4ef4c68d_args { const float *a0; float *a1; };
 
-static void weft_ke62fed8ad4697538_part_team(void *args)
+static void weft_kf64872fa4ef4c68d_part_team(void *args)
 {
-    const struct weft_ke62fed8ad4697538_args *a = args;
+    const struct weft_kf64872fa4ef4c68d_args *a = args;
     int64_t lo, hi;
-    weft_share(50, &lo, &hi);
-    weft_ke62fed8ad4697538_part(a->a0, a->a1, lo, hi);
+    if (weft_share(50, 2000200, &lo, &hi))
+        weft_kf64872fa4ef4c68d_part(a->a0, a->a1, lo, hi);
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_ke62fed8ad4697538(const float *a0, float *a1)
+void weft_kf64872fa4ef4c68d(const float *a0, float *a1)
 {
     {
-        int threads = weft_threads(50, 2000200);
-        struct weft_ke62fed8ad4697538_args args = {a0, a1};
-        if (threads == 1)
-            weft_ke62fed8ad4697538_part(a0, a1, 0, 50);
+        struct weft_kf64872fa4ef4c68d_args args = {a0, a1};
+        if (weft_parallel(50, 2000200))
+            weft_team.parallel(weft_kf64872fa4ef4c68d_part_team, &args, 0, 0);
         else
-            weft_team.parallel(weft_ke62fed8ad4697538_part_team, &args, threads, 0);
+            weft_kf64872fa4ef4c68d_part(a0, a1, 0, 50);
     }
 }
 
@@ -84,7 +83,7 @@ void weft_k6aec3a5b85262b64(const float *a0, float *a1)
 
 
 void weft_k6aec3a5b85262b64(const float *a0, float *a1);
-void weft_ke62fed8ad4697538(const float *a0, float *a1);
+void weft_kf64872fa4ef4c68d(const float *a0, float *a1);
 
 static const int64_t dims_1000_1000[] = {1000, 1000};
 static const int64_t dims_1000_1[] = {1000, 1};
@@ -103,7 +102,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     char scratch[256] __attribute__((aligned(64)));
     /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
     float *const p_buf1_parts = (void *)(scratch + 0);
-    weft_ke62fed8ad4697538(p_in0, p_buf1_parts);
+    weft_kf64872fa4ef4c68d(p_in0, p_buf1_parts);
     weft_drop(&own[0]);
     weft_forget(call, 0);
     /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */

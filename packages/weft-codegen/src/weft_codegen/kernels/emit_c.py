@@ -170,16 +170,15 @@ class _KernelWriter:
         small = work.is_const and work.value < SERIAL_WORK
         if small or any(collides(store, axes) for store in stores):
             return [serial]
-        self._team(suffix, chunks)
+        self._team(suffix, chunks, work)
         args = ", ".join(f"{name}" for name in self._argument_names())
         return [
             "{",
-            f"    int threads = weft_threads({index_c(chunks)}, {index_c(work)});",
             f"    struct {_NAME}_args args = {{{args}}};",
-            "    if (threads == 1)",
-            f"        {serial}",
+            f"    if (weft_parallel({index_c(chunks)}, {index_c(work)}))",
+            f"        weft_team.parallel({_NAME}_{suffix}_team, &args, 0, 0);",
             "    else",
-            f"        weft_team.parallel({_NAME}_{suffix}_team, &args, threads, 0);",
+            f"        {serial}",
             "}",
         ]
 
@@ -189,7 +188,7 @@ class _KernelWriter:
     def _names(self) -> str:
         return ", ".join(self._argument_names())
 
-    def _team(self, suffix: str, chunks: IndexExpr) -> None:
+    def _team(self, suffix: str, chunks: IndexExpr, work: IndexExpr) -> None:
         if not any(line.startswith("struct") for line in self._text.lines):
             fields = _parameters(self._kernel, restrict=False).replace(", ", "; ")
             self._text.lines += [f"struct {_NAME}_args {{ {fields}; }};", ""]
@@ -199,9 +198,9 @@ class _KernelWriter:
             f"    const int64_t {name} = a->{name};" for name in self._kernel.sizes
         ]
         self._text.line("int64_t lo, hi;")
-        self._text.line(f"weft_share({index_c(chunks)}, &lo, &hi);")
+        self._text.line(f"if (weft_share({index_c(chunks)}, {index_c(work)}, &lo, &hi))")
         args = [f"a->{param.name}" for param in self._kernel.params] + list(self._kernel.sizes)
-        self._text.line(f"{_NAME}_{suffix}({', '.join([*args, 'lo', 'hi'])});")
+        self._text.line(f"    {_NAME}_{suffix}({', '.join([*args, 'lo', 'hi'])});")
         self._text.close()
 
     def _part(self, suffix: str, nest: Nest) -> None:

@@ -6,10 +6,6 @@
  * (libmvec, specials as libm).  In float, what models live on is inline.  All are within two units
  * of the nearest value, libmvec's sine, cosine and tangent in double within four.
  */
-#ifndef __clang__
-/* Else gcc takes erf's chain of choices apart into two chains: an eighth of its time. */
-#pragma GCC optimize("no-thread-jumps")
-#endif
 
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -43,23 +39,32 @@ typedef struct {
 
 extern weft_team_t weft_team __attribute__((visibility("hidden")));
 
-/* How many threads should share `chunks` iterations that cost `work` float additions in all. */
-static inline int weft_threads(int64_t chunks, int64_t work)
+/* How many threads `chunks` iterations keep busy that cost `work` float additions in all. */
+static inline int64_t weft_sharers(int64_t chunks, int64_t work)
 {
-    if (work < 131072 || chunks < 2 || !weft_team.parallel || weft_team.in_parallel())
-        return 1;
-    int64_t most = weft_team.max_threads();
-    int64_t useful = work / 65536;
+    int64_t most = weft_team.max_threads(), useful = work / 65536;
     most = most < chunks ? most : chunks;
-    return (int)(most < useful ? most : useful);
+    return most < useful ? most : useful;
 }
 
-/* This thread's part [*lo, *hi) of `chunks` iterations. */
-static inline void weft_share(int64_t chunks, int64_t *lo, int64_t *hi)
+/* Whether that pays. The region it is worth is then always as wide as the thread pool, as torch's
+ * are: libgomp ends threads that a smaller region leaves out and makes them anew for the next. */
+static inline _Bool weft_parallel(int64_t chunks, int64_t work)
 {
-    int64_t threads = weft_team.num_threads(), me = weft_team.thread_num();
+    if (work < 131072 || chunks < 2 || !weft_team.parallel || weft_team.in_parallel())
+        return 0;
+    return weft_sharers(chunks, work) > 1;
+}
+
+/* This thread's part [*lo, *hi) of `chunks` iterations; false if it has none. */
+static inline _Bool weft_share(int64_t chunks, int64_t work, int64_t *lo, int64_t *hi)
+{
+    int64_t threads = weft_sharers(chunks, work), team = weft_team.num_threads();
+    int64_t me = weft_team.thread_num();
+    threads = threads < team ? threads : team;
     *lo = chunks * me / threads;
     *hi = chunks * (me + 1) / threads;
+    return me < threads;
 }
 
 /* ---- integers ---- */
@@ -237,11 +242,14 @@ static inline double product_f64(double a, double b) { return a * b; }
 
 /* exp(a) = 2^n exp(r), r = a - n ln 2 in [-0.35, 0.35]; a minimax polynomial for exp(r), n rounded
  * by adding 1.5 * 2^23.  254 more leaves the sum of two biased exponents in the low bits: the power
- * takes two steps, so that subnormal results round once.  Below, a is clamped (which keeps nan);
- * above, only n (as an integer, which vectorises better), and the polynomial grows.  Within 1 ulp. */
+ * takes two steps, so that subnormal results round once.  Below, a is clamped (which keeps nan) and
+ * multiplied by zero: a product that underflows, as where masks add -inf, costs the CPU hundreds of
+ * cycles.  Above, only n is (as an integer, which vectorises better), and the polynomial grows.
+ * Within 1 ulp. */
 static inline float exp_f32(float a)
 {
-    float x = a < -104.0f ? -104.0f : a;
+    _Bool none = a < -104.0f;
+    float x = none ? -104.0f : a;
     int32_t shifted = weft_bits_f32(WEFT_FMA(x, 1.44269504088896341f, 12583166.0f));
     shifted = shifted < 0x4b40017f ? shifted : 0x4b40017f;
     float n = weft_from_bits_f32(shifted) - 12583166.0f;
@@ -254,7 +262,7 @@ static inline float exp_f32(float a)
     p = WEFT_FMA(p, r, 4.999999337e-01f);
     p = WEFT_FMA(p, r, 1.0f);
     p = WEFT_FMA(p, r, 1.0f);
-    uint32_t both = (uint32_t)shifted, half = both >> 1;
+    uint32_t both = none ? 0 : (uint32_t)shifted, half = both >> 1;
     return p * weft_from_bits_f32(half << 23) * weft_from_bits_f32((both - half) << 23);
 }
 
