@@ -214,6 +214,41 @@ def recomputed(x):
     checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
 
 
+def boxed(x):
+    class Boxed(torch.autograd.Function):
+        boxed_grads_call = True
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grads):
+            return grads.pop() * 2
+
+    Boxed.apply(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def undefined(x):
+    class Omits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    class Takes(Omits):
+        @staticmethod
+        def backward(ctx, grad):
+            return grad + 1
+
+    Omits.apply(Takes.apply(x)).sum().backward()
+    assert torch.equal(x.grad, torch.ones(3))
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Sparse CSR", "ignore:.*quantize")
 @pytest.mark.parametrize(
     "program, reason",
@@ -229,6 +264,14 @@ def recomputed(x):
         (batched, "it runs on the eager engine: is_grads_batched=True"),
         (concurrent, "it runs on the eager engine: another backward runs at the same time"),
         (recomputed, "it runs node by node: saved-tensor hooks"),
+        (undefined, "it runs node by node: an autograd.Function that leaves out a gradient"),
+        pytest.param(
+            boxed,
+            "it runs on the eager engine: an autograd.Function with boxed_grads_call",
+            marks=pytest.mark.skipif(
+                not hasattr(torch.autograd.Function, "boxed_grads_call"), reason="new in torch 2.13"
+            ),
+        ),
     ],
 )
 def test_06_each_reason_is_told_once(caplog, program, reason):
