@@ -134,7 +134,7 @@ def _compile(
 ) -> Compiled:
     """Steps 2 to 5, or what they led to before."""
     with events.span("codegen.key"):
-        threads = options.max_autotune and torch.get_num_threads()
+        threads = torch.get_num_threads()  # which the blocks of columns are cut for
         key = None if Trace(options).wanted else warm.graph_key(gm, options, inference, threads)
         known = None if key is None else warm.find(key)
     if known is not None:

@@ -118,8 +118,9 @@ class _Assembly:
     def _split_lane(self, lane: Axis, row: Axis | None) -> None:
         """Block the lane axis, and the row axis of a product."""
         extent = lane.extent
-        # More columns of wide rows, so that a page serves longer; four blocks remain for threads.
-        wide = min(extent.value // 4 // _BLOCK * _BLOCK, _WIDE_BLOCK) if extent.is_const else 0
+        # More columns of wide rows, so that a page serves longer; each thread keeps a block.
+        parts = max(4, torch.get_num_threads())
+        wide = min(extent.value // parts // _BLOCK * _BLOCK, _WIDE_BLOCK) if extent.is_const else 0
         size = min(extent.value, max(_BLOCK, wide)) if extent.is_const else _BLOCK
         cuts: dict[Axis, Blocked] = {}
         if row is not None and (shape := product_block(row.extent, extent)):
