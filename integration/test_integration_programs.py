@@ -473,3 +473,27 @@ def test_two_networks_that_take_turns(compiled_autograd):
 
     with weft.config.patch(compiled_autograd=compiled_autograd):
         torch.testing.assert_close(train(weft.compile), train(lambda step: step))
+
+
+def test_scaled_gradients():
+    """The scaler's operator returns a list of tensors beside a tensor."""
+
+    def train(wrap):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.item()
+
+        step = wrap(step)
+        return [step(torch.ones(2, 4)) for _ in range(3)], [p.detach() for p in model.parameters()]
+
+    torch.testing.assert_close(train(weft.compile), train(lambda step: step))
