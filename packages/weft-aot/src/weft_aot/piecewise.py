@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from weft_aot.partition.extract import closure
 from weft_aot.records import JointGraph, Partition
 
 Compiled = Callable[..., Any]
@@ -42,12 +43,11 @@ class Pieces:
         compile_backward: Callable[[fx.GraphModule], Compiled],
         arguments: Callable[..., list[Any]],
     ) -> None:
-        self._graph = cut.backward.graph
+        self._module = cut.backward
         self._tangents = [(1 << k, place) for k, place in enumerate(joint.tangents)]
         self._compile, self.arguments = compile_backward, arguments
         self._symbols = sum(saved.symbolic for saved in cut.saved)
-        self._saved = len(cut.saved)
-        self._behind, self.parts = _reach(self._graph, self._saved)
+        self._behind, self.parts = _reach(cut.backward.graph, len(cut.saved))
         self.everything: Bits = sum(self.parts)
         self._extracts: dict[Bits, tuple[list[int], fx.GraphModule]] = {}
         self._compiled: dict[Bits, Compiled] = {}
@@ -124,9 +124,10 @@ class Pieces:
     def _extract(self, parts: Bits) -> tuple[list[int], fx.GraphModule]:
         """The places of the arguments that some parts need, and the graph of these parts."""
         if parts not in self._extracts:
-            results: Any = next(iter(reversed(self._graph.nodes))).args[0]
+            results: Any = next(iter(reversed(self._module.graph.nodes))).args[0]
             pairs = zip(results, self._behind, strict=True)
-            self._extracts[parts] = _graph_of([r for r, bits in pairs if bits & parts], self._graph)
+            wanted = [result for result, bits in pairs if bits & parts]
+            self._extracts[parts] = _graph_of(wanted, self._module)
         return self._extracts[parts]
 
 
@@ -150,22 +151,17 @@ def _reach(graph: fx.Graph, saved: int) -> tuple[list[Bits], list[Bits]]:
     return [behind[node] if isinstance(node, fx.Node) else 0 for node in results], parts
 
 
-def _graph_of(results: list[fx.Node], graph: fx.Graph) -> tuple[list[int], fx.GraphModule]:
-    """A graph that makes `results` alone, and the places of its arguments among the graph's."""
-    needed, todo = set(results), list(results)
-    while todo:
-        for argument in todo.pop().all_input_nodes:
-            if argument not in needed:
-                needed.add(argument)
-                todo.append(argument)
+def _graph_of(results: list[fx.Node], module: fx.GraphModule) -> tuple[list[int], fx.GraphModule]:
+    """A graph that makes `results` alone, and the places of its arguments among the module's."""
+    needed = closure(results, set())
     new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
+    for node in module.graph.nodes:
         if node in needed:
             copies[node] = new.node_copy(node, copies.__getitem__)
     new.output(tuple(copies[node] for node in results))
-    places = [k for k, node in enumerate(graph.find_nodes(op="placeholder")) if node in needed]
-    owner = graph.owning_module
-    return places, _LazyGraphModule(owner if owner is not None else {}, new, "Backward")
+    given = module.graph.find_nodes(op="placeholder")
+    places = [k for k, node in enumerate(given) if node in needed]
+    return places, _LazyGraphModule(module, new, "Backward")
 
 
 def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ def _forward(
     for node in classes.inputs:
         copies[node] = graph.node_copy(node)
     cloned = _saved_while_written(joint, classes, saved)
-    needed = classes.forward | _closure(saved, set(classes.inputs))
+    needed = classes.forward | closure(saved, set(classes.inputs))
     for node in classes.order:
         if node in needed and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -88,7 +88,7 @@ def _view_root(node: fx.Node) -> fx.Node:
         node = source.args[0]  # type: ignore[assignment]
 
 
-def _closure(nodes: Iterable[fx.Node], known: set[fx.Node]) -> set[fx.Node]:
+def closure(nodes: Iterable[fx.Node], known: set[fx.Node]) -> set[fx.Node]:
     """What computing `nodes` takes when `known` are given."""
     pending = [node for node in nodes if node not in known]
     found = set(pending)
