@@ -29,7 +29,7 @@ from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import NULL, constant
-from weft_capture.values.contexts import AutocastContext, GradModeContext, InferenceContext
+from weft_capture.values.contexts import AutocastContext, InferenceContext
 
 if TYPE_CHECKING:
     from weft_capture.frames import Frame
@@ -120,9 +120,7 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
         owner = value.owner
         if owner.source is not None:
             continue  # entered before this capture
-        if isinstance(owner, GradModeContext) and owner.previous is not None:
-            end_mode = owner.previous
-        elif isinstance(owner, InferenceContext) and owner.real is not None:
+        if isinstance(owner, InferenceContext) and owner.real is not None:
             end_mode = owner.token
         elif isinstance(owner, AutocastContext) and owner.real is not None:
             open_autocasts.append(owner)

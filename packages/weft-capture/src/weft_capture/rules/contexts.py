@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import rule
+from weft_capture.rules.table import PURE, rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import FALSE, NONE, TRUE, constant
+from weft_capture.values.constant import FALSE, NONE, TRUE
 from weft_capture.values.contexts import (
     AttentionContext,
     AutocastContext,
-    GradModeContext,
     InferenceContext,
     NullContext,
     decorate,
@@ -23,25 +24,6 @@ from weft_capture.values.contexts import (
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
-
-
-def _grad_mode(cls: Any, mode: bool) -> None:
-    @rule(cls)
-    def make(tx: Tracer, *args: Value) -> Value:
-        context = GradModeContext(cls, (), mode)
-        return decorate(tx, context, *args) if args else context
-
-
-_grad_mode(torch.no_grad, mode=False)
-_grad_mode(torch.enable_grad, mode=True)
-
-
-@rule(torch.set_grad_enabled)
-def _set_grad_enabled(tx: Tracer, mode: Value) -> Value:
-    enabled = mode.as_constant()
-    before = torch.is_grad_enabled()
-    tx.set_grad_mode(enabled)
-    return GradModeContext(torch.set_grad_enabled, (enabled,), enabled, before)
 
 
 @rule(torch._C._set_grad_enabled)
@@ -79,9 +61,16 @@ def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Valu
     return AttentionContext(sdpa_kernel, (found, set_priority.truth(tx)), {})
 
 
-@rule(torch.profiler.record_function)
-def _record_function(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    return NullContext(torch.profiler.record_function)
+def _without_effect(make: Any) -> None:
+    @rule(make)
+    def context(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        return NullContext(make)
+
+
+_without_effect(torch.profiler.record_function)
+_without_effect(eager_transforms.enable_inplace_requires_grad)
+_without_effect(torch.autograd.graph.disable_saved_tensors_hooks)
+_without_effect(forward_ad._set_fwd_grad_enabled)
 
 
 _REGIONS = itertools.count(1)
@@ -110,24 +99,9 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
     return result
 
 
-def _asked_now(function: Any) -> None:
-    """Answer from the real state: capture keeps it equal to the program's, and guards it."""
-
-    @rule(function)
-    def answer(tx: Tracer, *args: Value) -> Value:
-        return constant(function(*(arg.as_constant() for arg in args)))
-
-
-for _function in (
-    torch.is_grad_enabled,
-    torch.is_inference_mode_enabled,
-    torch.is_autocast_enabled,
-    torch.get_autocast_dtype,
-    torch.is_autocast_cache_enabled,
-    torch.is_autocast_cpu_enabled,
-    torch._C._is_any_autocast_enabled,
-    torch.get_autocast_gpu_dtype,
-    torch.get_autocast_cpu_dtype,
-    torch.are_deterministic_algorithms_enabled,
-):
-    _asked_now(_function)
+# Answered from the real state: capture keeps it equal to the program's, and guards it.
+PURE.update((torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled))
+PURE.update((torch.get_autocast_dtype, torch.is_autocast_cache_enabled))
+PURE.update((torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled))
+PURE.update((torch.get_autocast_gpu_dtype, torch.get_autocast_cpu_dtype))
+PURE.add(torch.are_deterministic_algorithms_enabled)

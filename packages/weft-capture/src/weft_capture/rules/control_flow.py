@@ -187,14 +187,6 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
 # ---- operators over the rows of tensors: torch's own Python around them, and their meaning here
 
 
-def map_rows(f: Any, xs: Sequence[Any], args: Sequence[Any]) -> Any:
-    """Apply `f` to the rows of tensors, and stack its results."""
-    results = [f(*row, *args) for row in zip(*xs, strict=True)]
-    _, spec = pytree.tree_flatten(results[0])
-    columns = zip(*[pytree.tree_leaves(result) for result in results], strict=True)
-    return pytree.tree_unflatten([_stacked(column) for column in columns], spec)
-
-
 def scan_rows(f: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Any = ()) -> Any:
     """Carry values over the rows of tensors: the last ones, and the stacked results of each."""
     carry, outs = list(init), []
@@ -209,15 +201,13 @@ def _stacked(column: Sequence[Any]) -> Any:
     return None if column[0] is None else torch.stack(list(column))
 
 
-_ASSOCIATIVE = importlib.import_module("torch._higher_order_ops.associative_scan")
-_OPERATORS: tuple[tuple[str, str, Any], ...] = (
-    ("map", "map_impl", map_rows),
+_OPERATORS = (
+    ("map", "map_impl", "map_dense"),
     ("scan", "scan_op", scan_rows),
-    ("associative_scan", "associative_scan_op", _ASSOCIATIVE.generic_associative_scan),
+    ("associative_scan", "associative_scan_op", "generic_associative_scan"),
 )
 for _module, _name, _version in _OPERATORS:
-    polyfill(
-        getattr(importlib.import_module(f"torch._higher_order_ops.{_module}"), _name), _version
-    )
-for _function in (map_rows, scan_rows, _stacked):
+    _home = importlib.import_module(f"torch._higher_order_ops.{_module}")
+    polyfill(getattr(_home, _name), getattr(_home, str(_version), _version))
+for _function in (scan_rows, _stacked):
     _function.__dict__["_weft_inline"] = True

@@ -192,3 +192,9 @@ def _exception(tx: Tracer) -> Value:
 @rule(types.MethodType)
 def _method(tx: Tracer, function: Value, owner: Value) -> Value:
     return tx.bound_method(function, owner)
+
+
+@rule(types.FunctionType.__get__)
+@method(FunctionValue, "__get__")
+def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Value:
+    return self if instance is NONE else tx.bound_method(self, instance)

@@ -104,37 +104,6 @@ def _len(tx: Tracer, self: TensorValue) -> Value:
     return _metadata(tx, self, "size", 0)
 
 
-def _answer(*names: str) -> None:
-    """Methods answered from the fake tensor."""
-    for name in names:
-
-        @method(TensorValue, name)
-        def answer(tx: Tracer, self: TensorValue, *args: Value, name: str = name) -> Value:
-            given = [arg.as_constant() for arg in args]
-            return tx.literal(getattr(self.fake, name)(*given))
-
-
-_answer("dim", "ndimension", "element_size", "get_device", "is_contiguous", "is_complex")
-_answer("is_floating_point", "is_signed", "is_inference", "is_conj", "is_neg", "is_same_size")
-
-
-@method(TensorValue, "type")
-def _type(tx: Tracer, self: TensorValue, dtype: Dim = None, **kwargs: Value) -> Value:
-    if dtype is None or dtype is NONE:
-        return constant(f"torch.{self.fake.type().removeprefix('torch.')}")
-    return tx.graph.emit("call_method", "type", [self, dtype], kwargs)
-
-
-@method(TensorValue, "type_as")
-def _type_as(tx: Tracer, self: TensorValue, other: TensorValue) -> Value:
-    return tx.graph.emit("call_method", "to", [self, constant(other.fake.dtype)], {})
-
-
-@method(TensorValue, "__contains__")
-def _contains(tx: Tracer, self: TensorValue, item: Value) -> Value:
-    raise Break("data-dependent-value", "in on a tensor")
-
-
 @method(TensorValue, "item")
 def _item(tx: Tracer, self: TensorValue) -> Value:
     """Read the number: a float stays a tensor of the graph as long as it can (`floats`)."""
@@ -186,11 +155,6 @@ def _tolist(tx: Tracer, self: TensorValue) -> Value:
 @tensor_attribute("__class__")
 def _class(tx: Tracer, self: TensorValue) -> Value:
     return tx.const_object(self.tensor_type)
-
-
-@tensor_attribute("is_nested")
-def _is_nested(tx: Tracer, self: TensorValue) -> Value:
-    return constant(self.fake.is_nested)
 
 
 @method(SymValue, "__index__", "__int__")

@@ -87,19 +87,6 @@ def _for_real(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     raise Break("unknown-call", "a function that needs real tensors or the generator's state")
 
 
-# Answered now.
-
-
-def _tensor_question(name: str) -> None:
-    @rule(getattr(torch, name))
-    def answer(tx: Tracer, input: Value) -> Value:
-        return input.call_method(tx, name, [], {})
-
-
-for _name in ("is_floating_point", "is_complex", "is_inference", "is_conj", "is_neg", "numel"):
-    _tensor_question(_name)
-
-
 @rule(torch.Size)
 def _size(tx: Tracer, items: Value | None = None) -> Value:
     return SizeValue([] if items is None else items.unpack(tx))

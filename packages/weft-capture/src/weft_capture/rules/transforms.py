@@ -20,7 +20,6 @@ from weft_capture.rules.table import GRAPH, rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
-from weft_capture.values.contexts import NullContext
 from weft_capture.values.tensor import TensorValue
 
 if TYPE_CHECKING:
@@ -91,17 +90,6 @@ def differentiable(tensor: torch.Tensor) -> torch.Tensor:
 @rule(eager_transforms._set_tensor_requires_grad)
 def _set_requires_grad(tx: Tracer, tensor: Value) -> Value:
     return tx.graph.emit("call_function", differentiable, [tensor], {})
-
-
-def _without_effect(make: Any) -> None:
-    @rule(make)
-    def context(tx: Tracer, *args: Value) -> Value:
-        return NullContext(make)
-
-
-_without_effect(eager_transforms.enable_inplace_requires_grad)
-_without_effect(torch.autograd.graph.disable_saved_tensors_hooks)
-_without_effect(forward_ad._set_fwd_grad_enabled)
 
 
 def gradients(

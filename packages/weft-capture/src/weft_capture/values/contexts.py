@@ -1,18 +1,20 @@
-"""torch's context managers that set a mode: no_grad and its like, autocast.
+"""torch's context managers that set a mode in C: autocast, inference mode, attention kernels.
 
 While capturing, the mode is really set, so that fake tensors behave as in eager execution, and
 the change is a node of the graph. When a break lies inside the block, generated code makes the
-context manager and enters it; the resume function finds its `__exit__` on the stack.
+context manager and enters it; the resume function finds its `__exit__` on the stack. The Python of
+`no_grad` and its like is inlined instead: the grad mode is set behind each graph.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from weft_capture.breaks import Break
 from weft_capture.values.base import MethodOf, MutableValue, Value, method
-from weft_capture.values.constant import FALSE, NONE, constant
+from weft_capture.values.constant import FALSE, NONE
 from weft_guards.sources import InstanceAttrSource
 
 if TYPE_CHECKING:
@@ -20,58 +22,6 @@ if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
     from weft_guards.sources import Source
-
-
-class GradModeContext(MutableValue):
-    """no_grad, enable_grad, set_grad_enabled, inference-free ways to set the grad mode.
-
-    Args:
-        cls: the real class, and `args` what it is made with.
-        mode: the mode inside the block.
-        previous: the mode to go back to; None until entered.
-    """
-
-    __slots__ = ("args", "cls", "mode", "previous")
-    changing = ("previous", "source")
-
-    def __init__(
-        self,
-        cls: type,
-        args: tuple[object, ...],
-        mode: bool,
-        previous: bool | None = None,
-        source: Source | None = None,
-    ) -> None:
-        super().__init__(source)
-        self.cls = cls
-        self.args = args
-        self.mode = mode
-        self.previous = previous
-
-    def python_type(self) -> type:
-        return self.cls
-
-    def enter(self, tx: Tracer) -> None:
-        """Enter the block."""
-        tx.journal.touch(self)
-        # An object that was passed in is not entered for real; after a break there is one that is.
-        self.source = None
-        if self.cls is not torch.set_grad_enabled:  # which set the mode when it was made
-            self.previous = torch.is_grad_enabled()
-        tx.set_grad_mode(self.mode)
-
-    def exit(self, tx: Tracer) -> None:
-        """Leave the block."""
-        assert self.previous is not None
-        tx.set_grad_mode(self.previous)
-
-    def reconstruct(self, out: Output) -> None:
-        _rebuild(self, out, self.previous is not None)
-
-    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if self.cls is torch.set_grad_enabled:
-            self.exit(tx)
-        return decorate(tx, self, *args)
 
 
 class AutocastContext(MutableValue):
@@ -152,7 +102,9 @@ class AutocastContext(MutableValue):
         self.real, self.source = None, self.origin
 
     def reconstruct(self, out: Output) -> None:
-        _rebuild(self, out, self.real is not None)
+        entered = self.real is not None
+        make = functools.partial(_make_context, self.cls, self.args, self.kwargs, entered)
+        out.call(make, ())
 
 
 class InferenceContext(AutocastContext):
@@ -243,54 +195,24 @@ class NullContext(Value):
         out.call(contextlib.nullcontext, [self.result])
 
 
-def _rebuild(context: GradModeContext | AutocastContext, out: Output, entered: bool) -> None:
-    writer = out.writer
-    kwargs: dict[str, object] = getattr(context, "kwargs", {})
-    writer.begin_call()
-    writer.load_const(_make_context)
-    writer.load_const(context.cls)
-    writer.load_const(context.args)
-    writer.load_const(tuple(kwargs.items()))
-    writer.load_const(entered)
-    writer.load_const(getattr(context, "previous", None))
-    writer.call(5)
-
-
-def _make_context(
-    cls: Any, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...], entered: bool,
-    previous: bool | None,
-) -> Any:  # fmt: skip
+def _make_context(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], entered: bool) -> Any:
     """Make a context manager again, and enter it where the captured program was inside."""
-    before = torch.is_grad_enabled()
-    context = cls(*args, **dict(kwargs))
-    if not entered and cls is torch.set_grad_enabled:
-        torch._C._set_grad_enabled(before)
+    context = cls(*args, **kwargs)
     if entered:
         context.__enter__()
-    if previous is not None:
-        context.prev = previous
     return context
 
 
-@method(GradModeContext, "__enter__")
 @method(AutocastContext, "__enter__")
-def _enter(tx: Tracer, self: GradModeContext | AutocastContext) -> Value:
+def _enter(tx: Tracer, self: AutocastContext) -> Value:
     self.enter(tx)
     return self if type(self) is AutocastContext else NONE
 
 
-@method(GradModeContext, "__exit__")
 @method(AutocastContext, "__exit__")
-def _exit(tx: Tracer, self: GradModeContext | AutocastContext, *error: Value) -> Value:
+def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
     self.exit(tx)
     return FALSE if type(self) is AutocastContext else NONE
-
-
-@method(GradModeContext, "clone")
-def _clone(tx: Tracer, self: GradModeContext) -> Value:
-    if self.cls is torch.set_grad_enabled:
-        return tx.builtin(self.cls, constant(self.mode))
-    return GradModeContext(self.cls, self.args, self.mode)
 
 
 @method(InferenceContext, "clone")

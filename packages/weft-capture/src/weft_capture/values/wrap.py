@@ -33,7 +33,7 @@ from weft_capture.values.containers import (
     SliceValue,
     TupleValue,
 )
-from weft_capture.values.contexts import AutocastContext, GradModeContext, InferenceContext
+from weft_capture.values.contexts import AutocastContext, InferenceContext
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.exceptions import ExceptionValue
@@ -292,8 +292,7 @@ def _wrap_cached_function(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
     tx.guard(source, "TYPE", types.MethodType)
     owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
-    contexts = GradModeContext | InferenceContext | RandomValue
-    if isinstance(owner, contexts) and owner.find_method(obj.__name__):
+    if isinstance(owner, InferenceContext | RandomValue) and owner.find_method(obj.__name__):
         return MethodOf(owner, obj.__name__)  # the __exit__ of a block around a graph break
     function = wrap(tx, obj.__func__, AttrSource(source, "__func__"))
     return BoundMethod(function, owner, source)
@@ -374,24 +373,6 @@ def _wrap_class(tx: Tracer, obj: type, source: Source) -> Value:
 def _wrap_module(tx: Tracer, obj: torch.nn.Module, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     return ModuleValue(type(obj), obj, source)
-
-
-_GRAD_CONTEXTS: dict[type, Callable[[Any], tuple[tuple[object, ...], bool]]] = {
-    torch.no_grad: lambda obj: ((), False),
-    torch.enable_grad: lambda obj: ((), True),
-    torch.set_grad_enabled: lambda obj: ((obj.mode,), obj.mode),
-}
-
-
-@_exact(*_GRAD_CONTEXTS)
-def _wrap_grad_context(tx: Tracer, obj: Any, source: Source) -> Value:
-    args, mode = _GRAD_CONTEXTS[type(obj)](obj)
-    tx.guard(source, "TYPE", type(obj))
-    previous = getattr(obj, "prev", None)
-    for name in ("prev", "mode"):
-        if name in obj.__dict__:
-            wrap(tx, obj.__dict__[name], InstanceAttrSource(source, name))
-    return GradModeContext(type(obj), args, mode, previous, source)
 
 
 @_family(lambda obj: isinstance(obj, torch.autocast | torch.inference_mode))
