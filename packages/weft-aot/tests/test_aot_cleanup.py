@@ -57,6 +57,17 @@ def test_common_subexpressions():
     assert found.count(aten.sin.default) == 1
 
 
+def test_a_part_of_one_result_does_not_share_memory_with_an_equal_one():
+    def f(x):
+        whole = x + 1
+        return (x + 1).chunk(2)[0], whole
+
+    x = torch.ones(4)
+    part, whole = aot_compile(function_graph(f, 1), [x], fw_compiler=Graphs())(x)
+    part.zero_()
+    assert whole.tolist() == [2.0] * 4
+
+
 def test_numbers_that_compare_equal_are_not_the_same_argument():
     def fn(x):
         return (x + 1).sum() + (x + True).sum() + torch.full((3,), 0.0) / torch.full((3,), -0.0)

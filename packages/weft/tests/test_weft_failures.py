@@ -41,7 +41,14 @@ def test_the_error_names_stage_line_and_repro(graph):
     path = str(caught.value).split("reproduces the failure: ")[1].strip()
     source = Path(path).read_text()
     compile(source, path, "exec")
-    assert "like((2, 3), (3, 1), torch.float32, 'cpu', requires_grad=False)" in source
+    made = "torch.empty_strided((2, 3), (3, 1), dtype=torch.float32).uniform_()"
+    assert f"{made},  # x" in source
+    assert "weft.compile(module)(*inputs)" in source
+    graph.graph.find_nodes(op="placeholder")[0].meta["example_value"].requires_grad_()
+    with pytest.raises(BackendCompilerError) as caught:
+        failures.guard(fail_with(ValueError("broken")), graph)
+    path = str(caught.value).split("reproduces the failure: ")[1].strip()
+    assert f"{made}.requires_grad_(),  # x" in Path(path).read_text()
 
 
 def test_a_stage_that_knows_more_is_believed(graph):

@@ -17,7 +17,7 @@ from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import Decompositions
 
 from weft_aot.config import settings
-from weft_aot.joint import trace_joint
+from weft_aot.joint import first_occurrences, trace_joint
 from weft_aot.partition import partition
 from weft_aot.records import JointGraph, Partition
 from weft_aot.runtime import build_inference, build_training
@@ -54,7 +54,7 @@ def aot_compile(
     fakes = _fake_inputs(gm, inputs)
     try:
         with events.span("aot.joint"):
-            joint = trace_joint(gm, fakes, decompositions, same_as=_first_occurrences(inputs))
+            joint = trace_joint(gm, fakes, decompositions, same_as=first_occurrences(inputs))
         if joint.mutations and _inputs_overlap(inputs):
             raise Unsupported(
                 "overlapping-inputs",
@@ -136,14 +136,6 @@ def _fake_input(mode: FakeTensorMode, example: Any, given: Any) -> Any:
     with mode, torch.enable_grad():
         fake = example.detach().requires_grad_(given.requires_grad)
         return fake if given.is_leaf else torch.ops.aten.alias.default(fake)
-
-
-def _first_occurrences(inputs: Sequence[Any]) -> list[int]:
-    first: dict[int, int] = {}
-    return [
-        first.setdefault(id(value), i) if isinstance(value, torch.Tensor) else i
-        for i, value in enumerate(inputs)
-    ]
 
 
 def _inputs_overlap(inputs: Sequence[Any]) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from weft_core.tracing import drop_dead_nodes, has_effect
+
+from weft_aot.walk import view_chain
 
 aten = torch.ops.aten
 
@@ -21,11 +22,14 @@ aten = torch.ops.aten
 def clean(module: fx.GraphModule, num_values: int) -> None:
     """Simplify `module` in place; its first `num_values` outputs are the forward values."""
     graph = module.graph
-    escaping = _escaping(graph, num_values)
+    results: Any = graph.output_node().args[0]
+    values = [value for value in results[:num_values] if isinstance(value, fx.Node)]
+    escaping = {node for value in values for node in view_chain(value)}
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or node in escaping or has_effect(node):
-            _remember(node, seen)
+            if node.op == "call_function" and not has_effect(node):
+                seen.setdefault(_key(node), node)
             continue
         simpler = _simplify(node)
         if simpler is None:
@@ -35,26 +39,6 @@ def clean(module: fx.GraphModule, num_values: int) -> None:
             graph.erase_node(node)
     drop_dead_nodes(graph)
     module.recompile()
-
-
-def _remember(node: fx.Node, seen: dict[Any, fx.Node]) -> None:
-    if node.op == "call_function" and not has_effect(node):
-        seen.setdefault(_key(node), node)
-
-
-def _escaping(graph: fx.Graph, num_values: int) -> set[fx.Node]:
-    """Nodes whose memory a forward value is, found through views."""
-    output = next(iter(reversed(graph.nodes)))
-    results: Any = output.args[0]
-    pending = [node for node in results[:num_values] if isinstance(node, fx.Node)]
-    found: set[fx.Node] = set()
-    while pending:
-        node = pending.pop()
-        found.add(node)
-        is_view = isinstance(node.target, OpOverload) and node.target.is_view
-        if is_view and isinstance(node.args[0], fx.Node):
-            pending.append(node.args[0])
-    return found
 
 
 def _key(node: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""The inputs of a joint trace: what the program sees for each, and what it did to them."""
+"""What a joint trace takes and returns: inputs, what the program did to them, forward values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from weft_core.errors import Unsupported
 from weft_core.tracing import Tracer
 
 from weft_aot.records import Mutation
-from weft_aot.values import ValueTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,23 @@ class TracedInput:
     storage: int
     version: int | None
     same_as: int
+
+
+class ValueTable:
+    """The forward values of a trace: what the graph returns, each with the program's tensor."""
+
+    def __init__(self) -> None:
+        self.programs: list[Any] = []
+        self.pures: list[Any] = []
+        self._index: dict[int, int] = {}
+
+    def add(self, program: Any, pure: Any) -> int:
+        """Index of the value; `program` is what autograd knows, `pure` what the graph knows."""
+        if id(program) not in self._index:
+            self._index[id(program)] = len(self.programs)
+            self.programs.append(program)
+            self.pures.append(pure)
+        return self._index[id(program)]
 
 
 class _Intermediate(torch.autograd.Function):

@@ -24,11 +24,10 @@ from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import Decompositions, Tracer, write_back
 
 from weft_aot.cleanup import clean
-from weft_aot.inputs import TracedInput, add_inputs, find_mutations
+from weft_aot.inputs import TracedInput, ValueTable, add_inputs, find_mutations
 from weft_aot.layout import memory_order
 from weft_aot.outputs import OutputPlanner
 from weft_aot.records import JointGraph
-from weft_aot.values import ValueTable
 
 
 def trace_joint(
@@ -53,13 +52,18 @@ def trace_joint(
             functional graph cannot express.
     """
     mode = detect_mode(args) or fake_mode()
-    if same_as is None:
-        first = {id(arg): i for i, arg in reversed(list(enumerate(args)))}
-        same_as = [
-            first[id(arg)] if isinstance(arg, torch.Tensor) else i for i, arg in enumerate(args)
-        ]
+    same_as = first_occurrences(args) if same_as is None else same_as
     fakes = [to_fake(mode, arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     return _JointTrace(fn, mode, decompositions or {}).run(fakes, same_as)
+
+
+def first_occurrences(values: Sequence[Any]) -> list[int]:
+    """For each value the index of the first one that is the same tensor; its own for others."""
+    first: dict[int, int] = {}
+    return [
+        first.setdefault(id(value), i) if isinstance(value, torch.Tensor) else i
+        for i, value in enumerate(values)
+    ]
 
 
 class _JointTrace:

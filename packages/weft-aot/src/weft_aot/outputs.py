@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from weft_core.tracing import Tracer
 
-from weft_aot.inputs import TracedInput
+from weft_aot.inputs import TracedInput, ValueTable
 from weft_aot.records import OutputPlan, Ref, ViewStep
-from weft_aot.values import ValueTable
+from weft_aot.walk import is_view, view_root
 
 SymValue = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -88,7 +87,7 @@ class OutputPlanner:
         return OutputPlan(Ref("input", owner), None, steps, not result.requires_grad)
 
     def _view_of_hidden_base(self, result: torch.Tensor, node: fx.Node) -> OutputPlan:
-        root = _root(node)
+        root = view_root(node)
         base: Any = root.meta["val"]
         if result.requires_grad:
             base = result if result._base is None else result._base
@@ -118,7 +117,7 @@ class OutputPlanner:
             item: Any = None
             if node.target is operator.getitem:
                 node, item = node.args  # type: ignore[assignment]
-            if not _is_view(node):
+            if not is_view(node):
                 return None
             arguments: Any = fx.map_arg(node.args[1:], self._symbol_of_node)
             kwargs: Any = fx.map_arg(dict(node.kwargs), self._symbol_of_node)
@@ -146,17 +145,3 @@ class OutputPlanner:
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and bool(node.target.is_view)
-
-
-def _root(node: fx.Node) -> fx.Node:
-    """The first tensor of the view chain that ends at `node`."""
-    while True:
-        source = node.args[0] if node.target is operator.getitem else node
-        assert isinstance(source, fx.Node)
-        if not _is_view(source):
-            return node
-        node = source.args[0]  # type: ignore[assignment]

@@ -18,8 +18,8 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from weft_aot.partition.extract import closure
 from weft_aot.records import JointGraph, Partition
+from weft_aot.walk import ancestors
 
 Compiled = Callable[..., Any]
 Bits = int
@@ -124,7 +124,7 @@ class Pieces:
     def _extract(self, parts: Bits) -> tuple[list[int], fx.GraphModule]:
         """The places of the arguments that some parts need, and the graph of these parts."""
         if parts not in self._extracts:
-            results: Any = next(iter(reversed(self._module.graph.nodes))).args[0]
+            results: Any = self._module.graph.output_node().args[0]
             pairs = zip(results, self._behind, strict=True)
             wanted = [result for result, bits in pairs if bits & parts]
             self._extracts[parts] = _graph_of(wanted, self._module)
@@ -147,13 +147,13 @@ def _reach(graph: fx.Graph, saved: int) -> tuple[list[Bits], list[Bits]]:
         if node.op != "output" and bits & (bits - 1):  # more than one tangent
             joined = [part for part in parts if part & bits]
             parts = [part for part in parts if not part & bits] + [sum(joined)]
-    results: Any = next(iter(reversed(graph.nodes))).args[0]
+    results: Any = graph.output_node().args[0]
     return [behind[node] if isinstance(node, fx.Node) else 0 for node in results], parts
 
 
 def _graph_of(results: list[fx.Node], module: fx.GraphModule) -> tuple[list[int], fx.GraphModule]:
     """A graph that makes `results` alone, and the places of its arguments among the module's."""
-    needed = closure(results, set())
+    needed = ancestors(results)
     new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
         if node in needed:

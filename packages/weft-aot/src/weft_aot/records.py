@@ -96,6 +96,15 @@ class JointGraph:
     same_as: tuple[int, ...]
     leaves: frozenset[int]
 
+    def placeholders(self) -> list[fx.Node]:
+        """The nodes of the inputs, then of the tangents."""
+        return list(self.module.graph.find_nodes(op="placeholder"))
+
+    def results(self) -> list[Any]:
+        """What the graph returns: forward values, then gradients."""
+        results: Any = self.module.graph.output_node().args[0]
+        return list(results)
+
 
 @dataclasses.dataclass(frozen=True)
 class Saved:

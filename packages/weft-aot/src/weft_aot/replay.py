@@ -23,6 +23,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from weft_aot.records import JointGraph, Partition
+from weft_aot.walk import ancestors
 
 aten = torch.ops.aten
 
@@ -63,8 +64,7 @@ class Replay:
 
     def _plan_kept(self, needed: set[int]) -> list[tuple[int, Callable[[Any], Any] | None]]:
         kept: list[tuple[int, Callable[[Any], Any] | None]] = []
-        holders = self._joint.module.graph.find_nodes(op="placeholder")
-        for index, holder in zip(range(self._joint.num_inputs), holders, strict=False):
+        for index, holder in enumerate(self._joint.placeholders()[: self._joint.num_inputs]):
             if index in self._saved or self._joint.same_as[index] != index:
                 continue
             if not isinstance(holder.meta.get("val"), torch.Tensor):
@@ -120,21 +120,20 @@ class Replay:
     def _recall(self, index: int, function: Any, value: Any) -> Any:
         if function is None:
             return value
-        if function is not weakref.ref:
-            value, version = value
-        if isinstance(value, weakref.ref):
-            value = value()
         if function is weakref.ref:
-            return self._stand_in(index) if value is None else value
-        if value is None:
+            found = value()
+            return self._stand_in(index) if found is None else found
+        tensor, version = value
+        tensor = tensor() if function is _weak else tensor
+        if tensor is None:
             raise _CannotReplay(f"its input {index} is no longer alive")
-        if _version(value) != version:
+        if _version(tensor) != version:
             raise _CannotReplay(f"its input {index} was written since")
-        return value
+        return tensor
 
     def _stand_in(self, index: int) -> torch.Tensor:
         """Zeros for an input that no gradient depends on."""
-        like = self._joint.module.graph.find_nodes(op="placeholder")[index].meta["val"]
+        like = self._joint.placeholders()[index].meta["val"]
         if not all(isinstance(size, int) for size in like.shape):
             raise _CannotReplay(f"its input {index} is no longer alive")
         zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
@@ -183,19 +182,6 @@ def _autocast_state() -> list[tuple[str, torch.dtype]]:
     ]
 
 
-def _ancestors(joint: JointGraph) -> set[fx.Node]:
-    """All nodes that some gradient is computed from."""
-    outputs = next(iter(reversed(joint.module.graph.nodes))).args[0]
-    pending = [node for node in outputs[joint.num_values :] if isinstance(node, fx.Node)]
-    found = set(pending)
-    while pending:
-        for source in _sources(pending.pop()):
-            if source not in found:
-                found.add(source)
-                pending.append(source)
-    return found
-
-
 def _sources(node: fx.Node) -> list[fx.Node]:
     flag, places = _IGNORED.get(node.target, (0, ()))
     if not places or node.args[flag] is not True:
@@ -206,8 +192,8 @@ def _sources(node: fx.Node) -> list[fx.Node]:
 
 def _needed_inputs(joint: JointGraph) -> set[int]:
     """Inputs whose contents some gradient depends on."""
-    found = _ancestors(joint)
-    holders = joint.module.graph.find_nodes(op="placeholder")[: joint.num_inputs]
+    found = ancestors(joint.results()[joint.num_values :], sources=_sources)
+    holders = joint.placeholders()[: joint.num_inputs]
     return {index for index, node in enumerate(holders) if node in found}
 
 

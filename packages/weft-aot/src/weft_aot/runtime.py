@@ -27,8 +27,7 @@ _IDS = itertools.count(1)
 def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
     """A callable of flat arguments that runs the whole graph; nothing is recorded in it."""
     run = _without_autocast(compiled)
-    inputs = joint.module.graph.find_nodes(op="placeholder")
-    needy = any(getattr(node.meta["val"], "requires_grad", False) for node in inputs)
+    needy = any(getattr(node.meta["val"], "requires_grad", False) for node in joint.placeholders())
     if torch.is_grad_enabled() and (joint.mutations or needy):
         # Autograd may not see what the program detached, nor the graph's own copies.
         return make_call(joint, torch.no_grad()(run))

@@ -162,14 +162,10 @@ def _saved(saved: Iterable[Saved], symbolic: bool) -> str:
     return "".join(f"{_expression(s.source)}, " for s in saved if s.symbolic is symbolic)
 
 
-def _value_nodes(joint: JointGraph) -> list[Any]:
-    return list(next(iter(reversed(joint.module.graph.nodes))).args[0][: joint.num_values])
-
-
 def _tensor_values(joint: JointGraph) -> list[int]:
     return [
         k
-        for k, node in enumerate(_value_nodes(joint))
+        for k, node in enumerate(joint.results()[: joint.num_values])
         if isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor)
     ]
 
@@ -181,7 +177,7 @@ def make_backward_inputs(joint: JointGraph, parts: Partition) -> Callable[..., A
     is copied into that layout.
     """
     source = WrapperSource("def backward_inputs(ctx, *grads):")
-    nodes = _value_nodes(joint)
+    nodes = joint.results()
     for place, k in enumerate(joint.tangents):
         value = nodes[k].meta["val"]
         source.line(f"t{place} = grads[{k}]")

@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 _HEADER = """\
+import operator
+
 import torch
 from torch import device, inf, nan
 
@@ -61,15 +63,15 @@ def dump_graph(name: str, gm: fx.GraphModule) -> None:
         dump.write(f"{name}.py", graph_script(gm))
 
 
-def graph_script(gm: fx.GraphModule) -> str:
+def graph_script(gm: fx.GraphModule, header: str = _HEADER, call: str = "module(*inputs)") -> str:
     """A graph as a Python program that runs it.
 
     Inputs are random numbers (zeros for integers) with the layout of the placeholders' fakes;
-    symbolic sizes take the values they had when the graph was traced.
+    symbolic sizes take the values they had when the graph was traced. `header` are the program's
+    imports, `call` is what it prints.
     """
-    text = gm.print_readable(print_output=False)
-    name = text.split("class ", 1)[1].split("(", 1)[0]
-    lines = [f"    module = {name}()"]
+    text = gm.print_readable(print_output=False).split("class ", 1)[1].split("(", 1)[1].strip()
+    lines = ["    module = Graph()"]
     for attribute in dict.fromkeys(str(n.target) for n in gm.graph.find_nodes(op="get_attr")):
         value: Any = gm
         for part in attribute.split("."):
@@ -79,9 +81,9 @@ def graph_script(gm: fx.GraphModule) -> str:
     for node in gm.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val", node.meta.get("example_value"))
         lines.append(f"        {_example(value)},  # {node.name}")
-    lines += ["    ]", "    print(module(*inputs))"]
+    lines += ["    ]", f"    print({call})"]
     main = 'if __name__ == "__main__":\n    torch.manual_seed(0)\n' + "\n".join(lines)
-    return f"{_HEADER}\n{text.strip()}\n\n\n{main}\n"
+    return f"{header}\nclass Graph({text}\n\n\n{main}\n"
 
 
 def _example(value: Any, exact: bool = False) -> str:
@@ -93,8 +95,11 @@ def _example(value: Any, exact: bool = False) -> str:
     if exact and value.numel() <= _WRITTEN_OUT and type(value) is torch.Tensor:
         return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
     sizes, strides = (tuple(map(_number, dims)) for dims in (value.shape, value.stride()))
-    made = f"torch.empty_strided({sizes}, {strides}, dtype={value.dtype})"
-    return f"{made}.uniform_()" if value.is_floating_point() else f"{made}.zero_()"
+    where = f", device={str(value.device)!r}" if value.device.type != "cpu" else ""
+    made = f"torch.empty_strided({sizes}, {strides}, dtype={value.dtype}{where})"
+    if not value.is_floating_point():
+        return f"{made}.zero_()"
+    return f"{made}.uniform_()" + (".requires_grad_()" if value.requires_grad else "")
 
 
 def _number(size: Any) -> int:

@@ -16,6 +16,7 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -286,30 +287,16 @@ def _prepare_torch() -> None:
         defer_disable(mode.__dict__.get("__torch_dispatch__"))
 
 
+@dataclass(frozen=True)
 class NamedSource(Source):
     """Where a symbolic size comes from, as a name; equal names are the same source."""
 
-    def __init__(self, name: str) -> None:
-        # `torch._guards.Source` is a frozen dataclass.
-        object.__setattr__(self, "_name", name)
+    text: str
 
     @property
     def name(self) -> str:
         """The printed form, such as ``L['x'].size()[0]``."""
-        return self._name  # type: ignore[attr-defined, no-any-return]
-
-    def is_ephemeral(self) -> bool:
-        """False: the source names a value that exists at every call."""
-        return False
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NamedSource) and other.name == self.name
-
-    def __repr__(self) -> str:
-        return self.name
+        return self.text
 
 
 def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:

@@ -46,36 +46,20 @@ if TYPE_CHECKING:
     from weft.cudagraphs import cudagraph_mark_step_begin
     from weft.mega_cache import load_cache_artifacts, save_cache_artifacts
     from weft.pipeline import aot_autograd
-    from weft.stances import set_stance
-    from weft.state import reset
+    from weft.state import reset, set_stance
 
 __version__ = "0.1.0"
 
-# name -> the module that has it
+# module -> the names that it has
 _LAZY = {
-    **dict.fromkeys(
-        (
-            "allow_in_graph",
-            "assume_constant_result",
-            "disable",
-            "disallow_in_graph",
-            "graph_break",
-            "is_compiling",
-            "substitute_in_graph",
-        ),
-        "weft_capture",
-    ),
-    **dict.fromkeys(("mark_dynamic", "mark_static", "maybe_mark_dynamic"), "weft_guards"),
-    "aot_autograd": "weft.pipeline",
-    "set_stance": "weft.stances",
-    "cudagraph_mark_step_begin": "weft.cudagraphs",
-    "explain": "weft_capture",
-    "report": "weft_capture",
-    "load_cache_artifacts": "weft.mega_cache",
-    "reset": "weft.state",
-    "save_cache_artifacts": "weft.mega_cache",
+    "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
+    "graph_break is_compiling report substitute_in_graph",
+    "weft_guards": "mark_dynamic mark_static maybe_mark_dynamic",
+    "weft.cudagraphs": "cudagraph_mark_step_begin",
+    "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
+    "weft.pipeline": "aot_autograd",
+    "weft.state": "reset set_stance",
 }
-_LAZY_MODULES = {"compiled_autograd": "weft.compiled_autograd"}
 
 __all__ = [
     "BackendCompilerError",
@@ -118,13 +102,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY_MODULES:
-        return importlib.import_module(_LAZY_MODULES[name])
-    if name not in _LAZY:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+    if name == "compiled_autograd":
+        return importlib.import_module("weft.compiled_autograd")
+    for module, names in _LAZY.items():
+        if name in names.split():
+            value = globals()[name] = getattr(importlib.import_module(module), name)
+            return value
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

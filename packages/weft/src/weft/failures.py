@@ -11,13 +11,13 @@ import hashlib
 import logging
 import os
 import re
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from weft_core import cachedir, events
+from weft_core.dumps import graph_script
 from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
 
 from weft.settings import umbrella
@@ -26,6 +26,16 @@ _log = logging.getLogger("weft.umbrella.errors")
 _warned: set[str] = set()
 
 _TORCH = os.path.dirname(torch.__file__)
+_REPRO = """\
+# A graph that weft failed to compile. Run this file to see the failure.
+import operator
+
+import torch
+from torch import device, inf, nan
+
+import weft
+
+"""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -106,12 +116,7 @@ def _remedy(gm: fx.GraphModule) -> str:
 
 def _write_repro(gm: fx.GraphModule) -> str | None:
     """Write a runnable file that compiles this graph on random inputs; None if it cannot be."""
-    inputs = []
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("example_value", node.meta.get("val"))
-        inputs.append(_input_text(value))
-    code = textwrap.indent(gm.code.strip(), "    ")
-    source = _REPRO.format(code=code, inputs=",\n    ".join(inputs))
+    source = graph_script(gm, _REPRO, "weft.compile(module)(*inputs)")
     name = hashlib.sha256(source.encode()).hexdigest()[:16]
     try:
         path = cachedir.cache_dir("repro") / f"{name}.py"
@@ -119,41 +124,3 @@ def _write_repro(gm: fx.GraphModule) -> str | None:
     except OSError:
         return None
     return str(path)
-
-
-def _input_text(value: Any) -> str:
-    """Write an expression that makes an input like this one."""
-    if not isinstance(value, torch.Tensor):
-        return repr(int(value)) if isinstance(value, (int, torch.SymInt)) else repr(value)
-    sizes, strides = (tuple(int(n) for n in numbers) for numbers in (value.shape, value.stride()))
-    return (
-        f"like({sizes}, {strides}, {value.dtype}, {str(value.device)!r}, "
-        f"requires_grad={value.requires_grad})"
-    )
-
-
-_REPRO = '''"""A graph that weft failed to compile. Run this file to see the failure."""
-
-import operator
-
-import torch
-from torch import device, inf, nan
-
-import weft
-
-
-class Graph(torch.nn.Module):
-{code}
-
-
-def like(sizes, strides, dtype, device, requires_grad):
-    out = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-    out = out.normal_() if dtype.is_floating_point else out.zero_()
-    return out.requires_grad_(requires_grad)
-
-
-inputs = [
-    {inputs}
-]
-print(weft.compile(Graph())(*inputs))
-'''

@@ -47,16 +47,12 @@ class _Compiled:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the original; the copy compiles itself anew on its first call."""
-        return _rebuild, (self._weft_original, self._weft_compile)
+        return self._weft_compile, (self._weft_original,)
 
 
 def _plain_forward(module: nn.Module) -> Any:
     """Return the function that calling the original would run, as it stands now."""
     return module.__dict__.get("forward") or type(module).forward
-
-
-def _rebuild(original: nn.Module, compile_again: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    return compile_again(original)
 
 
 def original_of(module: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,7 +49,7 @@ class UmbrellaSettings(Settings):
 umbrella = UmbrellaSettings()
 
 
-class Config:
+class Config(Settings):
     """All settings by name; `patch(...)` changes some for a while."""
 
     _loaded: dict[str, Settings]
@@ -85,22 +84,6 @@ class Config:
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._owner(name), name, value)
-
-    @contextmanager
-    def patch(self, **changes: object) -> Iterator[None]:
-        """Change settings inside a `with` block or a decorated function; restored afterwards.
-
-        Raises:
-            InvalidOption: for an unknown name or a value of the wrong type.
-        """
-        before = {name: getattr(self, name) for name in changes}
-        try:
-            for name, value in changes.items():
-                setattr(self, name, value)
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(self, name, value)
 
     def reset(self) -> None:
         """Put every setting back to its default."""

@@ -16,6 +16,7 @@ from torch import fx
 from weft_core.tracing import has_effect
 
 from weft_aot.records import JointGraph
+from weft_aot.walk import ancestors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +37,8 @@ class Classes:
 def classify(joint: JointGraph) -> Classes:
     """Split the nodes of `joint` by what depends on what."""
     order = [node for node in joint.module.graph.nodes if node.op != "output"]
-    placeholders = [node for node in order if node.op == "placeholder"]
-    output = next(iter(reversed(joint.module.graph.nodes)))
-    results = [value if isinstance(value, fx.Node) else None for value in output.args[0]]
+    placeholders = joint.placeholders()
+    results = [value if isinstance(value, fx.Node) else None for value in joint.results()]
     inputs, tangents = placeholders[: joint.num_inputs], placeholders[joint.num_inputs :]
     values, gradients = results[: joint.num_values], results[joint.num_values :]
     effects = [node for node in order if has_effect(node)]
@@ -49,21 +49,10 @@ def classify(joint: JointGraph) -> Classes:
         tangents,
         values,
         gradients,
-        forward=_ancestors([*values, *effects]) - backward,
+        forward=ancestors([*values, *effects]) - backward,
         backward=backward,
-        wanted=_ancestors(gradients),
+        wanted=ancestors(gradients),
     )
-
-
-def _ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
-    pending = [node for node in nodes if node is not None]
-    found = set(pending)
-    while pending:
-        for source in pending.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                pending.append(source)
-    return found
 
 
 def _descendants(order: list[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.Node]:

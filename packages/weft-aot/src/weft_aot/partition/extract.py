@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
-
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from weft_aot.partition.classify import Classes
 from weft_aot.records import JointGraph, Partition, Ref, Saved
+from weft_aot.walk import ancestors, view_root
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
@@ -42,7 +40,7 @@ def _forward(
     for node in classes.inputs:
         copies[node] = graph.node_copy(node)
     cloned = _saved_while_written(joint, classes, saved)
-    needed = classes.forward | closure(saved, set(classes.inputs))
+    needed = classes.forward | ancestors(saved, set(classes.inputs))
     for node in classes.order:
         if node in needed and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -62,14 +60,10 @@ def _forward(
         else:
             sources.append(Ref("value", joint.num_values + len(extras)))
             extras.append(cloned.get(node) or copies[node])
-    constants = _output_args(joint)[: joint.num_values]
-    values = [copies[v] if isinstance(v, fx.Node) else v for v in constants]
+    given = joint.results()[: joint.num_values]
+    values = [copies[v] if isinstance(v, fx.Node) else v for v in given]
     graph.output((*values, *extras))
     return _LazyGraphModule(joint.module, graph, "Forward"), sources
-
-
-def _output_args(joint: JointGraph) -> list[fx.Node | None]:
-    return list(next(iter(reversed(joint.module.graph.nodes))).args[0])
 
 
 def _saved_while_written(
@@ -77,27 +71,7 @@ def _saved_while_written(
 ) -> dict[fx.Node, fx.Node | None]:
     """Saved nodes that live in the memory of an input the call writes: save copies of them."""
     written = {classes.inputs[mutation.index] for mutation in joint.mutations}
-    return {node: None for node in saved if _view_root(node) in written}
-
-
-def _view_root(node: fx.Node) -> fx.Node:
-    while True:
-        source = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(source, fx.Node) or not getattr(source.target, "is_view", False):
-            return node
-        node = source.args[0]  # type: ignore[assignment]
-
-
-def closure(nodes: Iterable[fx.Node], known: set[fx.Node]) -> set[fx.Node]:
-    """What computing `nodes` takes when `known` are given."""
-    pending = [node for node in nodes if node not in known]
-    found = set(pending)
-    while pending:
-        for source in pending.pop().all_input_nodes:
-            if source not in found and source not in known:
-                found.add(source)
-                pending.append(source)
-    return found
+    return {node: None for node in saved if view_root(node) in written}
 
 
 def _backward(joint: JointGraph, classes: Classes, saved: list[fx.Node]) -> fx.GraphModule:

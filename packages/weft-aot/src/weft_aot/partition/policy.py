@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from weft_core.tracing import has_effect
 
 from weft_aot.layout import hint
+from weft_aot.walk import is_view
 
 aten = torch.ops.aten
 
@@ -90,7 +91,7 @@ class SavingPolicy(MemoryPolicy):
     """Compute nothing twice but views; saving the fewest bytes under that rule."""
 
     def recomputable(self, node: fx.Node) -> bool:
-        return is_fusible(node) and getattr(node.target, "is_view", False)
+        return is_fusible(node) and is_view(node)
 
 
 class CheckpointPolicy:
@@ -123,18 +124,14 @@ def _crosses(node: fx.Node) -> bool:
     region = node.meta.get("recompute")
     if region is None:
         return any("recompute" in source.meta for source in node.all_input_nodes)
-    pending = [] if _is_view(node) else list(node.users)
+    pending = [] if is_view(node) else list(node.users)
     while pending:
         user = pending.pop()
         other = user.meta.get("recompute")
         if other != region and (other is not None or "in_backward" in user.meta):
             return True
-        pending += user.users if _is_view(user) and other == region else ()
+        pending += user.users if is_view(user) and other == region else ()
     return False
-
-
-def _is_view(node: fx.Node) -> bool:
-    return getattr(node.target, "is_view", False)
 
 
 def _byte_count(value: torch.Tensor) -> int:

@@ -1,0 +1,43 @@
+"""Walks over an aten graph that more than one step needs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from torch import fx
+
+
+def ancestors(
+    nodes: Iterable[fx.Node | None],
+    known: Collection[fx.Node] = (),
+    sources: Callable[[fx.Node], list[fx.Node]] = operator.attrgetter("all_input_nodes"),
+) -> set[fx.Node]:
+    """What computing `nodes` takes, they included, when `known` are given."""
+    pending = [node for node in nodes if node is not None and node not in known]
+    found = set(pending)
+    while pending:
+        for source in sources(pending.pop()):
+            if source not in found and source not in known:
+                found.add(source)
+                pending.append(source)
+    return found
+
+
+def is_view(node: Any) -> bool:
+    """Whether a node is a view op."""
+    return isinstance(node, fx.Node) and getattr(node.target, "is_view", False)
+
+
+def view_chain(node: fx.Node) -> Iterator[fx.Node]:
+    """`node` and what it is a view of; last the node whose memory it shares."""
+    yield node
+    while is_view(made := node.args[0] if node.target is operator.getitem else node):
+        node = made.args[0]  # type: ignore[assignment, union-attr]
+        yield node
+
+
+def view_root(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` shares."""
+    return [*view_chain(node)][-1]
