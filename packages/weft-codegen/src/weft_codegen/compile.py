@@ -86,7 +86,8 @@ def compile_graph(
         return Frozen(_aten(gm, inputs), frozen, build)
     with events.span("codegen"):
         try:
-            compiled = _compile(_aten(gm, inputs), inputs, chosen, inference)
+            gm = _aten(gm, inputs)
+            compiled = _compile(gm, inputs, chosen, inference)
             if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
                 return measured(compiled, gm)
             return compiled
@@ -100,7 +101,7 @@ def compile_graph(
             raise BackendCompilerError(
                 "codegen", f"{type(error).__name__}: {error}", op=_first_op(gm)
             ) from error
-    return _eager(gm)
+    return Eager(gm)
 
 
 def make_program(
@@ -196,14 +197,6 @@ def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
         fakes.append(to_fake(mode, value) if isinstance(value, torch.Tensor) else value)
     with events.span("codegen.trace"), torch.no_grad():
         return trace_aten(gm, fakes, decompositions=decompositions())
-
-
-def _eager(gm: fx.GraphModule) -> Compiled:
-    @torch.no_grad()
-    def run(*args: Any) -> Any:
-        return gm(*args)
-
-    return run
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from weft_core import events
 from weft_core.cachedir import cache_dir, read_checked, write_checked
 
 from weft_codegen.config import settings
-from weft_codegen.kernels.build import intact, program_path
+from weft_codegen.kernels.build import program_path
 from weft_codegen.kernels.load import Loadable
 from weft_codegen.kernels.toolchain import find as find_toolchain
 from weft_codegen.layout import has_onednn
@@ -82,7 +82,7 @@ def find(key: str) -> Loadable | None:
     except Exception:  # whatever it holds, it is not ours
         _log.warning("unreadable cache file %s: it will be made again", _path(key), exc_info=True)
         return None
-    return loadable if intact(program_path(loadable.stem)) else None
+    return None if read_checked(program_path(loadable.stem)) is None else loadable
 
 
 def constants(gm: fx.GraphModule) -> tuple[torch.Tensor, ...]:

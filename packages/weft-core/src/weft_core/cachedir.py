@@ -14,8 +14,7 @@ from pathlib import Path
 
 _log = logging.getLogger("weft.core.cachedir")
 
-_MAGIC = b"weft1\n"
-_DIGEST_BYTES = 32
+_SEAL = b"weft-seal1"
 
 
 def cache_dir(sub: str = "") -> Path:
@@ -52,8 +51,11 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def write_checked(path: Path, payload: bytes) -> None:
-    """Write a payload with its digest, for `read_checked`."""
-    atomic_write(path, _MAGIC + _sha256(payload) + payload)
+    """Write a payload with its digest behind it, for `read_checked`.
+
+    Loaders and linkers ignore bytes behind an ELF file, so a shared object may be a payload.
+    """
+    atomic_write(path, payload + _SEAL + _sha256(payload))
 
 
 def read_checked(path: Path) -> bytes | None:
@@ -65,9 +67,8 @@ def read_checked(path: Path) -> bytes | None:
     except OSError as error:
         _log.warning("cannot read %s: %s", path, error)
         return None
-    start = len(_MAGIC) + _DIGEST_BYTES
-    payload = data[start:]
-    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != _sha256(payload):
+    payload, _, digest = data.rpartition(_SEAL)
+    if digest != _sha256(payload):
         _log.warning("damaged cache file %s: it will be made again", path)
         return None
     return payload

@@ -7,18 +7,14 @@ A program that was built before starts no process.  Otherwise kernels that some 
 holds are linked from there, the others are split into a few translation units that compile in
 parallel with the host unit, and one link ends it.  Kernel symbols carry the kernel's hash and are
 weak, so two objects that hold the same kernel link together.
-
-Every cached file ends in a digest of what precedes it (ELF loaders and linkers ignore trailing
-bytes): a damaged file is logged and built again.  Files appear by atomic rename, so any number of
-processes may share the folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -34,9 +30,7 @@ from weft_codegen.kernels.toolchain import Toolchain, find
 INCLUDE = Path(__file__).parent / "include"
 KERNEL_HEADER = "weft_kernel.h"
 HOST_HEADER = "weft_host.h"
-_SEAL = b"weft-seal1"
 _UNIT_BYTES = 6000
-_log = logging.getLogger("weft.codegen.build")
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def build(sources: Sources) -> Path:
     tools = find()
     key = _digest(tools.fingerprint, _headers(), sources.host, *sorted(sources.kernels))
     target = program_path(key)
-    if intact(target):
+    if read_checked(target) is not None:
         return target
     with span("codegen.cc"):
         folder = Path(tempfile.mkdtemp(prefix="build-", dir=cache_dir("tmp")))
@@ -83,9 +77,9 @@ def build(sources: Sources) -> Path:
             objects = _kernel_objects(sources.kernels, sources.host, tools, folder)
             linked = folder / "program.so"
             _run([*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)])
-            atomic_write(target, seal(linked.read_bytes()))
+            write_checked(target, linked.read_bytes())
         finally:
-            _remove(folder)
+            shutil.rmtree(folder)
     return target
 
 
@@ -108,9 +102,9 @@ def _kernel_objects(
         jobs.append(_Job(folder / f"kernels{number}.c", text, tools.kernel_flags))
     compile_all(jobs, tools)
     for unit, job in zip(units, jobs[1:], strict=True):
-        payload = seal(job.object.read_bytes())
+        payload = job.object.read_bytes()
         path = cache_dir("objects") / f"{hashlib.sha256(payload).hexdigest()[:32]}.o"
-        atomic_write(path, payload)
+        write_checked(path, payload)
         for symbol in unit:
             write_checked(_index_path(symbol, salt), path.name.encode())
             known[symbol] = path
@@ -127,7 +121,7 @@ def _known_object(symbol: str, salt: str) -> Path | None:
     if name is None:
         return None
     path = cache_dir("objects") / name.decode()
-    return path if intact(path) else None
+    return None if read_checked(path) is None else path
 
 
 def split(kernels: Mapping[str, str], most: int) -> list[list[str]]:
@@ -228,29 +222,3 @@ def _digest(*parts: str) -> str:
         joined.update(part.encode())
         joined.update(b"\0")
     return joined.hexdigest()
-
-
-def seal(payload: bytes) -> bytes:
-    """`payload` with the digest that `intact` checks."""
-    return payload + _SEAL + hashlib.sha256(payload).digest()
-
-
-def intact(path: Path) -> bool:
-    """Whether `path` exists and its bytes are those that were sealed."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return False
-    end = len(data) - 32
-    start = end - len(_SEAL)
-    if start >= 0 and data[start:end] == _SEAL:
-        if hashlib.sha256(data[:start]).digest() == data[end:]:
-            return True
-    _log.warning("damaged cache file %s: it will be made again", path)
-    return False
-
-
-def _remove(folder: Path) -> None:
-    for entry in folder.iterdir():
-        entry.unlink(missing_ok=True)
-    folder.rmdir()

@@ -14,12 +14,13 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
 from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.program import Extern, Ref
@@ -69,28 +70,12 @@ class _NotRepresentable(Exception):
     """An argument that the C function cannot take; the step runs in Python."""
 
 
-@dataclass(frozen=True)
-class ShimCall:
-    """A call of `function`: its arguments in C but for the results.
-
-    out: whether the result is written into memory that the caller passes first.
-    """
-
-    function: str
-    arguments: tuple[str, ...]
-    out: bool
+class Handle(str):
+    """The C text of a tensor's handle, among the arguments of an operator."""
 
 
-@dataclass(frozen=True)
-class Writer:
-    """How the host writes the pieces of a call: a tensor's handle and an int.
-
-    floating: whether every tensor of the call is floating-point.
-    """
-
-    tensor: Callable[[str], str]
-    integer: Callable[[IndexExpr], str]
-    floating: bool
+class Integer(str):
+    """The C text of an int that is known when the program runs."""
 
 
 def results_of(op: Any) -> int:
@@ -109,21 +94,28 @@ def writes_into(step: Extern) -> bool:
     return step.op in OUT_FUNCTIONS and step.results[0] is not None
 
 
-def shim_call(step: Extern, write: Writer) -> ShimCall | None:
-    """The C call for `step`, or None when it has to run in Python."""
-    op = step.op
+def shim_call(
+    step: Extern, args: Any, kwargs: dict[str, Any], floating: bool
+) -> tuple[str, list[str]] | None:
+    """libtorch's function for `step` and its arguments in C but for the results.
+
+    None when the step has to run in Python.
+
+    Args:
+        args, kwargs: those of the step, with Handle and Integer for tensors and symbolic ints.
+        floating: whether every tensor of the call is floating-point.
+    """
     out = writes_into(step)
-    name = OUT_FUNCTIONS[op] if out else _shim_name(op)
+    name = OUT_FUNCTIONS[step.op] if out else _shim_name(step.op)
+    results = 1 if out else results_of(step.op)
     expected = shim_parameters().get(name)
-    if expected is None or (not out and results_of(op) < 0):
+    if expected is None or results < 0:
         return None
     try:
-        arguments = tuple(_arguments(step, write))
+        arguments = list(_arguments(step.op, args, kwargs, floating))
     except _NotRepresentable:
         return None
-    if len(arguments) + (1 if out else results_of(op)) != expected:
-        return None
-    return ShimCall(name, arguments, out)
+    return (name, arguments) if len(arguments) + results == expected else None
 
 
 def _shim_name(op: Any) -> str:
@@ -144,69 +136,47 @@ def shim_parameters() -> dict[str, int]:
     return {name: parameters.count(",") + 1 for name, parameters in found}
 
 
-def bound_arguments(step: Extern) -> list[tuple[Any, Any]]:
-    """(schema argument, value) for every argument of the operator, defaults included."""
-    keywords = dict(step.kwargs)
-    bound = []
-    for position, argument in enumerate(step.op._schema.arguments):
-        if position < len(step.args) and not argument.kwarg_only:
-            value = step.args[position]
-        elif argument.name in keywords:
-            value = keywords[argument.name]
+def _arguments(op: Any, args: Any, kwargs: dict[str, Any], floating: bool) -> Iterator[str]:
+    for position, argument in enumerate(op._schema.arguments):
+        if position < len(args) and not argument.kwarg_only:
+            value = args[position]
         else:
-            value = argument.default_value
-        bound.append((argument, value))
-    return bound
-
-
-def _arguments(step: Extern, write: Writer) -> list[str]:
-    pieces: list[str] = []
-    for argument, value in bound_arguments(step):
+            value = kwargs.get(argument.name, argument.default_value)
         kind = str(argument.real_type).replace("SymInt", "int")
         optional = kind.startswith("Optional[")
         if optional:
             kind = kind.removeprefix("Optional[").removesuffix("]")
-        convert = _CONVERT.get(kind)
-        if convert is None:
-            if value is None and kind == "Generator":
-                pieces.append("NULL")
-                continue
+        if kind in ("number", "Scalar") and not floating and not isinstance(value, float):
+            # The C functions take every Scalar as a double, which would promote an integer tensor.
+            raise _NotRepresentable(value)
+        if kind == "Generator" and value is None:
+            yield "NULL"
+        elif kind in _CONVERT:
+            yield from _CONVERT[kind](value, optional)
+        else:
             raise _NotRepresentable(kind)
-        pieces += convert(value, optional, write)
-    return pieces
 
 
-def _tensor(value: Any, optional: bool, write: Writer) -> list[str]:
-    if value is None:
-        return ["NULL"]
-    if not isinstance(value, Ref):
-        raise _NotRepresentable(value)
-    text = write.tensor(value.name)
-    return [f"(weft_tensor[]){{{text}}}" if optional else text]
+def _one(ctype: str, text: Callable[[Any], str]) -> Callable[..., list[str]]:
+    """An argument that is passed by address when it is optional."""
 
-
-def _one(ctype: str, text: Callable[[Any, Writer], str]) -> Callable[..., list[str]]:
-    """A scalar argument, passed by address when it is optional."""
-
-    def convert(value: Any, optional: bool, write: Writer) -> list[str]:
+    def convert(value: Any, optional: bool) -> list[str]:
         if value is None:
             return ["NULL"]
-        piece = text(value, write)
-        return [f"({ctype}[]){{{piece}}}" if optional else piece]
+        return [f"({ctype}[]){{{text(value)}}}" if optional else text(value)]
 
     return convert
 
 
-def _integer(value: Any, write: Writer) -> str:
-    if isinstance(value, IndexExpr):
-        return write.integer(value)
+def _integer(value: Any) -> str:
+    if isinstance(value, Integer):
+        return value
     if isinstance(value, int):
         return f"{int(value)}LL"
     raise _NotRepresentable(value)
 
 
-def _real(value: Any, write: Writer) -> str:
-    del write
+def _real(value: Any) -> str:
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53):
         number = float(value)
         if number - number == 0:
@@ -215,21 +185,12 @@ def _real(value: Any, write: Writer) -> str:
     raise _NotRepresentable(value)
 
 
-def _scalar(value: Any, optional: bool, write: Writer) -> list[str]:
-    # The C functions take every Scalar as a double, which would promote an integer tensor.
-    if not isinstance(value, float) and not write.floating:
-        raise _NotRepresentable(value)
-    return _one("double", _real)(value, optional, write)
-
-
-def _flag(value: Any, write: Writer) -> str:
-    del write
+def _flag(value: Any) -> str:
     return str(int(bool(value)))
 
 
-def _code(table: dict[Any, int]) -> Callable[[Any, Writer], str]:
-    def text(value: Any, write: Writer) -> str:
-        del write
+def _code(table: dict[Any, int]) -> Callable[[Any], str]:
+    def text(value: Any) -> str:
         if value not in table:
             raise _NotRepresentable(value)
         return str(table[value])
@@ -237,38 +198,36 @@ def _code(table: dict[Any, int]) -> Callable[[Any, Writer], str]:
     return text
 
 
-def _string(value: Any, write: Writer) -> str:
-    del write
+def _string(value: Any) -> str:
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def _many(ctype: str, text: Callable[[Any, Writer], str]) -> Callable[..., list[str]]:
+def _many(ctype: str, text: Callable[[Any], str]) -> Callable[..., list[str]]:
     """A list argument: address and length."""
 
-    def convert(value: Any, optional: bool, write: Writer) -> list[str]:
+    def convert(value: Any, optional: bool) -> list[str]:
         if value is None:
             return ["NULL", "0LL"]
         items = value if isinstance(value, list | tuple) else [value]
-        array = f"({ctype}[]){{{', '.join(text(item, write) for item in items) or '0'}}}"
+        array = f"({ctype}[]){{{', '.join(map(text, items)) or '0'}}}"
         address = f"(const {ctype}*[]){{{array}}}" if optional else array
         return [address, f"{len(items)}LL"]
 
     return convert
 
 
-def _handle(value: Any, write: Writer) -> str:
-    if not isinstance(value, Ref):
+def _handle(value: Any) -> str:
+    if not isinstance(value, Handle):
         raise _NotRepresentable(value)
-    return write.tensor(value.name)
+    return value
 
 
-def _handle_address(value: Any, write: Writer) -> str:
-    return "NULL" if value is None else f"(weft_tensor[]){{{_handle(value, write)}}}"
+def _handle_address(value: Any) -> str:
+    return "NULL" if value is None else f"(weft_tensor[]){{{_handle(value)}}}"
 
 
-def _device(value: Any, optional: bool, write: Writer) -> list[str]:
-    del write
+def _device(value: Any, optional: bool) -> list[str]:
     if value is None:
         return ["NULL", "0"]
     if torch.device(value).type != "cpu":
@@ -277,11 +236,11 @@ def _device(value: Any, optional: bool, write: Writer) -> list[str]:
 
 
 _CONVERT: dict[str, Callable[..., list[str]]] = {
-    "Tensor": _tensor,
+    "Tensor": _one("weft_tensor", _handle),
     "int": _one("int64_t", _integer),
     "float": _one("double", _real),
-    "number": _scalar,
-    "Scalar": _scalar,
+    "number": _one("double", _real),
+    "Scalar": _one("double", _real),
     "bool": _one("int32_t", _flag),
     "str": _one("const char*", _string),
     "ScalarType": _one("int32_t", _code(DTYPE_CODES)),
@@ -305,14 +264,22 @@ class PythonStep:
     """Runs `op` with tensors and ints in the slots of its arguments, like eager does."""
 
     op: Any
-    args: list[Any]
+    args: Any
     kwargs: dict[str, Any]
+
+    def filled(self, tensors: Sequence[Any], ints: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments with `tensors` and `ints` in their slots."""
+        pools = (tensors, ints)
+
+        def fill(value: Any) -> Any:
+            return pools[value.pool][value.position] if isinstance(value, _Slot) else value
+
+        return fx.node.map_aggregate((self.args, self.kwargs), fill)
 
     def __call__(self, tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
         """The results of the operator as a tuple."""
-        pools: tuple[Sequence[Any], ...] = (tensors, ints)
-        filled = {name: _fill(value, pools) for name, value in self.kwargs.items()}
-        result = self.op(*_fill(self.args, pools), **filled)
+        args, kwargs = self.filled(tensors, ints)
+        result = self.op(*args, **kwargs)
         if isinstance(result, list | tuple):
             return tuple(result)
         return () if result is None else (result,)
@@ -322,7 +289,7 @@ class PythonStep:
         return _named_step, (str(self.op), self.args, self.kwargs)
 
 
-def _named_step(name: str, args: list[Any], kwargs: dict[str, Any]) -> PythonStep:
+def _named_step(name: str, args: Any, kwargs: dict[str, Any]) -> PythonStep:
     return PythonStep(operator.attrgetter(name)(torch.ops), args, kwargs)
 
 
@@ -338,12 +305,9 @@ def python_step(step: Extern) -> tuple[list[str], list[IndexExpr], PythonStep]:
         if isinstance(value, IndexExpr):
             ints.append(value)
             return _Slot(1, len(ints) - 1)
-        if isinstance(value, list | tuple):
-            return type(value)(collect(item) for item in value)
         return value
 
-    args = collect(list(step.args))
-    kwargs = {name: collect(value) for name, value in step.kwargs}
+    args, kwargs = fx.node.map_aggregate((step.args, dict(step.kwargs)), collect)
     return tensors, ints, PythonStep(step.op, args, kwargs)
 
 
@@ -353,11 +317,3 @@ class _Slot:
 
     pool: int
     position: int
-
-
-def _fill(value: Any, pools: tuple[Sequence[Any], ...]) -> Any:
-    if isinstance(value, _Slot):
-        return pools[value.pool][value.position]
-    if isinstance(value, list | tuple):
-        return type(value)(_fill(item, pools) for item in value)
-    return value

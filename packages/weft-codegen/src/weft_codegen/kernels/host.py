@@ -17,7 +17,8 @@ from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
 from weft_codegen.kernels.externs import (
     DTYPE_CODES,
-    Writer,
+    Handle,
+    Integer,
     python_step,
     results_of,
     shim_call,
@@ -34,7 +35,6 @@ from weft_codegen.loops.program import (
     Output,
     Program,
     Ref,
-    Step,
 )
 
 
@@ -67,7 +67,12 @@ class HostWriter:
         self._inputs()
         self._take_scratch()
         for position, step in enumerate(self._program.steps):
-            self._step(position, step)
+            if isinstance(step, Launch):
+                self._launch(step)
+            elif isinstance(step, Extern):
+                self._extern(position, step)
+            else:
+                self._alias(step)
             self._release(position)
         self._outputs()
         return "\n".join([*self._opening(), *self._lines, *self._closing()])
@@ -105,17 +110,10 @@ class HostWriter:
         for position, item in enumerate(self._program.inputs):
             if item.kind != "tensor":
                 continue
-            buffer = self._program.buffers[item.name]
             self._handles[item.name] = f"in[{position}]"
-            what = f'"argument {position}"'
-            code = DTYPE_CODES[buffer.dtype]
-            copy = f"&{self._slot(item.name)}"
-            if item.name in self._program.mutations:
-                copy = "NULL"
-            layout = self._layout_arguments(buffer)
-            self._check(f"weft_expect(call, in[{position}], {what}, {code})")
-            self._check(f"weft_layout(call, &in[{position}], {copy}, {what}, {layout}, {code})")
-            self._pointer(item.name, f"weft_data(in[{position}])")
+            mutated = item.name in self._program.mutations
+            copy = "NULL" if mutated else f"&{self._slot(item.name)}"
+            self._expect(item.name, copy, f"argument {position}")
         for position, name in enumerate(self._program.constants):
             handle = f"constant[{position}]"
             self._handles[name] = handle
@@ -123,6 +121,14 @@ class HostWriter:
                 f"{handle} = weft_handle(program, PyTuple_GetItem(program->constants, {position}));"
             )
             self._pointer(name, f"weft_data({handle})")
+
+    def _expect(self, name: str, copy: str, what: str) -> None:
+        """Check a tensor that others made; in other strides it is copied to `copy`."""
+        handle, buffer = self._handles[name], self._program.buffers[name]
+        layout, code = self._layout_arguments(buffer), DTYPE_CODES[buffer.dtype]
+        self._check(f'weft_expect(call, {handle}, "{what}", {code})')
+        self._check(f'weft_layout(call, &{handle}, {copy}, "{what}", {layout}, {code})')
+        self._pointer(name, f"weft_data({handle})")
 
     def _take_scratch(self) -> None:
         size = self._plan.fixed
@@ -135,14 +141,6 @@ class HostWriter:
             self._line(f"char *const scratch = weft_data({slot});")
 
     # ---- steps ----
-
-    def _step(self, position: int, step: Step) -> None:
-        if isinstance(step, Launch):
-            self._launch(step)
-        elif isinstance(step, Extern):
-            self._extern(position, step)
-        else:
-            self._alias(step)
 
     def _origins(self, origins: tuple[str, ...]) -> None:
         for text in by_line(origins):
@@ -220,15 +218,17 @@ class HostWriter:
         self._origins(step.origins)
         if step.when is not None:
             self._line(f"if (*{_pointer_name(step.when)}) {{")
-        tensors, ints, _ = python_step(step)
-        handles = [self._handle(name) for name in tensors]
+        tensors, sizes, python_call = python_step(step)
+        handles = [Handle(self._handle(name)) for name in tensors]
+        ints = [Integer(index_c(size)) for size in sizes]
         floating = all(self._program.buffers[name].dtype.is_floating_point for name in tensors)
-        call = shim_call(step, Writer(self._handle, index_c, floating))
+        shim = shim_call(step, *python_call.filled(handles, ints), floating)
+        function, pieces = shim or ("", [])
         arguments = [
             f"call, {position}, {len(handles)}",
             f"(weft_tensor[]){{{', '.join(handles) or 'NULL'}}}",
             str(len(ints)),
-            f"(int64_t[]){{{', '.join(map(index_c, ints)) or '0'}}}",
+            f"(int64_t[]){{{', '.join(ints) or '0'}}}",
         ]
         if writes_into(step):
             result = step.results[0]
@@ -236,46 +236,29 @@ class HostWriter:
             self._make(result)
             target = self._handle(result)
             python = f"weft_python_into({', '.join([*arguments, target])})"
-            pieces = [target, *(call.arguments if call else ())]
+            pieces = [target, *pieces]
         else:
-            slots = [self._result_slot(name) for name in step.results]
+            slots = ["NULL" if name is None else f"&{self._slot(name)}" for name in step.results]
             array = f"(weft_tensor *[]){{{', '.join(slots) or 'NULL'}}}"
             python = f"weft_python({', '.join([*arguments, str(len(slots)), array])})"
-            pieces = [*(call.arguments if call else ()), *self._shim_results(step, slots)]
-        if call is not None:
-            python = f"{self._shim(call.function)}, {', '.join(pieces)}) && {python}"
+            unused = ["NULL"] * (results_of(step.op) - len(slots))
+            for slot in [*slots, *unused][: results_of(step.op)]:
+                pieces.append(f"&{self._slot('')}" if slot == "NULL" else slot)
+        if function:
+            number = self._shims.setdefault(function, len(self._shims))
+            python = f"WEFT_CALL({number}, {function}, {', '.join(pieces)}) && {python}"
         self._check(python)
         if step.when is not None:
             self._line("}")
         if not writes_into(step):
             self._results(step)
 
-    def _shim(self, function: str) -> str:
-        """The start of a call through the table of functions that only this program needs."""
-        number = self._shims.setdefault(function, len(self._shims))
-        return f"WEFT_CALL({number}, {function}"
-
-    def _result_slot(self, name: str | None) -> str:
-        return "NULL" if name is None else f"&{self._slot(name)}"
-
-    def _shim_results(self, step: Extern, slots: list[str]) -> list[str]:
-        count = results_of(step.op)
-        padded = [*slots, *["NULL"] * (count - len(slots))][:count]
-        return [f"&{self._slot('')}" if slot == "NULL" else slot for slot in padded]
-
     def _results(self, step: Extern) -> None:
         for name in step.results:
             if name is None or name not in self._program.buffers:
                 continue
-            slot = self._slot(name)
-            buffer = self._program.buffers[name]
-            self._handles[name] = slot
-            layout = self._layout_arguments(buffer)
-            what = f'"the result of {step.op}"'
-            code = DTYPE_CODES[buffer.dtype]
-            self._check(f"weft_expect(call, {slot}, {what}, {code})")
-            self._check(f"weft_layout(call, &{slot}, &{slot}, {what}, {layout}, {code})")
-            self._pointer(name, f"weft_data({slot})")
+            slot = self._handles[name] = self._slot(name)
+            self._expect(name, f"&{slot}", f"the result of {step.op}")
 
     def _release(self, position: int) -> None:
         """Drop tensors that no later step needs."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from weft_codegen.loops.index import (
@@ -20,7 +20,6 @@ from weft_codegen.loops.index import (
     Atom,
     Axis,
     IndexExpr,
-    as_axis,
     axis,
     coefficient,
     nonnegative,
@@ -162,17 +161,10 @@ def _axes_in(where: IndexExpr) -> list[Axis]:
     return [atom for monomial, _ in where.terms for atom in monomial if isinstance(atom, Axis)]
 
 
-def replacing(mapped: dict[Axis, IndexExpr]) -> functools.partial[IndexExpr]:
+def replacing(mapped: dict[Axis, IndexExpr]) -> Callable[[IndexExpr], IndexExpr]:
     """A function that rewrites index expressions by `mapped`."""
 
     def leaf(atom: Atom) -> IndexExpr | None:
         return mapped.get(atom) if isinstance(atom, Axis) else None
 
-    return functools.partial(_substitute, leaf=leaf)
-
-
-def _substitute(where: IndexExpr, leaf: object) -> IndexExpr:
-    return substitute(where, leaf)  # type: ignore[arg-type]
-
-
-__all__ = ["Mapping", "align", "as_axis", "linear", "new_axis", "origin", "pieces", "replacing"]
+    return lambda where: substitute(where, leaf)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, Rewriter, read, walk
 from weft_codegen.loops.index import ZERO, Axis
 from weft_codegen.loops.ops import OPS
-from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.program import Reduce, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.schedule.split import rewritten
 
 # A value is worth a local outside the loop when it costs more than this many float adds.
 _WORTH = 3
@@ -37,23 +38,11 @@ def hoist(
         return None
 
     rewrite = Rewriter(leaf)
-    after = [with_values(stmt, rewrite) for stmt in statements]
-    return before, after
+    return before, [rewritten(stmt, rewrite) for stmt in statements]
 
 
 def _cost(root: Expr) -> int:
     return sum(OPS[node.name].cost for node in walk(root) if isinstance(node, Op))
-
-
-def with_values(stmt: Stmt, rewrite: Rewriter) -> Stmt:
-    """A statement with its expressions rewritten."""
-    if isinstance(stmt, Reduce):
-        return replace(stmt, values=tuple(rewrite(value) for value in stmt.values))
-    if isinstance(stmt, Loop):
-        return stmt
-    if isinstance(stmt, Store):
-        return replace(stmt, value=rewrite(stmt.value), index=rewrite.index(stmt.index))
-    return replace(stmt, value=rewrite(stmt.value))
 
 
 def split_conflicts(stores: list[Stmt], new_local: NewLocal) -> list[Stmt]:

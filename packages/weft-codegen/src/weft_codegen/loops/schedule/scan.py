@@ -19,8 +19,7 @@ from weft_codegen.loops.expr import Expr, Local, Op, Read, Rewriter, read, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, axis, const
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, stmt_exprs
 from weft_codegen.loops.schedule.align import replacing
-from weft_codegen.loops.schedule.hoist import with_values
-from weft_codegen.loops.schedule.split import over_other_axes
+from weft_codegen.loops.schedule.split import rewritten
 from weft_codegen.loops.schedule.tile import blocked
 
 # A row of float64 is 2 KiB then: it stays in the first-level cache.
@@ -47,7 +46,7 @@ def scan_parts(
     parts: list[Stmt] = []
     rest: list[Stmt] = []
     for stmt in statements:
-        moved = with_values(over_other_axes(stmt, at), Rewriter(rows.get))
+        moved = rewritten(rewritten(stmt, at), Rewriter(rows.get))
         if stmt not in scans:
             rest.append(moved)
             continue

@@ -89,18 +89,18 @@ def _parts(loop: Loop, cuts: list[int]) -> Iterator[Stmt]:
     for number, (begin, end) in enumerate(itertools.pairwise(edges)):
         part = axis(f"{loop.axis.key}.{number}", end - begin)
         rewrite = Rewriter(at=replacing({loop.axis: part + begin}))
-        body = tuple(over_other_axes(stmt, rewrite) for stmt in loop.body)
+        body = tuple(rewritten(stmt, rewrite) for stmt in loop.body)
         if part is ZERO:
             yield from body
         else:
             yield replace(loop, axis=as_axis(part), body=body)
 
 
-def over_other_axes(stmt: Stmt, rewrite: Rewriter) -> Stmt:
+def rewritten(stmt: Stmt, rewrite: Rewriter) -> Stmt:
     """`stmt` with its expressions and places rewritten."""
     if isinstance(stmt, Loop):
         limit = None if stmt.limit is None else rewrite.index(stmt.limit)
-        body = tuple(over_other_axes(inner, rewrite) for inner in stmt.body)
+        body = tuple(rewritten(inner, rewrite) for inner in stmt.body)
         return replace(stmt, body=body, limit=limit)
     index = rewrite.index(stmt.index)
     if isinstance(stmt, Reduce):

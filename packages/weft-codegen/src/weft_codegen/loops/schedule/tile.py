@@ -15,7 +15,7 @@ The first pair of loops is what an emitter may write as vector shuffles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -31,6 +31,7 @@ from weft_codegen.loops.index import (
 )
 from weft_codegen.loops.program import Loop, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.schedule.group import Group, rewritten
+from weft_codegen.loops.schedule.split import rewritten as rewritten_stmt
 
 # Float32 elements in a cache line.
 TILE = 16
@@ -146,11 +147,7 @@ def turned(
         fills += inside_tile([Set(local, place, node)], column, row)
         held[node] = read(local, place)
     rewrite = Rewriter(held.get)
-    changed: list[Stmt] = []
-    for stmt in statements:
-        assert isinstance(stmt, Store)
-        changed.append(replace(stmt, value=rewrite(stmt.value)))
-    return tuple(fills), changed
+    return tuple(fills), [rewritten_stmt(stmt, rewrite) for stmt in statements]
 
 
 def _is_turned(node: Load, row: Blocked, column: Blocked) -> bool:
