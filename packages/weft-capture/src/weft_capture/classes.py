@@ -72,8 +72,6 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
             tx.raise_real(error)
     if issubclass(kind, BaseException):
         instance: Value = ExceptionValue(kind, list(args))
-    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return _named_tuple(tx, kind, args, kwargs)
     elif table.is_pure(kind):
         return fold(tx, kind, args, kwargs)
     else:
@@ -148,24 +146,6 @@ def _check_no_finalizer(kind: type) -> None:
 def _plain_new(kind: type) -> bool:
     new = attributes.lookup(kind, "__new__")
     return new is None or new[0] is object or new[0].__module__ == "typing"
-
-
-def _named_tuple(tx: Tracer, kind: Any, args: list[Value], kwargs: Kwargs) -> Value:
-    fields = kind._fields
-    if len(args) > len(fields):
-        tx.raise_(TypeError, f"{kind.__name__}() takes {len(fields)} arguments")
-    given = dict(zip(fields, args, strict=False))
-    for name, value in kwargs.items():
-        if name not in fields or name in given:
-            tx.raise_(TypeError, f"{kind.__name__}() got an unexpected argument '{name}'")
-        given[name] = value
-    for name, default in kind._field_defaults.items():
-        if name not in given:
-            given[name] = tx.const_object(default)
-    missing = [name for name in fields if name not in given]
-    if missing:
-        tx.raise_(TypeError, f"{kind.__name__}() missing arguments: {', '.join(missing)}")
-    return NamedTupleValue(kind, [given[name] for name in fields])
 
 
 def subscript_class(tx: Tracer, cls: ClassValue, key: Value) -> Value:

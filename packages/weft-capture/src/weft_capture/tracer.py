@@ -335,7 +335,7 @@ class Tracer(Bridge):
         if function.obj is not None:
             classes.check_inlinable(function.obj)
             self.guard_code(function.obj, function.source)
-        local_values = bind_arguments(self, function, args, kwargs)
+        local_values = bind_arguments(self, decoded, function, args, kwargs)
         cells = dict(zip(function.code.co_freevars, function.cells, strict=True))
         # A frame on a level of a functorch transform cannot be left and entered again.
         whole = decoded.is_generator or self.transforms or not stepped
