@@ -11,6 +11,7 @@ import itertools
 import re
 import threading
 import types
+import typing
 import weakref
 
 import torch
@@ -258,3 +259,30 @@ def test_an_inlined_call_lets_go_of_its_arguments():
 
     run, _ = captured(program)
     assert program(X)[1] is None and run(X)[1] is None
+
+
+class Doubled(collections.namedtuple("Doubled", "x y")):
+    def __new__(cls, x):
+        return super().__new__(cls, x, x * 2)
+
+
+class Named(typing.NamedTuple):
+    a: object
+    b: int = 3
+
+
+def test_named_tuples_are_made_by_their_own_new():
+    def f(x):
+        texts = []
+        for make in (lambda: Named(), lambda: Named(1, 2, 3), lambda: Named(1, c=2)):
+            try:
+                make()
+            except TypeError as error:
+                texts.append(str(error))
+        return Doubled(x), Named(b=2, a=x), Named(1), texts
+
+    optimised, state = captured(f)
+    expected, found = f(X), optimised(X)
+    assert repr(found) == repr(expected)
+    assert [type(one) for one in found] == [type(one) for one in expected]
+    assert not state.breaks

@@ -34,15 +34,13 @@ def bind_arguments(
     stub.__qualname__ = function.name
     stub.__kwdefaults__ = dict(function.kwdefaults)
     try:
-        bound = stub(*args, **kwargs)
+        bound: dict[str, Value] = stub(*args, **kwargs)
     except TypeError as error:
         tx.raise_real(error)
-    rest = [name for name, value in bound.items() if not isinstance(value, Value)]
-    for name in rest:
-        given = bound[name]
+    for name, given in bound.items():
         if isinstance(given, tuple):
             bound[name] = TupleValue(given)
-        else:
+        elif isinstance(given, dict):
             bound[name] = DictValue([(constant(key), value) for key, value in given.items()])
     return bound
 

@@ -6,10 +6,11 @@ look at the objects while the graph runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.constant import NONE, constant
 from weft_capture.values.objects import DELETED
 
 if TYPE_CHECKING:
@@ -63,37 +64,17 @@ class Effects:
     def __bool__(self) -> bool:
         return bool(self.changed or self.globals)
 
-    def prepare(self, out: Output) -> Callable[[], None]:
-        """Load all that the writes need; the function returned emits the writes."""
+    def prepare(self, out: Output) -> None:
+        """Load all that the writes need, and leave the writes with `out`."""
         for value in self.changed:
             out.pin(value)
-        writes = [value.replay(out) for value in self.changed]
-        temps: list[tuple[Any, str, str | None]] = []
-        for (_, name), (global_dict, written) in self.globals.items():
+        for value in self.changed:
+            write = value.replay(out)
+            if write is not None:
+                out.writes.append(write)
+        for (_, name), (holder, written) in self.globals.items():
             if written is DELETED:
-                temps.append((global_dict, name, None))
-                continue
-            out.load(written)
-            temps.append((global_dict, name, out.store_temp()))
-
-        def write() -> None:
-            for one in writes:
-                one()
-            for global_dict, name, temp in temps:
-                if temp is None:
-                    out.writer.load_const(global_dict)
-                    out.writer.load_method("pop")
-                    out.writer.load_const(name)
-                    out.writer.load_const(None)
-                    out.writer.call_method(2)
-                    out.writer.pop()
-                    continue
-                out.writer.load_local(temp)
-                out.writer.load_const(global_dict)
-                if isinstance(global_dict, type):
-                    out.writer.store_attr(name)
-                    continue
-                out.writer.load_const(name)
-                out.writer.store_subscr()
-
-        return write
+                out.later(dict.pop, constant(holder), constant(name), NONE)
+            else:
+                set_one = setattr if isinstance(holder, type) else operator.setitem
+                out.later(set_one, constant(holder), constant(name), written)

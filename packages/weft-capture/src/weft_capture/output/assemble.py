@@ -188,21 +188,20 @@ class _Assembly:
             self.out.call(torch._C._set_grad_enabled, [constant(self.end_mode)])
             self.writer.pop()
         self.tx.calls.emit(self.out, late=True)
-        effects = self.tx.effects.prepare(self.out) if self.tx.effects else None
+        self.tx.effects.prepare(self.out)
         if self.stopped is None:
-            self._return(effects)
+            self._return()
         else:
-            self._break(self.stopped.frames[1:], effects)
+            self._break(self.stopped.frames[1:])
 
-    def _return(self, effects: Callable[[], None] | None) -> None:
+    def _return(self) -> None:
         value = self.frame.result
         assert value is not None
         writer = self.writer
         self.out.load(value)
         cells = self._load_cells()
-        result = self.out.store_temp() if effects or cells else None
-        if effects:
-            effects()
+        result = self.out.store_temp() if self.out.writes or cells else None
+        self.out.write()
         self._store_cells(cells)
         if result is not None:
             writer.load_local(result)
@@ -222,7 +221,7 @@ class _Assembly:
             self.writer.load_local(temp)
             self.writer.store_local(name)
 
-    def _break(self, inlined: Sequence[Frame], effects: Callable[[], None] | None) -> None:
+    def _break(self, inlined: Sequence[Frame]) -> None:
         frame, out, writer = self.frame, self.out, self.writer
         index = frame.ip - 1 if inlined else frame.ip
         instr = frame.decoded.instrs[index]
@@ -237,8 +236,7 @@ class _Assembly:
         stack = [self._stack_temp(value) for value in frame.stack]
         inner = InnerFrames(out, inlined, self.tail_call, whole=fails) if inlined else None
         temps.update(self._load_cells())
-        if effects:
-            effects()
+        out.write()
         for name, temp in temps.items():
             writer.load_local(temp)
             writer.store_local(name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weft_capture.breaks import Break
 from weft_capture.output.builder import SourceBuilder
 from weft_capture.values.base import Value
-from weft_capture.values.constant import NULL, Constant
+from weft_capture.values.constant import NULL, Constant, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue, check_keys
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
@@ -48,6 +48,7 @@ class Output:
         self.graph_outputs: dict[Node, int] = {}
         self.made_at = made_at
         self._temps: dict[Value, str] = {}
+        self.writes: list[Callable[[], None]] = []
 
     def load(self, value: Value) -> None:
         """Push a value."""
@@ -130,7 +131,8 @@ class Output:
 
     def pin(self, value: Value) -> None:
         """Load an object into a temporary now, before writes change the way to it."""
-        if value in self._temps or (isinstance(value, CellValue) and value in self.cells):
+        fixed = isinstance(value, Constant) and type(value.value) not in MADE
+        if fixed or value in self._temps or value in self.cells:
             return
         self.load(value)
         if value not in self._temps:
@@ -152,41 +154,40 @@ class Output:
         self.writer.call_method(len(temps))
         self.writer.pop()
 
+    def later(self, function: Callable[..., object], *args: Value) -> None:
+        """Write a call that changes an existing object: behind all loads, its arguments as now."""
+        for arg in args:
+            self.pin(arg)
+
+        def write() -> None:
+            self.call(function, args)
+            self.writer.pop()
+
+        self.writes.append(write)
+
+    def write(self) -> None:
+        """Emit what is to come behind all loads."""
+        for one in self.writes:
+            one()
+
     def replay_attributes(
         self,
         owner: Value,
         attributes: dict[str, Value],
         set_one: Callable[..., None] = setattr,
         delete_one: Callable[..., None] = delattr,
-    ) -> Callable[[], None]:
-        """Prepare setting (or deleting) attributes of an existing object.
+    ) -> None:
+        """Set (or delete) attributes of an existing object later.
 
         Args:
             set_one: what sets an attribute: past a `__setattr__` that was captured already.
             delete_one: what deletes one.
         """
-        temps: dict[str, str | None] = {}
         for name, value in attributes.items():
             if value is DELETED:
-                temps[name] = None
-                continue
-            self.load(value)
-            temps[name] = self.store_temp()
-
-        def write() -> None:
-            for name, temp in temps.items():
-                self.writer.begin_call()
-                self.writer.load_const(_delete_if_set if temp is None else set_one)
-                if temp is None:
-                    self.writer.load_const(delete_one)
-                self.load(owner)
-                self.writer.load_const(name)
-                if temp is not None:
-                    self.writer.load_local(temp)
-                self.writer.call(3)
-                self.writer.pop()
-
-        return write
+                self.later(_delete_if_set, constant(delete_one), owner, constant(name))
+            else:
+                self.later(set_one, owner, constant(name), value)
 
     def is_cyclic(self, value: Value) -> bool:
         """Say whether a container (indirectly) contains itself."""

@@ -264,12 +264,8 @@ class MutableValue(Value):
 
         return restore
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        """Prepare writing the final state to the existing object that `source` names.
-
-        First pushes what is needed into temporaries, then returns a function that emits the
-        writes, so that all reads of all replayed values come before the first write.
-        """
+    def replay(self, out: Output) -> Callable[[], None] | None:
+        """Write the final state to the existing object that `source` names, by `out.later`."""
         raise NotImplementedError(type(self).__name__)
 
 

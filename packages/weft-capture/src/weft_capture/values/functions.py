@@ -74,23 +74,11 @@ class CellValue(MutableValue):
             writer.swap(2)
             writer.store_attr("cell_contents")
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        contents = self.contents
-        temp = None
-        if contents is not None:
-            out.load(contents)
-            temp = out.store_temp()
-
-        def write() -> None:
-            if temp is None:
-                out.load(self)
-                out.writer.delete_attr("cell_contents")
-            else:
-                out.writer.load_local(temp)
-                out.load(self)
-                out.writer.store_attr("cell_contents")
-
-        return write
+    def replay(self, out: Output) -> None:
+        if self.contents is None:
+            out.later(delattr, self, constant("cell_contents"))
+        else:
+            out.later(setattr, self, constant("cell_contents"), self.contents)
 
 
 FUNCTION_FIELDS = frozenset(
@@ -226,8 +214,8 @@ class FunctionValue(MutableValue):
             writer.swap(2)
             writer.store_attr(name)
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        return out.replay_attributes(self, self.attributes)
+    def replay(self, out: Output) -> None:
+        out.replay_attributes(self, self.attributes)
 
 
 def rebuild_function(

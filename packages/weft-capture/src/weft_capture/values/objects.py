@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -266,31 +265,11 @@ class UserObject(MutableValue):
             writer.call(2)
             writer.pop()
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        write_base = None
+    def replay(self, out: Output) -> None:
         if self.base_changed and isinstance(self.base, MutableValue):
-            out.load(self.base)
-            base = out.store_temp()
-
-            def write_base() -> None:
-                out.writer.begin_call()
-                out.writer.load_const(fill_instance)
-                out.load(self)
-                out.writer.load_local(base)
-                out.writer.call(2)
-                out.writer.pop()
-
+            out.later(fill_instance, self, self.base)
         setter = torch.nn.Module if isinstance(self, ModuleValue) else object
-        write_attributes = out.replay_attributes(
-            self, self.attrs, setter.__setattr__, setter.__delattr__
-        )
-
-        def write() -> None:
-            if write_base is not None:
-                write_base()
-            write_attributes()
-
-        return write
+        out.replay_attributes(self, self.attrs, setter.__setattr__, setter.__delattr__)
 
 
 def _overrides(cls: type) -> bool:

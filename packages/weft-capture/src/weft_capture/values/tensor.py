@@ -197,8 +197,8 @@ class TensorAttributes(MutableValue):
     def reconstruct(self, out: Output) -> None:
         out.load(self.owner)
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        return out.replay_attributes(self, self.attrs)
+    def replay(self, out: Output) -> None:
+        out.replay_attributes(self, self.attrs)
 
 
 class SymValue(Varying):
