@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
 from weft_core.fake import detect_mode, fake_mode, make_shape_env, new_symint, to_fake
 
 
@@ -102,6 +102,15 @@ def test_a_decision_on_data_has_its_own_error() -> None:
     number = to_fake(mode, torch.tensor(3))
     with mode, pytest.raises(GuardOnDataDependentSymNode):
         bool(torch.ops.aten._local_scalar_dense(number) == 1)
+
+
+@pytest.mark.parametrize("name", ["_unique", "_unique2", "unique_dim", "nonzero"])
+def test_results_sized_by_data_have_no_fake(name: str) -> None:
+    mode = fake_mode()
+    fake = to_fake(mode, torch.tensor([2, 1, 2]))
+    arguments = (0,) if name == "unique_dim" else ()
+    with mode, pytest.raises(DynamicOutputShapeException):
+        getattr(torch.ops.aten, name)(fake, *arguments)
 
 
 def test_hints_zero_and_one_specialise() -> None:

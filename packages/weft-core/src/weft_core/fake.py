@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core import static_shapes
@@ -125,6 +129,10 @@ def _rebind(function: Any) -> Any:
 
 
 _dispatch_impl = _rebind(FakeTensorMode._dispatch_impl)
+# Results sized by data, which torch 2.11 does not say: it would take the sizes of zeros.
+_UNTAGGED = frozenset(
+    op for op in (torch.ops.aten._unique.default,) if torch.Tag.dynamic_output_shape not in op.tags
+)
 
 
 class _Mode(FakeTensorMode):
@@ -151,6 +159,8 @@ class _Mode(FakeTensorMode):
             self._python_kernels.pop().__exit__(*raised)
 
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in _UNTAGGED:
+            raise DynamicOutputShapeException(func)
         symbolic = self.shape_env is not None
         crops = symbolic and func is torch.ops.aten.constant_pad_nd.default
         if crops and all(_holds(p <= 0) for p in args[1]):
