@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core import events
+from weft_core.dumps import graph_script
 from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
 from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import trace_aten
@@ -34,12 +35,12 @@ from weft_codegen.layout import in_channels_last
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
-from weft_codegen.loops.printer import program_text
+from weft_codegen.loops.printer import lowered_text, program_text
 from weft_codegen.loops.program import Extern, Launch, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
-from weft_codegen.trace import Trace
+from weft_codegen.trace import dump_of, write_program
 from weft_codegen.tune import loop_wins
 
 __all__ = ["compile_graph", "decompositions", "make_program"]
@@ -114,17 +115,20 @@ def make_program(
     """
     options = options or Options()
     gm = _aten(gm, inputs)
-    trace = Trace(options)
-    trace.graph(gm)
+    dump = dump_of(options)
+    if dump:
+        dump.write("codegen.graph.py", graph_script(gm))
     with events.span("codegen.lower"):
         lowered = lower_graph(gm)
-    trace.lowered(lowered)
+    if dump:
+        dump.write("codegen.loops.txt", lowered_text(lowered) + "\n")
     with events.span("codegen.schedule"):
         prefer = loop_wins if options.max_autotune else None
         program = schedule(lowered, fuse=options.epilogue_fusion, prefer=prefer)
     if settings.verify_ir:
         verify_program(program)
-    trace.program(program)
+    if dump:
+        write_program(dump, program, diagram=options.trace_graph_diagram)
     if events.enabled("schedule"):
         _schedule_log.info("%s", program_text(program))
     return program
@@ -136,7 +140,7 @@ def _compile(
     """Steps 2 to 5, or what they led to before."""
     with events.span("codegen.key"):
         threads = torch.get_num_threads()  # which the blocks of columns are cut for
-        key = None if Trace(options).wanted else warm.graph_key(gm, options, inference, threads)
+        key = None if dump_of(options) else warm.graph_key(gm, options, inference, threads)
         known = None if key is None else warm.find(key)
     if known is not None:
         events.counters["codegen"]["known_graphs"] += 1

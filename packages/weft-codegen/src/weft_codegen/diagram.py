@@ -1,11 +1,11 @@
 """A scheduled program as an SVG: a box a kernel or operator call, an arrow a buffer.
 
-Boxes stand in layers, each below everything it reads from (the longest path from an input), so
-all arrows point down.  No layout program is needed, and none is used.
+Boxes stand in layers, each below everything it reads from, so that all arrows point down.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -14,11 +14,9 @@ from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.printer import buffer_text
 from weft_codegen.loops.program import (
     Alias,
-    Extern,
     Launch,
     Program,
     Ref,
-    Step,
     step_reads,
     step_writes,
 )
@@ -52,28 +50,21 @@ def svg_of(program: Program) -> str:
     depth: list[int] = []
     for box in boxes:
         depth.append(1 + max((depth[source] for source, _ in box.sources), default=-1))
-    layers: dict[int, list[int]] = {}
-    for number, layer in enumerate(depth):
-        layers.setdefault(layer, []).append(number)
-    width = max(_row_width(boxes[k] for k in row) for row in layers.values())
     place: dict[int, tuple[float, float]] = {}
-    top = float(_GAP)
-    for layer in sorted(layers):
-        row = layers[layer]
-        left = (width - _row_width(boxes[k] for k in row)) / 2 + _GAP
+    width, top = 0.0, float(_GAP)
+    for layer in range(max(depth, default=-1) + 1):
+        row = [number for number, found in enumerate(depth) if found == layer]
+        left = float(_GAP)
         for number in row:
             place[number] = (left, top)
             left += boxes[number].width + _GAP
+        width = max(width, left)
         top += max(boxes[number].height for number in row) + _GAP
     drawn = [*_arrows(boxes, place), *(_drawn(boxes[k], *place[k]) for k in place)]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + 2 * _GAP:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
         f'height="{top:.0f}" font-family="monospace" font-size="10.5">\n' + "\n".join(drawn)
     ) + "\n</svg>\n"
-
-
-def _row_width(boxes: Iterable[_Box]) -> float:
-    return sum(box.width + _GAP for box in boxes) - _GAP
 
 
 def _boxes(program: Program) -> Iterable[_Box]:
@@ -93,7 +84,10 @@ def _boxes(program: Program) -> Iterable[_Box]:
         for name in step_writes(step, program.kernels):
             maker[name] = count
         count += 1
-        yield _Box("kernel" if isinstance(step, Launch) else "operator", _lines(step), sources)
+        kind = "kernel" if isinstance(step, Launch) else "operator"
+        head = step.kernel if isinstance(step, Launch) else str(step.op)
+        lines = (textwrap.shorten(line, _WIDEST) for line in by_line(step.origins))
+        yield _Box(kind, (head, *lines), sources)
     for position, output in enumerate(program.outputs):
         if isinstance(output, Ref):
             text = f"output {position}: {buffer_text(program.buffers[output.name])}"
@@ -102,16 +96,6 @@ def _boxes(program: Program) -> Iterable[_Box]:
 
 def _sources(names: Iterable[str], maker: dict[str, int]) -> tuple[tuple[int, str], ...]:
     return tuple((maker[name], name) for name in names if name in maker)
-
-
-def _lines(step: Step) -> tuple[str, ...]:
-    assert isinstance(step, Launch | Extern)
-    head = step.kernel if isinstance(step, Launch) else str(step.op)
-    return (head, *(_short(line) for line in by_line(step.origins)))
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= _WIDEST else line[: _WIDEST - 3] + "..."
 
 
 def _arrows(boxes: list[_Box], place: dict[int, tuple[float, float]]) -> Iterable[str]:

@@ -3,9 +3,6 @@
 `fold_affine`: a convolution scaled and shifted by constants, one a channel (BatchNorm's inference),
 is the convolution with other weights: (w * x + b) * s + t = (w s) * x + (b s + t).
 `pack_weights`: oneDNN reads weights in an order of its own, and makes it from ours in each call.
-
-oneDNN could also add and activate while it stores a result.  It does not get to: its relu makes 0
-of NaN, and nothing was gained, since a kernel that adds and activates passes over memory once too.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
     graph(parameters, x)  ->  constants = prologue(parameters);  main(constants, x)
 
-The prologue holds BatchNorms folded into convolutions and weights packed for oneDNN (folding.py).
-It runs again, and the program is loaded anew, when a call brings other tensors or tensors whose
-version counter moved; writes that no counter sees (through `.data`) are the user's to avoid.
+The prologue runs again when a call brings other tensors, or ones whose version counter moved.
 """
 
 from __future__ import annotations

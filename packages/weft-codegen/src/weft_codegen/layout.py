@@ -1,8 +1,7 @@
-"""Convolutions of inference graphs run in channels-last memory.
+"""Convolutions of inference graphs in channels-last memory: oneDNN has nothing to reorder there.
 
-oneDNN's convolutions are faster there (no reordering before and after), and pointwise work between
-them keeps whatever layout it is given.  So the input of each convolution is laid out that way, the
-graph's fake tensors are computed anew from there, and its outputs get the strides they had.
+The input of each convolution is laid out that way, the graph's fake tensors are computed anew from
+there, and its outputs get the strides they had.
 """
 
 from __future__ import annotations

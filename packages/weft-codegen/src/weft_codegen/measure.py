@@ -1,14 +1,8 @@
 """If it does not pay, it does not run: a compiled graph proves itself against eager.
 
-    call 1      compiled                    (warms up)
-    call 2      compiled, then eager        (warms up)
-    calls 3-7   compiled, then eager, both timed; the caller gets what the compiled graph returned
-    then        the slower one is dropped, and the verdict is kept on disk for the next process
-
-Eager replaces the compiled graph only when it wins clearly, by its median and by its best time.
-Only graphs that may run twice on the same inputs are measured: no mutation, no random numbers, no
-operators but torch's own.  Their second run costs time in a few calls, so slow graphs, where
-compiled code has little to lose, are let through unmeasured.
+Call 2 runs both, calls 3 to 7 time both; then the slower one is dropped (eager replaces the
+compiled graph only when it wins clearly) and the verdict is kept on disk. Only graphs that may run
+twice on the same inputs are measured, and no slow ones: compiled code has little to lose there.
 """
 
 from __future__ import annotations

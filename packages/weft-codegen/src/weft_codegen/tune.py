@@ -1,8 +1,8 @@
 """The option `max_autotune`: a matrix product by the library or as a loop, whichever is faster.
 
-Both are built as programs of their own while the graph compiles and run in turn on random numbers.
-The verdict is kept on disk for this compiler, CPU and number of threads.  A loop of its own counts
-for less than it is worth: in the graph it also takes the pointwise work after it along.
+Both are built as programs of their own while the graph compiles and run in turn on random numbers;
+the verdict is kept on disk. A loop of its own counts for less than it is worth: in the graph it
+also takes the pointwise work after it along.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Graphs compiled before: from the text of an aten graph to what loads its program.
 
-    lowered/<key>   = (key, Loadable), checked     key: the graph, its tensors' layouts, options,
-    programs/<stem>.so                                  this package, torch, compiler and CPU
-
-A graph found here is neither lowered nor scheduled.  The user's lines are no part of the key: they
-only make comments.  Graphs with symbolic sizes are not kept, because lowering them may ask (and so
-guard) what the sizes are.
+lowered/<key> holds (key, Loadable); the key is made of the graph, its tensors' layouts, options,
+this package, torch, compiler and CPU. The user's lines only make comments and are no part of it.
+Graphs with symbolic sizes are not kept: lowering them may ask (and so guard) what the sizes are.
 """
 
 from __future__ import annotations

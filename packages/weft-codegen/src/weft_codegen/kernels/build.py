@@ -3,10 +3,7 @@
     kernels  --(by hash of one kernel)-->  objects/<digest>.o      several kernels an object
     program  --(by hash of everything)-->  programs/<digest>.so
 
-A program that was built before starts no process.  Otherwise kernels that some object already
-holds are linked from there, the others are split into a few translation units that compile in
-parallel with the host unit, and one link ends it.  Kernel symbols carry the kernel's hash and are
-weak, so two objects that hold the same kernel link together.
+What no object holds yet is split into a few units that compile in parallel with the host unit.
 """
 
 from __future__ import annotations

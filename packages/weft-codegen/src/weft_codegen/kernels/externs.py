@@ -1,12 +1,8 @@
 """How an operator call is written in C.
 
-Three ways, the first that fits:
-    out      mm, addmm, bmm, baddbmm write straight into planned memory
-    shim     libtorch's C function for the operator; its parameters follow from the schema
-    python   the host calls back into Python, which runs the operator like eager does
-
-A shim that fails at run time is followed by the Python call of the same step, so that the user
-sees eager's exception, and a shim that refuses what the operator accepts costs only time.
+mm, addmm, bmm and baddbmm write straight into planned memory; for others libtorch's C function is
+found by the schema; what is left calls back into Python. A C function that fails is followed by the
+Python call of the same step, so the user sees eager's exception.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """From a loop program to a Python callable: emit, build, load.
 
-A program is one C function that Python calls directly (`METH_FASTCALL`, no wrapper): the tensors'
-C handles are read out of the Python objects, the interpreter lock is released while the steps run,
-and the outputs come back as new tensors.  Measured entry with 10 tensor arguments: see
-docs/architecture/codegen-kernels.md.
+A program is one C function that Python calls directly (`METH_FASTCALL`, no wrapper): tensors' C
+handles are read out of the Python objects, and the interpreter lock is released while steps run.
 """
 
 from __future__ import annotations

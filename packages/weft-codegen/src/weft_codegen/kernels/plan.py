@@ -1,13 +1,9 @@
 """The memory plan: which buffers live in scratch memory, where, and when each dies.
 
-A buffer is reached through its root (a view shares its root's storage).  Roots are
-    input / constant    memory of the caller
-    owned               a tensor of its own, made when first written and dropped after its last use:
-                        outputs, results of operators that allocate, and large temporaries
-    scratch             an offset into one block that is taken for the length of the call: small
-                        temporaries, since a tensor takes half a microsecond to make
-Scratch offsets are chosen by best fit among the gaps that are free at the time.
-A kernel that reads each element just before it stores it writes over its input if that dies there.
+A buffer is reached through its root (a view shares its root's storage): memory of the caller, a
+tensor of its own, or an offset (best fit among the free gaps) into one block of small temporaries,
+since a tensor takes half a microsecond to make. A kernel that reads each element just before it
+stores it writes over its input if that dies there.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from weft_codegen.loops.program import (
     Step,
     step_reads,
     step_writes,
+    storage_roots,
 )
 
 ALIGN = 64
@@ -69,7 +66,7 @@ def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
     Args:
         allocates: positions of the Extern steps that make their own results.
     """
-    root = _roots(program)
+    root = {name: name for name in program.buffers} | storage_roots(program.steps)
     place = _places(program, root, allocates)
     last = _last_uses(program, root)
     layout = _Layout(program, root, place, last, _exclusive(program, root, allocates))
@@ -79,23 +76,11 @@ def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
     return Plan(root, place, last, layout.over, layout.offset, layout.fixed)
 
 
-def _roots(program: Program) -> dict[str, str]:
-    root = {name: name for name in program.buffers}
-    for step in program.steps:
-        if isinstance(step, Alias):
-            root[step.name] = root[step.base]
-    return root
-
-
 def _places(
     program: Program, root: Mapping[str, str], allocates: frozenset[int]
 ) -> dict[str, Place]:
-    place: dict[str, Place] = {}
-    for item in program.inputs:
-        if item.kind == "tensor":
-            place[item.name] = Place.INPUT
-    for name in program.constants:
-        place[name] = Place.CONSTANT
+    place = {item.name: Place.INPUT for item in program.inputs if item.kind == "tensor"}
+    place |= dict.fromkeys(program.constants, Place.CONSTANT)
     for output in program.outputs:
         if isinstance(output, Ref):
             place.setdefault(root[output.name], Place.OWNED)

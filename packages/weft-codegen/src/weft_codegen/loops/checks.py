@@ -1,9 +1,7 @@
 """Checks of indices at run time: a reduction looks, an operator raises.
 
-A loop cannot raise.  So next to every indirect read or write stands a reduction over the index
-tensor that is zero if all is well, and a call of `weft_codegen::check_index` that is only made if
-it is not (`Extern.when`).  The reads and writes themselves clamp their index, so that nothing
-happens outside the buffer, whatever order the steps run in.
+A loop cannot raise, so `weft_codegen::check_index` is called when a reduction over the index tensor
+is not zero (`Extern.when`); the reads and writes themselves clamp.
 
     code = 0             every index is inside
          = 2 * i + 1     i >= extent is outside

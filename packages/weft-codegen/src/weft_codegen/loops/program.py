@@ -50,7 +50,7 @@ repeated layers are emitted, compiled and cached once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -298,6 +298,15 @@ def step_writes(step: Step, kernels: dict[str, Kernel]) -> tuple[str, ...]:
         return tuple(name for name in step.results if name is not None) + step.mutates
     pairs = zip(kernels[step.kernel].params, step.buffers, strict=True)
     return tuple(name for param, name in pairs if param.written)
+
+
+def storage_roots(steps: Iterable[Any]) -> dict[str, str]:
+    """For each alias among `steps`, the buffer whose storage it shares in the end."""
+    roots: dict[str, str] = {}
+    for step in steps:
+        if isinstance(step, Alias):
+            roots[step.name] = roots.get(step.base, step.base)
+    return roots
 
 
 def kernel_loads(kernel: Kernel) -> frozenset[str]:

@@ -1,9 +1,7 @@
 """Computing a value again in the kernel that reads it, instead of passing it in memory.
 
-Lowering stores what several nodes use. After fusion most of the users share the maker's kernel; the
-rest may have nearly all that the value is made of at hand: the column sums of a norm's backward
-read the input, so the normalised input costs them two operations more. Then the maker joins that
-kernel as well, and where all other readers could take it so, nothing is stored.
+Lowering stores what several nodes use. Where a reader in another kernel has nearly all at hand that
+the value is made of, the maker joins that kernel as well, and nothing need be stored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Matching the axes of two loop nests by the memory they touch.
 
-Two nests that read or write the same elements in the same places can share loops even when one
-sees a (N, D) array and the other N*D elements in a row, or the dimensions in another order.  Both
-accesses are sorted by stride; walking up from the innermost, equal strides must meet, and where the
-extents differ the longer axis is split.  What comes out is the common refinement: one list of
-pieces, and each old axis as a sum of pieces.
+Both accesses are sorted by stride; walking up from the innermost, equal strides must meet, and
+where the extents differ the longer axis is split. What comes out is the common refinement: one list
+of pieces, and each old axis as a sum of pieces.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from weft_codegen.loops.index import (
     Atom,
     Axis,
     IndexExpr,
+    atoms,
     axis,
     coefficient,
     nonnegative,
@@ -152,13 +151,9 @@ def pieces(mapped: dict[Axis, IndexExpr], axes: Iterable[Axis]) -> list[Axis]:
     """The new axes that `axes` became, outermost first."""
     found: list[Axis] = []
     for loop in axes:
-        terms = linear(mapped[loop], _axes_in(mapped[loop])) or []
-        found += [piece for _, piece in terms]
+        inside = [atom for atom in atoms(mapped[loop]) if isinstance(atom, Axis)]
+        found += [piece for _, piece in linear(mapped[loop], inside) or []]
     return found
-
-
-def _axes_in(where: IndexExpr) -> list[Axis]:
-    return [atom for monomial, _ in where.terms for atom in monomial if isinstance(atom, Axis)]
 
 
 def replacing(mapped: dict[Axis, IndexExpr]) -> Callable[[IndexExpr], IndexExpr]:

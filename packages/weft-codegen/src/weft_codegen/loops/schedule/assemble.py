@@ -1,18 +1,16 @@
 """From a group of loop nodes to a kernel: loops, locals, sweeps and stores.
 
-Three shapes of nest, one builder:
-
     pointwise   for all axes:  stores
     rows        for kept axes (parallel): { for reduced axes: sweep;  per-row work; ... }
     columns     for other kept axes, blocks of the lane axis (parallel):
                     { for reduced axes: for lane: sweep;  for lane: per-column work; ... }
 
-Rows are chosen when a reduced axis is the contiguous one, columns when a kept axis (the *lane*)
-is: its accumulators form a row of locals, so the innermost loop stays contiguous either way.
+Rows are chosen when a reduced axis is the contiguous one, columns when a kept one (the *lane*) is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,25 +51,17 @@ _BLOCK = 64
 _WIDE_BLOCK = 1024
 
 
-def lowest(dtype: torch.dtype) -> Expr:
-    """The least value of `dtype`."""
-    if dtype.is_floating_point:
-        return constant(float("-inf"), dtype)
-    return constant(False if dtype is torch.bool else torch.iinfo(dtype).min, dtype)
-
-
-def highest(dtype: torch.dtype) -> Expr:
-    """The greatest value of `dtype`."""
-    if dtype.is_floating_point:
-        return constant(float("inf"), dtype)
-    return constant(True if dtype is torch.bool else torch.iinfo(dtype).max, dtype)
-
-
 def identity(op: str, dtype: torch.dtype) -> Expr:
     """What a reduction's state starts from."""
     start = REDUCTIONS[op].identity
     if isinstance(start, str):
-        return {"lowest": lowest, "highest": highest}[start](dtype)
+        least = start == "lowest"
+        if dtype.is_floating_point:
+            start = -math.inf if least else math.inf
+        elif dtype is torch.bool:
+            start = not least
+        else:
+            start = torch.iinfo(dtype).min if least else torch.iinfo(dtype).max
     return constant(start, dtype)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 
 import torch
 
 from weft_codegen.loops.nodes import Compute, Item, Lowered
-from weft_codegen.loops.program import Alias, Extern, Ref, refs
+from weft_codegen.loops.program import Alias, Extern, Ref, refs, storage_roots
 
 Edges = dict[int, set[int]]
 
@@ -54,7 +53,7 @@ def _checks(item: Item) -> bool:
 
 def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edges]:
     """(before, after) of each item: writer and reader, reader and later writer, draw and draw."""
-    roots = _storage_roots(items)
+    roots = storage_roots(items)
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     last_draw: int | None = None
@@ -123,11 +122,3 @@ def _ends(after: Edges) -> dict[int, int]:
         elif len(served) == 1 and None not in served:
             ends[order] = served.pop()  # type: ignore[assignment]
     return ends
-
-
-def _storage_roots(items: Iterable[Item]) -> dict[str, str]:
-    roots: dict[str, str] = {}
-    for item in items:
-        if isinstance(item, Alias):
-            roots[item.name] = roots.get(item.base, item.base)
-    return roots

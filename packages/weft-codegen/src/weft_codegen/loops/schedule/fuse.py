@@ -1,9 +1,7 @@
 """Which loop nodes share a kernel: greedy joining along data flow, without making cycles.
 
-Starting from one group a node, each group in graph order tries to join the groups that make what
-it reads, the nearest first (vertical fusion), then those that read the same elements (horizontal
-fusion).  A join is refused when another step would have to run between the two.  The reasons go to
-the `fusion` log.
+Each node in graph order tries to join the groups that make what it reads, the nearest first, then
+those that read the same elements. The reasons of refusals go to the `fusion` log.
 """
 
 from __future__ import annotations

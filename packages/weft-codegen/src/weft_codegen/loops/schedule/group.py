@@ -1,11 +1,8 @@
 """Groups: loop nodes that share one loop nest, and the rules for joining two of them.
 
-    Group = (members, axes, reduced)      members in graph order, all over the same axes
-
-A member is *full* (it covers all axes) or, in a group with reductions, *kept* (it covers the axes
-that are not reduced: what a reduction leaves, and pointwise work on it).  Every reduction of a
-group reduces the same axes.  Two groups join when an access to a buffer they share aligns their
-axes and every value that passes between them is read exactly where it is made.
+A member is *full* (it covers all axes) or, in a group with reductions, *kept* (what a reduction
+leaves, and pointwise work on it). Two groups join when an access to a buffer they share aligns
+their axes and every value that passes between them is read exactly where it is made.
 """
 
 from __future__ import annotations

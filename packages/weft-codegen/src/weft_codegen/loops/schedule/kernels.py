@@ -146,9 +146,9 @@ def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tup
                 loads.setdefault(node.buffer, []).append((place, node.index))
         if isinstance(stmt, Store):
             stores[stmt.buffer] = (place, stmt)
-    axes = _loop_axes(body)
+    axes = {stmt.axis for stmt in statements(body) if isinstance(stmt, Loop)}
     for written, (place, store) in stores.items():
-        if written in loads or frozenset(_axes_of(store.index)) != axes:
+        if written in loads or {a for a in atoms(store.index) if isinstance(a, Axis)} != axes:
             continue
         for name, accesses in loads.items():
             if name in stores or dtypes[name] is not dtypes[written]:
@@ -166,11 +166,3 @@ def _with_stored(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, frozenset[Expr]
             yield from _with_stored(stmt.body)
         elif isinstance(stmt, Store) and not any(isinstance(n, Read) for n in walk(stmt.value)):
             stored |= {stmt.value}
-
-
-def _loop_axes(body: tuple[Stmt, ...]) -> frozenset[Axis]:
-    return frozenset(stmt.axis for stmt in statements(body) if isinstance(stmt, Loop))
-
-
-def _axes_of(where: IndexExpr) -> list[Axis]:
-    return [atom for atom in atoms(where) if isinstance(atom, Axis)]

@@ -1,15 +1,10 @@
 """Small matrix products as loops: where calling the library costs more than the product.
 
-A library call takes 2 to 4 µs before it multiplies anything (argument checks, dispatch, threads).
-Below a size measured with benchmarks/kernels.py a plain loop is done by then, and as a loop node
-the product shares its kernel with bias, activation and residual:
-
     mm(a, b)            r[i, j] = sum over k of a[i, k] * b[k, j]
     addmm(c, a, b)      r[i, j] = c[i, j] + that
 
-Larger ones (and bmm) become loops where a measurement says so: with `max_autotune`, see tune.py.
-Where columns of b lie beside each other in memory, such a loop works on blocks of rows and columns
-whose sums stay in registers (tile.product_block).
+As a loop node the product shares its kernel with bias, activation and residual. Larger ones (and
+bmm) become loops where a measurement says so: with `max_autotune`, see tune.py.
 """
 
 from __future__ import annotations

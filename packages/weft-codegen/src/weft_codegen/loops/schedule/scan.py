@@ -1,12 +1,8 @@
-"""Loops of scans, cut so that all but the scan itself runs in vector lanes.
+"""Loops of scans, in blocks, cut so that all but the scan itself runs in vector lanes.
 
-    for i:  t sum= f(i);  a[i] = g(t)       becomes, in blocks of i,
-
-    for i:  row[i] = f(i)
-    for i:  t sum= row[i];  row[i] = t
-    for i:  a[i] = g(row[i])
-
-Only the loop in the middle has to run one iteration after another.
+for i:  t sum= f(i);  a[i] = g(t)      becomes      for i:  row[i] = f(i)
+                                                    for i:  t sum= row[i];  row[i] = t
+                                                    for i:  a[i] = g(row[i])
 """
 
 from __future__ import annotations

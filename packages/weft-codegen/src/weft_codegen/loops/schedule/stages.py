@@ -1,12 +1,9 @@
 """Reductions of nearly everything, in two stages so that threads can share them.
 
-A reduction that keeps (almost) no axes has no parallel loop.  One reduced axis is cut in blocks:
-
     total = sum over i of x[i]      becomes     parts[b] = sum over j of x[b*size + j]
                                                 total    = sum over b of parts[b]
 
-Only where the blocks are even and the work is worth a parallel region; the second stage is a
-handful of elements.  Float sums get more exact by it.
+Only where the blocks are even and the work is worth a parallel region.
 """
 
 from __future__ import annotations

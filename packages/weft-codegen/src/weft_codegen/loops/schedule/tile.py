@@ -1,15 +1,10 @@
 """Tiles for pointwise nests that read one way and write the other (transposing copies).
 
-Walking rows of the result reads a column of the source: each load takes a new cache line, and by
-the time the next row needs the rest of the line it is gone.  In tiles what is read that way is
-first brought into a local, turned, so that both sides walk along their lines:
+In tiles what is read across its lines is first brought into a local, turned, so that both sides
+walk along their lines. That pair of loops is what an emitter may write as vector shuffles:
 
     for c in 0..128:  for r in 0..256:  t[r*128 + c] = source[c*stride + r]
     for r in 0..256:  for c in 0..128:  result[r*stride + c] = f(t[r*128 + c], ...)
-
-Tiles are that large because memory is fast where several lines of a page are read in turn.
-
-The first pair of loops is what an emitter may write as vector shuffles.
 """
 
 from __future__ import annotations
