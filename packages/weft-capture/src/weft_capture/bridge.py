@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from weft_capture import attribute_writes, class_statements, classes, scope
 from weft_capture.rules import table
 from weft_capture.rules.operators import equal
-from weft_capture.rules.text import format_text
+from weft_capture.rules.text import format_text, text_of
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.constant import fold
 from weft_capture.values.dicts import DictValue
@@ -66,6 +67,10 @@ class Bridge:
     def format_text(self, text: str, args: list[Value], kwargs: Kwargs) -> Value:
         """Evaluate `text.format(*args, **kwargs)`."""
         return format_text(self._tx, text, args, kwargs)
+
+    def text_of(self, value: Value, function: Callable[[Any], str]) -> str:
+        """Return `function(value)` for str or repr."""
+        return text_of(self._tx, value, function)
 
     def is_equal(self, left: Value, right: Value) -> bool:
         """Evaluate `left is right or left == right`, as containers do."""

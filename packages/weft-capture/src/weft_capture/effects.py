@@ -69,9 +69,7 @@ class Effects:
         for value in self.changed:
             out.pin(value)
         for value in self.changed:
-            write = value.replay(out)
-            if write is not None:
-                out.writes.append(write)
+            value.replay(out)
         for (_, name), (holder, written) in self.globals.items():
             if written is DELETED:
                 out.later(dict.pop, constant(holder), constant(name), NONE)

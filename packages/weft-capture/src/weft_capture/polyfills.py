@@ -34,20 +34,6 @@ def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Itera
     yield from iterator
 
 
-def filterfalse(predicate: Callable[[Any], Any] | None, iterable: Iterable[Any]) -> Iterator[Any]:
-    """Give items for which the predicate does not hold."""
-    for item in iterable:
-        if not (item if predicate is None else predicate(item)):
-            yield item
-
-
-def compress(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
-    """Give items whose selector is true."""
-    for item, chosen in zip(data, selectors, strict=False):
-        if chosen:
-            yield item
-
-
 def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
     """Give items again and again."""
     saved = []
@@ -154,10 +140,10 @@ def batched(iterable: Iterable[Any], n: int, *, strict: bool = False) -> Iterato
         yield batch
 
 
-def call_until(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
-    """Do what `iter(function, sentinel)` does."""
-    while (item := function()) != sentinel:
-        yield item
+def backwards(sequence: Any) -> Iterator[Any]:
+    """Do what `reversed` does to an object that has `__len__` and `__getitem__` alone."""
+    for position in range(len(sequence) - 1, -1, -1):
+        yield sequence[position]
 
 
 # ---- collections, re

@@ -11,6 +11,7 @@ import linecache
 import operator
 import traceback
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -63,6 +64,7 @@ from weft_capture.values.functions import (
 )
 from weft_capture.values.iterators import SequenceIterator
 from weft_capture.values.made import MadeValue, origins
+from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import wrap
 
@@ -138,15 +140,19 @@ class Tracer(Bridge):
         return constant(obj)
 
     def literal(self, obj: Any) -> Value:
-        """Turn fresh Python data (not owned by the program) into values."""
+        """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
         kind = type(obj)
+        if isinstance(obj, Value | Proxy):
+            return obj if isinstance(obj, Value) else obj.value
         if kind in (tuple, list, torch.Size):
             items = [self.literal(item) for item in obj]
             made: dict[Any, Any] = {tuple: TupleValue, list: ListValue, torch.Size: SizeValue}
             value: Value = made[kind](items)
             return value
-        if kind is dict:
-            return DictValue([(self.literal(k), self.literal(v)) for k, v in obj.items()])
+        if kind in (dict, OrderedDict, defaultdict):
+            pairs = [(self.literal(k), self.literal(v)) for k, v in obj.items()]
+            factory = self.const_object(getattr(obj, "default_factory", None))
+            return DictValue(pairs, cls=kind, default_factory=factory)
         if kind in (set, frozenset):
             return SetValue([self.literal(item) for item in obj], None, kind, obj)
         if kind is range:

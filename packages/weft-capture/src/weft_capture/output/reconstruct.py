@@ -145,15 +145,6 @@ class Output:
         self.writer.store_local(temp)
         return temp
 
-    def call_on(self, value: Value, name: str, *temps: str) -> None:
-        """Call a method of a value with temporaries as arguments, and drop the result."""
-        self.load(value)
-        self.writer.load_method(name)
-        for temp in temps:
-            self.writer.load_local(temp)
-        self.writer.call_method(len(temps))
-        self.writer.pop()
-
     def later(self, function: Callable[..., object], *args: Value) -> None:
         """Write a call that changes an existing object: behind all loads, its arguments as now."""
         for arg in args:

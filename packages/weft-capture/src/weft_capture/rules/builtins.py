@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,11 @@ from weft_capture import polyfills
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.rules.generators import item_or_stop
-from weft_capture.rules.operators import binary, by_methods, compare, identical
+from weft_capture.rules.operators import binary, by_methods, identical
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Value
-from weft_capture.values.constant import FALSE, NONE, TRUE, Constant, constant, fold
+from weft_capture.values.constant import FALSE, NONE, TRUE, Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -27,9 +28,10 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.functions import ClassValue, SuperValue
-from weft_capture.values.iterators import CombinedIterator
+from weft_capture.values.iterators import CallIterator, CombinedIterator
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
+from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -231,30 +233,27 @@ def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
     return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
 
 
-def _extremum(function: Any, symbol: str, in_graph: Any) -> None:
+def _sort_key(tx: Tracer, key: Value) -> Any:
+    return None if key is NONE else Proxy(tx, key)
+
+
+def _extremum(function: Any, in_graph: Any) -> None:
     @rule(function)
     def pick(tx: Tracer, *args: Value, key: Value = NONE, default: Value | None = None) -> Value:
         items = args[0].unpack(tx) if len(args) == 1 else list(args)
-        if not items:
-            if default is not None:
-                return default
-            return fold(tx, function, [TupleValue([])], {})
-        keys = items if key is NONE else [key.call(tx, [item], {}) for item in items]
-        best = 0
         if key is NONE and any(isinstance(item, SymValue) for item in items):
             # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
             def join(left: Value, right: Value) -> Value:
                 return tx.graph.emit("call_function", in_graph, [left, right], {})
 
             return functools.reduce(join, items)
-        for position in range(1, len(items)):
-            if compare(tx, symbol, keys[position], keys[best]).truth(tx):
-                best = position
-        return items[best]
+        named = {} if default is None else {"default": Proxy(tx, default)}
+        real = [Proxy(tx, item) for item in items]
+        return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **named))
 
 
-_extremum(max, ">", torch.sym_max)
-_extremum(min, "<", torch.sym_min)
+_extremum(max, torch.sym_max)
+_extremum(min, torch.sym_min)
 
 
 @rule(sum)
@@ -337,16 +336,9 @@ def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FAL
 
 def sort_values(tx: Tracer, items: list[Value], key: Value, reverse: Value) -> list[Value]:
     """Sort as `list.sort` does: stable, comparing with `<`."""
-    keys = items if key is NONE else [key.call(tx, [item], {}) for item in items]
-
-    def order(a: tuple[Value, Value], b: tuple[Value, Value]) -> int:
-        if compare(tx, "<", a[0], b[0]).truth(tx):
-            return -1
-        return 1 if compare(tx, "<", b[0], a[0]).truth(tx) else 0
-
-    pairs = list(zip(keys, items, strict=True))
-    pairs.sort(key=functools.cmp_to_key(order), reverse=reverse.truth(tx))
-    return [item for _, item in pairs]
+    real = [Proxy(tx, item) for item in items]
+    in_order = sorted(real, key=_sort_key(tx, key), reverse=reverse.truth(tx))
+    return [one.value for one in in_order]
 
 
 # Iterators.
@@ -354,9 +346,7 @@ def sort_values(tx: Tracer, items: list[Value], key: Value, reverse: Value) -> l
 
 @rule(iter)
 def _iter(tx: Tracer, items: Value, *sentinel: Value) -> Value:
-    if sentinel:
-        return tx.const_object(polyfills.call_until).call(tx, [items, *sentinel], {})
-    return items.iterate(tx)
+    return CallIterator(items, *sentinel) if sentinel else items.iterate(tx)
 
 
 @rule(next)
@@ -368,86 +358,34 @@ def _next(tx: Tracer, iterator: Value, *default: Value) -> Value:
 
 
 @rule(enumerate)
-def _enumerate(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
+def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
     first = start.as_constant()
-
-    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
-        item = self.inner[0].next(tx)
-        if item is None:
-            return None
-        number = constant(first + self.position)
-        self.advance(tx)
-        return tx.tuple_of([number, item])
-
-    return CombinedIterator(
-        enumerate, [items.iterate(tx)], step, suffix=lambda self: [first + self.position]
-    )
+    return CombinedIterator(enumerate, [iterable.iterate(tx)], (), lambda at: [first + at])
 
 
-@rule(zip)
-def _zip(tx: Tracer, *columns: Value, strict: Value = FALSE) -> Value:
-    exact = strict.truth(tx)
-
-    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
-        row: list[Value] = []
-        for number, column in enumerate(self.inner):
-            item = column.next(tx)
-            if item is not None:
-                row.append(item)
-                continue
-            if exact:
-                _check_strict(tx, self.inner, number)
-            return None
-        return tx.tuple_of(row) if row else None
-
-    keywords: dict[str, object] = {"strict": True} if exact else {}
-    return CombinedIterator(
-        zip, [column.iterate(tx) for column in columns], step, keywords=keywords
-    )
+def _lazily(factory: Any, functions: int) -> None:
+    @rule(factory)
+    def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        keywords = {name: value.as_constant() for name, value in kwargs.items()}
+        inner = [arg.iterate(tx) for arg in args[functions:]]
+        made = CombinedIterator(factory, inner, args[:functions], keywords=keywords)
+        made.real(tx)  # raises where the arguments are wrong
+        return made
 
 
-def _check_strict(tx: Tracer, columns: list[Value], ended: int) -> None:
-    def range_text(count: int) -> str:
-        return "argument 1" if count == 1 else f"arguments 1-{count}"
-
-    if ended:
-        message = f"argument {ended + 1} is shorter than {range_text(ended)}"
-        tx.raise_(ValueError, f"zip() {message}")
-    for number, column in enumerate(columns[1:], 1):
-        if column.next(tx) is not None:
-            message = f"argument {number + 1} is longer than {range_text(number)}"
-            tx.raise_(ValueError, f"zip() {message}")
-
-
-@rule(map)
-def _map(tx: Tracer, function: Value, *columns: Value) -> Value:
-    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
-        row: list[Value] = []
-        for column in self.inner:
-            item = column.next(tx)
-            if item is None:
-                return None
-            row.append(item)
-        return self.prefix[0].call(tx, row, {})
-
-    return CombinedIterator(map, [c.iterate(tx) for c in columns], step, prefix=[function])
-
-
-@rule(filter)
-def _filter(tx: Tracer, function: Value, items: Value) -> Value:
-    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
-        while (item := self.inner[0].next(tx)) is not None:
-            test = self.prefix[0]
-            kept = item if test is NONE else test.call(tx, [item], {})
-            if kept.truth(tx):
-                return item
-        return None
-
-    return CombinedIterator(filter, [items.iterate(tx)], step, prefix=[function])
+for _zips in (zip, itertools.compress):
+    _lazily(_zips, 0)
+for _maps in (map, filter, itertools.starmap, itertools.filterfalse):
+    _lazily(_maps, 1)
 
 
 @rule(reversed)
 def _reversed(tx: Tracer, items: Value) -> Value:
     if isinstance(items, Constant | RangeValue | ListValue | TupleValue | DictValue | DictView):
         return tx.iterator_over(items.unpack(tx)[::-1])
+    kind = items.python_type()
+    if lookup(kind, "__reversed__") is None:
+        if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
+            tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
+        return tx.const_object(polyfills.backwards).call(tx, [items], {})
     return items.call_method(tx, "__reversed__", [], {})

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Raised
-from weft_capture.rules.operators import binary
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE, constant
+from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue, chain
 
@@ -95,26 +95,6 @@ def _get(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Valu
     return default if found is None else found
 
 
-@method(DictValue, "__contains__")
-def _contains(tx: Tracer, self: DictValue, key: Value) -> Value:
-    return constant(key.hash_key() in self.entries)
-
-
-@method(DictValue, "__len__")
-def _len(tx: Tracer, self: DictValue) -> Value:
-    return constant(len(self.entries))
-
-
-@method(DictValue, "__iter__")
-def _iter(tx: Tracer, self: DictValue) -> Value:
-    return tx.iterator_over(self.keys())
-
-
-@method(DictValue, "__reversed__")
-def _reversed(tx: Tracer, self: DictValue) -> Value:
-    return tx.iterator_over(self.keys()[::-1])
-
-
 def _view(kind: str) -> None:
     @method(DictValue, kind)
     def view(tx: Tracer, self: DictValue) -> Value:
@@ -132,18 +112,7 @@ def _copy(tx: Tracer, self: DictValue) -> Value:
 
 @method(DictView, "isdisjoint")
 def _isdisjoint(tx: Tracer, self: DictView, other: Value) -> Value:
-    shared = binary(tx, "&", self, other)
-    return constant(not shared.truth(tx))
-
-
-@method(DictView, "__reversed__")
-def _view_reversed(tx: Tracer, self: DictView) -> Value:
-    return tx.iterator_over(self.unpack(tx)[::-1])
-
-
-@method(DictView, "__len__")
-def _view_len(tx: Tracer, self: DictView) -> Value:
-    return constant(len(self.owner.entries))
+    return SetValue(self.unpack(tx)).call_method(tx, "isdisjoint", [other], {})
 
 
 # Writing.

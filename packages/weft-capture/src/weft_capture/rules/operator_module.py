@@ -6,7 +6,16 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.rules.operators import BINARY, binary, compare, contains, unary
+from weft_capture.rules.operators import (
+    BINARY,
+    COMPARE,
+    INPLACE,
+    UNARY,
+    binary,
+    compare,
+    contains,
+    unary,
+)
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE
@@ -15,35 +24,21 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 
-def _operator_rows() -> None:
-    for symbol, (function, _) in BINARY.items():
-        for target, text in ((function, symbol), (_inplace(function), f"{symbol}=")):
-            rule(target)(functools.partial(_binary_row, text))
-    for symbol, name in (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge")):
-        rule(getattr(operator, name))(functools.partial(_compare_row, symbol))
-    for symbol, name in (("-", "neg"), ("+", "pos"), ("~", "invert")):
-        rule(getattr(operator, name))(functools.partial(_unary_row, symbol))
-    rule(operator.eq)(functools.partial(_compare_row, "=="))
-    rule(operator.ne)(functools.partial(_compare_row, "!="))
+def _two(evaluate: Any, symbol: str, tx: Tracer, left: Value, right: Value) -> Any:
+    return evaluate(tx, symbol, left, right)
 
 
-def _inplace(function: Any) -> Any:
-    return getattr(operator, f"i{function.__name__.strip('_')}")
-
-
-def _binary_row(symbol: str, tx: Tracer, left: Value, right: Value) -> Value:
-    return binary(tx, symbol, left, right)
-
-
-def _unary_row(symbol: str, tx: Tracer, value: Value) -> Value:
+def _one(symbol: str, tx: Tracer, value: Value) -> Value:
     return unary(tx, symbol, value)
 
 
-def _compare_row(symbol: str, tx: Tracer, left: Value, right: Value) -> Value:
-    return compare(tx, symbol, left, right)
-
-
-_operator_rows()
+for _symbol in BINARY:
+    rule(BINARY[_symbol][0])(functools.partial(_two, binary, _symbol))
+    rule(INPLACE[_symbol])(functools.partial(_two, binary, f"{_symbol}="))
+for _symbol in COMPARE:
+    rule(COMPARE[_symbol][0])(functools.partial(_two, compare, _symbol))
+for _symbol in UNARY:
+    rule(UNARY[_symbol][0])(functools.partial(_one, _symbol))
 
 
 @rule(operator.getitem)

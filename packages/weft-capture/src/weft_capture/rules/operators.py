@@ -12,50 +12,31 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
+from weft_capture.rules.sets import call_set
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
 from weft_capture.values.base import Value
-from weft_capture.values.constant import Constant, constant, fold
+from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
-from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.objects import UserObject
+from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
+_NAMES = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
+    "@": "matmul", "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
 BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "+": (operator.add, "add"),
-    "-": (operator.sub, "sub"),
-    "*": (operator.mul, "mul"),
-    "/": (operator.truediv, "truediv"),
-    "//": (operator.floordiv, "floordiv"),
-    "%": (operator.mod, "mod"),
-    "**": (operator.pow, "pow"),
-    "@": (operator.matmul, "matmul"),
-    "&": (operator.and_, "and"),
-    "|": (operator.or_, "or"),
-    "^": (operator.xor, "xor"),
-    "<<": (operator.lshift, "lshift"),
-    ">>": (operator.rshift, "rshift"),
+    symbol: (getattr(operator, f"__{name}__"), name) for symbol, name in _NAMES.items()
 }
 """Symbol -> (function, name of the special method without underscores)."""
 
 INPLACE: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.iadd,
-    "-": operator.isub,
-    "*": operator.imul,
-    "/": operator.itruediv,
-    "//": operator.ifloordiv,
-    "%": operator.imod,
-    "**": operator.ipow,
-    "@": operator.imatmul,
-    "&": operator.iand,
-    "|": operator.ior,
-    "^": operator.ixor,
-    "<<": operator.ilshift,
-    ">>": operator.irshift,
+    symbol: getattr(operator, f"__i{name}__") for symbol, name in _NAMES.items()
 }
 
 COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
@@ -138,10 +119,10 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
         for items, count in ((left, right), (right, left)):
             if isinstance(items, _SEQUENCES) and isinstance(count, (Constant, SymValue)):
                 return _repeat(tx, items, count, inplace)
-    if isinstance(left, _SETS) and isinstance(right, _SETS) and symbol in "&|-^":
-        return _set_algebra(tx, symbol, left, right, inplace)
-    if symbol in "&|-^" and isinstance(left, DictView) and left.kind != "values":
-        return _set_algebra(tx, symbol, left, SetValue(right.unpack(tx)), inplace=False)
+    if symbol in "&|-^" and isinstance(left, _SETS):
+        views = isinstance(left, DictView) and left.kind != "values"
+        if views or isinstance(right, _SETS):
+            return _set_algebra(tx, symbol, left, right, inplace)
     if symbol == "|" and isinstance(left, DictValue) and isinstance(right, DictValue):
         return _merge(tx, left, right, inplace)
     return None
@@ -153,14 +134,14 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
         tx.mutate(left)
         left.items.extend(new)
         return left
-    if isinstance(left, ListValue) and isinstance(right, ListValue):
-        if _family(left) is not _family(right):
-            return None
-        return left.with_items([*left.items, *right.items])
-    if isinstance(left, TupleValue) and isinstance(right, TupleValue):
-        kind = SizeValue if isinstance(left, SizeValue) and _sizes(right) else TupleValue
-        return kind([*left.items, *right.items])
-    return None
+    if not isinstance(left, _SEQUENCES) or not isinstance(right, _SEQUENCES):
+        return None
+    if type(left.items) is not type(right.items):
+        return None
+    items = [*left.items, *right.items]
+    if isinstance(left, ListValue) or (isinstance(left, SizeValue) and _sizes(right)):
+        return left.with_items(items)
+    return TupleValue(items)
 
 
 def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Value:
@@ -174,7 +155,7 @@ def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Valu
     return target
 
 
-def _sizes(value: TupleValue) -> bool:
+def _sizes(value: ListValue | TupleValue) -> bool:
     return all(_is_number(item) for item in value.items)
 
 
@@ -191,24 +172,11 @@ def _repeat(tx: Tracer, items: Value, count: Value, inplace: bool) -> Value:
 
 
 def _set_algebra(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
-    one = {item.hash_key(): item for item in left.unpack(tx)}
-    other = {item.hash_key(): item for item in right.unpack(tx)}
-    every = {**other, **one}
-    in_place = inplace and isinstance(left, SetValue) and left.cls is set
-    first = left.order if isinstance(left, SetValue) else set(one)
-    second = right.order if isinstance(right, SetValue) else set(other)
-    function = INPLACE[symbol] if in_place else BINARY[symbol][0]
-    if in_place:
-        tx.mutate(left)  # type: ignore[arg-type]
-        first = left.order  # type: ignore[attr-defined]
-    order = function(first, second)
-    if in_place:
-        left.order, left.entries = order, {key: every[key] for key in order}  # type: ignore[attr-defined]
-        return left
-    kind = left.cls if isinstance(left, SetValue) else set
-    result = SetValue([], cls=kind)
-    result.order, result.entries = order, {key: every[key] for key in order}
-    return result
+    one, other = (
+        side if isinstance(side, SetValue) else SetValue(side.unpack(tx)) for side in (left, right)
+    )
+    prefix = "i" if inplace and one is left and one.cls is set else ""
+    return call_set(tx, one, f"__{prefix}{_NAMES[symbol]}__", other)
 
 
 def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
@@ -284,15 +252,13 @@ def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
         return tx.graph.emit("call_function", function, [left, right], {})
     if isinstance(left, Constant) and isinstance(right, Constant):
         return fold(tx, function, [left, right], {})
-    if isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
-        return _compare_sequences(tx, symbol, left, right)
+    dicts = isinstance(left, DictValue) and isinstance(right, DictValue)
+    if dicts or (isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES)):
+        return _compare_real(tx, function, left, right)
     if isinstance(left, _SETS) and isinstance(right, _SETS):
         keys = ({item.hash_key() for item in side.unpack(tx)} for side in (left, right))
         return constant(function(*keys))
-    if isinstance(left, DictValue) and isinstance(right, DictValue):
-        if symbol in ("==", "!="):
-            return constant(_equal_dicts(tx, left, right) == (symbol == "=="))
-    elif left.is_constant() and right.is_constant():
+    if left.is_constant() and right.is_constant():
         return fold(tx, function, [left, right], {})
     return _compare_by_methods(tx, symbol, left, right)
 
@@ -352,37 +318,23 @@ def equal(tx: Tracer, left: Value, right: Value) -> bool:
     return left.same_object(right) or compare(tx, "==", left, right).truth(tx)
 
 
-def _compare_sequences(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
-    assert isinstance(left, (ListValue, TupleValue))
-    assert isinstance(right, (ListValue, TupleValue))
-    same_kind = _family(left) is _family(right)
-    if symbol in ("==", "!="):
-        equals = (
-            same_kind
-            and len(left.items) == len(right.items)
-            and all(equal(tx, a, b) for a, b in zip(left.items, right.items, strict=True))
-        )
-        return constant(equals == (symbol == "=="))
-    if not same_kind:
-        kinds = f"'{left.python_type().__name__}' and '{right.python_type().__name__}'"
-        tx.raise_(TypeError, f"'{symbol}' not supported between instances of {kinds}")
-    for a, b in zip(left.items, right.items, strict=False):
-        if not equal(tx, a, b):
-            return compare(tx, symbol, a, b)
-    return constant(COMPARE[symbol][0](len(left.items), len(right.items)))
+def _compare_real(tx: Tracer, function: Any, left: Any, right: Any) -> Value:
+    """Compare two containers as the interpreter does, item by item."""
+    sizes = [len(side.unpack(tx)) for side in (left, right)]
+    made = [_with_proxies(tx, side) for side in (left, right)]
+    result = real_call(tx, function, *made)
+    if sizes != [len(side.unpack(tx)) for side in (left, right)]:
+        raise Break("unsupported-value", "a container that changes while it is compared")
+    return tx.literal(result)
 
 
-def _family(value: Value) -> type:
-    return next(kind for kind in (DequeValue, ListValue, TupleValue) if isinstance(value, kind))
+def _with_proxies(tx: Tracer, value: Any) -> Any:
+    def proxy(item: Value) -> Proxy:
+        return Proxy(tx, item)
 
-
-def _equal_dicts(tx: Tracer, left: DictValue, right: DictValue) -> bool:
-    if left.entries.keys() != right.entries.keys():
-        return False
-    return all(
-        equal(tx, tx.force(value), tx.force(right.entries[key][1]))
-        for key, (_, value) in left.entries.items()
-    )
+    if isinstance(value, DictValue):
+        return value.build(proxy, key=lambda key: key.hash_key())
+    return value.build(proxy)
 
 
 def contains(tx: Tracer, container: Value, item: Value) -> Value:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _collections = importlib.import_module("_collections")
 _ITERTOOLS = (
-    "takewhile", "dropwhile", "filterfalse", "compress", "cycle", "islice", "accumulate",
-    "groupby", "tee", "zip_longest", "batched",
+    "takewhile", "dropwhile", "cycle", "islice", "accumulate", "groupby", "tee", "zip_longest",
+    "batched",
 )  # fmt: skip
 _ITERATED = {
     **dict.fromkeys(("cycle", "accumulate", "groupby", "batched"), slice(1)),
-    **dict.fromkeys(("takewhile", "dropwhile", "filterfalse"), slice(1, 2)),
-    **dict.fromkeys(("compress", "zip_longest"), slice(None)),
+    **dict.fromkeys(("takewhile", "dropwhile"), slice(1, 2)),
+    **dict.fromkeys(("zip_longest",), slice(None)),
 }
 """Arguments that are iterated over when a generator is made, not when it starts."""
 _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (

@@ -15,7 +15,7 @@ from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE
-from weft_capture.values.containers import ListValue, NamedTupleValue, TupleValue
+from weft_capture.values.containers import Container, NamedTupleValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.objects import UserObject
@@ -31,40 +31,24 @@ def real_tree(tx: Tracer, value: Value, stop: Stop | None) -> Any:
     value = tx.force(value)
     if stop is not None and stop(value):
         return value
-    if isinstance(value, NamedTupleValue):
-        if value.cls in pytree.SUPPORTED_NODES or hasattr(value.cls, "_make"):
-            return value.cls(*(real_tree(tx, item, stop) for item in value.items))
-        return value
-    if type(value) in (TupleValue, ListValue):
-        make = tuple if isinstance(value, TupleValue) else list
-        return make(real_tree(tx, item, stop) for item in value.items)  # type: ignore[attr-defined]
-    if isinstance(value, DictValue) and value.cls in pytree.SUPPORTED_NODES:
-        pairs = {key.as_constant(): real_tree(tx, item, stop) for key, item in value.pairs(tx)}
-        if value.default_factory is NONE:
-            return value.cls(pairs)
-        return value.cls(value.default_factory.as_constant(), pairs)
+    kind = value.python_type()
+    named = isinstance(value, NamedTupleValue) and hasattr(kind, "_make")
+    if isinstance(value, DictValue) and kind in pytree.SUPPORTED_NODES:
+        return value.build(lambda item: real_tree(tx, item, stop), lambda key: key.as_constant())
+    if isinstance(value, Container) and (named or kind in pytree.SUPPORTED_NODES):
+        return value.build(lambda item: real_tree(tx, item, stop))
     if isinstance(value, UserObject) and value.cls in pytree.SUPPORTED_NODES:
         raise Break("unsupported-value", f"a {value.cls.__name__} in a pytree")
     return value
 
 
 def tree_value(tx: Tracer, tree: Any) -> Value:
-    """Turn a tree of real containers back into values."""
-    if isinstance(tree, Value):
-        return tree
-    if type(tree) is tuple:
-        return TupleValue([tree_value(tx, item) for item in tree])
-    if type(tree) is list:
-        return ListValue([tree_value(tx, item) for item in tree])
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return NamedTupleValue(type(tree), [tree_value(tx, item) for item in tree])
-    if isinstance(tree, dict):
-        pairs = [(tx.literal(key), tree_value(tx, item)) for key, item in tree.items()]
-        factory = getattr(tree, "default_factory", None)
-        return DictValue(pairs, cls=type(tree), default_factory=tx.const_object(factory))
+    """Turn a tree of real containers back into values, with a specification beside it."""
     if isinstance(tree, pytree.TreeSpec):
         return ObjectConstant(tree)
-    return tx.const_object(tree)
+    if type(tree) is tuple:
+        return TupleValue([tree_value(tx, item) for item in tree])
+    return tx.literal(tree)
 
 
 def _through(function: Any) -> None:

@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +28,10 @@ from weft_capture.rules.operators import binary
 from weft_capture.rules.table import CODE_RULES, PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Value, method
-from weft_capture.values.constant import NONE, Constant, constant, fold
+from weft_capture.values.constant import NONE, Constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.functions import FunctionValue, PartialValue
-from weft_capture.values.iterators import CombinedIterator, ListedIterator
+from weft_capture.values.iterators import ChainIterator, CombinedIterator, ListedIterator
 from weft_capture.values.made_classes import MADE
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 _ZERO = Constant(0)
-Step = Callable[["Tracer", CombinedIterator], Value | None]
 
 PURE.update(f for f in vars(math).values() if callable(f))
 PURE.update((inspect.signature, inspect.getfullargspec, typing.get_origin, typing.get_args))
@@ -133,30 +131,14 @@ def _prod(tx: Tracer, items: Value, *, start: Value = Constant(1)) -> Value:  # 
 # itertools
 
 
-def _combined(factory: Any, inner: list[Value], step: Step, **kwargs: Any) -> Value:
-    return CombinedIterator(factory, inner, step, **kwargs)
-
-
 @rule(itertools.chain)
 def _chain(tx: Tracer, *parts: Value) -> Value:
-    return _chained(tx, list(parts))
+    return ChainIterator(itertools.chain, [part.iterate(tx) for part in parts])
 
 
 @rule(itertools.chain.from_iterable)
 def _chain_from(tx: Tracer, parts: Value) -> Value:
-    return _chained(tx, parts.unpack(tx))
-
-
-def _chained(tx: Tracer, parts: list[Value]) -> Value:
-    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
-        while self.position < len(self.inner):
-            item = self.inner[self.position].next(tx)
-            if item is not None:
-                return item
-            self.advance(tx)
-        return None
-
-    return _combined(itertools.chain, [part.iterate(tx) for part in parts], step)
+    return _chain(tx, *parts.unpack(tx))
 
 
 def _finite(function: Any) -> None:
@@ -191,25 +173,12 @@ for _listing in (
     _finite(_listing)
 
 
-@rule(itertools.starmap)
-def _starmap(tx: Tracer, function: Value, rows: Value) -> Value:
-    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
-        row = self.inner[0].next(tx)
-        return None if row is None else self.prefix[0].call(tx, row.unpack(tx), {})
-
-    return _combined(itertools.starmap, [rows.iterate(tx)], step, prefix=[function])
-
-
 @rule(itertools.repeat)
-def _repeat(tx: Tracer, item: Value, times: Value = NONE) -> Value:
-    if times is not NONE:
-        items = [item] * int(times.as_constant())
-        return ListedIterator(items, itertools.repeat, tx.steps.now)
-
-    def step(tx: Tracer, self: CombinedIterator) -> Value | None:
-        return self.prefix[0]
-
-    return _combined(itertools.repeat, [], step, prefix=[item])
+def _repeat(tx: Tracer, object: Value, times: Value = NONE) -> Value:
+    count = times.as_constant()
+    return CombinedIterator(
+        itertools.repeat, [], [object], lambda at: [] if count is None else [max(count - at, 0)]
+    )
 
 
 @rule(itertools.count)
@@ -217,14 +186,8 @@ def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) ->
     first, stride = start.as_constant(), step.as_constant()
     if type(first) is not int or type(stride) is not int:
         raise Break("unsupported-value", "itertools.count over other numbers than ints")
-
-    def advance(tx: Tracer, self: CombinedIterator) -> Value | None:
-        number = first + stride * self.position
-        self.advance(tx)
-        return constant(number)
-
-    return _combined(
-        itertools.count, [], advance, suffix=lambda self: [first + stride * self.position, stride]
+    return CombinedIterator(
+        itertools.count, [], (), lambda position: [first + stride * position, stride]
     )
 
 

@@ -31,7 +31,7 @@ CODE_RULES: dict[types.CodeType, Handler] = {}
 _FAMILIES = (
     "builtins", "operator_module", "text", "sequences", "dicts", "tensors", "indexing",
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
-    "torch_rules", "stdlib", "contexts", "generators", "deques", "polyfilled", "copying",
+    "torch_rules", "stdlib", "contexts", "generators", "sets", "polyfilled", "copying",
     "namespaces", "values_of_stdlib", "messages", "randomness", "arrays", "control_flow",
 )  # fmt: skip
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
+import operator
 import threading
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,21 @@ import torch
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Value
-from weft_capture.values.constant import Constant, constant, fold
-from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
+from weft_capture.values.constant import Constant, constant, fold, real_call
+from weft_capture.values.containers import (
+    Container,
+    NamedTupleValue,
+    SetValue,
+    SizeValue,
+    TupleValue,
+)
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.floats import FloatValue
 from weft_capture.values.functions import ClassValue
 from weft_capture.values.made import MadeValue, TextValue
 from weft_capture.values.objects import UserObject
+from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -69,50 +76,23 @@ def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
     raise Break("data-dependent-value", f"text of {value.describe()}")
 
 
-def _joined(tx: Tracer, items: list[Value]) -> str:
-    return ", ".join(text_of(tx, item, repr) for item in items)
-
-
-def _list_text(tx: Tracer, value: Any, function: Function) -> str:
-    return f"[{_joined(tx, value.items)}]" if type(value) is ListValue else _deque(tx, value)
-
-
-def _deque(tx: Tracer, value: Any) -> str:
-    end = "" if value.maxlen is None else f", maxlen={value.maxlen}"
-    return f"deque([{_joined(tx, value.items)}]{end})"
-
-
-def _tuple_text(tx: Tracer, value: Any, function: Function) -> str:
+def _real_text(tx: Tracer, value: Any, function: Function) -> str:
+    """The text of a real container of proxies, which write the items' texts into it."""
     if isinstance(value, NamedTupleValue) and value.find_python("__repr__"):
         text = value.getattr(tx, "__repr__").call(tx, [], {}).as_constant()
         return str(text)
-    if type(value) is not TupleValue:
+    if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
-    end = "," if len(value.items) == 1 else ""
-    return f"({_joined(tx, list(value.items))}{end})"
+    kind = value.owner if isinstance(value, DictView) else value
+    real = kind.build(lambda item: Proxy(tx, item))
+    return repr(getattr(real, value.kind)() if isinstance(value, DictView) else real)
 
 
 def _set_text(tx: Tracer, value: Any, function: Function) -> str:
     if not value.entries:
         return f"{value.cls.__name__}()"
-    text = f"{{{_joined(tx, value.unpack(tx))}}}"
+    text = f"{{{', '.join(text_of(tx, item, repr) for item in value.unpack(tx))}}}"
     return text if value.cls is set else f"{value.cls.__name__}({text})"
-
-
-def _dict_text(tx: Tracer, value: Any, function: Function) -> str:
-    pairs = [(text_of(tx, k, repr), text_of(tx, v, repr)) for k, v in value.pairs(tx)]
-    text = "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
-    if value.cls is collections.OrderedDict:
-        return _plain_text(tx, value, function)
-    if value.cls is collections.defaultdict:
-        return f"defaultdict({text_of(tx, value.default_factory, repr)}, {text})"
-    if value.cls is types.MappingProxyType:
-        return f"mappingproxy({text})"
-    return text
-
-
-def _view_text(tx: Tracer, value: Any, function: Function) -> str:
-    return f"dict_{value.kind}([{_joined(tx, value.unpack(tx))}])"
 
 
 def _object_text(tx: Tracer, value: Any, function: Function) -> str:
@@ -141,11 +121,9 @@ def _exception_text(tx: Tracer, value: Value, function: Function) -> str:
 _WRITERS: tuple[tuple[type[Value], Callable[[Any, Any, Any], str]], ...] = (
     (TensorValue, _tensor_text),
     (SymValue, _tensor_text),
-    (ListValue, _list_text),
-    (TupleValue, _tuple_text),
+    (Container, _real_text),
+    (DictView, _real_text),
     (SetValue, _set_text),
-    (DictValue, _dict_text),
-    (DictView, _view_text),
     (UserObject, _object_text),
     (ExceptionValue, _exception_text),
 )
@@ -157,57 +135,29 @@ HOLES = (TensorValue, FloatValue, SymValue, MadeValue, TextValue)
 """Kinds whose text is made when it is needed."""
 
 
-class Shown:
-    """Stands for an object in a format call: its text is known, the object is not."""
-
-    def __init__(self, tx: Tracer, value: Value) -> None:
-        self.tx = tx
-        self.value = value
-
-    def __str__(self) -> str:
-        return text_of(self.tx, self.value, str)
-
-    def __repr__(self) -> str:
-        return text_of(self.tx, self.value, repr)
-
-    def __format__(self, spec: str) -> str:
-        return str(_format(self.tx, self.value, constant(spec)).as_constant())
-
-
 def shown(tx: Tracer, value: Value) -> Any:
     """Return a value as an argument of a format call."""
     value = tx.force(value)
     if isinstance(value, TensorValue | SymValue):
-        return Shown(tx, value)
+        return Proxy(tx, value)
     try:
         return value.data(tx)
     except NotConstant:
-        return Shown(tx, value)
+        return Proxy(tx, value)
 
 
 def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     """Evaluate `text % right`."""
-    operand: Any
-    if type(right) is TupleValue:
-        operand = tuple(shown(tx, item) for item in right.items)
-    elif isinstance(right, DictValue):
-        operand = {key.as_constant(): shown(tx, item) for key, item in right.pairs(tx)}
-    else:
-        operand = shown(tx, right)
-    try:
-        return constant(text % operand)
-    except (TypeError, ValueError, KeyError) as error:
-        tx.raise_real(error)
+    several = type(right) is TupleValue or isinstance(right, DictValue)
+    operand = right.build(lambda item: shown(tx, item)) if several else shown(tx, right)  # type: ignore[attr-defined]
+    return constant(real_call(tx, operator.mod, text, operand))
 
 
 def format_text(tx: Tracer, text: str, args: list[Value], kwargs: Kwargs) -> Value:
     """Evaluate `text.format(*args, **kwargs)`."""
     real = [shown(tx, arg) for arg in args]
     words = {name: shown(tx, value) for name, value in kwargs.items()}
-    try:
-        return constant(text.format(*real, **words))
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        tx.raise_real(error)
+    return constant(real_call(tx, text.format, *real, **words))
 
 
 @rule(format)

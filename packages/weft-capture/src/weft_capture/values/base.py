@@ -15,6 +15,7 @@ What a kind supports beyond the defaults is given by overriding, and by rows of 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -264,13 +265,13 @@ class MutableValue(Value):
 
         return restore
 
-    def replay(self, out: Output) -> Callable[[], None] | None:
+    def replay(self, out: Output) -> None:
         """Write the final state to the existing object that `source` names, by `out.later`."""
         raise NotImplementedError(type(self).__name__)
 
 
 def _copied(state: Any) -> Any:
-    return state.copy() if type(state) in (list, dict, set) else state
+    return state.copy() if type(state) in (list, dict, set, deque) else state
 
 
 class MethodOf(Value):

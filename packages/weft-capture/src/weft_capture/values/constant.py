@@ -180,11 +180,15 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     except NotConstant as error:
         name = getattr(function, "__qualname__", repr(function))
         raise Break("unsupported-value", f"{name} of {error}") from None
+    return tx.literal(real_call(tx, function, *real_args, **real_kwargs))
+
+
+def real_call(tx: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a real function now; what it raises, the program raises."""
     try:
-        result = function(*real_args, **real_kwargs)
+        return function(*args, **kwargs)
     except _RAISES_ARE_PYTHONS as error:
         tx.raise_real(error)
-    return tx.literal(result)
 
 
 def plain_scalar(obj: Any) -> Any:

@@ -20,7 +20,26 @@ if TYPE_CHECKING:
     from weft_guards.sources import Source
 
 
-class TupleValue(Value):
+class Container(Value):
+    """Base of what holds values, and can be built as a real one that holds anything."""
+
+    __slots__ = ()
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        """Return a real container of this kind of what `each` makes of the items."""
+        raise NotImplementedError(type(self).__name__)
+
+    def data(self, tx: Tracer) -> Any:
+        return self.build(lambda item: tx.force(item).data(tx))
+
+    def graph_arg(self) -> Any:
+        return self.build(lambda item: item.graph_arg())
+
+    def example(self) -> Any:
+        return self.build(lambda item: item.example())
+
+
+class TupleValue(Container):
     """A tuple."""
 
     __slots__ = ("items",)
@@ -32,20 +51,14 @@ class TupleValue(Value):
     def python_type(self) -> type:
         return tuple
 
-    def as_constant(self) -> Any:
-        return tuple(item.as_constant() for item in self.items)
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return tuple(each(item) for item in self.items)
 
-    def data(self, tx: Tracer) -> Any:
-        return tuple(tx.force(item).data(tx) for item in self.items)
+    def as_constant(self) -> Any:
+        return self.build(lambda item: item.as_constant())
 
     def is_constant(self) -> bool:
         return all(item.is_constant() for item in self.items)
-
-    def graph_arg(self) -> Any:
-        return tuple(item.graph_arg() for item in self.items)
-
-    def example(self) -> Any:
-        return tuple(item.example() for item in self.items)
 
     def reconstruct(self, out: Output) -> None:
         out.load_all(self.items)
@@ -80,7 +93,7 @@ class SizeValue(TupleValue):
         return torch.Size
 
     def as_constant(self) -> Any:
-        return torch.Size([item.as_constant() for item in self.items])
+        return torch.Size(super().as_constant())
 
     def reconstruct(self, out: Output) -> None:
         out.writer.begin_call()
@@ -115,23 +128,9 @@ class NamedTupleValue(TupleValue):
             return named
         return tuple(getattr(self.cls, "__match_args__", ()))
 
-    def data(self, tx: Tracer) -> Any:
-        return self.build([tx.force(item).data(tx) for item in self.items])
-
-    def build(self, items: list[Any]) -> Any:
-        """Return an instance of the class over Python objects."""
-        if hasattr(self.cls, "_fields"):
-            return tuple.__new__(self.cls, items)
-        return self.cls(items)
-
-    def as_constant(self) -> Any:
-        return self.build([item.as_constant() for item in self.items])
-
-    def graph_arg(self) -> Any:
-        return self.build([item.graph_arg() for item in self.items])
-
-    def example(self) -> Any:
-        return self.build([item.example() for item in self.items])
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        items = super().build(each)
+        return tuple.__new__(self.cls, items) if hasattr(self.cls, "_fields") else self.cls(items)
 
     def reconstruct(self, out: Output) -> None:
         out.writer.begin_call()
@@ -154,14 +153,17 @@ class NamedTupleValue(TupleValue):
         return tx.class_attribute(self, self.cls, name)
 
 
-class ListValue(MutableValue):
+def refill(target: Any, contents: Any) -> None:
+    """Give a list, deque, set or dict other contents."""
+    target.clear()
+    (target.extend if hasattr(target, "extend") else target.update)(contents)
+
+
+class ListValue(Container, MutableValue):
     """A list."""
 
     __slots__ = ("items",)
     changing = ("items",)
-
-    def data(self, tx: Tracer) -> Any:
-        return [tx.force(item).data(tx) for item in self.items]
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
         super().__init__(source)
@@ -170,11 +172,8 @@ class ListValue(MutableValue):
     def python_type(self) -> type:
         return list
 
-    def graph_arg(self) -> Any:
-        return [item.graph_arg() for item in self.items]
-
-    def example(self) -> Any:
-        return [item.example() for item in self.items]
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return [each(item) for item in self.items]
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
@@ -188,18 +187,8 @@ class ListValue(MutableValue):
             out.load_all(self.items)
             writer.build_list(len(self.items))
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        out.load_all(self.items)
-        out.writer.build_list(len(self.items))
-        final = out.store_temp()
-
-        def write() -> None:
-            out.writer.load_local(final)
-            out.load(self)
-            out.writer.load_const(slice(None))
-            out.writer.store_subscr()
-
-        return write
+    def replay(self, out: Output) -> None:
+        out.later(refill, self, TupleValue(self.items))
 
     def truth(self, tx: Tracer) -> bool:
         return bool(self.items)
@@ -281,16 +270,8 @@ class SetValue(MutableValue):
         if self.cls is not set:
             out.writer.call(1)
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        out.load_all(self.entries.values())
-        out.writer.build_set(len(self.entries))
-        final = out.store_temp()
-
-        def write() -> None:
-            out.call_on(self, "clear")
-            out.call_on(self, "update", final)
-
-        return write
+    def replay(self, out: Output) -> None:
+        out.later(refill, self, TupleValue(list(self.entries.values())))
 
     def truth(self, tx: Tracer) -> bool:
         return bool(self.entries)
@@ -302,7 +283,7 @@ class SetValue(MutableValue):
         return tx.set_iterator(self)
 
 
-class SliceValue(Value):
+class SliceValue(Container):
     """A slice whose bounds may be symbolic."""
 
     __slots__ = ("parts",)
@@ -314,14 +295,11 @@ class SliceValue(Value):
     def python_type(self) -> type:
         return slice
 
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return slice(*map(each, self.parts))
+
     def as_constant(self) -> Any:
-        return slice(*(part.as_constant() for part in self.parts))
-
-    def graph_arg(self) -> Any:
-        return slice(*(part.graph_arg() for part in self.parts))
-
-    def example(self) -> Any:
-        return slice(*(part.example() for part in self.parts))
+        return self.build(lambda part: part.as_constant())
 
     def reconstruct(self, out: Output) -> None:
         out.load_all(self.parts)

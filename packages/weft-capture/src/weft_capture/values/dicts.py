@@ -9,11 +9,13 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MutableValue, Value
 from weft_capture.values.constant import NONE
+from weft_capture.values.containers import Container, refill
 from weft_guards.sources import CallSource
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def check_keys(keys: Iterable[object]) -> None:
         raise Break("unsupported-value", "rebuilding a dict or set runs a key's __hash__ again")
 
 
-class DictValue(MutableValue):
+class DictValue(Container, MutableValue):
     """A dict: hash key -> (key, value).
 
     `log` has what a dict from outside went through since its first change, as hash keys in order:
@@ -150,21 +152,17 @@ class DictValue(MutableValue):
             raise Break("unsupported-method", f"dict.{name} of a {self.cls.__name__}")
         return super().call_base_method(tx, kind, name, args, kwargs)
 
-    def data(self, tx: Tracer) -> Any:
+    def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
+        pairs = [((key or each)(k), each(v)) for k, v in self.entries.values()]
         if self.cls is defaultdict:
-            return super().data(tx)
-        return self.cls([(key.data(tx), value.data(tx)) for key, value in self.pairs(tx)])
+            made = None if self.default_factory is NONE else each(self.default_factory)
+            return defaultdict(made, pairs)
+        return MappingProxyType(dict(pairs)) if self.cls is MappingProxyType else self.cls(pairs)
 
     def snapshot(self) -> Callable[[], None]:
         if self.log is None and self.source is not None:
             self.log = []
         return super().snapshot()
-
-    def graph_arg(self) -> Any:
-        return {k.as_constant(): v.graph_arg() for k, v in self.entries.values()}
-
-    def example(self) -> Any:
-        return {k.as_constant(): v.example() for k, v in self.entries.values()}
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
@@ -198,45 +196,19 @@ class DictValue(MutableValue):
             out.load(value)
         out.writer.build_map(len(self.entries))
 
-    def replay(self, out: Output) -> Callable[[], None]:
-        if self.log is not None and len(self.log) <= 2 * len(self.entries) + _SHORT:
-            return self._replay_log(out, self.log)
-        self._build_map(out)
-        final = out.store_temp()
-
-        def write() -> None:
-            out.call_on(self, "clear")
-            out.call_on(self, "update", final)
-
-        return write
-
-    def _replay_log(self, out: Output, log: list[tuple[object, Value, bool]]) -> Callable[[], None]:
-        steps: list[tuple[str, str | None]] = []
+    def replay(self, out: Output) -> None:
+        if self.log is None or len(self.log) > 2 * len(self.entries) + _SHORT:
+            out.later(refill, self, self.copy())
+            return
         written: set[object] = set()
-        check_keys(hashed for hashed, _, _ in log)
-        for hashed, key, writes in log:
-            if writes and hashed in written:
-                continue
-            (written.add if writes else written.discard)(hashed)
-            out.load(key)
-            name, temp = out.store_temp(), None
-            if writes:  # what is there in the end; what is removed again needs no value
-                out.load(self.entries.get(hashed, (NONE, NONE))[1])
-                temp = out.store_temp()
-            steps.append((name, temp))
-
-        def write() -> None:
-            for key, value in steps:
-                if value is not None:
-                    out.writer.load_local(value)
-                out.load(self)
-                out.writer.load_local(key)
-                if value is not None:
-                    out.writer.store_subscr()
-                else:
-                    out.writer.delete_subscr()
-
-        return write
+        check_keys(hashed for hashed, _, _ in self.log)
+        for hashed, key, writes in self.log:
+            if not writes:
+                written.discard(hashed)
+                out.later(operator.delitem, self, key)
+            elif hashed not in written:  # what is there in the end
+                written.add(hashed)
+                out.later(operator.setitem, self, key, self.entries.get(hashed, (NONE, NONE))[1])
 
     def truth(self, tx: Tracer) -> bool:
         return bool(self.entries)

@@ -5,18 +5,18 @@ Each can be rebuilt where it stands, so that a graph break inside a loop keeps t
 
 from __future__ import annotations
 
-import itertools
 import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import MutableValue, Value
-from weft_capture.values.constant import constant
+from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import ListValue, RangeValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
+from weft_capture.values.proxies import Proxy
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -32,7 +32,7 @@ class IteratorValue(MutableValue):
     """Base of iterators: state is `position` and what subclasses add."""
 
     __slots__ = ("position",)
-    changing = ("position",)
+    changing: ClassVar[tuple[str, ...]] = ("position",)
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -93,8 +93,8 @@ class SequenceIterator(IteratorValue):
             writer.call_method(1)
             writer.pop()
             return
-        items = over.items if isinstance(over, ListValue | TupleValue) else over
-        rest = items[self.position :]
+        items: Any = over.items if isinstance(over, ListValue | TupleValue) else over
+        rest = list(items)[self.position :]
         out.load_all(rest)
         writer.build_tuple(len(rest))
         writer.call(1)
@@ -221,45 +221,56 @@ def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
 
 
 class CombinedIterator(IteratorValue):
-    """enumerate, zip, map, filter, itertools.chain and their like, over inner iterators.
+    """enumerate, zip, map, filter and their like: lazy, and without a state but their place.
+
+    Each step is one of a new real iterator over what is left.
 
     Args:
-        factory: the real class or function that rebuilds it from `prefix` and the inner iterators.
+        factory: the real class, called with `prefix`, the inner iterators, and `suffix`.
         inner: the inner iterators.
-        step: (tx, self) -> the next item, or None at the end.
-        prefix: values that come before the iterators when it is rebuilt (map's function).
-        suffix: called when it is rebuilt; returns constants that follow (enumerate's start).
+        prefix: values that come before the iterators (map's function).
+        suffix: given the number of steps taken, returns constants that follow (enumerate's start).
     """
 
-    __slots__ = ("factory", "inner", "keywords", "prefix", "step", "suffix")
+    __slots__ = ("factory", "inner", "keywords", "prefix", "suffix")
+    changing = ("inner", "position")
 
     def __init__(
         self,
         factory: Any,
         inner: list[Value],
-        step: Callable[[Tracer, CombinedIterator], Value | None],
         prefix: Sequence[Value] = (),
-        suffix: Callable[[CombinedIterator], list[object]] | None = None,
+        suffix: Callable[[int], list[object]] = lambda position: [],
         keywords: dict[str, object] | None = None,
     ) -> None:
         super().__init__()
         self.factory = factory
         self.inner = inner
-        self.step = step
         self.prefix = prefix
         self.suffix = suffix
         self.keywords = keywords or {}
 
     def python_type(self) -> type:
-        return self.factory if isinstance(self.factory, type) else itertools.chain
+        return type(iter(int, 1)) if self.factory is iter else self.factory
+
+    def real(self, tx: Tracer) -> Any:
+        """Return a real iterator that stands where this one stands."""
+        before = [None if value is NONE else Proxy(tx, value) for value in self.prefix]
+        iterators = [iter(Proxy(tx, value)) for value in self.inner]
+        arguments = (*before, *iterators, *self.suffix(self.position))
+        return real_call(tx, self.factory, *arguments, **self.keywords)
 
     def next(self, tx: Tracer) -> Value | None:
-        return self.step(tx, self)
-
-    def advance(self, tx: Tracer) -> None:
-        """Move `position` on by one."""
+        item = real_call(tx, next, self.real(tx), None)
+        if item is None:
+            return self.end(tx)
         tx.journal.touch(self)
         self.position += 1
+        return tx.literal(item)
+
+    def end(self, tx: Tracer) -> Value | None:
+        """Do what there is to do where a step gives nothing; returns an item all the same."""
+        return None
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
@@ -267,13 +278,40 @@ class CombinedIterator(IteratorValue):
         writer.load_const(self.factory)
         out.load_all(self.prefix)
         out.load_all(self.inner)
-        extra = self.suffix(self) if self.suffix else []
+        extra = [*self.suffix(self.position), *self.keywords.values()]
         for item in extra:
             writer.load_const(item)
-        for item in self.keywords.values():
-            writer.load_const(item)
-        count = len(self.prefix) + len(self.inner) + len(extra) + len(self.keywords)
+        count = len(self.prefix) + len(self.inner) + len(extra)
         writer.call(count, tuple(self.keywords))
+
+
+class ChainIterator(CombinedIterator):
+    """itertools.chain: `inner` are the parts that have not ended, which are not asked again."""
+
+    __slots__ = ()
+
+    def real(self, tx: Tracer) -> Any:
+        return iter(Proxy(tx, self.inner[0]) if self.inner else ())
+
+    def end(self, tx: Tracer) -> Value | None:
+        tx.journal.touch(self)
+        self.inner = self.inner[1:]
+        return self.next(tx) if self.inner else None
+
+
+class CallIterator(CombinedIterator):
+    """`iter(function, sentinel)`, which stays at its end."""
+
+    __slots__ = ()
+    changing = ("position", "prefix")
+
+    def __init__(self, function: Value, sentinel: Value) -> None:
+        super().__init__(iter, [], [function, sentinel])
+
+    def end(self, tx: Tracer) -> Value | None:
+        tx.journal.touch(self)
+        self.prefix = [tx.const_object(tuple), tx.tuple_of([])]
+        return None
 
 
 class ExternalIterator(Value):
