@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from weft_capture import attribute_writes, class_statements, classes, scope
 from weft_capture.rules import table
@@ -14,23 +17,56 @@ from weft_capture.rules.operators import equal
 from weft_capture.rules.text import format_text, text_of
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.constant import fold
+from weft_capture.values.containers import (
+    ListValue,
+    NamedTupleValue,
+    RangeValue,
+    SetValue,
+    SizeValue,
+    SliceValue,
+    TupleValue,
+)
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import ClassValue, ModuleObject
 from weft_capture.values.iterators import DictIterator
 from weft_capture.values.made_classes import MADE, MadeClass
+from weft_capture.values.proxies import Proxy
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
-    from weft_capture.values.containers import SetValue
     from weft_capture.values.dicts import DictView
 
 
 class Bridge:
-    """Operations of the tracer on dicts, texts and classes."""
+    """Operations of the tracer on Python data, dicts, texts and classes."""
 
     @property
     def _tx(self) -> Tracer:
         return cast("Tracer", self)
+
+    def literal(self, obj: Any) -> Value:
+        """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
+        kind = type(obj)
+        if isinstance(obj, Value | Proxy):
+            return obj if isinstance(obj, Value) else obj.value
+        if kind in (tuple, list, torch.Size):
+            items = [self.literal(item) for item in obj]
+            made: dict[Any, Any] = {tuple: TupleValue, list: ListValue, torch.Size: SizeValue}
+            value: Value = made[kind](items)
+            return value
+        if kind in (dict, OrderedDict, defaultdict):
+            pairs = [(self.literal(k), self.literal(v)) for k, v in obj.items()]
+            factory = self._tx.const_object(getattr(obj, "default_factory", None))
+            return DictValue(pairs, cls=kind, default_factory=factory)
+        if kind in (set, frozenset):
+            return SetValue([self.literal(item) for item in obj], None, kind, obj)
+        if kind is range:
+            return RangeValue(obj)
+        if kind is slice:
+            return SliceValue(*(self.literal(p) for p in (obj.start, obj.stop, obj.step)))
+        if isinstance(obj, tuple) and hasattr(kind, "_fields"):
+            return NamedTupleValue(kind, [self.literal(item) for item in obj])
+        return self._tx.const_object(obj)
 
     def forget(self) -> None:
         """Let go of the program's objects at once: the parts of a capture hold each other."""

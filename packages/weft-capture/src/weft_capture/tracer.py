@@ -11,7 +11,6 @@ import linecache
 import operator
 import traceback
 import types
-from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -46,14 +45,10 @@ from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Va
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.containers import (
     ListValue,
-    NamedTupleValue,
-    RangeValue,
     SetValue,
-    SizeValue,
-    SliceValue,
     TupleValue,
 )
-from weft_capture.values.dicts import DictValue, LazyValue
+from weft_capture.values.dicts import LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.functions import (
     BoundMethod,
@@ -64,7 +59,6 @@ from weft_capture.values.functions import (
 )
 from weft_capture.values.iterators import SequenceIterator
 from weft_capture.values.made import MadeValue, origins
-from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import wrap
 
@@ -138,30 +132,6 @@ class Tracer(Bridge):
         if isinstance(obj, frozenset):
             return SetValue([constant(item) for item in obj], None, frozenset, obj)
         return constant(obj)
-
-    def literal(self, obj: Any) -> Value:
-        """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
-        kind = type(obj)
-        if isinstance(obj, Value | Proxy):
-            return obj if isinstance(obj, Value) else obj.value
-        if kind in (tuple, list, torch.Size):
-            items = [self.literal(item) for item in obj]
-            made: dict[Any, Any] = {tuple: TupleValue, list: ListValue, torch.Size: SizeValue}
-            value: Value = made[kind](items)
-            return value
-        if kind in (dict, OrderedDict, defaultdict):
-            pairs = [(self.literal(k), self.literal(v)) for k, v in obj.items()]
-            factory = self.const_object(getattr(obj, "default_factory", None))
-            return DictValue(pairs, cls=kind, default_factory=factory)
-        if kind in (set, frozenset):
-            return SetValue([self.literal(item) for item in obj], None, kind, obj)
-        if kind is range:
-            return RangeValue(obj)
-        if kind is slice:
-            return SliceValue(*(self.literal(p) for p in (obj.start, obj.stop, obj.step)))
-        if isinstance(obj, tuple) and hasattr(kind, "_fields"):
-            return NamedTupleValue(kind, [self.literal(item) for item in obj])
-        return self.const_object(obj)
 
     def made(self, source: Source, hint: Any) -> Value:
         """Return the value of what a real call makes anew each time; `hint` is one such object."""
