@@ -37,31 +37,40 @@ settings = CodegenSettings()
 _NO_EFFECT = ("shape_padding", "triton.cudagraphs")
 
 
+def _option(default: bool, doc: str, name: str | None = None) -> Any:
+    """An option: what it does, and its name where that is none that a field can have."""
+    return field(default=default, metadata={"doc": doc, "name": name})
+
+
 @dataclass(frozen=True)
 class Options:
-    """What one compilation may be told; names are torch.compile's with `.` as `_`.
+    """What one compilation may be told; names are torch.compile's, with `.` as `_`."""
 
-    Args:
-        epilogue_fusion: share kernels between operators; without it each gets its own.
-        max_autotune: measure whether matrix products are faster as loops (see tune.py).
-        fallback_random: draw random numbers exactly as eager does under a seed.
-        freezing: compute what depends on parameters alone once; for inference (see freezing.py).
-        shape_padding: pad matrix sizes to multiples that the hardware likes.
-        triton_cudagraphs: replay recorded CUDA graphs; no effect on CPU.
-        measure: run eager's operators instead of a graph that its first calls show to be slower.
-        trace_enabled: write each stage's result into a folder.
-        trace_graph_diagram: add a diagram of the fused graph to the trace.
-    """
+    epilogue_fusion: bool = _option(True, "fuse pointwise work into the kernels before it")
+    max_autotune: bool = _option(False, "matrix products as loops where that measures faster")
+    fallback_random: bool = _option(True, "draw random numbers exactly as eager does (always so)")
+    freezing: bool = _option(False, "fold parameters once; inference only, until one is written")
+    shape_padding: bool = _option(
+        False, "pad matrices to sizes the hardware likes (no effect on CPU)"
+    )
+    triton_cudagraphs: bool = _option(
+        False, "replay recorded CUDA graphs (no effect on CPU)", "triton.cudagraphs"
+    )
+    measure: bool = _option(
+        True, "run eager instead of a graph whose first calls show it to be slower"
+    )
+    trace_enabled: bool = _option(
+        False, "write each stage's result into ./weft_trace (or WEFT_DUMP)", "trace.enabled"
+    )
+    trace_graph_diagram: bool = _option(
+        False, "add a diagram of the fused graph to that (SVG)", "trace.graph_diagram"
+    )
 
-    epilogue_fusion: bool = True
-    max_autotune: bool = False
-    fallback_random: bool = True
-    freezing: bool = False
-    shape_padding: bool = False
-    triton_cudagraphs: bool = False
-    measure: bool = True
-    trace_enabled: bool = False
-    trace_graph_diagram: bool = False
+    @classmethod
+    def table(cls) -> dict[str, tuple[Any, str]]:
+        """Every option's name in torch.compile with its default and what it does."""
+        rows = {item.metadata["name"] or item.name: item for item in fields(cls)}
+        return {name: (item.default, item.metadata["doc"]) for name, item in rows.items()}
 
     def without_effect(self) -> tuple[str, ...]:
         """The options that are set and that nothing here listens to, in torch.compile's names."""
@@ -72,13 +81,16 @@ class Options:
         """Options from a dict such as `{"triton.cudagraphs": False}`.
 
         Raises:
-            InvalidOption: for an unknown name; the error suggests the nearest one.
+            InvalidOption: for an unknown name (the error suggests the nearest one), or a value of
+                the wrong type.
         """
         known = {item.name for item in fields(cls)}
-        values: dict[str, Any] = {}
+        values: dict[str, bool] = {}
         for name, value in (given or {}).items():
             plain = name.replace(".", "_")
             if plain not in known:
-                raise InvalidOption(name, known)
+                raise InvalidOption(name, cls.table())
+            if not isinstance(value, bool):
+                raise InvalidOption(name, detail=f"{name} takes bool, not {value!r}.")
             values[plain] = value
         return cls(**values)

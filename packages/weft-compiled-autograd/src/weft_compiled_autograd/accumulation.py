@@ -8,6 +8,7 @@ object; a first gradient takes the layout of its variable when that is dense.
 from __future__ import annotations
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 
 from weft_compiled_autograd.marks import inlinable
 
@@ -45,19 +46,9 @@ def wanted_strides(variable: torch.Tensor, grad: torch.Tensor) -> tuple[int, ...
     """
     strides = dense_strides(variable)
     if strides is None:
-        return None if grad.is_contiguous() else contiguous_strides(grad)
+        return None if grad.is_contiguous() else make_contiguous_strides_for(grad.shape)
     pairs = zip(grad.shape, grad.stride(), strides, strict=True)
     return None if all(size == 1 or have == want for size, have, want in pairs) else strides
-
-
-def contiguous_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Row-major strides for a tensor's shape."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(tensor.shape):
-        strides.append(step)
-        step = step * size
-    return tuple(reversed(strides))
 
 
 def first_gradient(variable: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
@@ -66,7 +57,8 @@ def first_gradient(variable: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         return grad.detach().clone()
     strides = wanted_strides(variable, grad)
     if strides is None:
-        strides = grad.stride() if dense_strides(grad) is not None else contiguous_strides(grad)
+        dense = dense_strides(grad) is not None
+        strides = grad.stride() if dense else make_contiguous_strides_for(grad.shape)
     out = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device)
     return out.copy_(grad)
 

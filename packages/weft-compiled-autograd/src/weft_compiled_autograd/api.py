@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from weft_core.events import counters
 
@@ -28,6 +28,12 @@ def enable(compiler: Compiler) -> Iterator[None]:
     """
     _check(compiler)
     engine.install()
+    with _innermost(compiler):
+        yield
+
+
+@contextmanager
+def _innermost(compiler: Compiler | None) -> Iterator[None]:
     engine.thread.compilers.append(compiler)
     try:
         yield
@@ -57,14 +63,9 @@ def _check(compiler: Compiler) -> None:
         )
 
 
-@contextmanager
-def disable() -> Iterator[None]:
+def disable() -> AbstractContextManager[None]:
     """Run this thread's backwards on the eager engine in the block, also inside `enable`."""
-    engine.thread.compilers.append(None)
-    try:
-        yield
-    finally:
-        engine.thread.compilers.pop()
+    return _innermost(None)
 
 
 def reset() -> None:

@@ -75,7 +75,7 @@ class Session:
     def close(self) -> None:
         """Leave what a failed capture left open."""
         if self.capture is not None:
-            self.capture.recorder.close()
+            self.capture.close()
 
 
 class _ThreadState(threading.local):
@@ -98,19 +98,16 @@ class Everywhere:
 _one_at_a_time = threading.Lock()
 
 
-class Capture:
-    """The object whose methods the engine calls; passes them on to a `Recorder`."""
+class Capture(Recorder):
+    """The object whose methods the engine calls, in the forms that torch's versions have."""
 
     def __init__(self, session: Session) -> None:
+        super().__init__(_ops)
         self.session = session
-        self.recorder = Recorder(_ops)
         self.inputs: list[torch.Tensor] = []
         self.sizes: Sequence[int] = ()
         self.size_origins: Sequence[tuple[int, str]] = ()
         self.session.capture = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.recorder, name)
 
     def begin_capture(
         self,
@@ -128,7 +125,7 @@ class Capture:
         number = counters["compiled_autograd"]["captures"]
         counters["compiled_autograd"]["captures"] += 1
         self.inputs, self.sizes = list(inputs), list(sizes)
-        stand_ins, symbols = self.recorder.begin(inputs, sizes, scalars)
+        stand_ins, symbols = self.begin(inputs, sizes, scalars)
         return f"weft{number}", stand_ins, symbols, []
 
     def log_compile_reasons(self, reasons: list[str]) -> None:
@@ -145,12 +142,10 @@ class Capture:
 
     def accumulate_grad(self, variable: torch.Tensor, *args: Any) -> torch.Tensor | None:
         """Record AccumulateGrad in either version's form."""
-        if len(args) == 3:
-            old, new, post_hooks = args
-            return self.recorder.accumulate_grad(variable, old, new, bool(post_hooks))
-        new, post_hooks = args
-        self.recorder.accumulate_grad(variable, variable.grad, new, bool(post_hooks))
-        return None
+        *old, new, post_hooks = args
+        before = old[0] if old else variable.grad
+        result = self.record_gradient(variable, before, new, bool(post_hooks))
+        return result if old else None
 
     def proxy_call_backward(
         self,
@@ -167,12 +162,11 @@ class Capture:
             raise NotCapturable("a compiled forward that keeps Python objects for its backward")
         if getattr(ctx._forward_cls, "boxed_grads_call", False) and not exposes_graph(ctx):
             raise NotCapturable("an autograd.Function with boxed_grads_call")
-        recorder = self.recorder
-        return recorder.call_backward(inputs, output_metadatas, saved_tensors, backward_idx, ctx)
+        return self.call_backward(inputs, output_metadatas, saved_tensors, backward_idx, ctx)
 
     def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Entry]:
         """Finish: compile, and return what the engine calls now and on every later hit."""
-        tape = self.recorder.end(outputs)
+        tape = self.end(outputs)
         tape = eager_order(tape, self.session.roots, self.session.inputs)
         entry = Entry(tape, self.size_origins if self.session.dynamic else None)
         try:

@@ -48,15 +48,10 @@ class TapeStep:
 
 def needed_after(tape: Tape, step: Node) -> list[Node]:
     """The results of earlier steps that steps after this one use."""
-    order = {node: position for position, node in enumerate(tape.graph.nodes)}
-    here = order[step]
-    return [
-        node
-        for node in tape.graph.nodes
-        if node.op != "placeholder"
-        and order[node] < here
-        and any(order[user] > here for user in node.users)
-    ]
+    nodes = list(tape.graph.nodes)
+    here = nodes.index(step)
+    later = set(nodes[here + 1 :])
+    return [n for n in nodes[:here] if n.op != "placeholder" and not later.isdisjoint(n.users)]
 
 
 def _materialized(context: Any, names: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
@@ -107,22 +102,14 @@ def run_tape(
         places = [node for node in nodes if node.op == "placeholder"]
         nodes = places + nodes[after.position + 1 :]
 
-    def resolve(value: Any) -> Any:
-        if isinstance(value, Node):
-            return values[value]
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(resolve, value))
-        return value
-
     with torch.no_grad():
         for node in nodes:
             if node.op == "placeholder":
                 values[node] = found[node.target]
             elif node.op == "output":
-                outputs = list(resolve(node.args[0]))
+                outputs = list(map_arg(node.args[0], values.__getitem__))
             else:
-                kwargs = {key: resolve(value) for key, value in node.kwargs.items()}
-                args: Any = resolve(node.args)
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
                 if node.target is call_backward:
                     context, names = args[0], node.args[4]
                     args = (*args[:4], _materialized(context, names, args[4]))

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
 
 from weft_compiled_autograd import accumulation, aot, hooks, packed, report
@@ -60,7 +62,7 @@ class Lowering:
         self.tape = tape
         self.contexts = contexts
         self.mode = fake_mode(shape_env)
-        self.trace = Trace(symbolic=shape_env is not None)
+        self.trace = Trace(self.mode)
         self.values: dict[Node, Any] = {}
         self.assigned: dict[int, torch.Tensor] = {}
         self.aot_uses: dict[int, int] = {}
@@ -120,13 +122,9 @@ class Lowering:
                     self.values[node] = self._step(node)
         return self._finish(fakes, symbols, list(outputs))
 
-    def resolve(self, value: Any) -> Any:
+    def resolve(self, arguments: Any) -> Any:
         """Replace tape nodes by their values."""
-        if isinstance(value, Node):
-            return self.values[value]
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.resolve, value))
-        return value
+        return map_arg(arguments, self.values.__getitem__)
 
     def _step(self, node: Node) -> Any:
         self.trace.origin = node.meta.get(ORIGIN)
@@ -177,8 +175,7 @@ def _is_impure(node: Node) -> bool:
 
 def _inline(low: Lowering, node: Node, *args: Any) -> Any:
     """Run Python code of this package, or an aten factory, under the trace."""
-    kwargs = {key: low.resolve(value) for key, value in node.kwargs.items()}
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    return node.target(*args, **low.resolve(node.kwargs))  # type: ignore[operator]
 
 
 def _as_it_is(low: Lowering, node: Node, *args: Any) -> Unknown:
@@ -272,8 +269,7 @@ def _call_backward(
             out.append(None)
             continue
         _, device, dtype, size = meta
-        with torch.utils._python_dispatch._disable_current_modes(), low.mode:
-            strides = torch.empty(tuple(size), device="meta").stride()
+        strides = make_contiguous_strides_for(tuple(size))
         item = low.trace.item(result, position)
         out.append(low.fresh((tuple(size), strides), dtype, device, item))
     return out

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from weft_compiled_autograd import accumulation
 
@@ -55,15 +56,9 @@ def _free(value: Node, families: dict[int, list[Node]]) -> bool:
 
 def _mentions(user: Node, members: set[Node]) -> int:
     """How often a node names one of `members`; `users` counts a node once."""
-    count = 0
-
-    def visit(node: Node) -> Node:
-        nonlocal count
-        count += node in members
-        return node
-
-    torch.fx.node.map_arg((user.args, user.kwargs), visit)
-    return count
+    named: list[bool] = []
+    map_arg((user.args, user.kwargs), lambda node: named.append(node in members))
+    return sum(named)
 
 
 def copy_shared_gradients(graph: Graph, handed_over: Sequence[Any], mode: Any) -> None:
@@ -75,7 +70,7 @@ def copy_shared_gradients(graph: Graph, handed_over: Sequence[Any], mode: Any) -
         mode: the fake mode of the values.
     """
     families = _families(graph)
-    output = next(iter(reversed(graph.nodes)))
+    output = graph.output_node()
     for value in handed_over:
         if not _free(value, families):
             _copy_output(graph, output, value, mode)

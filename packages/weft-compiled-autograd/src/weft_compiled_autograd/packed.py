@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from weft_compiled_autograd.marks import inlinable
 
@@ -24,42 +25,27 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Si
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-class _Opaque(Exception):
-    """A packed object of a kind that shows no layout."""
-
-
 def packed_key(packed: Sequence[Any]) -> Hashable:
-    """What packed data look like, or None if one of them does not show it."""
-    try:
-        return tuple(_with_memory(item) for item in packed)
-    except _Opaque:
-        return None
+    """What packed data look like, or None if one of them does not show it.
+
+    Each has to hold a tensor or an array: a mere number may be a key to anything.
+    """
+    looks: list[Hashable] = []
+    for item in packed:
+        leaves, spec = pytree.tree_flatten(item, lambda value: value is None)
+        found = [_look(leaf) for leaf in leaves]
+        if None in found or all(isinstance(leaf, _PLAIN) for leaf in leaves):
+            return None
+        looks.append((str(spec), *found))
+    return tuple(looks)
 
 
-def _with_memory(item: Any) -> Hashable:
-    """The look of one packed object, which has to hold a tensor or array: a number may be a key."""
-    tensors: list[Any] = []
-    look = _look(item, tensors)
-    if not tensors:
-        raise _Opaque
-    return look
-
-
-def _look(item: Any, tensors: list[Any]) -> Hashable:
-    if isinstance(item, torch.Tensor):
-        tensors.append(item)
-        look = layout(item)
-        if look is None:
-            raise _Opaque
-        return look
-    if hasattr(item, "__array_interface__"):
-        tensors.append(item)
-        return ("array", item.shape, item.strides, str(item.dtype))
-    if isinstance(item, (tuple, list)):
-        return (type(item), *(_look(element, tensors) for element in item))
-    if isinstance(item, _PLAIN):
-        return (type(item), item)
-    raise _Opaque
+def _look(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        return layout(leaf)
+    if hasattr(leaf, "__array_interface__"):
+        return ("array", leaf.shape, leaf.strides, str(leaf.dtype))
+    return (type(leaf), leaf) if isinstance(leaf, _PLAIN) else None
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...] | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,24 +28,43 @@ from weft_compiled_autograd.packed import as_noted
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Sequence[Any]]]
 
 
-@dataclass(eq=False)
 class Piece:
-    """Consecutive aten ops: `nodes` of the captured graph, what they take and what they give.
+    """Consecutive aten ops, compiled with their first real inputs. A target of fx nodes.
 
     `inputs` are sizes, then `taken`, then other tensors. What is taken is an element of the
     backward's `inputs` that nothing else uses: the piece takes it out of there, so that the
     compiled code may drop it early.
     """
 
-    nodes: list[Node] = field(default_factory=list)
-    inputs: list[Node] = field(default_factory=list)
-    outputs: list[Node] = field(default_factory=list)
-    taken: list[Node] = field(default_factory=list)
+    def __init__(self, nodes: list[Node], backend: Backend, name: str) -> None:
+        self.__name__ = name
+        self.__module__ = __name__
+        self.nodes = nodes
+        self.backend = backend
+        self.function: Callable[..., Sequence[Any]] | None = None
+        self.owning: Callable[[list[Any]], Sequence[Any]] | None = None
+        inside = set(nodes)
+        used = dict.fromkeys(used for node in nodes for used in node.all_input_nodes)
+        given = [node for node in used if node not in inside]
+        sizes = [node for node in given if storage_of(node) is None]
+        tensors = [node for node in given if storage_of(node) is not None]
+        self.taken = [n for n in tensors if _is_input(n) and set(n.users) <= inside]
+        rest = [node for node in tensors if node not in self.taken]
+        self.inputs = [*sizes, *self.taken, *rest]
+        self.passed = [*sizes, *rest]
+        self.outputs = [n for n in nodes if any(user not in inside for user in n.users)]
+        self.places: list[Any] = [node.args[1] for node in self.taken]
+        self.before = len(sizes)
 
-    def passed(self) -> list[Node]:
-        """The inputs that are arguments of the call."""
-        taken = set(self.taken)
-        return [node for node in self.inputs if node not in taken]
+    def __call__(self, inputs: list[Any], *passed: Any) -> Sequence[Any]:
+        args = [*passed[: self.before], *[inputs[k] for k in self.places], *passed[self.before :]]
+        for place in self.places:
+            inputs[place] = None
+        if self.function is None:
+            self.function = self.backend(self.module(), list(args))
+            self.owning = getattr(self.function, "call_owning", None)
+            counters["stats"]["unique_graphs"] += 1
+        return self.function(*args) if self.owning is None else self.owning(args)
 
     def module(self) -> GraphModule:
         """The piece as a graph of its own: sizes first, then tensors; a tuple of outputs."""
@@ -63,32 +81,6 @@ class Piece:
                 copy.meta["example_value"] = node.meta["val"]
         graph.output(tuple(copies[node] for node in self.outputs))
         return GraphModule(torch.nn.Module(), graph, "CompiledAutogradPiece")
-
-
-class _Compiled:
-    """A piece that is given to the backend with its first real inputs. A target of fx nodes."""
-
-    def __init__(self, piece: Piece, backend: Backend, name: str) -> None:
-        self.__name__ = name
-        self.__module__ = __name__
-        self.piece = piece
-        self.backend = backend
-        self.function: Callable[..., Sequence[Any]] | None = None
-        self.owning: Callable[[list[Any]], Sequence[Any]] | None = None
-        self.places: list[Any] = [node.args[1] for node in piece.taken]
-        self.before = sum(
-            not isinstance(node.meta.get("val"), torch.Tensor) for node in piece.inputs
-        )
-
-    def __call__(self, inputs: list[Any], *passed: Any) -> Sequence[Any]:
-        args = [*passed[: self.before], *[inputs[k] for k in self.places], *passed[self.before :]]
-        for place in self.places:
-            inputs[place] = None
-        if self.function is None:
-            self.function = self.backend(self.piece.module(), list(args))
-            self.owning = getattr(self.function, "call_owning", None)
-            counters["stats"]["unique_graphs"] += 1
-        return self.function(*args) if self.owning is None else self.owning(args)
 
 
 def _is_access(node: Node) -> bool:
@@ -130,19 +122,16 @@ class _Cutting:
         self._touched: dict[int, int] = {}
         self._barrier = 0
 
-    def run(self) -> list[Piece | Node]:
-        """The graph as pieces and single calls, in order."""
+    def run(self) -> list[list[Node] | Node]:
+        """The graph as runs of ops and single calls, in order."""
         for node in self.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 self._place(node)
-        parts: list[Piece | Node] = [*self.accesses]
+        parts: list[list[Node] | Node] = [*self.accesses]
         for stage in range(len(self.calls) + 1):
             if stage in self.ops:
-                parts.append(Piece(self.ops[stage]))
+                parts.append(self.ops[stage])
             parts += self.calls[stage] if stage < len(self.calls) else []
-        for part in parts:
-            if isinstance(part, Piece):
-                _find_borders(part)
         return parts
 
     def _place(self, node: Node) -> None:
@@ -183,18 +172,6 @@ class _Cutting:
         return stage
 
 
-def _find_borders(piece: Piece) -> None:
-    inside = set(piece.nodes)
-    inputs = {used: None for node in piece.nodes for used in node.all_input_nodes}
-    piece.inputs = [node for node in inputs if node not in inside]
-    piece.taken = [node for node in piece.inputs if _is_input(node) and set(node.users) <= inside]
-    taken = set(piece.taken)
-    is_tensor = [isinstance(node.meta.get("val"), torch.Tensor) for node in piece.inputs]
-    ranks = {n: (tensor, n not in taken) for n, tensor in zip(piece.inputs, is_tensor, strict=True)}
-    piece.inputs.sort(key=ranks.__getitem__)
-    piece.outputs = [n for n in piece.nodes if any(user not in inside for user in n.users)]
-
-
 def compile_pieces(module: GraphModule, backend: Backend) -> GraphModule:
     """Return a program with the interface of `module` that runs its pieces compiled.
 
@@ -206,21 +183,22 @@ def compile_pieces(module: GraphModule, backend: Backend) -> GraphModule:
     copies: dict[Node, Node] = {}
     for node in module.graph.find_nodes(op="placeholder"):
         copies[node] = graph.placeholder(node.name)
-    parts = _Cutting(module.graph).run()
+    parts = [
+        Piece(part, backend, f"piece_{index}") if isinstance(part, list) else part
+        for index, part in enumerate(_Cutting(module.graph).run())
+    ]
     taken = {node for part in parts if isinstance(part, Piece) for node in part.taken}
     inputs = next(iter(graph.nodes))
-    for index, part in enumerate(parts):
+    for part in parts:
         if part in taken:
             continue
         if isinstance(part, Node):
             copies[part] = graph.node_copy(part, copies.__getitem__)
             continue
-        target = _Compiled(part, backend, f"piece_{index}")
-        call = graph.call_function(target, (inputs, *[copies[node] for node in part.passed()]))
+        call = graph.call_function(part, (inputs, *[copies[node] for node in part.passed]))
         for position, node in enumerate(part.outputs):
             copies[node] = graph.call_function(operator.getitem, (call, position))
-    last = next(iter(reversed(module.graph.nodes)))
-    graph.output(map_arg(last.args[0], copies.__getitem__))
+    graph.output(map_arg(module.graph.output_node().args[0], copies.__getitem__))
     release_inputs(graph)
     return GraphModule(torch.nn.Module(), graph, "CompiledAutogradProgram")
 

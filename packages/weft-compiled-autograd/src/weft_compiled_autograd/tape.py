@@ -253,7 +253,7 @@ class Recorder:
         """Record the sum of two gradients of one value."""
         return self.emit_tensor(accumulation.accumulate, (old, new), {})
 
-    def accumulate_grad(
+    def record_gradient(
         self,
         variable: torch.Tensor,
         old: torch.Tensor | None,

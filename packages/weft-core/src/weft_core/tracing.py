@@ -150,7 +150,8 @@ class Recorder(TorchDispatchMode):
             node = self._nodes.get(id(value))
             return node if node is not None else self._constant(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self.node_of, value))
+            items = [self.node_of(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
             return {name: self.node_of(item) for name, item in value.items()}
         if isinstance(value, SymValue):
@@ -178,6 +179,17 @@ class Recorder(TorchDispatchMode):
         return handler(func, args, kwargs or {})
 
     def _choose_handler(self, func: Any) -> Callable[..., Any]:
+        if not isinstance(func, OpOverload) or func.namespace == "prim":
+            return _call
+        special = self._special_handler(func)
+        if special is not None:
+            return special
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+            return self._decompose_composite
+        return self._record
+
+    def _special_handler(self, func: OpOverload) -> Callable[..., Any] | None:
+        """What records an op of which more is to be said than its call."""
         if func is ASSERT:
             return self._record_check
         if func in self._decompositions:
@@ -188,13 +200,7 @@ class Recorder(TorchDispatchMode):
             return self._record_bernoulli
         if func is aten.size.default:
             return _concrete_sizes
-        if not isinstance(func, OpOverload) or func.namespace == "prim":
-            return _call
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
-            return self._decompose_composite
-        if func._schema.is_mutable and _base_name(func).endswith("_"):
-            return self._record_in_place
-        return self._record
+        return self._record_in_place if _writes_itself(func) else None
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         with self:
@@ -215,7 +221,8 @@ class Recorder(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         leaves = out if isinstance(out, (tuple, list)) else (out,)
-        if any(isinstance(leaf, (torch.Tensor, SymValue, tuple, list)) for leaf in leaves):
+        kinds = (torch.Tensor, SymValue, tuple, list)
+        if any(isinstance(leaf, kinds) for leaf in leaves) or func._schema.is_mutable:
             node_args = tuple([self.node_of(arg) for arg in args])
             node_kwargs = {name: self.node_of(arg) for name, arg in kwargs.items()}
             self.bind(self._new_node(func, node_args, node_kwargs), out)
@@ -251,6 +258,11 @@ class Recorder(TorchDispatchMode):
         return out
 
 
+def _writes_itself(func: OpOverload) -> bool:
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
+    return func._schema.is_mutable and _base_name(func).endswith("_") and not composite
+
+
 def _base_name(func: OpOverload) -> str:
     return func._schema.name.split("::")[1]
 
@@ -284,17 +296,14 @@ class Tracer:
     Args:
         fake_mode: the mode of all fake inputs.
         decompositions: op overload -> Python function.
-        functionalize: turn mutations into pure ops (else ops are recorded as they come).
     """
 
     def __init__(
         self,
         fake_mode: FakeTensorMode,
         decompositions: Decompositions | None = None,
-        functionalize: bool = True,
     ) -> None:
         self.recorder = Recorder(decompositions or {}, fake_mode)
-        self.functionalize = functionalize
         self.input_count = 0
         self._fake_mode = fake_mode
         fake_mode.epoch += 1  # an earlier trace's symbols for numbers out of tensors are not ours
@@ -313,9 +322,8 @@ class Tracer:
             stack.enter_context(self._fake_mode)
             stack.enter_context(self.recorder)
             stack.enter_context(AdapterMode())
-            if self.functionalize:
-                torch._enable_functionalization(reapply_views=True)
-                stack.callback(torch._disable_functionalization)
+            torch._enable_functionalization(reapply_views=True)
+            stack.callback(torch._disable_functionalization)
             yield
 
     def input(self, value: Any, name: str | None = None) -> Any:
@@ -326,9 +334,7 @@ class Tracer:
 
     def wrap(self, value: Any) -> Any:
         """The program's view of a traced or constant value; a leaf where `value` needs grad."""
-        if not isinstance(value, torch.Tensor) or not self.functionalize:
-            return value
-        if torch._is_functional_tensor(value):
+        if not isinstance(value, torch.Tensor) or torch._is_functional_tensor(value):
             return value
         wrapped = torch._to_functional_tensor(value)
         return wrapped.requires_grad_() if value.requires_grad else wrapped
@@ -397,8 +403,6 @@ def trace_aten(
     fake_args: Sequence[Any],
     *,
     decompositions: Decompositions | None = None,
-    functionalize: bool = True,
-    keep_input_mutations: bool = True,
 ) -> fx.GraphModule:
     """Trace `fn` on fake arguments into a graph of core aten overloads.
 
@@ -406,16 +410,14 @@ def trace_aten(
         fn: a function or an fx.GraphModule of positional arguments.
         fake_args: fake tensors of one mode, SymInts or plain values; placeholders in this order.
         decompositions: op overload -> Python function; applied recursively.
-        functionalize: turn mutations into pure ops.
-        keep_input_mutations: write mutated inputs back by trailing `copy_` nodes; without it the
-            final values come as extra outputs in front of the program's own.
 
     Returns:
         A module whose nodes have ``meta["val"]`` and, where known, ``stack_trace`` and
-        ``from_node``; its output is the flat tuple of the program's results.
+        ``from_node``; its output is the flat tuple of the program's results. Mutated inputs are
+        written back by trailing `copy_` nodes.
     """
     mode = next(arg.fake_mode for arg in fake_args if isinstance(arg, FakeTensor))
-    tracer = Tracer(mode, decompositions, functionalize)
+    tracer = Tracer(mode, decompositions)
     with tracer.active():
         inputs = [tracer.input(arg) for arg in fake_args]
         if isinstance(fn, fx.GraphModule):
@@ -424,12 +426,8 @@ def trace_aten(
             results = fn(*inputs)
         outputs = [tracer.value(leaf) for leaf in pytree.tree_leaves(results, lambda x: x is None)]
         finals = [tracer.value(value) for value in inputs]
-    changed = [
-        (old, new) for old, new in zip(fake_args, finals, strict=True) if old is not new
-    ] if functionalize else []  # fmt: skip
-    if not keep_input_mutations:
-        return tracer.finish([new for _, new in changed] + outputs)
-    write_back(tracer.recorder, changed)
+    pairs = zip(fake_args, finals, strict=True)
+    write_back(tracer.recorder, [(old, new) for old, new in pairs if old is not new])
     return tracer.finish(outputs)
 
 

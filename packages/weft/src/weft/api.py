@@ -108,10 +108,10 @@ def request_of(arguments: Mapping[str, Any]) -> Request:
         InvalidOption: for an unknown mode or option, or a value of the wrong type.
     """
     given = {**(compile.__kwdefaults__ or {}), **arguments}
-    chosen = option_tables.resolve(given["mode"], given["options"])
     lookup_backend(given["backend"])
     with collector_paused():
         pipeline = importlib.import_module("weft.pipeline")
+    chosen = option_tables.resolve(given["mode"], given["options"])
     request: Request = pipeline.Request(
         given["backend"], given["fullgraph"], given["dynamic"], chosen
     )
