@@ -10,7 +10,7 @@ WEFT_PART void weft_kf64872fa4ef4c68d_part(const float *restrict a0, float *rest
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
         t0 = 0.0f;
-        /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
+        /* golden_graphs.py:33: return x.sum()  [sum] */
         for (int64_t first = 0; first < 20000; first += 16384) {
             float r0_lanes[64] WEFT_ALIGNED = {0};
             int64_t block1 = first;
@@ -65,7 +65,7 @@ WEFT_PART void weft_k6aec3a5b85262b64_part(const float *restrict a0, float *rest
 {
     float t0;
     t0 = 0.0f;
-    /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
+    /* golden_graphs.py:33: return x.sum()  [sum] */
     float r0 = 0;
     #pragma omp simd reduction(+:r0)
     for (int64_t i0 = 0; i0 < 50; i0++) {
@@ -100,12 +100,12 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_1000_1000, dims_1000_1, 6)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
     char scratch[256] __attribute__((aligned(64)));
-    /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
+    /* golden_graphs.py:33: return x.sum()  [sum] */
     float *const p_buf1_parts = (void *)(scratch + 0);
     weft_kf64872fa4ef4c68d(p_in0, p_buf1_parts);
     weft_drop(&own[0]);
     weft_forget(call, 0);
-    /* golden_graphs.py:33: return x.sum()  [sum.dim_IntList] */
+    /* golden_graphs.py:33: return x.sum()  [sum] */
     if (weft_empty(&own[1], 0, dims_, dims_, 6)) goto done;
     float *const p_buf1 = (void *)(weft_data(own[1]));
     weft_k6aec3a5b85262b64(p_buf1_parts, p_buf1);

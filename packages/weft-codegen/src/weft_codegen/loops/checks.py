@@ -35,18 +35,13 @@ check_index = torch.ops.weft_codegen.check_index.default
 def violation(index: Expr, extent: IndexExpr, wraps: bool) -> Expr:
     """The code of one index (int64); negative ones count from the end if it `wraps`."""
     zero, size = constant(0, torch.int64), index_value(extent)
-    two = constant(2, torch.int64)
-    over = apply("add", apply("mul", index, two), constant(1, torch.int64))
-    under = apply("mul", apply("neg", index), two)
-    least = apply("neg", size) if wraps else zero
-    below = where(apply("lt", index, least), under, zero)
-    return where(apply("ge", index, size), over, below)
+    below = where(index < (-size if wraps else zero), -index * 2, zero)
+    return where(index >= size, index * 2 + 1, below)
 
 
 def clamped(index: Expr, extent: IndexExpr, wraps: bool) -> Expr:
     """`index` (int64) in [0, extent): what was inside stays, or is counted from the end."""
     zero, size = constant(0, torch.int64), index_value(extent)
     if wraps:
-        index = where(apply("lt", index, zero), apply("add", index, size), index)
-    last = apply("sub", size, constant(1, torch.int64))
-    return apply("minimum", apply("maximum", index, zero), last)
+        index = where(index < zero, index + size, index)
+    return apply("minimum", apply("maximum", index, zero), size - 1)

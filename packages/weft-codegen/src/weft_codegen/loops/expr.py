@@ -17,11 +17,13 @@ back before the store.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import struct
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -42,32 +44,63 @@ from weft_codegen.loops.ops import OPS
 Number = bool | int | float
 
 
+Operand = Any  # an Expr, or a Python number that takes the other operand's dtype
+
+
+def _binary(name: str, swapped: bool = False) -> Callable[[Any, Operand], Expr]:
+    """The Python operator that applies `name` (a method of Expr)."""
+
+    def method(self: Expr, other: Operand) -> Expr:
+        if not isinstance(other, Expr):
+            other = constant(other, self.dtype)
+        return apply(name, other, self) if swapped else apply(name, self, other)
+
+    return method
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Expr:
-    """A scalar value of `dtype`; make one with `constant`, `load`, `apply`, `cast`, ..."""
+    """A scalar value of `dtype`; make one with `constant`, `load`, `apply`, `cast`, ...
+
+    Python's operators apply the rows of OPS, except that `==` compares identities.
+    """
 
     dtype: torch.dtype
 
-    @property
+    __add__ = _binary("add")
+    __radd__ = _binary("add", swapped=True)
+    __sub__ = _binary("sub")
+    __rsub__ = _binary("sub", swapped=True)
+    __mul__ = _binary("mul")
+    __rmul__ = _binary("mul", swapped=True)
+    __truediv__ = _binary("div")
+    __rtruediv__ = _binary("div", swapped=True)
+    __and__ = _binary("and")
+    __or__ = _binary("or")
+    __lt__ = _binary("lt")
+    __le__ = _binary("le")
+    __gt__ = _binary("gt")
+    __ge__ = _binary("ge")
+
+    def __neg__(self) -> Expr:
+        return apply("neg", self)
+
+    @functools.cached_property
     def children(self) -> tuple[Expr, ...]:
         """The expressions this one is computed from, those inside index expressions included."""
-        return ()
+        held = (getattr(self, item.name) for item in fields(self))
+        return tuple(child for part in held for child in _held(part))
 
-    @property
+    @functools.cached_property
     def axes(self) -> frozenset[Axis]:
         """Every loop axis the value depends on (not through locals)."""
-        found = self.__dict__.get("_axes")
-        if found is None:
-            found = frozenset().union(*(child.axes for child in self.children))
-            for where in self.indices:
-                found |= {atom for atom in atoms(where) if isinstance(atom, Axis)}
-            self.__dict__["_axes"] = found
-        return found
+        own = {atom for where in self.indices for atom in atoms(where) if isinstance(atom, Axis)}
+        return frozenset(own).union(*(child.axes for child in self.children))
 
     @property
     def indices(self) -> tuple[IndexExpr, ...]:
         """The index expressions this node itself holds."""
-        return ()
+        return (self.index,) if isinstance(self, Index | Load | Read) else ()
 
     def __repr__(self) -> str:
         from weft_codegen.loops.printer import expr_text  # noqa: PLC0415 (printer imports expr)
@@ -78,6 +111,15 @@ class Expr:
 def computed_parts(where: IndexExpr) -> tuple[Expr, ...]:
     """The expressions that `where` takes integers from (indirect indexing)."""
     return tuple(atom.expr for atom in atoms(where) if isinstance(atom, Value))
+
+
+def _held(part: Any) -> tuple[Expr, ...]:
+    """The expressions in a field of a node."""
+    if isinstance(part, IndexExpr):
+        return computed_parts(part)
+    if isinstance(part, Expr):
+        return (part,)
+    return part if isinstance(part, tuple) else ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,16 +135,6 @@ class Index(Expr):
 
     index: IndexExpr
 
-    @property
-    def indices(self) -> tuple[IndexExpr, ...]:
-        """The index this node holds."""
-        return (self.index,)
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        """What this node is computed from."""
-        return computed_parts(self.index)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Load(Expr):
@@ -113,19 +145,8 @@ class Load(Expr):
     """
 
     buffer: str
+    mask: Expr | None
     index: IndexExpr
-    mask: Expr | None = None
-
-    @property
-    def indices(self) -> tuple[IndexExpr, ...]:
-        """The index this node holds."""
-        return (self.index,)
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        """What this node is computed from."""
-        inner = computed_parts(self.index)
-        return inner if self.mask is None else (self.mask, *inner)
 
 
 @dataclass(frozen=True)
@@ -144,16 +165,6 @@ class Read(Expr):
     local: Local
     index: IndexExpr
 
-    @property
-    def indices(self) -> tuple[IndexExpr, ...]:
-        """The index this node holds."""
-        return (self.index,)
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        """What this node is computed from."""
-        return computed_parts(self.index)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Op(Expr):
@@ -162,22 +173,12 @@ class Op(Expr):
     name: str
     args: tuple[Expr, ...]
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        """What this node is computed from."""
-        return self.args
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cast(Expr):
     """`arg` converted to `dtype`; towards integers it truncates, as C does."""
 
     arg: Expr
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        """What this node is computed from."""
-        return (self.arg,)
 
 
 _interned: weakref.WeakValueDictionary[Any, Expr] = weakref.WeakValueDictionary()
@@ -193,19 +194,12 @@ def _make(kind: type[Expr], *fields: Any) -> Any:
 
 def constant(value: Number, dtype: torch.dtype) -> Const:
     """The literal `value`, converted to `dtype`."""
-    if dtype is torch.bool:
-        value = bool(value)
-    elif dtype.is_floating_point:
-        value = float(value)
+    if dtype.is_floating_point:
         # -0.0 == 0.0 and nan != nan, so the bits are the identity.
         key = (Const, dtype, struct.pack("d", value))
-        node = _interned.get(key)
-        if node is None:
-            node = _interned[key] = Const(dtype, value)
-        return node  # type: ignore[return-value]
-    else:
-        value = int(value)
-    return _make(Const, dtype, value)  # type: ignore[no-any-return]
+        return _interned.setdefault(key, Const(dtype, float(value)))  # type: ignore[return-value]
+    kind = bool if dtype is torch.bool else int
+    return _make(Const, dtype, kind(value))  # type: ignore[no-any-return]
 
 
 def index_value(where: IndexExpr, dtype: torch.dtype = torch.int64) -> Expr:
@@ -223,7 +217,7 @@ def load(buffer: str, where: IndexExpr, dtype: torch.dtype, mask: Expr | None = 
         if not mask.value:
             return constant(0, dtype)
         mask = None
-    return _make(Load, dtype, buffer, where, mask)  # type: ignore[no-any-return]
+    return _make(Load, dtype, buffer, mask, where)  # type: ignore[no-any-return]
 
 
 def read(local: Local, where: IndexExpr) -> Read:
@@ -231,14 +225,16 @@ def read(local: Local, where: IndexExpr) -> Read:
     return _make(Read, local.dtype, local, where)  # type: ignore[no-any-return]
 
 
-_WIDENS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype arithmetic on `dtype` happens in: float32 for the 16-bit floats."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def cast(arg: Expr, dtype: torch.dtype) -> Expr:
     """`arg` as `dtype`; nothing to do when it has it, or had it before it was widened."""
     if arg.dtype is dtype:
         return arg
-    if isinstance(arg, Cast) and arg.arg.dtype is dtype and _WIDENS.get(dtype) is arg.dtype:
+    if isinstance(arg, Cast) and arg.arg.dtype is dtype and compute_dtype(dtype) is arg.dtype:
         return arg.arg
     if isinstance(arg, Const) and _castable(arg.value, dtype):
         return constant(arg.value, dtype)
@@ -283,13 +279,25 @@ def _is_const(arg: Expr, value: Number) -> bool:
 
 # Identities that hold for every operand, nan and -0.0 included: (op, operand position, constant).
 _NEUTRAL = (("mul", 0, 1), ("mul", 1, 1), ("div", 1, 1), ("sub", 1, 0))
+_NEUTRAL_INTEGERS = (*_NEUTRAL, ("add", 0, 0), ("add", 1, 0))
 
 
-def _decided(name: str, args: tuple[Expr, ...]) -> Expr | None:
-    """A comparison of index expressions whose answer the axes' ranges give."""
+_POLYNOMIAL: dict[str, Callable[..., IndexExpr]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+}
+
+
+def _of_indices(name: str, args: tuple[Expr, ...]) -> Expr | None:
+    """Arithmetic on index expressions; a comparison whose answer the axes' ranges give."""
     left, right = (index_of(arg) for arg in args)
     if left is None or right is None:
         return None
+    if name in _POLYNOMIAL:
+        small = all(abs(scale) < 2**31 for side in (left, right) for _, scale in side.terms)
+        wraps = not small or args[0].dtype is not torch.int64
+        return None if wraps else index_value(_POLYNOMIAL[name](left, right))
     if nonnegative(right - left - 1):
         return constant(name == "lt", torch.bool)
     return constant(name == "ge", torch.bool) if nonnegative(left - right) else None
@@ -313,17 +321,15 @@ def _conjunction(left: Expr, right: Expr) -> Expr | None:
 
 
 def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
-    if name in ("lt", "ge"):
-        return _decided(name, args)
+    if name in ("lt", "ge") or (name in _POLYNOMIAL and isinstance(args[0], Index | Const)):
+        found = _of_indices(name, args)
+        if found is not None:
+            return found
     if name == "and" and args[0].dtype is torch.bool:
         return _conjunction(*args)
-    for op, position, value in _NEUTRAL:
+    for op, position, value in _NEUTRAL if args[0].dtype.is_floating_point else _NEUTRAL_INTEGERS:
         if name == op and _is_const(args[position], value):
             return args[1 - position]
-    if name == "add" and not args[0].dtype.is_floating_point:
-        for position in (0, 1):
-            if _is_const(args[position], 0):
-                return args[1 - position]
     if name == "where":
         condition, yes, no = args
         if isinstance(condition, Const):

@@ -10,6 +10,7 @@ zero never runs.  No sympy: `shapes.py` converts from it when a graph is symboli
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -202,10 +203,9 @@ def axis(name: str, extent: IndexLike) -> IndexExpr:
 
 def as_axis(expr: IndexExpr) -> Axis:
     """The Axis that `expr` is.  Raises TypeError when it is anything else."""
-    if len(expr.terms) == 1:
-        monomial, coefficient = expr.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis):
-            return monomial[0]
+    found = single(expr)
+    if isinstance(found, Axis):
+        return found
     raise TypeError(f"{expr} is not a loop axis")
 
 
@@ -329,10 +329,6 @@ def _atom_max(atom: Atom) -> IndexExpr:
         return atom.extent - 1
     if isinstance(atom, Remainder):
         return atom.den - 1
-    if isinstance(atom, Quotient) and atom.den.is_const:
-        top = upper(atom.num)
-        if top is not None and top.is_const:
-            return const(top.value // atom.den.value)
     if isinstance(atom, Quotient):
         top = upper(atom.num)
         if top is not None:
@@ -414,30 +410,21 @@ _REBUILD: dict[type[Atom], Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
     Remainder: mod,
     Least: least,
 }
+_VALUE: dict[type[Atom], Callable[[Any, Any], Any]] = {
+    Quotient: operator.floordiv,
+    Remainder: operator.mod,
+    Least: lambda left, right: left - (left - right) * (left > right),
+}
 
 
 def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> IndexExpr:
     """`expr` with each leaf atom (Axis, Size, Value) replaced where `replace` gives something."""
-    total = ZERO
-    changed = False
-    for monomial, coefficient in expr.terms:
-        term: IndexExpr = const(coefficient)
-        for atom in monomial:
-            new = _substitute_atom(atom, replace)
-            changed = changed or new is not None
-            term = term * (_atom(atom) if new is None else new)
-        total = total + term
-    return total if changed else expr
 
+    def leaf(atom: Atom) -> IndexExpr:
+        new = replace(atom)
+        return _atom(atom) if new is None else new
 
-def _substitute_atom(atom: Atom, replace: Callable[[Atom], IndexExpr | None]) -> IndexExpr | None:
-    pieces = parts(atom)
-    if not pieces:
-        return replace(atom)
-    new = [substitute(piece, replace) for piece in pieces]
-    if all(a is b for a, b in zip(new, pieces, strict=True)):
-        return None
-    return _REBUILD[type(atom)](new[0], new[1])
+    return index(evaluate(expr, leaf))
 
 
 def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
@@ -460,26 +447,21 @@ def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
 
 
 def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
-    """The value of `expr`, where `leaf` gives that of each Axis, Size or Value (int or array)."""
+    """The value of `expr`, where `leaf` gives that of each Axis, Size or Value.
+
+    These may be ints, arrays of ints or index expressions.
+    """
     total: Any = 0
     for monomial, scale in expr.terms:
         term: Any = scale
         for atom in monomial:
-            term = term * _evaluate_atom(atom, leaf)
+            pieces = [evaluate(piece, leaf) for piece in parts(atom)]
+            if any(isinstance(piece, IndexExpr) for piece in pieces):
+                term = term * _REBUILD[type(atom)](*map(index, pieces))
+            else:
+                term = term * (_VALUE[type(atom)](*pieces) if pieces else leaf(atom))
         total = total + term
     return total
-
-
-def _evaluate_atom(atom: Atom, leaf: Callable[[Atom], Any]) -> Any:
-    pieces = parts(atom)
-    if not pieces:
-        return leaf(atom)
-    left, right = (evaluate(piece, leaf) for piece in pieces)
-    if isinstance(atom, Quotient):
-        return left // right
-    if isinstance(atom, Remainder):
-        return left % right
-    return left - (left - right) * (left > right)
 
 
 ZERO = const(0)

@@ -16,6 +16,20 @@ import torch
 Tensor = torch.Tensor
 DtypeRule = Callable[..., torch.dtype]
 
+# The dtypes of values and their short names.
+DTYPES = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+}
+
 
 @dataclass(frozen=True)
 class OpRow:
@@ -46,7 +60,7 @@ def _bool(*dtypes: torch.dtype) -> torch.dtype:
     return torch.bool
 
 
-def _float(*dtypes: torch.dtype) -> torch.dtype:
+def floating(*dtypes: torch.dtype) -> torch.dtype:
     """Operands agree and are float32 or float64."""
     if _same(*dtypes) not in (torch.float32, torch.float64):
         raise ValueError(f"floating-point operation on {dtypes}")
@@ -70,7 +84,7 @@ def _call(
     triton: str = "",
     *,
     arity: int = 1,
-    rule: DtypeRule = _float,
+    rule: DtypeRule = floating,
     cost: int = 1,
 ) -> OpRow:
     operands = ", ".join(f"{{{i}}}" for i in range(arity))
@@ -104,7 +118,7 @@ _ROWS = (
     _infix("mul", "*", _same, torch.mul),
     # a product that may keep its exact value until it is added to a sum
     _call("product", torch.mul, "({0} * {1})", arity=2),
-    OpRow("div", 2, _float, torch.div, "({0} / {1})", "({0} / {1})", 4),
+    OpRow("div", 2, floating, torch.div, "({0} / {1})", "({0} / {1})", 4),
     OpRow("neg", 1, _same, torch.neg, "(-{0})", "(-{0})"),
     _call("abs", torch.abs, "tl.abs({0})", rule=_same),
     # nan if either operand is nan; of equal operands (0.0 and -0.0) the second

@@ -16,7 +16,7 @@ from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Op, Read, wa
 from weft_codegen.loops.index import Atom, IndexExpr, Value
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.nodes import Compute, Lowered
-from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.ops import DTYPES, OPS
 from weft_codegen.loops.program import (
     Alias,
     Buffer,
@@ -36,23 +36,10 @@ from weft_codegen.loops.program import (
 )
 from weft_codegen.loops.render import render
 
-_SHORT = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int8: "i8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.uint8: "u8",
-    torch.bool: "b8",
-}
-
 
 def dtype_text(dtype: torch.dtype) -> str:
     """The short name of a dtype (f32, i64, b8, ...)."""
-    return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
+    return DTYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def index_text(where: IndexExpr) -> str:

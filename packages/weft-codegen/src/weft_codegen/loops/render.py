@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from weft_codegen.loops.index import Atom, IndexExpr, Least, Quotient, Remainder, parts, single
 
-
-@dataclass(frozen=True)
-class Style:
-    """How `render` writes each kind of atom; `leaf` names axes, sizes and computed values."""
-
-    quotient: str = "({0} // {1})"
-    remainder: str = "({0} % {1})"
-    least: str = "min({0}, {1})"
+# (atom, left text, right text) -> text: an atom of two parts in some language.
+Style = Mapping[type[Atom], Callable[[Atom, str, str], str]]
 
 
-PYTHON = Style()
+def _infix(sign: str) -> Callable[[Atom, str, str], str]:
+    def write(atom: Atom, *texts: str) -> str:
+        simple = (piece.is_const or single(piece) is not None for piece in parts(atom))
+        left, right = (t if s else f"({t})" for s, t in zip(simple, texts, strict=True))
+        return f"({left} {sign} {right})"
+
+    return write
+
+
+_PYTHON: Style = {
+    Quotient: _infix("//"),
+    Remainder: _infix("%"),
+    Least: lambda _, left, right: f"min({left}, {right})",
+}
 
 
 def render(
     expr: IndexExpr,
     leaf: Callable[[Atom], str] = lambda atom: atom.key,
-    style: Style | Mapping[type[Atom], Callable[[Atom, str, str], str]] = PYTHON,
+    style: Style = _PYTHON,
 ) -> str:
-    """Text of `expr` with infix + and *.
-
-    `style` gives the formats for quotients, remainders and minima, or a table of functions
-    (atom, left text, right text) -> text when a target needs to look at the operands' signs.
-    """
+    """Text of `expr` with infix + and *; `leaf` writes axes, sizes and computed values."""
     if not expr.terms:
         return "0"
     pieces: list[str] = []
@@ -45,19 +46,8 @@ def render(
     return "".join(pieces)
 
 
-def _render_atom(atom: Atom, leaf: Callable[[Atom], str], style: Any) -> str:
-    pieces = parts(atom)
-    if not pieces:
+def _render_atom(atom: Atom, leaf: Callable[[Atom], str], style: Style) -> str:
+    if not parts(atom):
         return leaf(atom)
-    left, right = (render(piece, leaf, style) for piece in pieces)
-    if not isinstance(style, Style):
-        return str(style[type(atom)](atom, left, right))
-    text = {Quotient: style.quotient, Remainder: style.remainder, Least: style.least}
-    if isinstance(atom, Least):
-        return text[Least].format(left, right)
-    return text[type(atom)].format(_enclosed(pieces[0], left), _enclosed(pieces[1], right))
-
-
-def _enclosed(piece: IndexExpr, text: str) -> str:
-    simple = piece.is_const or single(piece) is not None
-    return text if simple else f"({text})"
+    left, right = (render(piece, leaf, style) for piece in parts(atom))
+    return style[type(atom)](atom, left, right)

@@ -1,34 +1,27 @@
-"""Operators that make tensors from nothing, and the triangular masks."""
+"""Operators that make tensors from nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
+from weft_codegen.loops.expr import cast, compute_dtype, index_value
 from weft_codegen.loops.index import IndexExpr
-from weft_codegen.loops.lower.pointwise import SUPPORTED, number, operand_at
+from weft_codegen.loops.lower.pointwise import SUPPORTED, pointwise
 from weft_codegen.loops.lower.table import Call, lowers, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, compute_dtype
+from weft_codegen.loops.lower.values import LazyTensor
 
 
 def _filled(call: Call, value: Any) -> LazyTensor:
-    require(call.fake.dtype in SUPPORTED, f"dtype {call.fake.dtype}")
-    element = number(value, compute_dtype(call.fake.dtype))
-    return call.lazy(lambda place: element)
+    return pointwise(call, lambda value: value, (value,), compute_dtype(call.fake.dtype))
 
 
-@lowers("aten.full", "aten.full_like", "aten.new_full")
+@lowers("aten.full", "aten.full_like", "aten.new_full", "aten.fill")
 def _full(call: Call, like: Any, *args: Any, **kwargs: Any) -> LazyTensor:
     return _filled(call, args[-1] if args else kwargs["fill_value"])
 
 
-@lowers("aten.fill")
-def _fill(call: Call, x: LazyTensor, value: Any) -> LazyTensor:
-    if isinstance(value, LazyTensor):
-        dtype = compute_dtype(call.fake.dtype)
-        return call.lazy(lambda place: operand_at(value, place, dtype))
+@lowers("aten.scalar_tensor")
+def _scalar_tensor(call: Call, value: Any, **kwargs: Any) -> LazyTensor:
     return _filled(call, value)
 
 
@@ -45,11 +38,6 @@ def _ones(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
     return _filled(call, 1)
 
 
-@lowers("aten.scalar_tensor")
-def _scalar_tensor(call: Call, value: Any, **kwargs: Any) -> LazyTensor:
-    return _filled(call, value)
-
-
 @lowers("prims.iota")
 def _iota(call: Call, length: Any, *, start: Any, step: Any, **kwargs: Any) -> LazyTensor:
     dtype = call.fake.dtype
@@ -59,33 +47,8 @@ def _iota(call: Call, length: Any, *, start: Any, step: Any, **kwargs: Any) -> L
 
 @lowers("aten.arange")
 def _arange(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
-    start, step = 0, 1
-    if len(args) >= 2:
-        start = args[0]
-    if len(args) >= 3:
-        step = args[2]
+    start, step = args[0] if len(args) > 1 else 0, args[2] if len(args) > 2 else 1
     dtype = call.fake.dtype
     integral = all(isinstance(v, int | IndexExpr) for v in (start, step))
     require(integral and dtype in SUPPORTED, "float range")
     return call.lazy(lambda place: cast(index_value(place[0] * step + start), compute_dtype(dtype)))
-
-
-def _triangular(comparison: str) -> Any:
-    """Keep x[..., i, j] where `j - i <comparison> diagonal`."""
-
-    def lowering(call: Call, x: LazyTensor, diagonal: int = 0) -> LazyTensor:
-        require(x.dtype in SUPPORTED, "dtype")
-
-        def element(place: Indices) -> Expr:
-            offset = index_value(place[-1] - place[-2])
-            keep = apply(comparison, offset, constant(diagonal, torch.int64))
-            value = x.at(place)
-            return where(keep, value, constant(0, value.dtype))
-
-        return call.lazy(element)
-
-    return lowering
-
-
-lowers("aten.tril")(_triangular("le"))
-lowers("aten.triu")(_triangular("ge"))

@@ -71,11 +71,11 @@ def lower_graph(gm: fx.GraphModule) -> Lowered:
     NoLowering when the graph as a whole has no program (unbacked sizes, other mutations).
     """
     install()
-    return _Lowering(gm).run()
+    return Walk(gm).run()
 
 
-class _Lowering:
-    """State of one graph's lowering; the Realiser that table rows talk to."""
+class Walk:
+    """State of one graph's lowering; what table rows talk to."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm = gm
@@ -308,7 +308,7 @@ class _Lowering:
         return self._aliases[key]
 
     def realise(self, tensor: LazyTensor) -> None:
-        """Compute `tensor` into a buffer of its own (see Realiser)."""
+        """Compute `tensor` into a buffer of its own."""
         if tensor.buffer is not None:
             return
         axes, where, value = self._element(tensor)
@@ -348,7 +348,7 @@ class _Lowering:
         values: tuple[Expr, ...],
         dtype: torch.dtype,
     ) -> LazyTensor:
-        """A buffer over the extents of `axes` holding the reduction (see Realiser)."""
+        """A buffer of the extents of `axes` that holds the reduction of `values`."""
         shape = tuple(loop.extent for loop in axes)
         fake = call.fake[0] if isinstance(call.fake, tuple | list) else call.fake
         buffer = Buffer(self._fresh(), dtype, shape, contiguous_strides(shape), fake.device)
@@ -372,7 +372,8 @@ class _Lowering:
     def scanned(
         self, call: Call, op: str, dim: int, value: Element, inner: torch.dtype
     ) -> LazyTensor:
-        """A buffer with the running results of `op` along `dim` (see Realiser)."""
+        """A buffer like the node's result, holding at each index what `op` makes of all values up
+        to there along `dim`; it accumulates in `inner`, the dtype of the values."""
         result = call.lazy(value)
         axes, where, _ = self._element(result)
         self.realise(result)
@@ -386,7 +387,8 @@ class _Lowering:
     def updated(
         self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
     ) -> LazyTensor:
-        """A copy of `base` with elements stored or added at computed places (see Realiser)."""
+        """A copy of `base` in which value(i) is stored at (or with mode "add", added to) place(i),
+        for every index i of the shape `over`."""
         copy = call.lazy(lambda where: broadcast_at(base, where))
         self.realise(copy)
         assert copy.buffer is not None
@@ -406,7 +408,8 @@ class _Lowering:
     def check_index(
         self, call: Call, index: LazyTensor, extent: IndexExpr, *, dim: int, wraps: bool, kind: str
     ) -> None:
-        """One reduction that finds an index out of bounds, and a call that raises for it."""
+        """Raise eager's exception at run time if an element is outside [0, extent) ([-extent,
+        extent) if it `wraps`): a reduction finds it, a call raises."""
         key = (index, extent, wraps)
         if key in self._checked:
             return

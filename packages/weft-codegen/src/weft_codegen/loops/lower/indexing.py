@@ -15,7 +15,16 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.checks import clamped
-from weft_codegen.loops.expr import Expr, apply, cast, constant, index_of, index_value, where
+from weft_codegen.loops.expr import (
+    Expr,
+    apply,
+    cast,
+    compute_dtype,
+    constant,
+    index_of,
+    index_value,
+    where,
+)
 from weft_codegen.loops.index import (
     ONE,
     ZERO,
@@ -28,7 +37,7 @@ from weft_codegen.loops.index import (
 )
 from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at, compute_dtype
+from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -220,7 +229,7 @@ def _scatter_lowering(mode: str) -> Callable[..., LazyTensor]:
             new = cast(value(at), dtype)
             kind = torch.int32 if x.shape[dim].is_const else torch.int64
             hit = apply("eq", index_value(place[dim], kind), index_value(along.at(at), kind))
-            return where(hit, new if mode == "set" else apply("add", old, new), old)
+            return where(hit, new if mode == "set" else old + new, old)
 
         if index.shape == (*x.shape[:dim], ONE, *x.shape[dim + 1 :]):
             return call.lazy(chosen)
@@ -252,7 +261,7 @@ def _index_rows(mode: str) -> Callable[..., LazyTensor]:
         dtype = compute_dtype(call.fake.dtype)
 
         def value(place: Indices) -> Expr:
-            return apply("mul", source.at(place), operand_at(alpha, place, dtype))
+            return source.at(place) * operand_at(alpha, place, dtype)
 
         def target(place: Indices) -> list[IndexExpr]:
             return [*place[:dim], rows.at([place[dim]]), *place[dim + 1 :]]

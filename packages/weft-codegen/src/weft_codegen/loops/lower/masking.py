@@ -1,8 +1,9 @@
-"""Guarding loads: an expression whose loads only touch memory where a condition holds."""
+"""Conditions on places, and expressions whose loads only touch memory where one holds."""
 
 from __future__ import annotations
 
-from weft_codegen.loops.expr import Const, Expr, Load, Rewriter, apply, load
+from weft_codegen.loops.expr import Const, Expr, Load, Rewriter, index_value, load
+from weft_codegen.loops.index import IndexExpr
 
 
 def masked(value: Expr, condition: Expr) -> Expr:
@@ -13,9 +14,14 @@ def masked(value: Expr, condition: Expr) -> Expr:
     def leaf(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
             return None
-        mask = condition if node.mask is None else apply("and", condition, node.mask)
+        mask = condition if node.mask is None else condition & node.mask
         # An index that is loaded itself is masked too.
         return load(node.buffer, rewrite.index(node.index), node.dtype, mask)
 
     rewrite = Rewriter(leaf)
     return rewrite(value)
+
+
+def within(at: IndexExpr, first: IndexExpr, end: IndexExpr) -> Expr:
+    """Whether first <= at < end."""
+    return (index_value(at) >= index_value(first)) & (index_value(at) < index_value(end))

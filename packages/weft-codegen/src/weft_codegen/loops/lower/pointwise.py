@@ -12,32 +12,24 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Const, Expr, apply, cast, constant, index_value, where
+from weft_codegen.loops.expr import (
+    Const,
+    Expr,
+    apply,
+    cast,
+    compute_dtype,
+    constant,
+    index_value,
+    where,
+)
 from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.lower.shapes import to_index
 from weft_codegen.loops.lower.table import Call, lowers, require
-from weft_codegen.loops.lower.values import (
-    Indices,
-    LazyTensor,
-    broadcast_at,
-    compute_dtype,
-)
+from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at
+from weft_codegen.loops.ops import DTYPES, OPS, floating
 
 Function = Callable[..., Expr]
-SUPPORTED = frozenset(
-    (
-        torch.float32,
-        torch.float64,
-        torch.bfloat16,
-        torch.float16,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
-    )
-)
+SUPPORTED = frozenset(DTYPES)
 
 
 def number(value: Any, dtype: torch.dtype) -> Expr:
@@ -111,52 +103,26 @@ def literal(like: Expr, value: float) -> Const:
     return constant(value, like.dtype)
 
 
-def _sigmoid(x: Expr) -> Expr:
-    one = literal(x, 1)
-    return apply("div", one, apply("add", one, apply("exp", apply("neg", x))))
-
-
-def _relu(x: Expr) -> Expr:
-    # Of equal operands `maximum` gives the second: relu(-0.0) is -0.0.
-    return apply("maximum", literal(x, 0), x)
-
-
-def _silu(x: Expr) -> Expr:
-    return apply("div", x, apply("add", literal(x, 1), apply("exp", apply("neg", x))))
-
-
 def _sign(x: Expr) -> Expr:
-    if x.dtype is torch.bool:
-        return x
-    zero = literal(x, 0)
-    up, down = apply("gt", x, zero), apply("lt", x, zero)
-    return apply("sub", cast(up, x.dtype), cast(down, x.dtype))
+    return x if x.dtype is torch.bool else cast(x > 0, x.dtype) - cast(x < 0, x.dtype)
 
 
-def _square(x: Expr) -> Expr:
-    return apply("mul", x, x)
-
-
-def _reciprocal(x: Expr) -> Expr:
-    return apply("div", literal(x, 1), x)
+# x to the power of a small constant is a product, as in eager's kernels.
+_POWERS: dict[Any, Function] = {
+    0.5: _one("sqrt"),
+    1: lambda x: x,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+    -0.5: _one("rsqrt"),
+    -1: lambda x: 1 / x,
+    -2: lambda x: 1 / (x * x),
+}
 
 
 def _pow(base: Expr, exponent: Expr) -> Expr:
-    """Small constant exponents become products, as eager's kernels also do."""
     power = exponent.value if isinstance(exponent, Const) else None
-    simple: dict[float, Callable[[], Expr]] = {
-        0.5: lambda: apply("sqrt", base),
-        1: lambda: base,
-        2: lambda: _square(base),
-        3: lambda: apply("mul", _square(base), base),
-        -0.5: lambda: apply("rsqrt", base),
-        -1: lambda: _reciprocal(base),
-        -2: lambda: _reciprocal(_square(base)),
-    }
-    if power in simple and base.dtype.is_floating_point:
-        return simple[power]()
-    if power in (1, 2, 3):
-        return simple[power]()
+    if power in _POWERS and (base.dtype.is_floating_point or power in (1, 2, 3)):
+        return _POWERS[power](base)
     return apply("pow", base, exponent)
 
 
@@ -172,75 +138,27 @@ def _ignoring_nan(name: str) -> Function:
     return function
 
 
-def _clamp(x: Expr, low: Expr | None, high: Expr | None) -> Expr:
-    if low is not None:
-        x = apply("maximum", low, x)
-    return x if high is None else apply("minimum", high, x)
-
-
 _RESULT: dict[str, Function] = {
-    "mul": _one("mul"),
-    "neg": _one("neg"),
-    "maximum": _one("maximum"),
-    "minimum": _one("minimum"),
+    **{name: _one(name) for name in ("mul", "neg", "abs", "fmod", "remainder")},
+    **{name: _one(name) for name in ("maximum", "minimum")},
+    **{f"bitwise_{name}": _one(name) for name in ("and", "or", "xor", "not")},
     "fmax": _ignoring_nan("maximum"),
     "fmin": _ignoring_nan("minimum"),
-    "bitwise_and": _one("and"),
-    "bitwise_or": _one("or"),
-    "bitwise_xor": _one("xor"),
-    "bitwise_not": _one("not"),
     "sign": _sign,
-    "relu": _relu,
-    "square": _square,
-    "abs": _one("abs"),
+    # Of equal operands `maximum` gives the second: relu(-0.0) is -0.0.
+    "relu": lambda x: apply("maximum", literal(x, 0), x),
     "clone": lambda x: x,
-    "alias_copy": lambda x: x,
-    "fmod": _one("fmod"),
-    "remainder": _one("remainder"),
 }
 _FLOAT: dict[str, Function] = {
-    "sigmoid": _sigmoid,
-    "silu": _silu,
-    "reciprocal": _reciprocal,
-    "hypot": _one("hypot"),
-    "atan2": _one("atan2"),
-    "copysign": _one("copysign"),
-    **{
-        name: _one(name)
-        for name in [
-            "sqrt",
-            "rsqrt",
-            "exp",
-            "exp2",
-            "expm1",
-            "log",
-            "log1p",
-            "log2",
-            "log10",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "tanh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erf",
-        ]
-    },
+    **{name: _one(name) for name, row in OPS.items() if row.dtype is floating and row.arity == 1},
+    **{name: _one(name) for name in ("hypot", "atan2", "copysign")},
+    "sigmoid": lambda x: 1 / (1 + apply("exp", -x)),
+    "silu": lambda x: x / (1 + apply("exp", -x)),
+    "reciprocal": lambda x: 1 / x,
 }
-_FLOAT_ONLY = {name: _one(name) for name in ("floor", "ceil", "trunc", "round")}
-_OPERANDS: dict[str, Function] = {name: _one(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-_LOGICAL: dict[str, Function] = {
-    "logical_and": _one("and"),
-    "logical_or": _one("or"),
-    "logical_xor": _one("xor"),
-    "logical_not": _one("not"),
-}
+_OPERANDS = {name: _one(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_TESTS = {name: _one(name) for name in ("isnan", "isinf", "signbit")}
+_LOGICAL = {f"logical_{name}": _one(name) for name in ("and", "or", "xor", "not")}
 
 
 def _rows(table: dict[str, Function], dtype_of: Callable[[Call, tuple[Any, ...]], Any]) -> None:
@@ -262,34 +180,36 @@ def _float_result(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
     return compute_dtype(call.fake.dtype)
 
 
+def _float_operand(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
+    require(operands[0].dtype.is_floating_point, "test of integers")
+    return compute_dtype(operands[0].dtype)
+
+
 _rows(_RESULT, _result_dtype)
 _rows(_FLOAT, _float_result)
-_rows(_FLOAT_ONLY, _float_result)
 _rows(_OPERANDS, lambda call, operands: operands_dtype(operands))
+_rows(_TESTS, _float_operand)
 _rows(_LOGICAL, lambda call, operands: torch.bool)
 
 
-def _linear(name: str, swap: bool) -> Callable[..., LazyTensor]:
-    """left +- alpha * right; rsub swaps its operands."""
+def _linear(name: str) -> Callable[..., LazyTensor]:
+    """left +- alpha * right"""
 
     def lowering(call: Call, left: Any, right: Any, *rest: Any, alpha: Any = 1) -> LazyTensor:
-        if rest:
-            alpha = rest[0]
-        if swap:
-            left, right = right, left
-
-        def function(a: Expr, b: Expr, scale: Expr) -> Expr:
-            # torch subtracts alpha * other, and rsub is other - alpha * self.
-            return apply(name, a, apply("mul", b, scale))
-
-        return pointwise(call, function, (left, right, alpha), compute_dtype(call.fake.dtype))
+        scale = rest[0] if rest else alpha
+        dtype = compute_dtype(call.fake.dtype)
+        return pointwise(call, lambda a, b, c: apply(name, a, b * c), (left, right, scale), dtype)
 
     return lowering
 
 
-lowers("aten.add")(_linear("add", swap=False))
-lowers("aten.sub")(_linear("sub", swap=False))
-lowers("aten.rsub")(_linear("sub", swap=True))
+lowers("aten.add")(_linear("add"))
+lowers("aten.sub")(_linear("sub"))
+
+
+@lowers("aten.rsub")
+def _rsub(call: Call, left: Any, right: Any, *rest: Any, alpha: Any = 1) -> LazyTensor:
+    return _linear("sub")(call, right, left, *rest, alpha=alpha)
 
 
 @lowers("aten.div")
@@ -297,33 +217,13 @@ def _div(call: Call, left: Any, right: Any, rounding_mode: str | None = None) ->
     dtype = compute_dtype(call.fake.dtype)
     if rounding_mode is None:
         return pointwise(call, _one("div"), (left, right), dtype)
-    if dtype.is_floating_point:
-        if rounding_mode == "floor":
-            return pointwise(call, _one("floordiv"), (left, right), dtype)
-        return pointwise(
-            call, lambda a, b: apply("trunc", apply("div", a, b)), (left, right), dtype
-        )
+    if dtype.is_floating_point and rounding_mode == "trunc":
+        return pointwise(call, lambda a, b: apply("trunc", a / b), (left, right), dtype)
     # Integer division by zero is undefined in C; eager's raises.
-    require(isinstance(right, int) and right != 0, "integer division by a tensor")
+    divides = dtype.is_floating_point or (isinstance(right, int) and right != 0)
+    require(divides, "integer division by a tensor")
     name = "floordiv" if rounding_mode == "floor" else "truncdiv"
     return pointwise(call, _one(name), (left, right), dtype)
-
-
-@lowers("aten.floor_divide")
-def _floor_divide(call: Call, left: Any, right: Any) -> LazyTensor:
-    return _div(call, left, right, rounding_mode="floor")
-
-
-def _float_test(name: str) -> Callable[..., LazyTensor]:
-    def lowering(call: Call, x: LazyTensor) -> LazyTensor:
-        require(x.dtype.is_floating_point, f"{name} of integers")
-        return pointwise(call, _one(name), (x,), compute_dtype(x.dtype))
-
-    return lowering
-
-
-for _name in ("isnan", "isinf", "signbit"):
-    lowers(f"aten.{_name}")(_float_test(_name))
 
 
 @lowers("aten.pow")
@@ -347,39 +247,27 @@ def _where(call: Call, condition: LazyTensor, yes: Any, no: Any) -> LazyTensor:
     return call.lazy(element)
 
 
-@lowers("aten.masked_fill")
-def _masked_fill(call: Call, x: LazyTensor, mask: LazyTensor, value: Any) -> LazyTensor:
-    return _where(call, mask, value, x)
-
-
-@lowers("aten.clamp", "aten.clamp_min", "aten.clamp_max")
-def _clamp_op(call: Call, x: LazyTensor, low: Any = None, high: Any = None) -> LazyTensor:
-    bounds = tuple(bound for bound in (low, high) if bound is not None)
-    has_low = low is not None
+@lowers("aten.clamp")
+def _clamp(call: Call, x: LazyTensor, low: Any = None, high: Any = None) -> LazyTensor:
+    bounds = [(k, b) for k, b in (("maximum", low), ("minimum", high)) if b is not None]
 
     def function(value: Expr, *limits: Expr) -> Expr:
-        rest = list(limits)
-        return _clamp(value, rest.pop(0) if has_low else None, rest[0] if rest else None)
+        for (kind, _), limit in zip(bounds, limits, strict=True):
+            value = apply(kind, limit, value)
+        return value
 
-    return pointwise(call, function, (x, *bounds), compute_dtype(call.fake.dtype))
-
-
-lowers("aten.clamp_max")(lambda call, x, high: _clamp_op(call, x, None, high))
+    operands = (x, *(bound for _, bound in bounds))
+    return pointwise(call, function, operands, compute_dtype(call.fake.dtype))
 
 
 @lowers("aten.gelu")
 def _gelu(call: Call, x: LazyTensor, approximate: str = "none") -> LazyTensor:
     def exact(value: Expr) -> Expr:
-        half, scaled = literal(value, 0.5), apply("mul", value, literal(value, math.sqrt(0.5)))
-        tail = apply("add", literal(value, 1), apply("erf", scaled))
-        return apply("mul", apply("mul", value, half), tail)
+        return value * 0.5 * (1 + apply("erf", value * math.sqrt(0.5)))
 
     def tanh(value: Expr) -> Expr:
-        cube = apply("mul", apply("mul", value, value), value)
-        inner = apply("add", value, apply("mul", literal(value, 0.044715), cube))
-        bent = apply("tanh", apply("mul", literal(value, math.sqrt(2 / math.pi)), inner))
-        tail = apply("add", literal(value, 1), bent)
-        return apply("mul", apply("mul", literal(value, 0.5), value), tail)
+        inner = value + 0.044715 * (value * value * value)
+        return 0.5 * value * (1 + apply("tanh", math.sqrt(2 / math.pi) * inner))
 
     function = tanh if approximate == "tanh" else exact
     return pointwise(call, function, (x,), compute_dtype(call.fake.dtype))
@@ -389,23 +277,19 @@ def _gelu(call: Call, x: LazyTensor, approximate: str = "none") -> LazyTensor:
 def _to_copy(call: Call, x: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor:
     device = kwargs.get("device")
     require(device is None or torch.device(device).type == x.device.type, "device copy")
-    target = call.fake.dtype
-    require(target in SUPPORTED and x.dtype in SUPPORTED, "dtype")
-
     # Rounding to a 16-bit float is the point of the conversion: keep it although the value is
     # carried in float32 afterwards.
-    return call.lazy(lambda place: cast(cast(x.at(place), target), compute_dtype(target)))
+    wide = compute_dtype(x.dtype)
+    return pointwise(call, lambda value: cast(value, call.fake.dtype), (x,), wide)
 
 
 @lowers("aten.copy")
 def _copy(call: Call, target: LazyTensor, source: LazyTensor, blocks: bool = False) -> LazyTensor:
     """The source, broadcast and converted, in the layout of the target."""
     require(source.device == target.device, "device copy")
-    return _to_copy(call, LazyTensor(target.shape, source.dtype, target.strides,
-                                     lambda place: broadcast_at(source, place),
-                                     device=source.device))  # fmt: skip
+    return _to_copy(call, source)
 
 
-@lowers("aten.lift_fresh_copy", "aten.detach", "aten.alias", "aten.contiguous")
+@lowers("aten.lift_fresh_copy")
 def _same(call: Call, x: LazyTensor, **kwargs: Any) -> LazyTensor:
     return call.lazy(x.at)

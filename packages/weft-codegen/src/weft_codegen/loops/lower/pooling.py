@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
+from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, constant, index_value, where
 from weft_codegen.loops.index import ZERO, IndexExpr, const, least
-from weft_codegen.loops.lower.masking import masked
+from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.lower.pointwise import SUPPORTED, number
 from weft_codegen.loops.lower.table import Call, lowers, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, compute_dtype
+from weft_codegen.loops.lower.values import Indices, LazyTensor
 
 # Largest window that is written out.
 _MOST = 16
@@ -51,7 +51,7 @@ class _Window:
             for k, offset in enumerate(offsets):
                 position = place[k - 2] * self.stride[k] + (offset - self.padding[k])
                 at.append(position)
-                inside = apply("and", inside, _in_bounds(position, self.shape[k - 2]))
+                inside &= within(position, ZERO, self.shape[k - 2])
             yield at, inside
 
     def begin(self, place: Indices, k: int) -> IndexExpr:
@@ -74,16 +74,10 @@ class _Window:
                 shifted = place[k - 2] + self.padding[k]
                 window = shifted // const(self.stride[k]) - count
                 at.append(window)
-                inside = apply("and", inside, _in_bounds(window, out[k - 2]))
-                reached = index_value(shifted % const(self.stride[k]) + count * self.stride[k])
-                within = apply("lt", reached, index_value(const(self.size[k])))
-                inside = apply("and", inside, within)
+                reached = shifted % const(self.stride[k]) + count * self.stride[k]
+                inside &= within(window, ZERO, out[k - 2])
+                inside &= within(reached, ZERO, const(self.size[k]))
             yield at, inside
-
-
-def _in_bounds(position: IndexExpr, extent: IndexExpr) -> Expr:
-    low = apply("ge", index_value(position), index_value(ZERO))
-    return apply("and", low, apply("lt", index_value(position), index_value(extent)))
 
 
 def _window(x: LazyTensor, size: Any, stride: Any, padding: Any) -> _Window:
@@ -123,12 +117,12 @@ def _max_pool(
         at = index_value(window.begin(place, 0) * width + window.begin(place, 1))
         for position, inside in window.elements(place):
             element = where(inside, masked(cast(x.at(position), dtype), inside), lowest)
-            better = apply("or", apply("gt", element, value), apply("isnan", element))
+            better = (element > value) | apply("isnan", element)
             value = where(better, element, value)
             at = where(better, index_value(position[-2] * width + position[-1]), at)
         return value, at
 
-    values, positions = (Call(call.graph, f, call.uses, call.origins) for f in call.fake)
+    values, positions = call.results
     return values.lazy(lambda i: best(i)[0]), positions.lazy(lambda i: best(i)[1])
 
 
@@ -166,10 +160,8 @@ def _avg_pool(
         total: Expr = constant(0, dtype)
         for position, inside in window.elements(place):
             value = masked(cast(x.at(position), dtype), inside)
-            total = apply("add", total, where(inside, value, constant(0, dtype)))
-        return apply(
-            "div", total, _divisor(window, place, count_include_pad, divisor_override, dtype)
-        )
+            total += where(inside, value, constant(0, dtype))
+        return total / _divisor(window, place, count_include_pad, divisor_override, dtype)
 
     return call.lazy(element)
 
@@ -196,8 +188,8 @@ def _avg_pool_backward(
         total: Expr = constant(0, dtype)
         for position, inside in window.covering(place, gradient.shape):
             count = _divisor(window, position, count_include_pad, divisor_override, dtype)
-            share = apply("div", masked(cast(gradient.at(position), dtype), inside), count)
-            total = apply("add", total, where(inside, share, constant(0, dtype)))
+            share = masked(cast(gradient.at(position), dtype), inside) / count
+            total += where(inside, share, constant(0, dtype))
         return total
 
     return call.lazy(element)

@@ -11,7 +11,17 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Const, Expr, Op, Rewriter, apply, cast, index_of, index_value
+from weft_codegen.loops.expr import (
+    Const,
+    Expr,
+    Op,
+    Rewriter,
+    apply,
+    cast,
+    compute_dtype,
+    index_of,
+    index_value,
+)
 from weft_codegen.loops.index import (
     ONE,
     ZERO,
@@ -28,7 +38,6 @@ from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.values import (
     Indices,
     LazyTensor,
-    compute_dtype,
     contiguous_strides,
     flatten,
 )

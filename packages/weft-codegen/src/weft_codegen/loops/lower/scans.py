@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
+from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, constant, index_value, where
 from weft_codegen.loops.index import ONE
 from weft_codegen.loops.lower.pointwise import SUPPORTED
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, compute_dtype
+from weft_codegen.loops.lower.values import Indices, LazyTensor
 
 
 def _scanned(call: Call, op: str, x: LazyTensor, dim: int, inner: torch.dtype) -> LazyTensor:
@@ -43,7 +43,7 @@ for _name, _op in {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumex
 def _extreme(op: str) -> Callable[..., tuple[LazyTensor, LazyTensor]]:
     def lowering(call: Call, x: LazyTensor, dim: int) -> tuple[LazyTensor, LazyTensor]:
         """The extreme so far, and the last place that has it (or the last nan's)."""
-        values, places = (Call(call.graph, f, call.uses, call.origins) for f in call.fake)
+        values, places = call.results
         inner = compute_dtype(x.dtype)
         dim = normalise_dim(dim, len(x.shape))
         best = _scanned(values, op, x, dim, inner)
@@ -52,7 +52,7 @@ def _extreme(op: str) -> Callable[..., tuple[LazyTensor, LazyTensor]]:
             value = cast(x.at(i), inner)
             hit = apply("eq", value, cast(best.at(i), inner))
             if inner.is_floating_point:
-                hit = apply("or", hit, apply("isnan", value))
+                hit |= apply("isnan", value)
             return where(hit, index_value(i[dim]), constant(0, torch.int64))
 
         return best, places.graph.scanned(places, "max", dim, place, torch.int64)

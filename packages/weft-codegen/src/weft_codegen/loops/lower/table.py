@@ -8,15 +8,15 @@ not cover; the graph then calls the operator through the dispatcher.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
-from weft_codegen.loops.expr import Expr
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr
+from weft_codegen.loops.index import ZERO, IndexExpr
 from weft_codegen.loops.lower.shapes import NoLowering, to_shape
 from weft_codegen.loops.lower.values import Element, Indices, LazyTensor
+
+if TYPE_CHECKING:
+    from weft_codegen.loops.lower.graph import Walk
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[str, Lowering] = {}
@@ -24,67 +24,36 @@ Shape = tuple[IndexExpr, ...]
 Place = Callable[[Indices], Sequence[IndexExpr]]
 
 
-class Realiser(Protocol):
-    """What a lowering may ask of the graph being lowered."""
-
-    def realise(self, tensor: LazyTensor) -> None:
-        """Give `tensor` a buffer."""
-
-    def reduction(
-        self,
-        call: Call,
-        op: str,
-        axes: tuple[Axis, ...],
-        reduced: tuple[Axis, ...],
-        values: tuple[Expr, ...],
-        dtype: torch.dtype,
-    ) -> LazyTensor:
-        """A buffer of the extents of `axes` that holds the reduction of `values`."""
-
-    def scanned(
-        self, call: Call, op: str, dim: int, value: Element, inner: torch.dtype
-    ) -> LazyTensor:
-        """A buffer like the node's result, holding at each index what `op` makes of all values up
-        to there along `dim`; it accumulates in `inner`, the dtype of the values."""
-
-    def updated(
-        self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
-    ) -> LazyTensor:
-        """A copy of `base` in which value(i) is stored at (or with mode "add", added to) place(i),
-        for every index i of the shape `over`."""
-
-    def check_index(
-        self, call: Call, index: LazyTensor, extent: IndexExpr, *, dim: int, wraps: bool, kind: str
-    ) -> None:
-        """Raise eager's exception at run time if an element is outside [0, extent) ([-extent,
-        extent) if it `wraps`)."""
-
-
 @dataclass(frozen=True)
 class Call:
-    """One fx node being lowered: the fake result, how often it is used, where it came from."""
+    """One fx node being lowered: the fake result, how often it is used, where it came from.
 
-    graph: Realiser
+    `graph` is what a lowering may ask for memory, reductions, scans and checks.
+    """
+
+    graph: Walk
     fake: Any
     uses: int
     origins: tuple[str, ...]
 
-    def lazy(self, element: Element, fake: torch.Tensor | None = None) -> LazyTensor:
-        """A new tensor shaped like the node's result (or `fake`), computed by `element`."""
-        fake = self.fake if fake is None else fake
+    @property
+    def results(self) -> tuple[Call, ...]:
+        """A call for each tensor of a node that returns several."""
+        return tuple(replace(self, fake=fake) for fake in self.fake)
+
+    def lazy(self, element: Element) -> LazyTensor:
+        """A new tensor shaped like the node's result, computed by `element`."""
         return LazyTensor(
-            to_shape(fake.shape),
-            fake.dtype,
-            to_shape(fake.stride()),
+            to_shape(self.fake.shape),
+            self.fake.dtype,
+            to_shape(self.fake.stride()),
             element,
             uses=self.uses,
             origins=self.origins,
-            device=fake.device,
+            device=self.fake.device,
         )
 
-    def view(
-        self, base: LazyTensor, element: Element, offset: IndexExpr | None = None
-    ) -> LazyTensor:
+    def view(self, base: LazyTensor, element: Element, offset: IndexExpr = ZERO) -> LazyTensor:
         """A view of `base` shaped like the node's result.
 
         `offset` is how many elements its first one lies after base's.
@@ -92,7 +61,7 @@ class Call:
         view = self.lazy(element)
         view.origins = base.origins
         view.root = base.root or base
-        view.offset = base.offset + (ZERO if offset is None else offset)
+        view.offset = base.offset + offset
         return view
 
 
@@ -119,9 +88,3 @@ def require(condition: bool, reason: str) -> None:
     """Raise NoLowering(reason) unless `condition`."""
     if not condition:
         raise NoLowering(reason)
-
-
-def as_tensors(values: Sequence[Any]) -> list[LazyTensor]:
-    """`values`, all of which must be tensors."""
-    require(all(isinstance(value, LazyTensor) for value in values), "not all tensors")
-    return list(values)

@@ -12,19 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft_codegen.loops.expr import Expr, cast, load
+from weft_codegen.loops.expr import Expr, cast, compute_dtype, load
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, least
 from weft_codegen.loops.program import CPU, Buffer
 
 Indices = Sequence[IndexExpr]
 Element = Callable[[Indices], Expr]
-
-_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype arithmetic on `dtype` happens in: float32 for the 16-bit floats."""
-    return _WIDE.get(dtype, dtype)
 
 
 @dataclass(eq=False)

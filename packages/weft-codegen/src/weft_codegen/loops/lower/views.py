@@ -6,12 +6,13 @@ others (cat, pad, flip, repeat) are index functions with masked loads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Expr, apply, cast, constant, index_value, where
+from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, constant, index_value, where
 from weft_codegen.loops.index import (
     ONE,
     ZERO,
@@ -22,22 +23,21 @@ from weft_codegen.loops.index import (
     nonnegative,
     product,
 )
-from weft_codegen.loops.lower.masking import masked
+from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.lower.pointwise import SUPPORTED, number
 from weft_codegen.loops.lower.shapes import to_index, to_shape
-from weft_codegen.loops.lower.table import Call, as_tensors, lowers, normalise_dim, require
+from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.values import (
     Indices,
     LazyTensor,
     broadcast_at,
-    compute_dtype,
     contiguous_strides,
     flatten,
     unflatten,
 )
 
 
-@lowers("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze")
+@lowers("aten.view", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze")
 def _view(call: Call, x: LazyTensor, *args: Any) -> LazyTensor:
     """The same elements in row-major order under another shape."""
     require(call.fake.dtype is x.dtype, "view as another dtype")
@@ -51,9 +51,6 @@ def _view(call: Call, x: LazyTensor, *args: Any) -> LazyTensor:
         return x.at([*place[:common], *unflatten(position, x.shape[common:])])
 
     return call.view(x, element)
-
-
-lowers("aten._reshape_alias")(_view)
 
 
 @lowers("aten.alias", "aten.detach", "aten.lift_fresh")
@@ -105,11 +102,6 @@ def _transpose(call: Call, x: LazyTensor, first: int, second: int) -> LazyTensor
     return _permute(call, x, dims)
 
 
-@lowers("aten.t")
-def _t(call: Call, x: LazyTensor) -> LazyTensor:
-    return _permute(call, x, range(len(x.shape))[::-1])
-
-
 @lowers("aten.expand")
 def _expand(call: Call, x: LazyTensor, size: Any, implicit: bool = False) -> LazyTensor:
     return call.view(x, lambda place: broadcast_at(x, place))
@@ -157,26 +149,14 @@ def _select(call: Call, x: LazyTensor, dim: int, index: Any) -> LazyTensor:
     return call.view(x, element, where_ * x.strides[dim])
 
 
-def _pieces(call: Call, x: LazyTensor, dim: int) -> tuple[LazyTensor, ...]:
-    """Consecutive slices of `x` along `dim`, as long as the node's results are."""
-    pieces: list[LazyTensor] = []
-    begin = ZERO
-    for fake in call.fake:
-        piece = Call(call.graph, fake, call.uses, call.origins)
-        pieces.append(_slice(piece, x, dim, begin))
-        begin = begin + to_index(fake.shape[dim])
-    return tuple(pieces)
-
-
 @lowers("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split")
 def _split(call: Call, x: LazyTensor, sizes: Any, dim: int = 0) -> tuple[LazyTensor, ...]:
-    return _pieces(call, x, normalise_dim(dim, len(x.shape)))
-
-
-@lowers("aten.unbind")
-def _unbind(call: Call, x: LazyTensor, dim: int = 0) -> tuple[LazyTensor, ...]:
-    calls = [Call(call.graph, fake, call.uses, call.origins) for fake in call.fake]
-    return tuple(_select(piece, x, dim, k) for k, piece in enumerate(calls))
+    """Consecutive slices of `x` along `dim`, as long as the node's results are."""
+    dim = normalise_dim(dim, len(x.shape))
+    begins = itertools.accumulate((to_index(f.shape[dim]) for f in call.fake), initial=ZERO)
+    return tuple(
+        _slice(part, x, dim, begin) for part, begin in zip(call.results, begins, strict=False)
+    )
 
 
 @lowers("aten.diagonal")
@@ -195,14 +175,10 @@ def _diagonal(
     return call.view(x, element, down * x.strides[first] + right * x.strides[second])
 
 
-def _less(left: IndexExpr, right: IndexExpr) -> Expr:
-    return apply("lt", index_value(left), index_value(right))
-
-
 @lowers("aten.cat")
 def _cat(call: Call, tensors: Sequence[Any], dim: int = 0) -> LazyTensor:
     """Each element from the piece its index falls into: nested selects over masked loads."""
-    parts = [t for t in as_tensors(tensors) if not (len(t.shape) == 1 and t.shape[0] is ZERO)]
+    parts = [t for t in tensors if not (len(t.shape) == 1 and t.shape[0] is ZERO)]
     require(0 < len(parts) <= 8, "number of pieces")
     require(call.fake.dtype in SUPPORTED, "dtype")
     dim = normalise_dim(dim, len(parts[0].shape))
@@ -212,10 +188,7 @@ def _cat(call: Call, tensors: Sequence[Any], dim: int = 0) -> LazyTensor:
         begin = ZERO
         choices: list[tuple[Expr, Expr]] = []
         for part in parts:
-            inside = _less(place[dim], begin + part.shape[dim])
-            if begin is not ZERO:
-                above = apply("ge", index_value(place[dim]), index_value(begin))
-                inside = apply("and", above, inside)
+            inside = within(place[dim], begin, begin + part.shape[dim])
             inner = [*place[:dim], place[dim] - begin, *place[dim + 1 :]]
             value = cast(part.at(inner), dtype)
             choices.append((inside, masked(value, inside)))
@@ -242,11 +215,8 @@ def _constant_pad(call: Call, x: LazyTensor, pad: Sequence[Any], value: Any = 0)
         inside: Expr = constant(True, torch.bool)
         inner = [at - low for at, low in zip(place, before, strict=True)]
         for at, low, high, extent in zip(inner, before, after, x.shape, strict=True):
-            if low is not ZERO:
-                test = apply("ge", index_value(at), index_value(ZERO))
-                inside = apply("and", inside, test)
-            if high is not ZERO:
-                inside = apply("and", inside, _less(at, extent))
+            first = at if low is ZERO else ZERO
+            inside &= within(at, first, extent if high is not ZERO else at + 1)
         return where(inside, masked(x.at(inner), inside), number(value, dtype))
 
     return call.lazy(element)
@@ -293,23 +263,6 @@ def _scatter_into(
     return call.lazy(element)
 
 
-@lowers("aten.select_scatter")
-def _select_scatter(
-    call: Call, x: LazyTensor, source: LazyTensor, dim: int, index: Any
-) -> LazyTensor:
-    dim = normalise_dim(dim, len(x.shape))
-    at = to_index(index)
-    if at.is_const and at.value < 0:
-        at = at + x.shape[dim]
-    return _scatter_into(
-        call,
-        x,
-        source,
-        lambda place: apply("eq", index_value(place[dim]), index_value(at)),
-        lambda place: [*place[:dim], *place[dim + 1 :]],
-    )
-
-
 @lowers("aten.slice_scatter")
 def _slice_scatter(
     call: Call,
@@ -328,11 +281,9 @@ def _slice_scatter(
 
     def inside(place: Indices) -> Expr:
         at = place[dim]
-        test = apply("ge", index_value(at), index_value(begin))
-        test = apply("and", test, _less(at, last))
+        test = within(at, begin, last)
         if stride is not ONE:
-            on = apply("eq", index_value((at - begin) % stride), index_value(ZERO))
-            test = apply("and", test, on)
+            test &= apply("eq", index_value((at - begin) % stride), index_value(ZERO))
         return test
 
     def inner(place: Indices) -> list[IndexExpr]:

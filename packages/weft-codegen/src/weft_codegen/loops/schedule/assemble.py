@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, cast, constant, read
+from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, cast, compute_dtype, constant, read
 from weft_codegen.loops.index import (
     ONE,
     Axis,
@@ -24,7 +24,7 @@ from weft_codegen.loops.index import (
     axis,
     product,
 )
-from weft_codegen.loops.lower.values import compute_dtype, flatten
+from weft_codegen.loops.lower.values import flatten
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
 from weft_codegen.loops.schedule.align import linear
