@@ -48,7 +48,9 @@ from weft_codegen.loops.lower.values import (
     broadcast_at,
     contiguous_strides,
     flatten,
+    index_space,
     is_dense,
+    offset_of,
 )
 from weft_codegen.loops.nodes import Compute, Item, Lowered
 from weft_codegen.loops.ops import OPS
@@ -327,16 +329,12 @@ class Walk:
         origins: tuple[str, ...],
     ) -> None:
         self._buffers[buffer.name] = buffer
-        position = ZERO
-        for place, stride in zip(where, buffer.strides, strict=True):
-            position = position + place * stride
-        value = cast(value, buffer.dtype)
+        position, value = offset_of(where, buffer.strides), cast(value, buffer.dtype)
         self._items.append(Compute(buffer.name, axes, (), None, (value,), position, origins))
 
     @staticmethod
     def _element(tensor: LazyTensor) -> tuple[tuple[Axis, ...], list[IndexExpr], Expr]:
-        where = [axis(f"d{k}", extent) for k, extent in enumerate(tensor.shape)]
-        axes = tuple(as_axis(place) for place in where if place is not ZERO)
+        where, axes = index_space(tensor.shape)
         return axes, where, tensor.at(where)
 
     def reduction(
@@ -392,16 +390,11 @@ class Walk:
         copy = call.lazy(lambda where: broadcast_at(base, where))
         self.realise(copy)
         assert copy.buffer is not None
-        where = [axis(f"e{k}", extent) for k, extent in enumerate(over)]
-        position = ZERO
-        for at, stride in zip(place(where), copy.buffer.strides, strict=True):
-            position = position + at * stride
-        element = cast(value(where), copy.dtype)
-        axes = tuple(as_axis(at) for at in where if at is not ZERO)
+        where, axes = index_space(over, "e")
+        position = offset_of(place(where), copy.buffer.strides)
+        values = (cast(value(where), copy.dtype),)
         self._items.append(
-            Compute(
-                copy.buffer.name, axes, (), None, (element,), position, call.origins, update=mode
-            )
+            Compute(copy.buffer.name, axes, (), None, values, position, call.origins, update=mode)
         )
         return copy
 
@@ -440,16 +433,14 @@ class Walk:
                 self.materialise(value)
         for target, value in self._copies:
             assert target.buffer is not None
-            where = [axis(f"d{k}", extent) for k, extent in enumerate(target.shape)]
-            axes = tuple(as_axis(place) for place in where if place is not ZERO)
-            element = broadcast_at(value, where)
-            self._store(target.buffer, axes, where, element, value.origins)
+            where, axes = index_space(target.shape)
+            self._store(target.buffer, axes, where, broadcast_at(value, where), value.origins)
         copied = [target.buffer.name for target, _ in self._copies if target.buffer]
         return tuple(dict.fromkeys([*copied, *self._written]))
 
     def _reads_mutated(self, target: LazyTensor, value: LazyTensor, targets: set[str]) -> bool:
         """Whether storing `value` late would see another input's new value, or a moved one."""
-        where = [axis(f"d{k}", extent) for k, extent in enumerate(target.shape)]
+        where, _ = index_space(target.shape)
         own = target.at(where)
         loads = [n for n in walk(broadcast_at(value, where)) if isinstance(n, Load)]
         mutated = [node for node in loads if node.buffer in targets]

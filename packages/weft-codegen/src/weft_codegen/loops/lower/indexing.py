@@ -29,7 +29,6 @@ from weft_codegen.loops.index import (
     ONE,
     ZERO,
     IndexExpr,
-    axis,
     computed,
     in_range,
     nonnegative,
@@ -37,7 +36,7 @@ from weft_codegen.loops.index import (
 )
 from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
-from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at
+from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at, index_space
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -73,7 +72,7 @@ def _positions(
     require(index.dtype in _INTEGERS, f"index of {index.dtype}")
     require(index.device.type == "cpu", "index on another device")
     require(extent is not ZERO, "index into nothing")
-    where_ = [axis(f"d{k}", n) for k, n in enumerate(index.shape)]
+    where_, _ = index_space(index.shape)
     known = index_of(cast(index.at(where_), torch.int64))
     good = known is not None and in_range(known, extent)
     if kind and not good and product(index.shape) is not ZERO:

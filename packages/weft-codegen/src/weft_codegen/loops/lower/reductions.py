@@ -7,6 +7,7 @@ deviations, which vectorises and is as accurate as Welford's update for rows tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,8 +28,6 @@ from weft_codegen.loops.index import (
     ZERO,
     Axis,
     IndexExpr,
-    as_axis,
-    axis,
     in_range,
     product,
     single,
@@ -36,10 +35,12 @@ from weft_codegen.loops.index import (
 from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.values import (
+    Element,
     Indices,
     LazyTensor,
     contiguous_strides,
     flatten,
+    index_space,
 )
 
 
@@ -50,15 +51,6 @@ def reduced_dims(dims: Any, rank: int) -> list[int]:
     if dims is None or len(dims) == 0 or rank == 0:
         return list(range(rank))
     return sorted({normalise_dim(dim, rank) for dim in dims})
-
-
-def _split_axes(x: LazyTensor, dims: Sequence[int]) -> tuple[list[IndexExpr], list[int]]:
-    where = [axis(f"d{k}", extent) for k, extent in enumerate(x.shape)]
-    return where, [k for k in range(len(x.shape)) if k not in dims]
-
-
-def _axes(where: Sequence[IndexExpr]) -> tuple[Axis, ...]:
-    return tuple(as_axis(at) for at in where if at is not ZERO)
 
 
 def _is_hit(node: Expr, over: Axis) -> bool:
@@ -91,7 +83,7 @@ def _one_hot_sum(value: Expr, over: Axis) -> Expr | None:
     def replaced(part: Expr) -> Expr:
         return Rewriter(lambda node: part if node is factor else None)(value)
 
-    return apply("add", *map(replaced, factor.args[1:]))
+    return replaced(factor.args[1]) + replaced(factor.args[2])
 
 
 def reduce(
@@ -107,8 +99,10 @@ def reduce(
 
     The result has x's shape with the dims removed (or of size one).
     """
-    where, kept = _split_axes(x, dims)
-    axes, reduced = _axes([where[k] for k in kept]), _axes([where[k] for k in dims])
+    where, over = index_space(x.shape)
+    kept = [k for k in range(len(x.shape)) if k not in dims]
+    axes = tuple(loop for loop in over if any(loop is single(where[k]) for k in kept))
+    reduced = tuple(loop for loop in over if loop not in axes)
     values = value(where)
     alone = _one_hot_sum(values[0], reduced[0]) if op == "sum" and len(reduced) == 1 else None
     if alone is not None:
@@ -123,11 +117,24 @@ def reduce(
         inner = [at for at, k in zip(inner, kept, strict=True) if x.shape[k] is not ONE]
         return raw.at(inner)
 
-    strides = contiguous_strides(shape)
-    result = LazyTensor(shape, raw.dtype, strides, element, uses=call.uses, origins=call.origins)
     # The reduction's buffer is row-major over the kept dims: the result is a view of it.
-    result.root, result.device = raw, raw.device
-    return result
+    return _derived(raw, shape, element, call.uses, root=raw)
+
+
+def _derived(
+    base: LazyTensor, shape: Indices, element: Element, uses: int = 1, root: Any = None
+) -> LazyTensor:
+    """A row-major tensor of `base`'s dtype that is computed from it."""
+    return replace(
+        base,
+        shape=tuple(shape),
+        strides=contiguous_strides(shape),
+        element=element,
+        buffer=None,
+        root=root,
+        uses=uses,
+        _seen={},
+    )
 
 
 def _plain(op: str) -> Callable[..., LazyTensor]:
@@ -151,15 +158,10 @@ def _plain(op: str) -> Callable[..., LazyTensor]:
     return lowering
 
 
-for _aten, _op in {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all"}.items():
-    lowers(f"aten.{_aten}")(_plain(_op))
-
-
-@lowers("aten.prod")
-def _prod(
-    call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
-) -> LazyTensor:
-    return _plain("prod")(call, x, dim, keepdim)
+for _name in ("sum", "prod", "any", "all"):
+    lowers(f"aten.{_name}")(_plain(_name))
+lowers("aten.amax")(_plain("max"))
+lowers("aten.amin")(_plain("min"))
 
 
 def _extrema(op: str) -> Callable[..., Any]:
@@ -170,7 +172,7 @@ def _extrema(op: str) -> Callable[..., Any]:
         if dim is None:
             return _plain(op)(call, x)
         require(isinstance(dim, int), "binary max")
-        values, indices = (Call(call.graph, f, call.uses, call.origins) for f in call.fake)
+        values, indices = call.results
         return (
             _plain(op)(values, x, [dim], keepdim),
             _arg(f"arg{op}")(indices, x, dim, keepdim),
@@ -205,16 +207,8 @@ def _count(x: LazyTensor, dims: Sequence[int]) -> IndexExpr:
 
 def _scaled(call: Call, total: LazyTensor, divisor: Expr, dtype: torch.dtype) -> LazyTensor:
     """total / divisor, pointwise."""
-    result = LazyTensor(
-        total.shape,
-        dtype,
-        total.strides,
-        lambda place: apply("div", total.at(place), divisor),
-        uses=call.uses,
-        origins=call.origins,
-        device=total.device,
-    )
-    return result
+    scaled = _derived(total, total.shape, lambda place: total.at(place) / divisor, call.uses)
+    return replace(scaled, dtype=dtype)
 
 
 @lowers("aten.mean")
@@ -241,8 +235,8 @@ def _moments(
 
     def deviation(place: list[IndexExpr]) -> tuple[Expr, ...]:
         center = mean.at([ZERO if k in over else at for k, at in enumerate(place)])
-        off = apply("sub", cast(x.at(place), inner), center)
-        return (apply("mul", off, off),)
+        off = cast(x.at(place), inner) - center
+        return (off * off,)
 
     squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
     freedom = _freedom(_count(x, over), 1 if correction is None else correction, inner)
@@ -258,7 +252,7 @@ def _freedom(count: IndexExpr, correction: Any, dtype: torch.dtype) -> Expr:
     """max(count - correction, 0), folded when the count is known."""
     if count.is_const:
         return number(max(count.value - correction, 0), dtype)
-    freedom = apply("sub", number(count, dtype), number(correction, dtype))
+    freedom = number(count, dtype) - number(correction, dtype)
     return apply("maximum", freedom, literal(freedom, 0))
 
 
@@ -270,9 +264,7 @@ def reduce_view(x: LazyTensor, over: Sequence[int], kept: LazyTensor) -> LazyTen
         rest = list(place)
         return kept.at([ZERO if k in over else rest.pop(0) for k in range(len(x.shape))])
 
-    view = LazyTensor(shape, kept.dtype, contiguous_strides(shape), element, origins=kept.origins)
-    view.root, view.device = kept.root, kept.device
-    return view
+    return _derived(kept, shape, element, root=kept.root)
 
 
 @lowers("aten.var")

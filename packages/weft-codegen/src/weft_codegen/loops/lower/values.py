@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from weft_codegen.loops.expr import Expr, cast, compute_dtype, load
-from weft_codegen.loops.index import ONE, ZERO, IndexExpr, least
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis, least
 from weft_codegen.loops.program import CPU, Buffer
 
 Indices = Sequence[IndexExpr]
@@ -56,10 +56,19 @@ class LazyTensor:
         return found
 
     def _load(self, buffer: Buffer, strides: Indices, offset: IndexExpr, where: Indices) -> Expr:
-        position = offset
-        for place, stride in zip(where, strides, strict=True):
-            position = position + place * stride
+        position = offset + offset_of(where, strides)
         return cast(load(buffer.name, position, buffer.dtype), compute_dtype(self.dtype))
+
+
+def index_space(shape: Indices, letter: str = "d") -> tuple[list[IndexExpr], tuple[Axis, ...]]:
+    """An index over `shape` and its axes: one a dimension, none where there is one element."""
+    where = [axis(f"{letter}{k}", extent) for k, extent in enumerate(shape)]
+    return where, tuple(as_axis(at) for at in where if at is not ZERO)
+
+
+def offset_of(where: Indices, strides: Indices) -> IndexExpr:
+    """How many elements into its memory the one at `where` lies."""
+    return sum((at * step for at, step in zip(where, strides, strict=True)), start=ZERO)
 
 
 def broadcast_at(tensor: LazyTensor, where: Indices) -> Expr:

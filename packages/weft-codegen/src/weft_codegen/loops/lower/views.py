@@ -33,6 +33,7 @@ from weft_codegen.loops.lower.values import (
     broadcast_at,
     contiguous_strides,
     flatten,
+    offset_of,
     unflatten,
 )
 
@@ -66,16 +67,11 @@ def _as_strided(
     require(x.root is None and x.strides == contiguous_strides(x.shape), "as_strided of a view")
     shape, strides = to_shape(size), to_shape(stride)
     offset = to_index(storage_offset or 0)
-    last = offset
-    for extent, step in zip(shape, strides, strict=True):
-        last = last + (extent - 1) * step
+    last = offset + offset_of([extent - 1 for extent in shape], strides)
     require(in_range(last, product(x.shape)), "as_strided outside its argument")
 
     def element(place: Indices) -> Expr:
-        position = offset
-        for at, step in zip(place, strides, strict=True):
-            position = position + at * step
-        return x.at(unflatten(position, x.shape))
+        return x.at(unflatten(offset + offset_of(place, strides), x.shape))
 
     return call.view(x, element, offset)
 
