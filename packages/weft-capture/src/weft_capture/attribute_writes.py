@@ -10,13 +10,11 @@ from weft_capture.attributes import (
     bind,
     is_data_descriptor,
     is_python_code,
-    is_trusted,
     lookup,
 )
 from weft_capture.breaks import Break
 from weft_capture.values.base import Value
 from weft_capture.values.constant import constant
-from weft_capture.values.functions import ClassValue
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -94,32 +92,15 @@ def _set_by_descriptor(
     tx: Tracer, self: UserObject, attribute: Any, value: Value, name: str
 ) -> None:
     setter = lookup(type(attribute), "__set__")
-    if name == "__class__" and isinstance(value, ClassValue) and self.obj is None:
+    is_class = issubclass(value.python_type(), type)
+    if name == "__class__" and is_class and self.obj is None:
         try:
-            object.__new__(self.cls).__class__ = value.obj
+            object.__new__(self.cls).__class__ = value.as_constant()
         except TypeError:
             raise Break("unsupported-value", f"setting {name} of {self.describe()}") from None
         tx.journal.on_rollback(functools.partial(setattr, self, "cls", self.cls))
-        self.cls = value.obj
+        self.cls = value.as_constant()
         return
     if setter is None or not is_python_code(setter[1]):
         raise Break("unsupported-value", f"setting {name} of {self.describe()}")
     tx.const_object(setter[1]).call(tx, [tx.const_object(attribute), self, value], {})
-
-
-def set_outside_class(tx: Tracer, cls: ClassValue, name: str, value: Value | None) -> None:
-    """Set an attribute of a class that existed before the frame, where it is mere data.
-
-    Raises:
-        Break: for what changes how the class behaves, for a metaclass that has a say, and for
-            deleting (`value` None).
-    """
-    kind = cls.obj
-    found = lookup(kind, name)
-    setter: Any = type.__setattr__
-    plain = type(kind).__setattr__ is setter and not hasattr(type(kind), name)
-    plain = plain and not is_trusted(kind.__module__) and not name.startswith("__")
-    active = found is not None and hasattr(type(found[1]), "__get__")
-    if not plain or active or value is None or hasattr(value.python_type(), "__get__"):
-        raise Break("unsupported-value", f"setting {name} of {cls.describe()}")
-    tx.effects.store_global(kind, name, value)

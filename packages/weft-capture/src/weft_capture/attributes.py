@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,7 @@ from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import Kwargs, MethodOf, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.dicts import DictValue, LazyValue
-from weft_capture.values.functions import BoundMethod, ClassValue, SuperValue
-from weft_capture.values.made_classes import MADE
+from weft_capture.values.functions import BoundMethod
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -96,6 +96,9 @@ class ClassReads(threading.local):
 
 
 class_reads = ClassReads()
+MADE: weakref.WeakKeyDictionary[type, Value] = weakref.WeakKeyDictionary()
+"""Real class -> the value of the class statement it came from, of what captures make."""
+
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
@@ -140,9 +143,19 @@ def is_data_descriptor(attribute: object) -> bool:
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
+def is_programs(found: Found) -> bool:
+    """Say whether what was found in a class is Python code of the program."""
+    return is_python_code(found[1]) and not is_trusted(found[0].__module__)
+
+
+def is_fixed(cls: type) -> bool:
+    """Say whether nobody changes a class: the library's, and those made during capture."""
+    return is_trusted(cls.__module__) or cls in MADE
+
+
 def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) -> Source:
     """Return where a class attribute is read from; constant for classes nobody changes."""
-    if is_trusted(definer.__module__) or definer in MADE:
+    if is_fixed(definer):
         return ConstSource(definer.__dict__[name])
     base = TypeSource(owner.source) if owner.source is not None else ConstSource(cls)
     return AttrSource(base, name)
@@ -168,14 +181,11 @@ def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls
 
 
 def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    return _class_method(tx, found[1].__func__, tx.const_object(cls))
-
-
-def _class_method(tx: Tracer, function: Any, cls: Value) -> Value:
+    function = found[1].__func__
     if hasattr(type(function), "__get__") and type(function) not in _FUNCTIONS:
         # Up to 3.12 a classmethod asks what it holds for what to call.
         raise Break("unsupported-value", f"a classmethod over a {type(function).__name__}")
-    return BoundMethod(tx.const_object(function), cls)
+    return BoundMethod(tx.const_object(function), tx.const_object(cls))
 
 
 _FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
@@ -280,9 +290,9 @@ def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
 
 def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value:
     cls = self.cls
-    written = _written(tx, cls, name)
-    if written is not None:
-        return self.own_attribute(tx, name) or written
+    changed = written(tx, cls, name)
+    if changed is not None:
+        return self.own_attribute(tx, name) or changed
     found = lookup(cls, name)
     if found is not None and is_data_descriptor(found[1]) and hasattr(found[1], "__get__"):
         return bind(tx, found, name, self, cls)
@@ -365,113 +375,13 @@ def module_call(
     return self.getattr(tx, "forward"), args, kwargs
 
 
-# ---- classes, functions, modules, super
+# ---- classes
 
 
-def static_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
-    """Read an attribute of a class."""
-    cls = self.obj
-    special: dict[str, Callable[[], Value]] = {
-        "__name__": lambda: constant(cls.__name__),
-        "__qualname__": lambda: constant(cls.__qualname__),
-        "__module__": lambda: constant(cls.__module__),
-        "__mro__": lambda: tx.tuple_of([tx.const_object(kind) for kind in cls.__mro__]),
-        "__bases__": lambda: tx.tuple_of([tx.const_object(kind) for kind in cls.__bases__]),
-        "__class__": lambda: tx.const_object(type(cls)),
-        "__dict__": lambda: tx.const_object(types.MappingProxyType(dict(cls.__dict__))),
-    }
-    written = _written(tx, cls, name)
-    if name in special:
-        if name == "__dict__" and tx.effects.touches(cls):
-            raise Break("unsupported-value", "the __dict__ of a class that was just changed")
-        return special[name]()
-    if written is not None:
-        return written
-    found = lookup(cls, name)
-    if found is None or isinstance(lookup(type(cls), name), property):
-        return _metaclass_attribute(tx, self, name)
-    definer, attribute = found
-    if isinstance(attribute, staticmethod):
-        return tx.const_object(attribute.__func__)
-    if isinstance(attribute, classmethod):
-        return _class_method(tx, attribute.__func__, self)
-    if isinstance(attribute, types.FunctionType | property | functools.cached_property):
-        return tx.const_object(attribute)
-    try:
-        real = getattr(cls, name)
-    except AttributeError as error:
-        tx.raise_(AttributeError, *error.args)
-    if is_trusted(definer.__module__) or callable(real) or definer in MADE:
-        return _of_class(tx, self, name, real)
-    return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
-
-
-def _written(tx: Tracer, cls: type, name: str) -> Value | None:
+def written(tx: Tracer, cls: type, name: str) -> Value | None:
     """Return what the captured code put into a class from outside, or a base, under a name."""
     for base in cls.__mro__ if tx.effects.globals else ():
         value = tx.effects.global_value(base, name)
         if value is not None or name in base.__dict__:
             return value
     return None
-
-
-def _metaclass_attribute(tx: Tracer, self: ClassValue, name: str) -> Value:
-    found = lookup(type(self.obj), name)
-    if found is None:
-        if hasattr(self.obj, name):
-            return tx.const_object(getattr(self.obj, name))
-        tx.raise_(AttributeError, f"type object '{self.obj.__name__}' has no attribute '{name}'")
-    if is_python_code(found[1]):
-        return BoundMethod(tx.const_object(found[1]), self)
-    try:
-        return _of_class(tx, self, name, getattr(self.obj, name))
-    except AttributeError as error:
-        tx.raise_(AttributeError, *error.args)
-
-
-def _of_class(tx: Tracer, self: ClassValue, name: str, real: Any) -> Value:
-    """Return the value of what a class attribute reads; a made class's C methods stay unbound."""
-    bound = self.obj in MADE and isinstance(real, types.BuiltinFunctionType)
-    if bound and not tx.has_rule(getattr(type, name, None)):
-        return MethodOf(self, name)
-    return tx.const_object(real)
-
-
-_C_METHODS = (
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.BuiltinFunctionType,
-    types.ClassMethodDescriptorType,
-)
-
-
-def super_attribute(tx: Tracer, self: SuperValue, name: str) -> Value:
-    """Read an attribute through `super()`."""
-    owner = self.owner
-    through_class = isinstance(owner, ClassValue) and issubclass(owner.obj, self.cls)
-    cls = owner.obj if through_class else owner.python_type()  # type: ignore[attr-defined]
-    mro = cls.__mro__
-    for kind in mro[mro.index(self.cls) + 1 :]:
-        written = tx.effects.global_value(kind, name)
-        if written is not None:
-            return written
-        if name not in kind.__dict__:
-            continue
-        attribute = kind.__dict__[name]
-        if through_class and isinstance(attribute, types.FunctionType | property):
-            return tx.const_object(attribute)
-        if isinstance(attribute, _C_METHODS):
-            return tx.base_method(owner, kind, name)
-        if isinstance(attribute, staticmethod):
-            return tx.const_object(attribute.__func__)
-        return bind(tx, (kind, attribute), name, owner, cls)
-    if isinstance(owner, Value) and (fallback := _super_getattr(tx, self, mro, name)) is not None:
-        return fallback
-    tx.raise_(AttributeError, f"'super' object has no attribute '{name}'")
-
-
-def _super_getattr(tx: Tracer, self: SuperValue, mro: Any, name: str) -> Value | None:
-    """nn.Module keeps members outside its dict, so super().x may mean one of those."""
-    from weft_capture.values.objects import ModuleValue  # noqa: PLC0415 - import cycle
-
-    return module_member(tx, self.owner, name) if isinstance(self.owner, ModuleValue) else None

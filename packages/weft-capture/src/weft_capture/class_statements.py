@@ -13,6 +13,7 @@ import builtins
 import collections
 import dataclasses
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_guards.sources import ConstSource
@@ -20,18 +21,149 @@ from weft_guards.sources import ConstSource
 from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
+from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
-from weft_capture.values.functions import ClassValue, FunctionValue, ObjectConstant
-from weft_capture.values.made_classes import MADE, DescriptorValue, MadeClass, build_class
+from weft_capture.values.functions import CellValue, FunctionValue, ObjectConstant
 from weft_capture.values.objects import UserObject, new_instance
 
 if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+
+
+# ---- values
+
+
+class MadeClass(ClassValue):
+    """A class made during capture.
+
+    Args:
+        obj: the real class that stands for it.
+        make: what makes the class again in generated code.
+        args: its arguments; a dict for the namespace comes last, where there is one.
+    """
+
+    __slots__ = ("args", "cell", "init_subclass", "make", "namespace", "once")
+
+    def __init__(
+        self,
+        obj: type,
+        make: Callable[..., type],
+        args: list[Value],
+        namespace: dict[str, Value] | None = None,
+    ) -> None:
+        super().__init__(obj)
+        self.make = make
+        self.args = args
+        self.namespace = namespace
+        self.cell: CellValue | None = None
+        self.init_subclass: Value | None = None
+        # Making it ran code of the program, which must not run twice.
+        self.once = False
+        attributes.MADE[obj] = self
+
+    def data(self, tx: Tracer) -> Any:
+        raise NotConstant(self.describe())  # what runs now would run its stand-ins
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        # A class that is made again with it would call its `__set_name__`.
+        if hasattr(value.python_type(), "__set_name__"):
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+        self._change(tx, name)[name] = value
+        type.__setattr__(self.obj, name, stand_in(tx, value))
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        if name not in self.obj.__dict__:
+            tx.raise_(AttributeError, name)
+        self._change(tx, name).pop(name, None)
+        type.__delattr__(self.obj, name)
+
+    def _change(self, tx: Tracer, name: str) -> dict[str, Value]:
+        """Return the namespace, which is about to change under a name."""
+        real, namespace = self.obj, self.namespace
+        if namespace is None:
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+        had, before = name in real.__dict__, real.__dict__.get(name)
+        saved = dict(namespace)
+
+        def undo() -> None:
+            if had:
+                type.__setattr__(real, name, before)
+            elif name in real.__dict__:
+                type.__delattr__(real, name)
+            namespace.clear()
+            namespace.update(saved)
+
+        tx.journal.on_rollback(undo)
+        return namespace
+
+    def reconstruct(self, out: Output) -> None:
+        if self.once:
+            raise Break("unsupported-value", f"making {self.describe()} again runs its hooks twice")
+        writer = out.writer
+        if self.cell is not None:
+            self.cell.reconstruct_empty(out)
+        writer.begin_call()
+        writer.load_const(self.make)
+        out.load_all(self.args)
+        if self.namespace is not None:
+            for name, value in self.namespace.items():
+                writer.load_const(name)
+                out.load(value)
+            writer.build_map(len(self.namespace))
+        writer.call(len(self.args) + (self.namespace is not None))
+
+
+def build_class(
+    name: str, bases: tuple[Any, ...], keywords: dict[str, Any], namespace: dict[str, Any]
+) -> type:
+    """Do what a class statement does after its body ran."""
+
+    def fill(target: dict[str, Any]) -> None:
+        for key, value in namespace.items():
+            target[key] = value
+
+    return types.new_class(name, bases, keywords, fill)
+
+
+class DescriptorValue(Value):
+    """A property, staticmethod or classmethod over functions of the program."""
+
+    __slots__ = ("args", "kind")
+
+    def __init__(self, kind: type, args: list[Value]) -> None:
+        super().__init__(None)
+        self.kind = kind
+        self.args = args
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def hash_key(self) -> object:
+        return self
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        names = ("fget", "fset", "fdel", "__doc__") if self.kind is property else ("__func__",)
+        if name in names[: len(self.args)]:
+            return self.args[names.index(name)]
+        if name == "__wrapped__" and self.kind is not property:
+            return self.args[0]
+        if self.kind is not property and name in ("__isabstractmethod__", "__name__", "__doc__"):
+            return self.args[0].getattr(tx, name)
+        return super().getattr(tx, name)
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if self.kind is not staticmethod:
+            tx.raise_(TypeError, f"'{self.kind.__name__}' object is not callable")
+        return self.args[0].call(tx, args, kwargs)
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(self.kind, self.args)
 
 
 class StandIn:
@@ -171,8 +303,8 @@ def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
     """Return the `__init_subclass__` of a class made in this frame that a new class inherits."""
     for base in bases:
         for kind in getattr(base, "__mro__", ()):
-            made = MADE.get(kind)
-            if made is not None and made.init_subclass is not None:
+            made = attributes.MADE.get(kind)
+            if isinstance(made, MadeClass) and made.init_subclass is not None:
                 hook = made.init_subclass
                 return hook.args[0] if isinstance(hook, DescriptorValue) else hook
     return None
@@ -187,17 +319,12 @@ def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     for kind in kinds:
         for name in ("__new__", "__init__", "__prepare__"):
             found = attributes.lookup(kind, name)
-            if found and _is_programs(found):
+            if found and attributes.is_programs(found):
                 raise Break("unknown-call", f"metaclass {kind.__name__} with {name}")
     for base in bases:
         found = attributes.lookup(base, "__init_subclass__") if isinstance(base, type) else None
-        if found and _is_programs(found):
+        if found and attributes.is_programs(found):
             raise Break("unknown-call", f"{found[0].__name__}.__init_subclass__")
-
-
-def _is_programs(found: tuple[type, Any]) -> bool:
-    definer, attribute = found
-    return attributes.is_python_code(attribute) and not attributes.is_trusted(definer.__module__)
 
 
 @rule(type)
@@ -210,37 +337,6 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
     assert tx.frame is not None
     items.setdefault("__module__", constant(tx.frame.function.globals.get("__name__")))
     return make_class(tx, name.as_constant(), bases.unpack(tx), keywords, items)
-
-
-# ---- writing attributes of a made class
-
-
-def set_class_attribute(tx: Tracer, made: MadeClass, name: str, value: Value | None) -> None:
-    """Set an attribute of a made class, or delete it (None)."""
-    real, namespace = made.obj, made.namespace
-    # A class that is made again with it would call its `__set_name__`.
-    if namespace is None or (value and hasattr(value.python_type(), "__set_name__")):
-        raise Break("unsupported-value", f"setting {name} of {made.describe()}")
-    had, before = name in real.__dict__, real.__dict__.get(name)
-    saved = dict(namespace)
-
-    def undo() -> None:
-        if had:
-            type.__setattr__(real, name, before)
-        elif name in real.__dict__:
-            type.__delattr__(real, name)
-        namespace.clear()
-        namespace.update(saved)
-
-    tx.journal.on_rollback(undo)
-    if value is not None:
-        type.__setattr__(real, name, stand_in(tx, value))
-        namespace[name] = value
-    elif had:
-        type.__delattr__(real, name)
-        namespace.pop(name, None)
-    else:
-        tx.raise_(AttributeError, name)
 
 
 # ---- descriptors and functions that make or change classes
@@ -296,7 +392,7 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
 
     decorated = MadeClass(real, make, cls.args, cls.namespace)
     decorated.cell, decorated.once = cls.cell, cls.once
-    return _and_known(tx, decorated)
+    return _remembered(tx, decorated)
 
 
 @rule(collections.namedtuple)
@@ -310,14 +406,14 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         real = make(*known, **words)
     except (TypeError, ValueError) as error:
         tx.raise_real(error)
-    return _and_known(tx, MadeClass(real, lambda: make(*known, **words), []))
+    return _remembered(tx, MadeClass(real, lambda: make(*known, **words), []))
 
 
 def _plain(tx: Tracer, values: list[Value]) -> list[Value]:
     return [TupleValue(v.unpack(tx)) if isinstance(v, ListValue) else v for v in values]
 
 
-def _and_known(tx: Tracer, made: MadeClass) -> Value:
+def _remembered(tx: Tracer, made: MadeClass) -> Value:
     _remember(tx, made, made.obj)
     return made
 

@@ -1,34 +1,30 @@
-"""Making instances during capture, builtin base-class methods, and what must not be inlined."""
+"""Classes: reading their attributes, making instances, methods of builtin base classes."""
 
 from __future__ import annotations
 
 import collections
 import enum
+import functools
 import inspect
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_guards.sources import DictSource
+from weft_guards.sources import AttrSource, ConstSource
 
-from weft_capture import attribute_writes, attributes, current
+from weft_capture import attribute_writes, attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
-from weft_capture.values.base import Kwargs, MutableValue, Value, method
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import NONE, TRUE, constant, fold
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
-from weft_capture.values.functions import (
-    FUNCTION_FIELDS,
-    BoundMethod,
-    ClassValue,
-    FunctionValue,
-)
-from weft_capture.values.objects import DELETED, ModuleValue, UserObject
+from weft_capture.values.functions import BoundMethod, ObjectConstant
+from weft_capture.values.objects import ModuleValue, UserObject
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -148,19 +144,152 @@ def _plain_new(kind: type) -> bool:
     return new is None or new[0] is object or new[0].__module__ == "typing"
 
 
-def subscript_class(tx: Tracer, cls: ClassValue, key: Value) -> Value:
-    """Evaluate `cls[key]`: the metaclass's `__getitem__`, else `__class_getitem__`."""
-    kind = cls.obj
-    found = attributes.lookup(type(kind), "__getitem__")
-    by_program = found is not None and not attributes.is_trusted(found[0].__module__)
-    if found is not None and by_program and attributes.is_python_code(found[1]):
-        return BoundMethod(tx.const_object(found[1]), cls).call(tx, [key], {})
-    own = attributes.lookup(kind, "__class_getitem__")
-    if own is not None and attributes.is_python_code(own[1]):
-        if not attributes.is_trusted(own[0].__module__):
+class ClassValue(ObjectConstant):
+    """A class."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        return f"class {self.obj.__qualname__}"
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if table.find(self.obj) is not None:
+            return table.call_rule(tx, self.obj, args, kwargs)
+        return instantiate(tx, self, args, kwargs)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        bound = self.getattr(tx, name)
+        if isinstance(bound, MethodOf):
+            raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
+        return bound.call(tx, args, kwargs)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        cls = self.obj
+        if name == "__dict__":
+            if tx.effects.touches(cls):
+                raise Break("unsupported-value", "the __dict__ of a class that was just changed")
+            return tx.const_object(types.MappingProxyType(dict(cls.__dict__)))
+        if name in _OF_TYPE:
+            return tx.literal(getattr(cls, name))
+        written = attributes.written(tx, cls, name)
+        if written is not None:
+            return written
+        found = attributes.lookup(cls, name)
+        if found is None or isinstance(attributes.lookup(type(cls), name), property):
+            return self._from_metaclass(tx, name)
+        definer, attribute = found
+        if isinstance(attribute, staticmethod | classmethod):
+            return attributes.bind(tx, found, name, self, cls)
+        if isinstance(attribute, types.FunctionType | property | functools.cached_property):
+            return tx.const_object(attribute)
+        try:
+            real = getattr(cls, name)
+        except AttributeError as error:
+            tx.raise_(AttributeError, *error.args)
+        if attributes.is_fixed(definer) or callable(real):
+            return self._read(tx, name, real)
+        return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
+
+    def _from_metaclass(self, tx: Tracer, name: str) -> Value:
+        found = attributes.lookup(type(self.obj), name)
+        if found is None:
+            if hasattr(self.obj, name):
+                return tx.const_object(getattr(self.obj, name))
+            text = f"type object '{self.obj.__name__}' has no attribute '{name}'"
+            tx.raise_(AttributeError, text)
+        if attributes.is_python_code(found[1]):
+            return BoundMethod(tx.const_object(found[1]), self)
+        try:
+            return self._read(tx, name, getattr(self.obj, name))
+        except AttributeError as error:
+            tx.raise_(AttributeError, *error.args)
+
+    def _read(self, tx: Tracer, name: str, real: Any) -> Value:
+        """Return the value of what an attribute reads; a made class's C methods stay unbound."""
+        bound = self.obj in attributes.MADE and isinstance(real, types.BuiltinFunctionType)
+        if bound and table.find(getattr(type, name, None)) is None:
+            return MethodOf(self, name)
+        return tx.const_object(real)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        # One that existed before the frame: mere data, and no metaclass that has a say.
+        cls = self.obj
+        found = attributes.lookup(cls, name)
+        setter: Any = type.__setattr__
+        plain = type(cls).__setattr__ is setter and not hasattr(type(cls), name)
+        plain = plain and not attributes.is_trusted(cls.__module__) and not name.startswith("__")
+        active = found is not None and hasattr(type(found[1]), "__get__")
+        if not plain or active or hasattr(value.python_type(), "__get__"):
+            super().setattr(tx, name, value)
+        tx.effects.store_global(cls, name, value)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        # The metaclass's `__getitem__`, else `__class_getitem__`.
+        found = attributes.lookup(type(self.obj), "__getitem__")
+        if found is not None and attributes.is_programs(found):
+            return BoundMethod(tx.const_object(found[1]), self).call(tx, [key], {})
+        own = attributes.lookup(self.obj, "__class_getitem__")
+        if own is not None and attributes.is_programs(own):
             function = getattr(own[1], "__func__", own[1])
-            return tx.const_object(function).call(tx, [cls, key], {})
-    return fold(tx, operator.getitem, [cls, key], {})
+            return tx.const_object(function).call(tx, [self, key], {})
+        return fold(tx, operator.getitem, [self, key], {})
+
+
+_OF_TYPE = ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__class__")
+
+
+class SuperValue(Value):
+    """`super(cls, owner)`."""
+
+    __slots__ = ("cls", "owner", "through")
+
+    def __init__(self, cls: type, owner: Value) -> None:
+        super().__init__(None)
+        self.cls = cls
+        self.owner = owner
+        bound = isinstance(owner, ClassValue) and issubclass(owner.obj, cls)
+        self.through: type = owner.obj if bound else owner.python_type()  # type: ignore[attr-defined]
+        if not issubclass(self.through, cls):
+            raise Break("unsupported-value", f"super({cls.__name__}, ...) of {owner.describe()}")
+
+    def python_type(self) -> type:
+        return super
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        owner, cls = self.owner, self.through
+        of_class = isinstance(owner, ClassValue) and owner.obj is cls
+        for kind in cls.__mro__[cls.__mro__.index(self.cls) + 1 :]:
+            written = tx.effects.global_value(kind, name)
+            if written is not None:
+                return written
+            if name not in kind.__dict__:
+                continue
+            attribute = kind.__dict__[name]
+            if of_class and isinstance(attribute, types.FunctionType | property):
+                return tx.const_object(attribute)
+            if isinstance(attribute, _C_METHODS):
+                return BaseMethod(owner, kind, name)
+            return attributes.bind(tx, (kind, attribute), name, owner, cls)
+        if isinstance(owner, ModuleValue):  # which keeps members outside its dict
+            member = attributes.module_member(tx, owner, name)
+            if member is not None:
+                return member
+        tx.raise_(AttributeError, f"'super' object has no attribute '{name}'")
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.begin_call()
+        out.writer.load_const(super)
+        out.load_class(self.cls)
+        out.load(self.owner)
+        out.writer.call(2)
+
+
+_C_METHODS = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.BuiltinFunctionType,
+    types.ClassMethodDescriptorType,
+)
 
 
 class BaseMethod(Value):
@@ -312,99 +441,3 @@ def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
     if hasattr(kind, "_fields"):
         return NamedTupleValue(kind, items.unpack(tx))
     return new_object(tx, kind, [items])
-
-
-# ---- an instance's __dict__
-
-
-class InstanceDict(DictValue):
-    """The `__dict__` of an instance or function, read live; only plain writes go through."""
-
-    __slots__ = ("owner",)
-
-    def __init__(self, owner: UserObject | FunctionValue) -> None:
-        self.owner = owner
-        super().__init__()
-
-    @property
-    def entries(self) -> dict[object, tuple[Value, Value]]:
-        """The attributes as they are now."""
-        members = _members(current.tracer(), self.owner)
-        return {name: (constant(name), value) for name, value in members.items()}
-
-    @entries.setter
-    def entries(self, entries: dict[object, tuple[Value, Value]]) -> None:
-        pass
-
-    def same_object(self, other: Value) -> bool:
-        return isinstance(other, InstanceDict) and other.owner is self.owner
-
-    def put(self, key: Value, value: Value) -> None:
-        self.owner.store(current.tracer(), key.as_constant(), value)
-
-    def copy(self) -> DictValue:
-        return DictValue(list(self.entries.values()))
-
-    def reconstruct(self, out: Output) -> None:
-        out.load(self.owner)
-        out.writer.load_attr("__dict__")
-
-
-def instance_dict(tx: Tracer, owner: Value) -> Value:
-    """Return the `__dict__` of an instance or function."""
-    if not isinstance(owner, UserObject | FunctionValue):
-        raise Break("unsupported-value", f"__dict__ of {owner.describe()}")
-    if owner.obj is not None and owner.source is not None:
-        tx.guard_keys(DictSource(owner.source), owner.obj.__dict__)
-    return InstanceDict(owner)
-
-
-def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
-    members: dict[str, Value] = {}
-    function = isinstance(owner, FunctionValue)
-    read = owner.getattr if isinstance(owner, FunctionValue) else owner.own_attribute
-    for name in owner.obj.__dict__ if owner.obj is not None else ():
-        found = read(tx, name)
-        if found is not None:
-            members[name] = found
-    written = owner.attributes if isinstance(owner, FunctionValue) else owner.attrs
-    for name, value in written.items():
-        if value is not DELETED and not (function and name in FUNCTION_FIELDS):
-            members[name] = value
-    return members
-
-
-@method(InstanceDict, "pop")
-def _pop(tx: Tracer, self: InstanceDict, key: Value, *default: Value) -> Value:
-    if key.as_constant() in self.entries or not default:
-        _other_writes(tx, self)
-    return default[0]
-
-
-@method(InstanceDict, "popitem", "clear", "setdefault", "__delitem__", "__ior__")
-def _other_writes(tx: Tracer, self: InstanceDict, *args: Value) -> Value:
-    raise Break("unsupported-method", "removing from an instance's __dict__")
-
-
-# ---- what must not be inlined
-
-_NEVER = (
-    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging", "warnings",
-)  # fmt: skip
-
-
-def check_inlinable(function: types.FunctionType) -> None:
-    """Refuse to inline what the user disabled, and what makes no sense inside a graph.
-
-    Raises:
-        Break: with code disabled or unknown-call.
-    """
-    namespace = function.__dict__
-    if namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
-        raise Break("disabled", function.__qualname__)
-    if function.__code__.co_filename == torch._compile.__file__:
-        # torch's own marker: its wrapper would import torch's compiler.
-        raise Break("disabled", function.__qualname__)
-    module = function.__module__ or ""
-    if module.startswith(_NEVER) and not namespace.get("_weft_inline"):
-        raise Break("unknown-call", f"{module}.{function.__qualname__}")

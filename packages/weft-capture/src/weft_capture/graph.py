@@ -31,7 +31,7 @@ from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Value
-from weft_capture.values.containers import ListValue, NamedTupleValue, SizeValue, TupleValue
+from weft_capture.values.containers import sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -328,12 +328,7 @@ class GraphBuilder:
 
     def _sequence(self, node: Node, result: Any) -> Value:
         items = [self._part(node, index, item) for index, item in enumerate(result)]
-        cls = type(result)
-        if cls is list:
-            return ListValue(items)
-        if cls is torch.Size:
-            return SizeValue(items)
-        return TupleValue(items) if cls is tuple else NamedTupleValue(cls, items)
+        return sequence_of(type(result), items)
 
     def _part(self, node: Node, key: Any, item: Any) -> Value:
         if _is_plain(item):

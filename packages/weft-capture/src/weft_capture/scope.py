@@ -1,4 +1,4 @@
-"""Names outside of a frame: globals and builtins, attributes of Python modules and functions.
+"""Names outside of a frame: globals and builtins, attributes of Python modules.
 
 A global is guarded where it is read; those of torch and the standard library are taken to be
 constant, since nobody changes them and there are thousands.
@@ -24,11 +24,9 @@ from weft_guards.sources import (
 
 from weft_capture import attributes
 from weft_capture.breaks import Break
-from weft_capture.values.base import MethodOf, Value
-from weft_capture.values.constant import NONE
-from weft_capture.values.functions import FunctionValue, ModuleObject
+from weft_capture.values.base import Value
+from weft_capture.values.functions import FunctionValue, ObjectConstant
 from weft_capture.values.objects import DELETED
-from weft_capture.values.wrap import function_cells
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -85,51 +83,38 @@ _CHANGING = frozenset([("warnings", "filters"), *(("sys", name) for name in _OF_
 """Names in the standard library that programs do rebind."""
 
 
-def module_attribute(tx: Tracer, module: ModuleObject, name: str) -> Value:
-    """Read an attribute of a Python module."""
-    real = module.obj
-    if name not in real.__dict__:
-        try:
-            return tx.const_object(getattr(real, name))
-        except AttributeError as error:
-            tx.raise_(AttributeError, *error.args)
-    written = tx.effects.global_value(real.__dict__, name)
-    if written is not None:
-        return written
-    obj = real.__dict__[name]
-    fixed = attributes.is_trusted(real.__name__) and (real.__name__, name) not in _CHANGING
-    if fixed and not isinstance(obj, torch.Tensor):
-        return tx.const_object(obj)
-    return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
+class ModuleObject(ObjectConstant):
+    """A Python module."""
 
+    __slots__ = ()
 
-def set_module_attribute(tx: Tracer, module: ModuleObject, name: str, value: Value) -> None:
-    """Write an attribute of a Python module, which is a global of its functions."""
-    real = module.obj
-    fixed = attributes.is_trusted(real.__name__) and (real.__name__, name) not in _CHANGING
-    if fixed or type(real) is not types.ModuleType or hasattr(types.ModuleType, name):
-        raise Break("unsupported-value", f"setting {name} of {module.describe()}")
-    tx.effects.store_global(real.__dict__, name, value)
+    def describe(self) -> str:
+        return f"module {self.obj.__name__}"
 
+    def _is_fixed(self, name: str) -> bool:
+        module = self.obj.__name__
+        return attributes.is_trusted(module) and (module, name) not in _CHANGING
 
-_CONSTANT_NAMES = ("__name__", "__qualname__", "__module__")
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        real = self.obj
+        if name not in real.__dict__:
+            try:
+                return tx.const_object(getattr(real, name))
+            except AttributeError as error:
+                tx.raise_(AttributeError, *error.args)
+        written = tx.effects.global_value(real.__dict__, name)
+        if written is not None:
+            return written
+        obj = real.__dict__[name]
+        if self._is_fixed(name) and not isinstance(obj, torch.Tensor):
+            return tx.const_object(obj)
+        return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
 
-
-def function_attribute(tx: Tracer, function: FunctionValue, name: str) -> Value:
-    """Read an attribute of a function from outside."""
-    assert function.obj is not None
-    source = function.source or ConstSource(function.obj)
-    if name == "__get__":
-        return MethodOf(function, name)
-    if name == "__closure__":
-        cells = function_cells(tx, function.obj, source)
-        return tx.tuple_of(list(cells)) if cells else NONE
-    if not hasattr(function.obj, name):
-        tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
-    real = getattr(function.obj, name)
-    if isinstance(source, ConstSource) or name in _CONSTANT_NAMES:
-        return tx.literal(real)
-    return tx.wrap(real, AttrSource(source, name))
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        plain = type(self.obj) is types.ModuleType and not hasattr(types.ModuleType, name)
+        if self._is_fixed(name) or not plain:
+            super().setattr(tx, name, value)
+        tx.effects.store_global(self.obj.__dict__, name, value)
 
 
 def import_module(tx: Tracer, name: str, *how: Any) -> Value:

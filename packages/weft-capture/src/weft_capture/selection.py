@@ -17,6 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from weft_capture import attributes
+from weft_capture.breaks import Break
 
 _MODULE_CALLS = frozenset(
     (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
@@ -109,3 +110,25 @@ def _is_torch(value: object) -> bool:
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] == "torch"
     return (getattr(value, "__module__", None) or "").startswith("torch.")
+
+
+_NEVER = (
+    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging", "warnings",
+)  # fmt: skip
+
+
+def check_inlinable(function: types.FunctionType) -> None:
+    """Refuse to inline what the user disabled, and what makes no sense inside a graph.
+
+    Raises:
+        Break: with code disabled or unknown-call.
+    """
+    namespace = function.__dict__
+    if namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
+        raise Break("disabled", function.__qualname__)
+    if function.__code__.co_filename == torch._compile.__file__:
+        # torch's own marker: its wrapper would import torch's compiler.
+        raise Break("disabled", function.__qualname__)
+    module = function.__module__ or ""
+    if module.startswith(_NEVER) and not namespace.get("_weft_inline"):
+        raise Break("unknown-call", f"{module}.{function.__qualname__}")

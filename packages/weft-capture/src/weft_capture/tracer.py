@@ -11,7 +11,7 @@ import linecache
 import operator
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -28,10 +28,9 @@ from weft_guards.sources import (
     Source,
 )
 
-from weft_capture import attributes, classes, config, current, scope
+from weft_capture import attributes, class_statements, classes, config, current
 from weft_capture.binding import bind_arguments
 from weft_capture.breaks import Break, NeedsSymbols, Raised
-from weft_capture.bridge import Bridge
 from weft_capture.bytecode import call_pair, decode
 from weft_capture.effects import Effects
 from weft_capture.frames import Frame, GeneratorValue
@@ -39,6 +38,9 @@ from weft_capture.graph import GraphBuilder, memory_guards
 from weft_capture.journal import Journal
 from weft_capture.real_calls import RealCalls
 from weft_capture.rules import table
+from weft_capture.rules.operators import equal
+from weft_capture.rules.text import text_of
+from weft_capture.selection import check_inlinable
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
@@ -48,22 +50,17 @@ from weft_capture.values.containers import (
     SetValue,
     TupleValue,
 )
-from weft_capture.values.dicts import LazyValue
+from weft_capture.values.dicts import DictValue, DictView, LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
-from weft_capture.values.functions import (
-    BoundMethod,
-    ClassValue,
-    FunctionValue,
-    ModuleObject,
-    SuperValue,
-)
-from weft_capture.values.iterators import SequenceIterator
+from weft_capture.values.functions import BoundMethod, FunctionValue
+from weft_capture.values.instance_dicts import instance_dict
+from weft_capture.values.iterators import DictIterator, SequenceIterator
 from weft_capture.values.made import MadeValue, origins
 from weft_capture.values.tensor import TensorValue
-from weft_capture.values.wrap import wrap
+from weft_capture.values.wrap import literal, wrap
 
 
-class Tracer(Bridge):
+class Tracer:
     """One capture of one frame.
 
     Args:
@@ -133,6 +130,10 @@ class Tracer(Bridge):
             return SetValue([constant(item) for item in obj], None, frozenset, obj)
         return constant(obj)
 
+    def literal(self, obj: Any) -> Value:
+        """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
+        return literal(self, obj)
+
     def made(self, source: Source, hint: Any) -> Value:
         """Return the value of what a real call makes anew each time; `hint` is one such object."""
         if type(hint) is list:
@@ -148,6 +149,15 @@ class Tracer(Bridge):
     def iterator_over(self, over: Any) -> Value:
         """Return an iterator over a list, tuple or range value, or a plain list of values."""
         return SequenceIterator(over)
+
+    def dict_iterator(self, view: DictView) -> Value:
+        """Return an iterator over a dict or a view of it."""
+        kind = type(iter(getattr({}, view.kind)()))
+        return DictIterator(view.owner, view.unpack(self), kind, view.kind, self.steps.now)
+
+    def set_iterator(self, items: SetValue) -> Value:
+        """Return an iterator over a set."""
+        return DictIterator(items, items.unpack(self), type(iter({0})), "", self.steps.now)
 
     def bound_method(self, function: Value, owner: Value) -> Value:
         """Bind a function to an object."""
@@ -274,11 +284,7 @@ class Tracer(Bridge):
 
     def call(self, callee: Value, *args: Value, **kwargs: Value) -> Value:
         """Call a value."""
-        return self.call_value(callee, list(args), kwargs)
-
-    def call_value(self, callee: Value, args: list[Value], kwargs: Kwargs) -> Value:
-        """Call a value with arguments in a list and a dict."""
-        return callee.call(self, args, kwargs)
+        return callee.call(self, list(args), kwargs)
 
     def apply(
         self, handler: Handler, self_value: Value, args: list[Value], kwargs: Kwargs
@@ -309,7 +315,7 @@ class Tracer(Bridge):
         if self.depth >= config.settings.inline_depth:
             raise Break("recursion", function.code.co_qualname)
         if function.obj is not None:
-            classes.check_inlinable(function.obj)
+            check_inlinable(function.obj)
             self.guard_code(function.obj, function.source)
         local_values = bind_arguments(self, decoded, function, args, kwargs)
         cells = dict(zip(function.code.co_freevars, function.cells, strict=True))
@@ -334,27 +340,21 @@ class Tracer(Bridge):
         self.frame = frame.parent
         self.depth -= 1
 
-    def call_class(self, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
-        """Call a class: a rule, or make an instance."""
-        if cls.obj is super and not args:
-            return self.zero_argument_super()
-        if table.find(cls.obj) is not None:
-            return table.call_rule(self, cls.obj, args, kwargs)
-        return classes.instantiate(self, cls, args, kwargs)
+    def keyword_arguments(self, mapping: Value) -> Kwargs:
+        """Return a mapping as keyword arguments."""
+        if not isinstance(mapping, DictValue):
+            fresh = DictValue()
+            fresh.call_method(self, "update", [mapping], {})
+            mapping = fresh
+        return {key.as_constant(): value for key, value in mapping.pairs(self)}
 
-    def zero_argument_super(self) -> Value:
-        """Evaluate `super()`: the class and first argument come from the frame."""
-        frame = self.frame
-        assert frame is not None
-        code = frame.function.code
-        if "__class__" not in frame.cells or not code.co_argcount:
-            self.raise_(RuntimeError, "super(): no arguments")
-        cls = frame.cells["__class__"].getattr(self, "cell_contents")
-        first = code.co_varnames[0]
-        owner = frame.locals.get(first)
-        if owner is None:
-            owner = frame.cells[first].getattr(self, "cell_contents")
-        return SuperValue(cls.as_constant(), self.force(owner))
+    def text_of(self, value: Value, function: Callable[[Any], str]) -> str:
+        """Return `function(value)` for str or repr."""
+        return text_of(self, value, function)
+
+    def is_equal(self, left: Value, right: Value) -> bool:
+        """Evaluate `left is right or left == right`, as containers do."""
+        return equal(self, left, right)
 
     def type_of(self, value: Value) -> Value:
         """Return the class of a value."""
@@ -410,29 +410,13 @@ class Tracer(Bridge):
             self.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
         return attributes.bind(self, found, name, owner, cls)
 
-    def static_attribute(self, cls: ClassValue, name: str) -> Value:
-        """Read an attribute of a class."""
-        return attributes.static_attribute(self, cls, name)
-
-    def super_attribute(self, value: SuperValue, name: str) -> Value:
-        """Read an attribute through super()."""
-        return attributes.super_attribute(self, value, name)
-
     def base_method(self, owner: Value, kind: type, name: str) -> Value:
         """Return a builtin base class's method bound to an instance."""
         return classes.BaseMethod(owner, kind, name)
 
     def instance_dict(self, owner: Value) -> Value:
         """Return the `__dict__` of an instance."""
-        return classes.instance_dict(self, owner)
-
-    def module_attribute(self, module: ModuleObject, name: str) -> Value:
-        """Read an attribute of a Python module."""
-        return scope.module_attribute(self, module, name)
-
-    def function_attribute(self, function: FunctionValue, name: str) -> Value:
-        """Read an attribute of a function from outside."""
-        return scope.function_attribute(self, function, name)
+        return instance_dict(self, owner)
 
     def tensor_dict_attribute(self, tensor: TensorValue, name: str) -> Value | None:
         """Read a Python attribute that the user put on an input tensor."""
@@ -443,6 +427,22 @@ class Tracer(Bridge):
         if name not in instance_dict:
             return None
         return wrap(self, instance_dict[name], InstanceAttrSource(tensor.source, name))
+
+    def forget(self) -> None:
+        """Let go of the program's objects at once: the parts of a capture hold each other."""
+        for value, _ in self.known.values():
+            if isinstance(value, class_statements.MadeClass):
+                attributes.MADE.pop(value.obj, None)
+        for held in (self.known, self.keep_alive, self.effects.changed, self.effects.globals,
+                     self.steps.raised_at):  # fmt: skip
+            held.clear()
+        self.journal.begin()
+        for frame in self.frames:
+            frame.locals.clear()
+            frame.cells.clear()
+            frame.stack.clear()
+            frame.result = frame.exception = None
+        self.frames.clear()
 
     # ---- where the program stands
 

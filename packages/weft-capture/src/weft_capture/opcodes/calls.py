@@ -33,7 +33,7 @@ def _call_in(frame: Frame, callee: Value, args: list[Value], kwargs: Kwargs) -> 
         callee, args, kwargs = forwarded
     if type(callee) is FunctionValue:
         return tx.call_function(callee, args, kwargs, stepped=frame.stepped)
-    return tx.call_value(callee, args, kwargs)
+    return callee.call(tx, args, kwargs)
 
 
 @opcode("CALL")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break, Raised
+from weft_capture.classes import ClassValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules import exception_groups as groups
 from weft_capture.values.base import Value
@@ -16,7 +17,6 @@ from weft_capture.values.exceptions import (
     generator_error,
     handled,
 )
-from weft_capture.values.functions import ClassValue
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr

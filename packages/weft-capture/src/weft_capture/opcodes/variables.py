@@ -8,12 +8,13 @@ from types import FunctionType
 from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Break
+from weft_capture.classes import SuperValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.scope import import_module, load_global, store_global
 from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.dicts import DictValue
-from weft_capture.values.functions import BoundMethod, CellValue, SuperValue
+from weft_capture.values.functions import BoundMethod, CellValue
 from weft_capture.values.objects import DELETED
 
 if TYPE_CHECKING:

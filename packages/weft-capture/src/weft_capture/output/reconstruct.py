@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from weft_capture.attributes import MADE
 from weft_capture.breaks import Break
 from weft_capture.output.builder import SourceBuilder
 from weft_capture.values.base import Value
@@ -18,7 +19,6 @@ from weft_capture.values.constant import NULL, Constant, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue, check_keys
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
-from weft_capture.values.made_classes import MADE, load_class
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -106,7 +106,8 @@ class Output:
 
     def load_class(self, cls: type) -> None:
         """Push a class, one that the frame made included."""
-        load_class(self, cls)
+        made = MADE.get(cls)
+        self.load(Constant(cls) if made is None else made)
 
     def load_graph_output(self, value: TensorValue | SymValue) -> None:
         """Push a result of the graph."""

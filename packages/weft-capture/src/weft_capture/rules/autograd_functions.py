@@ -17,11 +17,11 @@ import torch
 from torch.autograd import function as autograd_function
 
 from weft_capture.breaks import Break, Raised
+from weft_capture.classes import ClassValue
 from weft_capture.rules.table import rule
 from weft_capture.values.base import BIRTHS, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, TupleValue
-from weft_capture.values.functions import ClassValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import TensorValue
 

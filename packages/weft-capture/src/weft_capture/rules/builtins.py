@@ -13,6 +13,7 @@ import torch
 from weft_capture import polyfills
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.classes import SuperValue
 from weft_capture.rules.generators import item_or_stop
 from weft_capture.rules.operators import binary, by_methods, identical
 from weft_capture.rules.table import PURE, rule
@@ -27,7 +28,6 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, DictView
-from weft_capture.values.functions import ClassValue, SuperValue
 from weft_capture.values.iterators import CallIterator, CombinedIterator
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
@@ -169,9 +169,19 @@ def _vars(tx: Tracer, value: Value) -> Value:
 
 
 @rule(super)
-def _super(tx: Tracer, cls: Value, owner: Value) -> Value:
-    assert isinstance(cls, ClassValue)
-    return SuperValue(cls.obj, owner)
+def _super(tx: Tracer, *of: Value) -> Value:
+    if of:
+        cls, owner = of
+        return SuperValue(cls.as_constant(), owner)
+    frame = tx.frame
+    assert frame is not None
+    code = frame.function.code
+    if "__class__" not in frame.cells or not code.co_argcount:
+        tx.raise_(RuntimeError, "super(): no arguments")
+    first = code.co_varnames[0]
+    given = frame.locals.get(first) or frame.cells[first].getattr(tx, "cell_contents")
+    cls = frame.cells["__class__"].getattr(tx, "cell_contents")
+    return SuperValue(cls.as_constant(), tx.force(given))
 
 
 # Numbers.

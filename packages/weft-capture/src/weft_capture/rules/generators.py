@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Raised
+from weft_capture.classes import ClassValue
 from weft_capture.frames import GeneratorValue
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE
 from weft_capture.values.exceptions import ExceptionValue, chain
-from weft_capture.values.functions import ClassValue
 from weft_capture.values.iterators import IteratorValue
 
 if TYPE_CHECKING:

@@ -8,15 +8,16 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+from weft_capture.attributes import MADE
 from weft_capture.breaks import Break
+from weft_capture.classes import ClassValue
 from weft_capture.rules.table import rule
-from weft_capture.scope import import_module, load_global, store_global
+from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE, Constant, constant, fold
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
-from weft_capture.values.functions import ClassValue, FunctionValue, ModuleObject
-from weft_capture.values.made_classes import MADE
+from weft_capture.values.functions import FunctionValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import TensorValue
 

@@ -137,8 +137,8 @@ def is_pure(obj: Any) -> bool:
         return False
     # A method of a constant, such as ", ".join, reached as a bound builtin.
     owner = getattr(obj, "__self__", None)
-    return isinstance(obj, types.BuiltinMethodType) and isinstance(
-        owner, (str, bytes, int, float, frozenset, tuple)
+    return isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType) and isinstance(
+        owner, (str, bytes, int, float, frozenset, tuple, range, slice)
     )
 
 

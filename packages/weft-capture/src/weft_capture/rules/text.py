@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.classes import ClassValue
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Value, method
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     Container,
@@ -24,7 +25,6 @@ from weft_capture.values.containers import (
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.floats import FloatValue
-from weft_capture.values.functions import ClassValue
 from weft_capture.values.made import MadeValue, TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
@@ -153,8 +153,9 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     return constant(real_call(tx, operator.mod, text, operand))
 
 
-def format_text(tx: Tracer, text: str, args: list[Value], kwargs: Kwargs) -> Value:
-    """Evaluate `text.format(*args, **kwargs)`."""
+@method(Constant, "format")
+def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
+    text: Any = self.value
     real = [shown(tx, arg) for arg in args]
     words = {name: shown(tx, value) for name, value in kwargs.items()}
     return constant(real_call(tx, text.format, *real, **words))

@@ -165,7 +165,7 @@ class Value:
         bound = self.getattr(tx, name)
         if isinstance(bound, MethodOf):
             if self.python_type() in (tuple, range, slice, frozenset):
-                return tx.fold_method(self, name, args, kwargs)
+                return tx.call_builtin(getattr(self.data(tx), name), args, kwargs)
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
         return bound.call(tx, args, kwargs)
 

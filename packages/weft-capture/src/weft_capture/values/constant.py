@@ -103,8 +103,6 @@ class Constant(Value):
         bound = getattr(self.value, name, None)
         if isinstance(bound, types.MethodType) or bound is None:
             return self.getattr(tx, name).call(tx, args, kwargs)
-        if name == "format" and isinstance(self.value, str):
-            return tx.format_text(self.value, args, kwargs)
         if isinstance(self.value, str) and name == "join":
             args = [tx.tuple_of(arg.unpack(tx)) for arg in args]
         return fold(tx, bound, args, kwargs)

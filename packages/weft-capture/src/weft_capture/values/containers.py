@@ -204,6 +204,14 @@ class ListValue(Container, MutableValue):
         return ListValue(items)
 
 
+def sequence_of(cls: type, items: Sequence[Value], source: Source | None = None) -> Value:
+    """Return the value of a list, a tuple, or a tuple of another class."""
+    if cls is list:
+        return ListValue(items, source)
+    plain: dict[type, type[TupleValue]] = {tuple: TupleValue, torch.Size: SizeValue}
+    return plain[cls](items, source) if cls in plain else NamedTupleValue(cls, items, source)
+
+
 class SetValue(MutableValue):
     """A set or frozenset: hash key -> element.
 

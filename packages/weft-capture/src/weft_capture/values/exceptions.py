@@ -15,7 +15,6 @@ from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MutableValue, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
-from weft_capture.values.made_classes import load_class
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -170,7 +169,7 @@ class ExceptionValue(MutableValue):
         writer = out.writer
         writer.begin_call()
         writer.load_const(new_exception)
-        load_class(out, self.cls)
+        out.load_class(self.cls)
         out.load_all(self.args)
         writer.call(1 + len(self.args))
         out.remember(self)

@@ -1,4 +1,4 @@
-"""Callables: Python functions with their cells, bound methods, builtins, classes, partial, super.
+"""Callables: Python functions with their cells, bound methods, builtins, partial.
 
 A Python function is inlined. Everything else callable goes through the rule table
 (`rules.table`), keyed by the real callable.
@@ -17,6 +17,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import NONE, constant, fold
 from weft_capture.values.dicts import DictValue
+from weft_guards.sources import AttrSource, ConstSource, ItemSource
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -142,7 +143,7 @@ class FunctionValue(MutableValue):
         if name == "__dict__":
             return tx.instance_dict(self)
         if self.obj is not None:
-            return tx.function_attribute(self, name)
+            return self._real_attribute(tx, self.obj, name)
         known: dict[str, Callable[[], Value]] = {
             "__name__": lambda: constant(self.name.rpartition(".")[2]),
             "__qualname__": lambda: constant(self.name),
@@ -164,6 +165,21 @@ class FunctionValue(MutableValue):
         if name == "__get__":
             return super().getattr(tx, name)
         tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
+
+    def _real_attribute(self, tx: Tracer, function: types.FunctionType, name: str) -> Value:
+        """Read an attribute of the function from outside."""
+        source = self.source or ConstSource(function)
+        if name == "__get__":
+            return MethodOf(self, name)
+        if name == "__closure__":
+            cells = function_cells(tx, function, source)
+            return tx.tuple_of(list(cells)) if cells else NONE
+        if not hasattr(function, name):
+            tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
+        real = getattr(function, name)
+        if isinstance(source, ConstSource) or name in ("__name__", "__qualname__", "__module__"):
+            return tx.literal(real)
+        return tx.wrap(real, AttrSource(source, name))
 
     def keyword_defaults(self) -> Value:
         """Return `__kwdefaults__`."""
@@ -216,6 +232,17 @@ class FunctionValue(MutableValue):
 
     def replay(self, out: Output) -> None:
         out.replay_attributes(self, self.attributes)
+
+
+def function_cells(
+    tx: Tracer, function: types.FunctionType, source: Source
+) -> tuple[CellValue, ...]:
+    """Return the closure cells of a function from outside."""
+    closure = AttrSource(source, "__closure__")
+    cells = [
+        tx.wrap(cell, ItemSource(closure, i)) for i, cell in enumerate(function.__closure__ or ())
+    ]
+    return tuple(cell for cell in cells if isinstance(cell, CellValue))
 
 
 def rebuild_function(
@@ -328,36 +355,6 @@ class BuiltinValue(ObjectConstant):
         return tx.const_object(getattr(self.obj, name))
 
 
-class ClassValue(ObjectConstant):
-    """A class."""
-
-    __slots__ = ()
-
-    def describe(self) -> str:
-        return f"class {self.obj.__qualname__}"
-
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        return tx.call_class(self, args, kwargs)
-
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        return tx.static_attribute(self, name)
-
-    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        method = self.getattr(tx, name)
-        if isinstance(method, MethodOf):
-            raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
-        return method.call(tx, args, kwargs)
-
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        tx.set_class_attribute(self, name, value)
-
-    def delattr(self, tx: Tracer, name: str) -> None:
-        tx.set_class_attribute(self, name, None)
-
-    def getitem(self, tx: Tracer, key: Value) -> Value:
-        return tx.subscript_class(self, key)
-
-
 class TypeHint(ObjectConstant):
     """`list[int]`, `int | str`, a NewType and their kind."""
 
@@ -385,21 +382,6 @@ class TypeHint(ObjectConstant):
         if made.python_type().__dictoffset__:
             made.setattr(tx, "__orig_class__", self)
         return made
-
-
-class ModuleObject(ObjectConstant):
-    """A Python module."""
-
-    __slots__ = ()
-
-    def describe(self) -> str:
-        return f"module {self.obj.__name__}"
-
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        return tx.module_attribute(self, name)
-
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        tx.set_module_attribute(self, name, value)
 
 
 class PartialValue(Value):
@@ -434,30 +416,3 @@ class PartialValue(Value):
 
     def reconstruct(self, out: Output) -> None:
         out.call(functools.partial, [self.function, *self.args], self.keywords)
-
-
-class SuperValue(Value):
-    """`super(cls, owner)`."""
-
-    __slots__ = ("cls", "owner")
-
-    def __init__(self, cls: type, owner: Value) -> None:
-        super().__init__(None)
-        of_class = isinstance(owner, ClassValue) and issubclass(owner.obj, cls)
-        if not of_class and not issubclass(owner.python_type(), cls):
-            raise Break("unsupported-value", f"super({cls.__name__}, ...) of {owner.describe()}")
-        self.cls = cls
-        self.owner = owner
-
-    def python_type(self) -> type:
-        return super
-
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        return tx.super_attribute(self, name)
-
-    def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(super)
-        out.load_class(self.cls)
-        out.load(self.owner)
-        out.writer.call(2)

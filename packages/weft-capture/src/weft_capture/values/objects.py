@@ -18,7 +18,6 @@ from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.iterators import ItemIterator
-from weft_capture.values.made_classes import load_class
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -242,7 +241,7 @@ class UserObject(MutableValue):
         writer = out.writer
         writer.begin_call()
         writer.load_const(new_instance)
-        load_class(out, self.cls)
+        out.load_class(self.cls)
         fixed = isinstance(self.base, SetValue) and self.base.cls is frozenset
         if self.base is not None and (fixed or not isinstance(self.base, MutableValue)):
             out.load(self.base)

@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from weft_capture.attributes import check_hashes, metadata_of
 from weft_capture.breaks import Break
+from weft_capture.classes import ClassValue
 from weft_capture.rules.table import find, is_leaf, is_pure
+from weft_capture.scope import ModuleObject
 from weft_capture.values import floats
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.cached import CachedFunction
 from weft_capture.values.constant import NONE, Constant, constant, is_constant_object, plain_scalar
 from weft_capture.values.containers import (
     ListValue,
-    NamedTupleValue,
     RangeValue,
     SetValue,
-    SizeValue,
     SliceValue,
     TupleValue,
+    sequence_of,
 )
 from weft_capture.values.contexts import AutocastContext, InferenceContext
 from weft_capture.values.deques import DequeValue
@@ -41,16 +42,16 @@ from weft_capture.values.functions import (
     BoundMethod,
     BuiltinValue,
     CellValue,
-    ClassValue,
     FunctionValue,
-    ModuleObject,
     ObjectConstant,
     PartialValue,
     TypeHint,
+    function_cells,
 )
 from weft_capture.values.iterators import ExternalIterator
 from weft_capture.values.made import RandomValue
 from weft_capture.values.objects import ModuleValue, StreamValue, UserObject, is_plain_stream
+from weft_capture.values.proxies import Proxy
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_core.fake import is_plain
 from weft_guards.guards import TensorSpec
@@ -96,6 +97,25 @@ def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.known[id(obj)] = (value, source)
     tx.keep_alive.append(obj)
     return value
+
+
+def literal(tx: Tracer, obj: Any) -> Value:
+    """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
+    kind = type(obj)
+    if isinstance(obj, Value | Proxy):
+        return obj if isinstance(obj, Value) else obj.value
+    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+        pairs = [(literal(tx, k), literal(tx, v)) for k, v in obj.items()]
+        factory = tx.const_object(getattr(obj, "default_factory", None))
+        return DictValue(pairs, cls=kind, default_factory=factory)
+    if kind is slice:
+        return SliceValue(*(literal(tx, part) for part in (obj.start, obj.stop, obj.step)))
+    if kind in (set, frozenset):
+        return SetValue([literal(tx, item) for item in obj], None, kind, obj)
+    named = isinstance(obj, tuple) and hasattr(kind, "_fields")
+    if named or kind in (tuple, list, torch.Size):
+        return sequence_of(kind, [literal(tx, item) for item in obj])
+    return RangeValue(obj) if kind is range else tx.const_object(obj)
 
 
 def _exact(*types_: type) -> Callable[[Wrapper], Wrapper]:
@@ -155,18 +175,13 @@ def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
 
 
 @_exact(tuple, torch.Size)
+@_family(lambda obj: isinstance(obj, tuple) and hasattr(type(obj), "_fields"))
 def _wrap_tuple(tx: Tracer, obj: tuple[Any, ...], source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
-    tx.guard(source, "LEN", len(obj))
+    if type(obj) in _EXACT:
+        tx.guard(source, "LEN", len(obj))
     items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
-    return (SizeValue if type(obj) is torch.Size else TupleValue)(items, source)
-
-
-@_family(lambda obj: isinstance(obj, tuple) and hasattr(type(obj), "_fields"))
-def _wrap_named_tuple(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
-    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
-    return NamedTupleValue(type(obj), items, source)
+    return sequence_of(type(obj), items, source)
 
 
 @_exact(dict, collections.OrderedDict, collections.defaultdict, types.MappingProxyType)
@@ -260,17 +275,6 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
         obj=obj,
         source=source,
     )
-
-
-def function_cells(
-    tx: Tracer, function: types.FunctionType, source: Source
-) -> tuple[CellValue, ...]:
-    """Return the closure cells of a function from outside."""
-    closure = AttrSource(source, "__closure__")
-    cells = [
-        wrap(tx, cell, ItemSource(closure, i)) for i, cell in enumerate(function.__closure__ or ())
-    ]
-    return tuple(cell for cell in cells if isinstance(cell, CellValue))
 
 
 @_exact(types.CellType)

@@ -1,0 +1,87 @@
+"""An instance's `__dict__`, read live; only plain writes go through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft_capture import current
+from weft_capture.breaks import Break
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import constant
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import FUNCTION_FIELDS, FunctionValue
+from weft_capture.values.objects import DELETED, UserObject
+from weft_guards.sources import DictSource
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+class InstanceDict(DictValue):
+    """The `__dict__` of an instance or function, as it is now."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: UserObject | FunctionValue) -> None:
+        self.owner = owner
+        super().__init__()
+
+    @property
+    def entries(self) -> dict[object, tuple[Value, Value]]:
+        """The attributes as they are now."""
+        members = _members(current.tracer(), self.owner)
+        return {name: (constant(name), value) for name, value in members.items()}
+
+    @entries.setter
+    def entries(self, entries: dict[object, tuple[Value, Value]]) -> None:
+        pass
+
+    def same_object(self, other: Value) -> bool:
+        return isinstance(other, InstanceDict) and other.owner is self.owner
+
+    def put(self, key: Value, value: Value) -> None:
+        self.owner.store(current.tracer(), key.as_constant(), value)
+
+    def copy(self) -> DictValue:
+        return DictValue(list(self.entries.values()))
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+        out.writer.load_attr("__dict__")
+
+
+def instance_dict(tx: Tracer, owner: Value) -> Value:
+    """Return the `__dict__` of an instance or function."""
+    if not isinstance(owner, UserObject | FunctionValue):
+        raise Break("unsupported-value", f"__dict__ of {owner.describe()}")
+    if owner.obj is not None and owner.source is not None:
+        tx.guard_keys(DictSource(owner.source), owner.obj.__dict__)
+    return InstanceDict(owner)
+
+
+def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
+    members: dict[str, Value] = {}
+    function = isinstance(owner, FunctionValue)
+    read = owner.getattr if isinstance(owner, FunctionValue) else owner.own_attribute
+    for name in owner.obj.__dict__ if owner.obj is not None else ():
+        found = read(tx, name)
+        if found is not None:
+            members[name] = found
+    written = owner.attributes if isinstance(owner, FunctionValue) else owner.attrs
+    for name, value in written.items():
+        if value is not DELETED and not (function and name in FUNCTION_FIELDS):
+            members[name] = value
+    return members
+
+
+@method(InstanceDict, "pop")
+def _pop(tx: Tracer, self: InstanceDict, key: Value, *default: Value) -> Value:
+    if key.as_constant() in self.entries or not default:
+        _other_writes(tx, self)
+    return default[0]
+
+
+@method(InstanceDict, "popitem", "clear", "setdefault", "__delitem__", "__ior__")
+def _other_writes(tx: Tracer, self: InstanceDict, *args: Value) -> Value:
+    raise Break("unsupported-method", "removing from an instance's __dict__")
