@@ -85,15 +85,12 @@ def _compile(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
 
 def _compile_later(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:
     """A callable that compiles `module` at its first call; threads wait for the one that does."""
-    lock = threading.Lock()
-    compiled: list[Callable[..., Any]] = []
+    lock = threading.RLock()
+    compiled = functools.cache(functools.partial(_compile, compiler, module))
 
     def known() -> Callable[..., Any]:
-        if not compiled:
-            with lock:
-                if not compiled:
-                    compiled.append(_compile(compiler, module))
-        return compiled[0]
+        with lock:
+            return compiled()
 
     def call_owning(args: list[Any]) -> Any:
         owning = getattr(known(), "call_owning", None)

@@ -1,11 +1,8 @@
 """The backward of some of a graph's results: results differentiated apart, as eager does it.
 
 One autograd function stands for the whole graph, and the engine frees what it saved after the
-first backward that comes by. In eager, `a.backward()` leaves the history of `b` alone if the two
-have none in common: a loss of the discriminator, say, and the sample that the generator's loss is
-made of. Here, results whose gradients meet in the backward graph are a *part*. A backward that is
-given gradients of some parts runs these parts alone and keeps what the others saved; an input that
-the given gradients do not reach gets None, not zeros.
+first backward that comes by. Results whose gradients meet in the backward graph are a *part*. A
+backward that is given gradients of some parts runs these alone and keeps what the others saved.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Gradients that can be differentiated again: the captured program runs once more, under autograd.
 
-A compiled backward has no backward of its own. Under ``create_graph=True`` its gradients are made
-another way: the program runs again on the inputs of the forward call and autograd differentiates
-it, so every higher derivative is eager's. Of the inputs, some are saved for the compiled backward
-anyway, and leaves are kept alive by autograd; the others are remembered weakly, so that no memory
-is held for a need that is rare.
-
-What the gradients do not depend on (a bias, a batch norm's running mean) may have changed since.
-Where a replay could differ from the first run (random numbers, an input that is gone or was
-written), the compiled backward makes the gradients, and differentiating those is an error.
+Inputs are remembered as cheaply as may be: saved for the compiled backward anyway, kept alive by
+autograd anyway (leaves), else weakly. Where a second run could differ from the first (random
+numbers, an input that is gone or was written), the compiled backward makes the gradients, and
+differentiating those is an error. What no gradient depends on may have changed since.
 """
 
 from __future__ import annotations

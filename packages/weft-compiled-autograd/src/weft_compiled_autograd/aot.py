@@ -1,16 +1,8 @@
 """Inlines the backward of an ahead-of-time compiled forward, through attributes of its Function.
 
-The protocol: the autograd.Function class has `weft_aot_id` (int), `weft_backward_graph` (a flat
-fx.GraphModule), `weft_backward_inputs(ctx, *grads) -> list` of that graph's arguments,
-`weft_backward_outputs(ctx, outputs) -> tuple` of gradients, and `weft_reached(grads)`, which says
-of each output whether these gradients reach it, or gives None where not the whole graph is to run.
-Sizes that it saves are `ctx.symbols`, if any, and `_compiled_autograd_key(ctx)` returns
-`(ctx._autograd_function_id, *symbols)`, which lets the engine lift them; `weft_dynamic` says that
-there are symbolic sizes, and the counter `aot/symbolic_backwards` that there is any such class.
-Nothing of the ahead-of-time package is imported.
-
-Nodes that come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_<name>` for the n-th
-further use in one backward.
+docs/architecture/aot.md says which; nothing of the ahead-of-time package is imported. Nodes that
+come from such a graph are named `aot<id>_<name>`; `aot<id>_<n>_<name>` for the n-th further use in
+one backward.
 """
 
 from __future__ import annotations

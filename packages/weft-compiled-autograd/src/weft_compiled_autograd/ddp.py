@@ -1,12 +1,8 @@
 """DistributedDataParallel: its reducer's hooks, moved to where a capture can see them.
 
-The reducer hangs C++ hooks on the AccumulateGrad nodes of its parameters, and those refuse to be
-captured. They do one thing: tell the reducer that a parameter's gradient is there. The reducer has
-the same entry in Python, so the C++ hooks are replaced by node hooks that call it; buckets,
-communication hooks and the rest stay the reducer's, in captured and in eager backwards.
-
-With the last bucket the reducer asks the engine for a final callback, which it can only have inside
-an engine's backward. A captured one is none, so it runs in the hook of an empty eager one.
+The C++ hooks on the AccumulateGrad nodes tell the reducer that a gradient is there; node hooks that
+call the same entry from Python take their place, in captured and in eager backwards. The reducer
+may ask the engine for a final callback, so a captured backward runs in a hook of an eager one.
 """
 
 from __future__ import annotations

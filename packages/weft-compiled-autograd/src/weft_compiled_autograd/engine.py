@@ -1,17 +1,10 @@
 """The seam to torch's autograd engine: the only file that knows its Python interface.
 
-Two things are attached. `Variable._execution_engine`, through which every `backward()` and
-`autograd.grad()` of Python goes, becomes an `EngineGate`: it decides which backward is captured and
-runs the others on the eager engine. And for one captured backward at a time the engine's own
-extension point is set; the engine then looks its autograd graph up in its cache and either calls
-the methods of a `Capture`, or at once what an earlier capture returned.
-
-How the versions of torch differ:
-
-    2.13   accumulate_grad(variable, old gradient, new gradient, has_post_hooks)
-    2.11   accumulate_grad(variable, gradient, has_post_hooks) returns None; the old gradient is on
-           the variable
-    both   begin_capture returns (id, inputs, sizes, scalars)
+`Variable._execution_engine`, through which every `backward()` and `autograd.grad()` of Python goes,
+becomes an `EngineGate`: it decides which backward is captured and runs the others on the eager
+engine. For one captured backward at a time the engine's own extension point is set; the engine then
+looks its autograd graph up in its cache and either calls the methods of a `Capture`, or at once
+what an earlier capture returned. `accumulate_grad` is where torch 2.13 and 2.11 differ.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """From a tape to a graph that a compiler can take: run the tape once on fake tensors.
 
-Every engine op is a C++ function; run on fake tensors under a proxy mode it leaves behind the aten
-ops it is made of. The user's Python (hooks, autograd.Functions) is not run: it becomes a call in
-the graph, with a result assumed to look like what it replaces. The graph holds for the layouts it
-was traced with; `guards.py` turns them and the shape environment's assumptions into a check.
-
-Two forms come out. A backward without Python effects gives a pure graph: new gradients are outputs
-and are assigned by the caller. With effects, `set_grad` calls stand in the graph, in order, since
-a hook may look at `.grad`.
+Engine ops leave behind the aten ops they are made of. The user's Python (hooks, autograd.Functions)
+is not run: it becomes a call in the graph, with a result assumed to look like what it replaces.
+Without such calls the graph is pure, and its caller assigns new gradients; with them, `set_grad`
+calls stand in the graph, in order, since a hook may look at `.grad`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Puts a tape into the order in which the eager engine would have run its nodes.
 
 The engine describes a backward depth first. Eagerly it keeps ready nodes in a heap and runs the
-newest (by sequence number) first, AccumulateGrad before all others. Hooks have effects, so their
-order is kept; and three gradients of one value are added in the same order, to the same bits.
-
-The engine names nodes only by the position at which it describes them. So its walk is repeated
-here over `next_functions`; should the names ever disagree, the tape stays as it is.
+newest (by sequence number) first, AccumulateGrad before all others. It names nodes only by the
+position at which it describes them, so its walk is repeated here over `next_functions`; should the
+names ever disagree, the tape stays as it is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Who owns what: which first gradients may become `.grad` as they are, and when inputs are freed.
 
-A gradient that something else still uses (another variable, a hook, an output, an input that it is
-a view of) must not be handed over: whoever changes `.grad` in place would change that too. The
-eager engine counts references; a graph is looked at as a whole: a value's family is every node that
-shares its storage, and a gradient is free when its family holds no input and only the hand-over
-looks at it from outside.
+A gradient that something else still uses must not be handed over: whoever changes `.grad` in place
+would change that too. A value's family is every node that shares its storage; a gradient is free
+when its family holds no input and only the hand-over looks at it from outside.
 """
 
 from __future__ import annotations

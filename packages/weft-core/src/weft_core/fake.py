@@ -1,10 +1,9 @@
 """Fake tensors without torch's own compiler: the file that knows how torch builds its fake mode.
 
-`FakeTensorMode` propagates shapes and dtypes without data. Constructing it, converting a real
-tensor with it, or running almost any reference implementation imports `torch._dynamo` for a setting
-or a marker (0.9 s, and weft does without it). Here is a mode that reads those settings from a
-stand-in, a converter that needs no source objects of Dynamo's, and a `ShapeEnv` that does too.
-What differs between torch versions about fake tensors belongs in this file and nowhere else.
+Constructing `FakeTensorMode`, converting a real tensor with it, or running almost any reference
+implementation imports `torch._dynamo` for a setting or a marker (0.9 s). Here is a mode that reads
+those from a stand-in, a converter and a `ShapeEnv` that need none. What differs between torch
+versions about fake tensors belongs in this file and nowhere else.
 """
 
 from __future__ import annotations

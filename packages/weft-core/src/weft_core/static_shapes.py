@@ -1,10 +1,8 @@
 """Put off loading sympy (0.3 s) until a program has a symbolic size.
 
-torch's fake tensors ask `torch.fx.experimental.symbolic_shapes` at every operator, whether sizes
-are symbolic or not, and that module imports sympy. `install` puts a module in its place that
-answers the questions asked of plain sizes, loads the real module when asked anything else, and
-passes every question on to it from then on. Symbols are made by the real module only: until it is
-loaded there are none, which is what makes the answers below right.
+torch's fake tensors ask `torch.fx.experimental.symbolic_shapes`, which imports sympy, at every
+operator. `install` puts a module in its place that answers the questions asked of plain sizes, and
+becomes a way to the real one when asked anything else. Only that one makes symbols.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ def _asker(stand_in: _StandIn, name: str, answer: Callable[..., Any]) -> Any:
         return answer
 
     def ask(*args: Any, **kwargs: Any) -> Any:
-        if vars(stand_in)["_real"] is None:
+        if vars(stand_in)["_real"] is None and not any(isinstance(a, _SYMBOLIC) for a in args):
             result = answer(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -119,38 +117,29 @@ def _itself(value: Any, *_: Any, **__: Any) -> Any:
 
 
 def _equal(left: Any, right: Any) -> Any:
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        if len(left) != len(right):
-            return False
-        answers = [_equal(*pair) for pair in zip(left, right, strict=True)]
-        return NotImplemented if NotImplemented in answers else all(answers)
-    if type(left) is int and type(right) is int:
-        return left == right
-    return NotImplemented
+    pair = [tuple(x) if isinstance(x, list | tuple) else (x,) for x in (left, right)]
+    plain = all(type(number) is int for numbers in pair for number in numbers)
+    return pair[0] == pair[1] if plain else NotImplemented
 
 
 def _all(*values: Any) -> Any:
-    return NotImplemented if any(isinstance(v, _SYMBOLIC) for v in values) else all(values)
+    return all(values)
 
 
 def _any(*values: Any) -> Any:
-    return NotImplemented if any(isinstance(v, _SYMBOLIC) for v in values) else any(values)
+    return any(values)
 
 
-def _is_plain(value: Any) -> Any:
-    return NotImplemented if isinstance(value, _SYMBOLIC) else True
+def _true(*_: Any, **__: Any) -> Any:
+    return True
 
 
-def _is_not_plain(value: Any) -> Any:
-    return NotImplemented if isinstance(value, _SYMBOLIC) else False
+def _false(*_: Any, **__: Any) -> Any:
+    return False
 
 
 def _no_symbols(*_: Any, **__: Any) -> Any:
     return ()
-
-
-def _has_no_symbols(*_: Any, **__: Any) -> Any:
-    return False
 
 
 def _no_bindings(shape_env: Any, *_: Any, **__: Any) -> Any:
@@ -175,10 +164,9 @@ _ANSWERS: dict[Callable[..., Any], tuple[str, ...]] = {
     _equal: ("sym_eq",),
     _all: ("sym_and",),
     _any: ("sym_or",),
-    _is_plain: ("has_guarding_hint", "has_hint"),  # the second: in torch 2.11
-    _is_not_plain: ("is_nested_int",),
+    _true: ("has_guarding_hint", "has_hint"),  # the second: in torch 2.11
+    _false: ("is_nested_int", "has_free_unbacked_symbols"),
     _no_symbols: ("free_unbacked_symbols", "_iterate_exprs", "_iterate_nodes"),
-    _has_no_symbols: ("has_free_unbacked_symbols",),
     _no_bindings: ("compute_unbacked_bindings",),
     _DataDependent: ("GuardOnDataDependentSymNode",),
 }

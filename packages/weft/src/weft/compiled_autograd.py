@@ -5,9 +5,6 @@
 
 `weft.config.compiled_autograd = True` does the same, with the code generator, for every backward
 of every thread, until it is set to False.
-
-Where `weft.compile` compiles a captured backward, the compiled code takes the saved tensors out of
-the list that the engine passes, so that each dies with its last use, as in eager.
 """
 
 from __future__ import annotations
