@@ -21,14 +21,15 @@ from contextlib import contextmanager
 
 import torch
 
-from weft_codegen.kernels.c_expr import ExprWriter
+from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
+from weft_codegen.kernels.exprs import changed, reads_of
 from weft_codegen.kernels.rows import adds_rows, in_registers, walks
 from weft_codegen.kernels.simd import SimdLoop, analyse
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
-from weft_codegen.loops.expr import Cast, Expr, Load, Op, Read, walk
+from weft_codegen.loops.expr import Cast, Expr, Load, Local, Op, walk
 from weft_codegen.loops.index import (
     ZERO,
     Axis,
@@ -57,35 +58,35 @@ class BodyWriter:
     def __init__(self, text: CText, dtypes: dict[str, torch.dtype], streamed: set[str]) -> None:
         self._text, self._dtypes, self._streamed = text, dtypes, streamed
         self._held: dict[str, str] = {}
-        self._exprs = ExprWriter()
+        self._exprs = CExprWriter()
         self._count = 0
         self._staged: dict[Store, str] = {}
-        self._nest: Counter[str] = Counter()
+        self._nest: Counter[Local] = Counter()
         self._row: Axis | None = None
         self._passes: Counter[Expr] = Counter()
         self._again: list[Load] = []
 
-    def begin(self, body: tuple[Stmt, ...], row: Axis | None) -> frozenset[str]:
-        """Start a nest whose iterations along `row` follow one another; gives the names of locals
-        that its simd loops declare themselves."""
+    def begin(self, body: tuple[Stmt, ...], row: Axis | None) -> frozenset[Local]:
+        """Start a nest whose iterations along `row` follow one another; gives the locals that its
+        simd loops declare themselves."""
         self._nest = _uses(body)
         self._row, self._passes = row, Counter()
-        found: set[str] = set()
+        found: set[Local] = set()
         for stmt in statements(body):
             if isinstance(stmt, Loop):
                 simd = self.simd(stmt)
-                found.update(local.name for local in simd.private) if simd else None
+                found.update(simd.private if simd else ())
         return frozenset(found)
 
     def simd(self, loop: Loop) -> SimdLoop | None:
         """How `loop` vectorises, given what the rest of the nest uses."""
         inside = _uses(loop.body)
-        elsewhere = frozenset(name for name in inside if self._nest[name] > inside[name])
+        elsewhere = frozenset(x for x in inside if self._nest[x] > inside[x])
         return analyse(loop, elsewhere)
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Write a body's statements in order."""
-        saved = self._exprs.enter(expr for stmt in body for expr in stmt_exprs(stmt))
+        saved = self._exprs.enter_body(body)
         for stmt in body:
             if isinstance(stmt, Loop):
                 self._loop(stmt)
@@ -94,8 +95,8 @@ class BodyWriter:
         self._exprs.leave(saved)
 
     def _end(self, loop: Loop) -> str:
-        end = self._exprs.index(loop.axis.extent)
-        return end if loop.limit is None else f"weft_min({end}, {self._exprs.index(loop.limit)})"
+        end = self._exprs.at(loop.axis.extent)
+        return end if loop.limit is None else f"weft_min({end}, {self._exprs.at(loop.limit)})"
 
     def _loop(self, loop: Loop) -> None:
         end = self._end(loop)
@@ -120,7 +121,7 @@ class BodyWriter:
     def _turn(self, turn: Turn) -> None:
         """Write the call that fills a tile."""
         rows, columns = self._end(turn.row), self._end(turn.column)
-        source = f"{turn.buffer} + {self._exprs.index(turn.base)}, {self._exprs.index(turn.step)}"
+        source = f"{turn.buffer} + {self._exprs.at(turn.base)}, {self._exprs.at(turn.step)}"
         tile = f"{turn.local.name}, {turn.column.axis.extent}, {rows}, {columns}"
         self._text.line(f"weft_turn_{C_TYPES[turn.local.dtype].bytes}({source}, {tile});")
 
@@ -133,19 +134,18 @@ class BodyWriter:
         elif isinstance(stmt, Set):
             target = self._exprs.local(stmt.local, stmt.index)
             self._text.line(f"{target} = {self._exprs.text(stmt.value)};")
-            self._exprs.forget([stmt.local.name])
+            self._exprs.forget([stmt.local])
         else:
             self._combine(stmt, [self._exprs.local(local, stmt.index) for local in stmt.targets])
-            self._exprs.forget(local.name for local in stmt.targets)
+            self._exprs.forget(stmt.targets)
 
     def _define(self, stmt: Stmt) -> None:
-        for root in stmt_exprs(stmt):
-            for line in self._exprs.define(root):
-                self._text.line(line)
+        for line in self._exprs.define(*stmt_exprs(stmt)):
+            self._text.line(line)
 
     def _store(self, stmt: Store) -> None:
         dtype = self._dtypes[stmt.buffer]
-        target = self._held.get(stmt.buffer) or f"{stmt.buffer}[{self._exprs.index(stmt.index)}]"
+        target = self._held.get(stmt.buffer) or f"{stmt.buffer}[{self._exprs.at(stmt.index)}]"
         if stmt in self._staged:
             assert isinstance(stmt.value, Cast)
             self._text.line(f"{self._staged[stmt]}[lane] = {self._exprs.text(stmt.value.arg)};")
@@ -262,7 +262,7 @@ class BodyWriter:
         for stmt in stores:
             name = self._held.pop(stmt.buffer).partition("[")[0]
             row = substitute(stmt.index, lambda atom: ZERO if atom is loop.axis else None)
-            place = f"{stmt.buffer} + {self._exprs.index(row)} + first"
+            place = f"{stmt.buffer} + {self._exprs.at(row)} + first"
             self._text.line(f"weft_stream({place}, {name}, (last - first) * sizeof *{name});")
         self._text.close()
         return True
@@ -287,7 +287,7 @@ class BodyWriter:
         after = ZERO if row is None else axis(row.key, row.extent) + 1
         for load in self._again:
             begin = substitute(load.index, lambda atom: ZERO if atom is along else None)
-            place = self._exprs.index(substitute(begin, lambda x: after if x is row else None))
+            place = self._exprs.at(substitute(begin, lambda x: after if x is row else None))
             step = 64 // C_TYPES[self._dtypes[load.buffer]].bytes
             self._text.line(f"for (int64_t line = 0; line < {count}; line += {step})")
             self._text.line(f"    __builtin_prefetch({load.buffer} + {place} + {start} + line);")
@@ -336,14 +336,14 @@ class BodyWriter:
         """Convert what a block reads; the lines that convert what it stores."""
         for node, element in staged.reads:
             name = self._name("h")
-            where = self._exprs.index(element.index)
+            where = self._exprs.at(element.index)
             self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
             self._text.line(f"weft_widen_f16({element.buffer} + {where}, {name});")
             self._exprs.name(node, f"{name}[lane]")
         lines: list[str] = []
         for stmt in staged.stores:
             name = self._staged[stmt] = self._name("h")
-            where = self._exprs.index(stmt.index)
+            where = self._exprs.at(stmt.index)
             self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
             lines.append(f"weft_narrow_f16({name}, {stmt.buffer} + {where});")
         return lines
@@ -403,7 +403,7 @@ class BodyWriter:
         """The statements of one iteration; `lane` names a reduction's partial result."""
         for local in simd.private:
             self._text.line(f"{C_TYPES[local.dtype].value} {local.name};")
-        saved = self._exprs.enter(expr for stmt in loop.body for expr in stmt_exprs(stmt))
+        saved = self._exprs.enter_body(loop.body)
         for stmt in loop.body:
             if isinstance(stmt, Reduce) and stmt in registers:
                 self._define(stmt)
@@ -432,30 +432,14 @@ class BodyWriter:
         return f"{prefix}{self._count - 1}"
 
 
-def changed(body: tuple[Stmt, ...]) -> list[str]:
-    """The names of the locals that `body` changes."""
-    names = []
-    for stmt in statements(body):
-        if isinstance(stmt, Set):
-            names.append(stmt.local.name)
-        elif isinstance(stmt, Reduce):
-            names += [local.name for local in stmt.targets]
-    return names
-
-
-def _uses(body: tuple[Stmt, ...]) -> Counter[str]:
+def _uses(body: tuple[Stmt, ...]) -> Counter[Local]:
     """How many statements in `body` read or change each local."""
-    found: Counter[str] = Counter()
-    for stmt in statements(body):
-        if not isinstance(stmt, Loop):
-            reads = {n.local.name for n in walk(*stmt_exprs(stmt)) if isinstance(n, Read)}
-            found.update(reads | set(changed((stmt,))))
-    return found
-
-
-def local_names(body: tuple[Stmt, ...]) -> frozenset[str]:
-    """The names of the locals that `body` reads or changes."""
-    return frozenset(_uses(body))
+    return Counter(
+        local
+        for stmt in statements(body)
+        if not isinstance(stmt, Loop)
+        for local in reads_of([stmt]) | changed((stmt,))
+    )
 
 
 def _may_be_nan(stmt: Reduce) -> bool:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from weft_codegen.kernels.build import kernel_symbol
-from weft_codegen.kernels.c_body import BodyWriter, local_names
-from weft_codegen.kernels.c_expr import index_c, is_scalar
+from weft_codegen.kernels.c_body import BodyWriter
+from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_text import NOTE, CText, for_head, without_notes
 from weft_codegen.kernels.c_types import C_TYPES
+from weft_codegen.kernels.exprs import is_scalar, locals_of
 from weft_codegen.kernels.simd import collides
 from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.loops.expr import Expr, Local, Op, walk
@@ -129,7 +130,7 @@ class _KernelWriter:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._text = CText()
-        self._private: frozenset[str] = frozenset()
+        self._private: frozenset[Local] = frozenset()
         dtypes = {param.name: param.dtype for param in kernel.params}
         self._streamed = _streamed(kernel, dtypes)
         self._body = BodyWriter(self._text, dtypes, self._streamed)
@@ -208,7 +209,8 @@ class _KernelWriter:
         ranged = ", int64_t lo, int64_t hi" if nest.shared else ""
         parameters = _parameters(self._kernel, restrict=True) + ranged
         self._text.open(f"WEFT_PART void {_NAME}_{suffix}({parameters})")
-        locals_here = self._locals_of(nest.body)
+        used = locals_of(nest.body)
+        locals_here = [local for local in self._kernel.locals if local in used]
         row = nest.shared[-1].axis if nest.shared else None
         self._private = self._body.begin(nest.body, row)
         heap = [local for local in locals_here if not _on_stack(local)]
@@ -256,16 +258,12 @@ class _KernelWriter:
 
     # ---- locals ----
 
-    def _locals_of(self, body: Sequence[Stmt]) -> list[Local]:
-        used = local_names(tuple(body))
-        return [local for local in self._kernel.locals if local.name in used]
-
     def _declare(self, locals_here: list[Local]) -> None:
         """Declare what a parallel iteration owns, but for what a simd loop keeps private."""
         for local in locals_here:
             kind = C_TYPES[local.dtype].value
             if is_scalar(local):
-                if local.name not in self._private:
+                if local not in self._private:
                     self._text.line(f"{kind} {local.name};")
             elif _on_stack(local):
                 self._text.line(f"{kind} {local.name}[{index_c(local.extent)}] WEFT_ALIGNED;")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft_codegen.loops.expr import Expr, Local, Read, walk
+from weft_codegen.kernels.exprs import reads_of
+from weft_codegen.loops.expr import Local
 from weft_codegen.loops.index import Axis, IndexExpr, Value, atoms, coefficient
-from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store
 
 _SIMD_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
 
@@ -35,14 +36,14 @@ def depends_on(where: IndexExpr, axis: Axis) -> bool:
     )
 
 
-def analyse(loop: Loop, local_elsewhere: frozenset[str]) -> SimdLoop | None:
+def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:
     """How to vectorise `loop`, or None when it has to run one iteration after another.
 
     Args:
-        local_elsewhere: names of locals that statements outside this loop use.
+        elsewhere: locals that statements outside this loop use.
     """
     carried: list[Reduce] = []
-    private: dict[str, Local] = {}
+    private: dict[Local, None] = {}
     for position, stmt in enumerate(loop.body):
         if isinstance(stmt, Loop):
             return None
@@ -53,12 +54,12 @@ def analyse(loop: Loop, local_elsewhere: frozenset[str]) -> SimdLoop | None:
                 return None
             carried.append(stmt)
         if isinstance(stmt, Set) and not depends_on(stmt.index, loop.axis):
-            if stmt.local.name in local_elsewhere or not _set_first(loop.body, position):
+            if stmt.local in elsewhere or not _set_first(loop.body, position):
                 return None
-            private[stmt.local.name] = stmt.local
-    if not _carried_apart(loop.body, carried, private):
+            private[stmt.local] = None
+    if not _carried_apart(loop.body, carried):
         return None
-    return SimdLoop(tuple(carried), tuple(private.values()))
+    return SimdLoop(tuple(carried), tuple(private))
 
 
 def _store_is_independent(stmt: Store, axis: Axis) -> bool:
@@ -68,30 +69,18 @@ def _store_is_independent(stmt: Store, axis: Axis) -> bool:
     return step is not None and step.is_const and step.value != 0
 
 
-def _read_names(exprs: tuple[Expr, ...]) -> frozenset[str]:
-    return frozenset(node.local.name for node in walk(*exprs) if isinstance(node, Read))
-
-
 def _set_first(body: tuple[Stmt, ...], position: int) -> bool:
     """Whether no statement up to and including this Set reads its local."""
     stmt = body[position]
     assert isinstance(stmt, Set)
-    before = tuple(expr for earlier in body[: position + 1] for expr in stmt_exprs(earlier))
-    return stmt.local.name not in _read_names(before)
+    return stmt.local not in reads_of(body[: position + 1])
 
 
-def _carried_apart(
-    body: tuple[Stmt, ...], carried: list[Reduce], private: dict[str, Local]
-) -> bool:
+def _carried_apart(body: tuple[Stmt, ...], carried: list[Reduce]) -> bool:
     """Whether accumulators are only accumulated into: once each, and not read meanwhile."""
-    names = [local.name for stmt in carried for local in stmt.targets]
-    reads = _read_names(tuple(expr for stmt in body for expr in stmt_exprs(stmt)))
-    written = [stmt.local.name for stmt in body if isinstance(stmt, Set)]
-    return (
-        len(set(names)) == len(names)
-        and not reads & set(names)
-        and not set(names) & {*written, *private}
-    )
+    targets = [local for stmt in carried for local in stmt.targets]
+    written = {stmt.local for stmt in body if isinstance(stmt, Set)}
+    return len(set(targets)) == len(targets) and not set(targets) & (reads_of(body) | written)
 
 
 def collides(store: Store, parallel: tuple[Axis, ...]) -> bool:

@@ -7,7 +7,7 @@ which is allowed because a body's loads may all be done first (see program.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,21 +32,25 @@ from weft_codegen.loops.program import (
 )
 
 Sizes = dict[str, int]
+RunKernel = Callable[[Kernel, Sequence[torch.Tensor], Sizes], None]
 
 
-def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
+def run_program(
+    program: Program, args: Sequence[Any], run_kernel: RunKernel | None = None
+) -> list[Any]:
     """The outputs of `program` on `args` (tensors and ints, in the order of its inputs).
 
-    Inputs that the program mutates are written in place.
+    Inputs that the program mutates are written in place.  `run_kernel` runs a kernel on tensors in
+    order of its parameters (loop by loop, unless given).
     """
-    return _Run(program, args).run()
+    return _Run(program, args, run_kernel or _run_kernel).run()
 
 
 class _Run:
     """One execution: the memory of every buffer, as tensors."""
 
-    def __init__(self, program: Program, args: Sequence[Any]) -> None:
-        self._program = program
+    def __init__(self, program: Program, args: Sequence[Any], run_kernel: RunKernel) -> None:
+        self._program, self._run_kernel = program, run_kernel
         self._memory: dict[str, torch.Tensor] = dict(program.constants)
         self._sizes: Sizes = {}
         for item, arg in zip(program.inputs, args, strict=True):
@@ -133,13 +137,17 @@ class _Run:
 
     def _launch(self, step: Launch) -> None:
         kernel = self._program.kernels[step.kernel]
-        memory: dict[str, torch.Tensor] = {}
-        for param, name in zip(kernel.params, step.buffers, strict=True):
+        for name in step.buffers:
             if name not in self._memory:
                 self._memory[name] = self._allocate(name)
-            memory[param.name] = _flat(self._memory[name])
         sizes = {n: self._int(v) for n, v in zip(kernel.sizes, step.sizes, strict=True)}
-        KernelRun(kernel, memory, sizes).body(kernel.body)
+        self._run_kernel(kernel, [self._memory[name] for name in step.buffers], sizes)
+
+
+def _run_kernel(kernel: Kernel, buffers: Sequence[torch.Tensor], sizes: Sizes) -> None:
+    names = (param.name for param in kernel.params)
+    memory = dict(zip(names, map(_flat, buffers), strict=True))
+    KernelRun(kernel, memory, sizes).body(kernel.body)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 import torch
 
+from weft_codegen.kernels.exprs import changed, is_scalar, locals_of, reads_of
 from weft_codegen.kernels.triton.values import (
-    TYPES,
     Lanes,
     NoTritonForm,
     ValueWriter,
-    is_scalar,
     literal,
+    type_name,
 )
-from weft_codegen.loops.expr import Local, Read, walk
+from weft_codegen.loops.expr import Local
 from weft_codegen.loops.index import (
     Axis,
     IndexExpr,
@@ -100,7 +100,7 @@ def emit(kernel: Kernel) -> TritonKernel:
         name = f"weft_{kernel.name}" + (f"_{number}" if len(groups) > 1 else "")
         writer = _Function(kernel, name)
         phases.append(writer.write(statements_of))
-        sources.append(writer.text())
+        sources.append(writer.source())
     return TritonKernel(kernel, "\n\n".join(sources), tuple(phases))
 
 
@@ -123,14 +123,17 @@ def _phases(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
     return [*groups, tuple(serial)] if serial else groups
 
 
-@dataclass
 class _Function(ValueWriter):
     """Writer of one Triton function: the loop nest and its statements."""
 
-    def text(self) -> str:
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__()
+        self.kernel, self.title = kernel, name
+
+    def source(self) -> str:
         """The function's source."""
         parameters = [p.name for p in self.kernel.params] + list(self.kernel.sizes)
-        head = f"@triton.jit\ndef {self.name}({', '.join(parameters)}):"
+        head = f"@triton.jit\ndef {self.title}({', '.join(parameters)}):"
         return "\n".join([head, *self.lines]) + "\n"
 
     # The nest.
@@ -146,19 +149,19 @@ class _Function(ValueWriter):
         self.body(body)
         widest = max([_block_of(loop) for loop in _leaf_loops(body)], default=1)
         warps = 4 if widest <= CHUNK else 8 if widest <= 4 * CHUNK else 16
-        return Phase(self.name, product(axis.extent for axis in grid), 0, warps)
+        return Phase(self.title, product(axis.extent for axis in grid), 0, warps)
 
     def _write_flat(self, axes: list[Axis], body: tuple[Stmt, ...], points: IndexExpr) -> Phase:
         block = POINTWISE_BLOCK
         self.line(f"lane = {_start(points)} * {block} + tl.arange(0, {block})")
         mask = None
         if not (points.is_const and points.value % block == 0):
-            self.line(f"inside = lane < {self.index(points)}")
+            self.line(f"inside = lane < {self.at(points)}")
             mask = "inside"
         self._unravel(axes, "lane")
         self.lanes = Lanes(block, mask, frozenset(axes))
-        self._scope(body)
-        return Phase(self.name, points, block, 4)
+        self._scope(body, {})
+        return Phase(self.title, points, block, 4)
 
     def _unravel(self, axes: list[Axis], linear: str) -> None:
         """Name each axis as a digit of the linear index, last axis fastest."""
@@ -166,31 +169,33 @@ class _Function(ValueWriter):
             self.line(f"lane = {linear}")
         for position, axis in enumerate(reversed(axes)):
             last = position == len(axes) - 1
-            extent = self.index(axis.extent)
+            extent = self.at(axis.extent)
             self.line(f"{axis.key} = lane" + ("" if last else f" % ({extent})"))
             if not last:
                 self.line(f"lane = lane // ({extent})")
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Statements outside lanes: loops become `for`, innermost loops become lanes."""
-        self.known = {}
+        saved = self.enter_body(body)
         for statement in body:
             if not isinstance(statement, Loop):
-                self.statement(statement)
-            elif any(isinstance(inner, Loop) for inner in statement.body):
+                self.statement(statement, {})
+                continue
+            self.forget(changed(statement.body))
+            if any(isinstance(inner, Loop) for inner in statement.body):
                 self._for(statement)
             else:
                 self._spread(statement)
+        self.leave(saved)
 
     def _for(self, loop: Loop) -> None:
-        stop = self.index(loop.axis.extent)
+        stop = self.at(loop.axis.extent)
         if loop.limit is not None:
-            stop = f"min({stop}, {self.index(loop.limit)})"
+            stop = f"min({stop}, {self.at(loop.limit)})"
         self.line(f"for {loop.axis.key} in range({stop}):")
         self.depth += 1
         self.body(loop.body)
         self.depth -= 1
-        self.known = {}
 
     def _spread(self, loop: Loop) -> None:
         """An innermost loop over lanes: in one block where it fits, else in chunks."""
@@ -205,13 +210,13 @@ class _Function(ValueWriter):
         if whole:
             self.line(f"{axis} = tl.arange(0, {block})")
         else:
-            self.line(f"for {axis}_start in range(0, {self.index(extent)}, {block}):")
+            self.line(f"for {axis}_start in range(0, {self.at(extent)}, {block}):")
             self.depth += 1
             self.line(f"{axis} = {axis}_start + tl.arange(0, {block})")
         bounds = [] if whole and extent.value == block else [extent]
         bounds += [loop.limit] if loop.limit is not None else []
         if bounds:
-            tests = [f"({axis} < {self.index(bound)})" for bound in bounds]
+            tests = [f"({axis} < {self.at(bound)})" for bound in bounds]
             self.line(f"inside = {' & '.join(tests)}")
         self.lanes = Lanes(block, "inside" if bounds else None, frozenset([loop.axis]))
         self._scope(loop.body, blocks)
@@ -219,20 +224,17 @@ class _Function(ValueWriter):
         self.depth -= 0 if whole else 1
         for s in sums:
             self._combine_lanes(s, blocks)
-        self.known = {}
 
     def _check_rows(self, loop: Loop, whole: bool, accumulated: set[Local]) -> None:
-        for local in _locals_of(loop.body):
-            row = not (local.extent.is_const and local.extent.value == 1)
-            if row and not whole:
+        for local in locals_of(loop.body):
+            if not is_scalar(local) and not whole:
                 raise NoTritonForm(
                     f"row {local.name} of kernel {self.kernel.name}: its loop over "
                     f"{loop.axis.extent} elements does not fit one block of {LARGEST_BLOCK}"
                 )
-        reads = [n for s in loop.body for n in _reads(s) if n.local in accumulated]
-        if reads:
+        for local in reads_of(loop.body) & accumulated:
             raise NoTritonForm(
-                f"{reads[0].local.name} of kernel {self.kernel.name} is read while it is reduced"
+                f"{local.name} of kernel {self.kernel.name} is read while it is reduced"
             )
 
     def _combine_lanes(self, s: Reduce, blocks: dict[Local, str]) -> None:
@@ -249,27 +251,30 @@ class _Function(ValueWriter):
 
     # Statements.
 
-    def _scope(self, body: tuple[Stmt, ...], blocks: dict[Local, str] | None = None) -> None:
-        self.known = {}
+    def _scope(self, body: tuple[Stmt, ...], blocks: dict[Local, str]) -> None:
+        saved = self.enter_body(body)
         for statement in body:
-            self.statement(statement, blocks or {})
+            self.statement(statement, blocks)
+        self.leave(saved)
 
-    def statement(self, statement: Stmt, blocks: dict[Local, str] | None = None) -> None:
+    def statement(self, statement: Stmt, blocks: dict[Local, str]) -> None:
         """A statement that is no loop, on lanes or on scalars."""
+        for line in self.define(*stmt_exprs(statement)):
+            self.line(line)
         if isinstance(statement, Store):
             self._store(statement)
         elif isinstance(statement, Set):
             self.check_row_index(statement.local, statement.index)
-            value = self.value(statement.value)
+            value = self.text(statement.value)
             if self.lanes and not is_scalar(statement.local):
                 value = f"tl.broadcast_to({value}, [{self.lanes.size}])"
             self.line(f"{statement.local.name} = tl.cast({value}, {_state(statement.local)})")
-            self.forget(statement.local)
+            self.forget([statement.local])
         elif isinstance(statement, Reduce):
-            self._reduce(statement, blocks or {})
+            self._reduce(statement, blocks)
 
     def _store(self, s: Store) -> None:
-        value = self.value(s.value)
+        value = self.text(s.value)
         address = f"{s.buffer} + {self.address(s.index)}"
         mask = self.lanes.mask if self.lanes else None
         tail = f", mask={mask}" if mask else ""
@@ -281,7 +286,7 @@ class _Function(ValueWriter):
 
     def _reduce(self, s: Reduce, blocks: dict[Local, str]) -> None:
         combine = _combiner(s)
-        values = [self.value(value) for value in s.values]
+        values = [self.text(value) for value in s.values]
         targets = [blocks.get(target, target.name) for target in s.targets]
         crossing = s.targets[0] in blocks
         if not crossing:
@@ -293,8 +298,7 @@ class _Function(ValueWriter):
                 typed = f"tl.where({self.lanes.mask}, {typed}, {start})"
             operands.append(typed)
         self.line(f"{', '.join(targets)} = {combine}({', '.join([*targets, *operands])})")
-        for target in s.targets:
-            self.forget(target)
+        self.forget(s.targets)
 
 
 def _peel(body: tuple[Stmt, ...], *, parallel_only: bool) -> tuple[list[Axis], tuple[Stmt, ...]]:
@@ -330,26 +334,13 @@ def _crosses_lanes(s: Reduce, axis: Axis) -> bool:
     return along is not None and not along.terms
 
 
-def _reads(stmt: Stmt) -> Iterator[Read]:
-    yield from (n for n in walk(*stmt_exprs(stmt)) if isinstance(n, Read))
-
-
-def _locals_of(body: tuple[Stmt, ...]) -> Iterator[Local]:
-    for stmt in body:
-        yield from (n.local for n in _reads(stmt))
-        if isinstance(stmt, Set):
-            yield stmt.local
-        elif isinstance(stmt, Reduce):
-            yield from stmt.targets
-
-
 def _combiner(s: Reduce) -> str:
     name = REDUCTIONS[s.op].combine
     return _COMBINE.get(name, name)
 
 
 def _state(local: Local) -> str:
-    return TYPES[local.dtype]
+    return type_name(local.dtype)
 
 
 def _identities(s: Reduce) -> list[str]:

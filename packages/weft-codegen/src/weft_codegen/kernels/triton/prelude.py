@@ -10,24 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "add",
-    "and_",
-    "argmax",
-    "argmin",
-    "floordiv",
-    "fmod",
-    "isinf",
-    "maximum",
-    "minimum",
-    "mul",
-    "not_",
-    "or_",
-    "remainder",
-    "signbit",
-    "truncdiv",
-]
-
 
 @triton.jit
 def add(a, b):

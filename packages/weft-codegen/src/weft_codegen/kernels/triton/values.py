@@ -1,43 +1,31 @@
-"""Text of values and indices in a Triton kernel, with names for what is used twice."""
+"""Text of values and indices in a Triton kernel."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from weft_core.errors import WeftError
 
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
+from weft_codegen.kernels.exprs import ExprWriter, division, is_scalar
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
 from weft_codegen.loops.index import (
-    Atom,
     Axis,
     IndexExpr,
     Least,
     Quotient,
     Remainder,
-    Value,
     atoms,
-    nonnegative,
     upper,
 )
 from weft_codegen.loops.ops import OPS
-from weft_codegen.loops.program import Kernel
 from weft_codegen.loops.render import render
 
-TYPES = {
-    torch.float64: "tl.float64",
-    torch.float32: "tl.float32",
-    torch.float16: "tl.float16",
-    torch.bfloat16: "tl.bfloat16",
-    torch.int64: "tl.int64",
-    torch.int32: "tl.int32",
-    torch.int16: "tl.int16",
-    torch.int8: "tl.int8",
-    torch.uint8: "tl.uint8",
-    torch.bool: "tl.int1",
+_DIVISIONS = {
+    Quotient: division("//", "floordiv(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),
+    Remainder: division("%", "remainder(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),
+    Least: lambda atom, a, b: f"tl.minimum({a}, {b})",
 }
 
 
@@ -54,26 +42,18 @@ class Lanes:
     axes: frozenset[Axis]
 
 
-@dataclass
-class ValueWriter:
+class ValueWriter(ExprWriter):
     """Writes the lines of one function; `lanes` is set while statements run on a block."""
 
-    kernel: Kernel
-    name: str
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
-    lanes: Lanes | None = None
-    known: dict[Expr, str] = field(default_factory=dict)
-    counter: int = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.depth = 1
+        self.lanes: Lanes | None = None
 
     def line(self, text: str) -> None:
         """Add a line at the present depth."""
         self.lines.append("    " * self.depth + text)
-
-    def fresh(self) -> str:
-        """A name that is not in use."""
-        self.counter += 1
-        return f"v{self.counter - 1}"
 
     def check_row_index(self, local: Local, where: IndexExpr) -> None:
         """Refuse a row that is not indexed by the lane it lives in."""
@@ -86,45 +66,40 @@ class ValueWriter:
         if not one_to_one or axes[0] not in self.lanes.axes:
             raise NoTritonForm(f"row {local.name} is indexed by {where}, not by its lane")
 
-    def forget(self, local: Local) -> None:
-        """Values computed from a local that has changed are no longer known."""
-        self.known = {
-            node: name
-            for node, name in self.known.items()
-            if not any(isinstance(n, Read) and n.local is local for n in walk(node))
-        }
+    def at(self, where: IndexExpr) -> str:
+        """Text of an index expression."""
+        return f"({render(where, self.leaf, _DIVISIONS)})" if where.terms else "0"
 
-    # Values.
+    def address(self, where: IndexExpr) -> str:
+        """Text of an element offset, in 64 bits unless it surely fits 32."""
+        top = upper(where)
+        small = top is not None and top.is_const and top.value < 2**31
+        return self.at(where) if small else f"tl.cast({self.at(where)}, tl.int64)"
 
-    def value(self, root: Expr) -> str:
-        """Text of an expression; nodes used twice get a name, in this scope."""
-        uses: dict[Expr, int] = {}
-        for node in walk(root):
-            for child in node.children:
-                uses[child] = uses.get(child, 0) + 1
-        for node in walk(root):
-            named = uses.get(node, 0) > 1 or isinstance(node, Load)
-            if named and node not in self.known and not isinstance(node, Const | Index | Read):
-                text = self.node(node)
-                self.known[node] = self.fresh()
-                self.line(f"{self.known[node]} = {text}")
-        return self.node(root)
+    def always_named(self, node: Expr) -> bool:
+        """What comes from memory."""
+        return isinstance(node, Load)
 
-    def node(self, node: Expr) -> str:
-        """Text of one node, operands in place unless they are named."""
-        if node in self.known:
-            return self.known[node]
-        return _WRITERS[type(node)](self, node)
+    def declaration(self, node: Expr, name: str, text: str) -> str:
+        """An assignment."""
+        return f"{name} = {text}"
 
-    def _const(self, node: Const) -> str:
-        return f"tl.full((), {literal(node.value)}, {TYPES[node.dtype]})"
+    def integer(self, text: str) -> str:
+        """A value as an integer for an address."""
+        return f"tl.cast({text}, tl.int64)"
 
-    def _index(self, node: Index) -> str:
-        return f"tl.cast({self.index(node.index)}, {TYPES[node.dtype]})"
+    def const(self, node: Const) -> str:
+        """A literal."""
+        return f"tl.full((), {literal(node.value)}, {type_name(node.dtype)})"
 
-    def _load(self, node: Load) -> str:
+    def index(self, node: Index) -> str:
+        """An index as a number."""
+        return f"tl.cast({self.at(node.index)}, {type_name(node.dtype)})"
+
+    def load(self, node: Load) -> str:
+        """An element of a buffer for each lane; 0 where its mask, or the block's, is false."""
         masks = [self.lanes.mask] if self.lanes and self.lanes.mask else []
-        masks += [f"({self.node(node.mask)})"] if node.mask is not None else []
+        masks += [f"({self.text(node.mask)})"] if node.mask is not None else []
         # A scalar address takes no block mask: every lane would read the same valid element.
         on_lanes = node.mask is not None or bool(self.lanes and node.axes & self.lanes.axes)
         tail = f", mask={' & '.join(masks)}, other=0" if masks and on_lanes else ""
@@ -134,64 +109,25 @@ class ValueWriter:
             address += f"[{self.lanes.size}])"
         return f"tl.load({address}{tail})"
 
-    def _read(self, node: Read) -> str:
+    def read(self, node: Read) -> str:
+        """A local."""
         self.check_row_index(node.local, node.index)
         return node.local.name
 
-    def _op(self, node: Op) -> str:
-        return OPS[node.name].triton.format(*(self.node(arg) for arg in node.args))
+    def op(self, node: Op) -> str:
+        """A row of the table of operations."""
+        return OPS[node.name].triton.format(*(self.text(arg) for arg in node.args))
 
-    def _cast(self, node: Cast) -> str:
+    def cast(self, node: Cast) -> str:
+        """A conversion."""
         if node.dtype is torch.bool:
-            return f"({self.node(node.arg)} != 0)"
-        return f"tl.cast({self.node(node.arg)}, {TYPES[node.dtype]})"
-
-    # Indices.
-
-    def index(self, where: IndexExpr) -> str:
-        """Text of an index expression."""
-        return f"({render(where, self._leaf, _DIVISIONS)})" if where.terms else "0"
-
-    def address(self, where: IndexExpr) -> str:
-        """Text of an element offset, in 64 bits unless it surely fits 32."""
-        top = upper(where)
-        small = top is not None and top.is_const and top.value < 2**31
-        return self.index(where) if small else f"tl.cast({self.index(where)}, tl.int64)"
-
-    def _leaf(self, atom: Atom) -> str:
-        if isinstance(atom, Value):
-            return f"tl.cast({self.node(atom.expr)}, tl.int64)"
-        return atom.key
+            return f"({self.text(node.arg)} != 0)"
+        return f"tl.cast({self.text(node.arg)}, {type_name(node.dtype)})"
 
 
-_WRITERS: dict[type[Expr], Callable[[ValueWriter, Any], str]] = {
-    Const: ValueWriter._const,
-    Index: ValueWriter._index,
-    Load: ValueWriter._load,
-    Read: ValueWriter._read,
-    Op: ValueWriter._op,
-    Cast: ValueWriter._cast,
-}
-
-
-def _division(atom: Atom, left: str, right: str, exact: str, sign: str) -> str:
-    """Triton's integer / and % truncate: equal to floor for non-negative numerators only."""
-    assert isinstance(atom, Quotient | Remainder)
-    if nonnegative(atom.num):
-        return f"(({left}) {sign} ({right}))"
-    return f"{exact}(tl.cast({left}, tl.int64), tl.cast({right}, tl.int64))"
-
-
-_DIVISIONS = {
-    Quotient: lambda atom, a, b: _division(atom, a, b, "floordiv", "//"),
-    Remainder: lambda atom, a, b: _division(atom, a, b, "remainder", "%"),
-    Least: lambda atom, a, b: f"tl.minimum({a}, {b})",
-}
-
-
-def is_scalar(local: Local) -> bool:
-    """Whether a local is one variable, not a row."""
-    return local.extent.is_const and local.extent.value == 1
+def type_name(dtype: torch.dtype) -> str:
+    """Triton's name of a dtype."""
+    return "tl.int1" if dtype is torch.bool else f"tl.{dtype}".replace("torch.", "")
 
 
 def literal(value: float) -> str:

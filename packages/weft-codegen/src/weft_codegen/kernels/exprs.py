@@ -1,0 +1,156 @@
+"""Names for what nested bodies evaluate more than once, in any target language.
+
+A value that a body uses twice, or that its language wants on a line of its own, becomes a named
+constant before the statement that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from weft_codegen.kernels.c_types import HALVES
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Local, Read, walk
+from weft_codegen.loops.index import Atom, Quotient, Remainder, Value, nonnegative
+from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
+
+Saved = tuple[dict[Expr, str], dict[Expr, int]]
+
+
+class ExprWriter:
+    """Text of the expressions in nested bodies.
+
+    `define` yields the declarations an expression needs; `text` then writes it.  A name made in an
+    outer body serves inner bodies too, until a local it was computed from changes.  A language is
+    a subclass with the methods below that are not written, and one for each kind of node: const,
+    index, load, read, op, cast.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[Expr, str] = {}
+        self._uses: dict[Expr, int] = {}
+        self._count = 0
+
+    def always_named(self, node: Expr) -> bool:
+        """Whether `node` gets a name even when it is used once."""
+        raise NotImplementedError
+
+    def declaration(self, node: Expr, name: str, text: str) -> str:
+        """The line that gives `text`, the value of `node`, a name."""
+        raise NotImplementedError
+
+    def integer(self, text: str) -> str:
+        """A value as an integer for an address."""
+        raise NotImplementedError
+
+    def enter(self, exprs: Iterable[Expr]) -> Saved:
+        """Begin a body that evaluates `exprs`; give the result to `leave`."""
+        saved = (dict(self._names), self._uses)
+        self._uses = {}
+        for root in (roots := tuple(exprs)):
+            self._uses[root] = self._uses.get(root, 0) + 1
+        for node in reversed(list(walk(*roots))):
+            # A value that is rounded to 16 bits gets the name, for all who use either.
+            times = self._uses[node] if rounds(node) else 1
+            for child in node.children:
+                self._uses[child] = self._uses.get(child, 0) + times
+        return saved
+
+    def enter_body(self, body: Iterable[Stmt]) -> Saved:
+        """`enter` for the expressions that statements evaluate themselves."""
+        return self.enter(expr for stmt in body for expr in stmt_exprs(stmt))
+
+    def leave(self, saved: Saved) -> None:
+        """End a body: its names go out of scope."""
+        names, self._uses = saved
+        self._names = {node: name for node, name in names.items() if node in self._names}
+
+    def forget(self, changed: Iterable[Local]) -> None:
+        """Drop names computed from locals that are about to change."""
+        gone = frozenset(changed)
+        if gone:
+            self._names = {
+                node: name for node, name in self._names.items() if not locals_read(node) & gone
+            }
+
+    def name(self, node: Expr, text: str) -> None:
+        """Write `node` as `text` until the body ends."""
+        self._names[node] = text
+
+    def define(self, *roots: Expr) -> Iterator[str]:
+        """Declarations of the values under `roots` that deserve a name."""
+        for node in walk(*roots):
+            if node in self._names or isinstance(node, Const | Read | Index) or rounds(node):
+                continue
+            if self._uses.get(node, 0) > 1 or self.always_named(node):
+                name, text = f"v{self._count}", self._write(node)
+                self._names[node] = name
+                self._count += 1
+                yield self.declaration(node, name, text)
+
+    def text(self, node: Expr) -> str:
+        """`node` in the target language."""
+        name = self._names.get(node)
+        return name if name is not None else self._write(node)
+
+    def leaf(self, atom: Atom) -> str:
+        """An axis, a size or a computed integer in an index expression."""
+        return self.integer(self.text(atom.expr)) if isinstance(atom, Value) else atom.key
+
+    def _write(self, node: Any) -> str:
+        return str(getattr(self, type(node).__name__.lower())(node))
+
+
+def rounds(node: Expr) -> bool:
+    """Whether `node` makes 16 bits of a float."""
+    return isinstance(node, Cast) and node.dtype in HALVES and node.arg.dtype is torch.float32
+
+
+def division(sign: str, exact: str) -> Callable[[Atom, str, str], str]:
+    """Writes a quotient or remainder: C's and Triton's integer operators round towards zero, which
+    is floor only where nothing is negative; elsewhere the format `exact` calls a function."""
+
+    def write(atom: Atom, left: str, right: str) -> str:
+        assert isinstance(atom, Quotient | Remainder)
+        if nonnegative(atom.num):
+            return f"({_operand(left)} {sign} {_operand(right)})"
+        return exact.format(left, right)
+
+    return write
+
+
+def _operand(text: str) -> str:
+    return text if text.replace("_", "").isalnum() else f"({text})"
+
+
+def is_scalar(local: Local) -> bool:
+    """Whether a local is a single value, written without an index."""
+    return local.extent.is_const and local.extent.value == 1
+
+
+def locals_read(*roots: Expr) -> frozenset[Local]:
+    """The locals that expressions read."""
+    return frozenset(node.local for node in walk(*roots) if isinstance(node, Read))
+
+
+def reads_of(body: Iterable[Stmt]) -> frozenset[Local]:
+    """The locals that statements themselves read."""
+    return locals_read(*(expr for stmt in body for expr in stmt_exprs(stmt)))
+
+
+def changed(body: tuple[Stmt, ...]) -> frozenset[Local]:
+    """The locals that `body` changes."""
+    found: set[Local] = set()
+    for stmt in statements(body):
+        if isinstance(stmt, Set):
+            found.add(stmt.local)
+        elif isinstance(stmt, Reduce):
+            found.update(stmt.targets)
+    return frozenset(found)
+
+
+def locals_of(body: tuple[Stmt, ...]) -> frozenset[Local]:
+    """The locals that `body` reads or changes."""
+    return reads_of(stmt for stmt in statements(body) if not isinstance(stmt, Loop)) | changed(body)
