@@ -5,7 +5,7 @@
             t0 sum= a0[i0*20000 + i1]
         a1[i0] = t0
  */
-WEFT_PART void weft_kf64872fa4ef4c68d_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_k3191549b4bcef45c_part(const float *restrict a0, float *restrict a1, int64_t lo, int64_t hi)
 {
     for (int64_t i0 = lo; i0 < hi; i0++) {
         float t0;
@@ -32,25 +32,20 @@ WEFT_PART void weft_kf64872fa4ef4c68d_part(const float *restrict a0, float *rest
     }
 }
 
-struct weft_kf64872fa4ef4c68d_args { const float *a0; float *a1; };
+struct weft_k3191549b4bcef45c_args { const float *a0; float *a1; };
 
-static void weft_kf64872fa4ef4c68d_part_team(void *args)
+static void weft_k3191549b4bcef45c_part_share(const void *args, int64_t lo, int64_t hi)
 {
-    const struct weft_kf64872fa4ef4c68d_args *a = args;
-    int64_t lo, hi;
-    if (weft_share(50, 2000200, &lo, &hi))
-        weft_kf64872fa4ef4c68d_part(a->a0, a->a1, lo, hi);
+    const struct weft_k3191549b4bcef45c_args *a = args;
+    weft_k3191549b4bcef45c_part(a->a0, a->a1, lo, hi);
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_kf64872fa4ef4c68d(const float *a0, float *a1)
+void weft_k3191549b4bcef45c(const float *a0, float *a1)
 {
     {
-        struct weft_kf64872fa4ef4c68d_args args = {a0, a1};
-        if (weft_parallel(50, 2000200))
-            weft_team.parallel(weft_kf64872fa4ef4c68d_part_team, &args, 0, 0);
-        else
-            weft_kf64872fa4ef4c68d_part(a0, a1, 0, 50);
+        const struct weft_k3191549b4bcef45c_args args = {a0, a1};
+        weft_parallel(weft_k3191549b4bcef45c_part_share, &args, 50, 2000200);
     }
 }
 
@@ -82,8 +77,8 @@ void weft_k6aec3a5b85262b64(const float *a0, float *a1)
 }
 
 
+void weft_k3191549b4bcef45c(const float *a0, float *a1);
 void weft_k6aec3a5b85262b64(const float *a0, float *a1);
-void weft_kf64872fa4ef4c68d(const float *a0, float *a1);
 
 static const int64_t dims_1000_1000[] = {1000, 1000};
 static const int64_t dims_1000_1[] = {1000, 1};
@@ -102,7 +97,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     char scratch[256] __attribute__((aligned(64)));
     /* golden_graphs.py:33: return x.sum()  [sum] */
     float *const p_buf1_parts = (void *)(scratch + 0);
-    weft_kf64872fa4ef4c68d(p_in0, p_buf1_parts);
+    weft_k3191549b4bcef45c(p_in0, p_buf1_parts);
     weft_drop(&own[0]);
     weft_forget(call, 0);
     /* golden_graphs.py:33: return x.sum()  [sum] */

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -68,15 +67,12 @@ def build(sources: Sources) -> Path:
     target = program_path(key)
     if read_checked(target) is not None:
         return target
-    with span("codegen.cc"):
-        folder = Path(tempfile.mkdtemp(prefix="build-", dir=cache_dir("tmp")))
-        try:
-            objects = _kernel_objects(sources.kernels, sources.host, tools, folder)
-            linked = folder / "program.so"
-            _run([*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)])
-            write_checked(target, linked.read_bytes())
-        finally:
-            shutil.rmtree(folder)
+    scratch = tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir("tmp"))
+    with span("codegen.cc"), scratch as folder:
+        objects = _kernel_objects(sources.kernels, sources.host, tools, Path(folder))
+        linked = Path(folder, "program.so")
+        _link([*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)])
+        write_checked(target, linked.read_bytes())
     return target
 
 
@@ -164,10 +160,10 @@ def compile_all(jobs: Sequence[_Job], tools: Toolchain) -> None:
         command += ["-o", str(job.object)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         running.append((job, command, process))
-    results = [(job, command, *_finish(process)) for job, command, process in running]
-    for job, command, status, output in results:
-        if status != 0:
-            raise _compile_error(job.source, job.text, command, output)
+    outputs = [process.communicate()[0] for _, _, process in running]
+    for (job, command, process), output in zip(running, outputs, strict=True):
+        if process.returncode != 0:
+            raise _compile_error(job, command, output.decode(errors="replace"))
 
 
 def build_script(kernels: Path, host: Path) -> str:
@@ -183,25 +179,18 @@ def build_script(kernels: Path, host: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    output, _ = process.communicate()
-    return process.returncode, output.decode(errors="replace")
-
-
-def _run(command: Sequence[str]) -> None:
+def _link(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
         text = (done.stderr + done.stdout).decode(errors="replace")
         raise BackendCompilerError("codegen.build", f"linking failed: {text[:2000]}")
 
 
-def _compile_error(
-    source: Path, text: str, command: Sequence[str], output: str
-) -> BackendCompilerError:
+def _compile_error(job: _Job, command: Sequence[str], output: str) -> BackendCompilerError:
     """An error that names a copy of the source which outlives the build folder."""
-    kept = cache_dir("failed") / f"{_digest(text)[:16]}-{source.name}"
-    atomic_write(kept, text.encode())
-    again = " ".join(command).replace(str(source), str(kept))
+    kept = cache_dir("failed") / f"{_digest(job.text)[:16]}-{job.source.name}"
+    atomic_write(kept, job.text.encode())
+    again = " ".join(command).replace(str(job.source), str(kept))
     return BackendCompilerError(
         "codegen.build",
         f"the C compiler rejected {kept}:\n{output[:2000]}",

@@ -1,8 +1,8 @@
 """Writes a Kernel as C.
 
     static void K_part(params, lo, hi)     the loop nest over a range of its parallel iterations
-    static void K_team(void *args)         one thread's share of them
-    void K(params)                         decides how many threads the work is worth
+    static void K_share(args, lo, hi)      calls it for the thread team
+    void K(params)                         gives the team its work
 
 The nest is an own function so that `restrict` survives (an OpenMP region would lose it).  The
 parallel loops in front are flattened into one range; the innermost loop is marked
@@ -129,6 +129,7 @@ class _KernelWriter:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._names = [*(param.name for param in kernel.params), *kernel.sizes]
         self._text = CText()
         self._private: frozenset[Local] = frozenset()
         dtypes = {param.name: param.dtype for param in kernel.params}
@@ -142,7 +143,7 @@ class _KernelWriter:
         calls: list[str] = []
         if together:
             self._part("part", Nest((), (), body))
-            calls.append(f"{_NAME}_part({self._names()});")
+            calls.append(f"{_NAME}_part({', '.join(self._names)});")
         else:
             for number, stmt in enumerate(body):
                 suffix = "part" if len(body) == 1 else f"part{number}"
@@ -163,45 +164,32 @@ class _KernelWriter:
         self._part(suffix, nest)
         chunks = product(loop.axis.extent for loop in nest.shared)
         work = work_of(whole)
-        names = self._names()
-        comma = ", " if names else ""
-        serial = f"{_NAME}_{suffix}({names}{comma}0, {index_c(chunks)});"
+        names = ", ".join(self._names)
         axes = tuple(loop.axis for loop in nest.shared)
         stores = [stmt for stmt in statements(whole) if isinstance(stmt, Store)]
         small = work.is_const and work.value < SERIAL_WORK
         if small or any(collides(store, axes) for store in stores):
-            return [serial]
-        self._team(suffix, chunks, work)
-        args = ", ".join(f"{name}" for name in self._argument_names())
+            bounds = f"0, {index_c(chunks)}"
+            return [f"{_NAME}_{suffix}({', '.join([*self._names, bounds])});"]
+        self._share(suffix)
+        share = f"{_NAME}_{suffix}_share"
         return [
             "{",
-            f"    struct {_NAME}_args args = {{{args}}};",
-            f"    if (weft_parallel({index_c(chunks)}, {index_c(work)}))",
-            f"        weft_team.parallel({_NAME}_{suffix}_team, &args, 0, 0);",
-            "    else",
-            f"        {serial}",
+            f"    const struct {_NAME}_args args = {{{names}}};",
+            f"    weft_parallel({share}, &args, {index_c(chunks)}, {index_c(work)});",
             "}",
         ]
 
-    def _argument_names(self) -> list[str]:
-        return [param.name for param in self._kernel.params] + list(self._kernel.sizes)
-
-    def _names(self) -> str:
-        return ", ".join(self._argument_names())
-
-    def _team(self, suffix: str, chunks: IndexExpr, work: IndexExpr) -> None:
+    def _share(self, suffix: str) -> None:
+        """A part as the thread team calls it: its parameters in a struct."""
         if not any(line.startswith("struct") for line in self._text.lines):
             fields = _parameters(self._kernel, restrict=False).replace(", ", "; ")
             self._text.lines += [f"struct {_NAME}_args {{ {fields}; }};", ""]
-        self._text.open(f"static void {_NAME}_{suffix}_team(void *args)")
+        head = f"static void {_NAME}_{suffix}_share(const void *args, int64_t lo, int64_t hi)"
+        self._text.open(head)
         self._text.line(f"const struct {_NAME}_args *a = args;")
-        self._text.lines += [
-            f"    const int64_t {name} = a->{name};" for name in self._kernel.sizes
-        ]
-        self._text.line("int64_t lo, hi;")
-        self._text.line(f"if (weft_share({index_c(chunks)}, {index_c(work)}, &lo, &hi))")
-        args = [f"a->{param.name}" for param in self._kernel.params] + list(self._kernel.sizes)
-        self._text.line(f"    {_NAME}_{suffix}({', '.join([*args, 'lo', 'hi'])});")
+        args = ", ".join(f"a->{name}" for name in self._names)
+        self._text.line(f"{_NAME}_{suffix}({args}, lo, hi);")
         self._text.close()
 
     def _part(self, suffix: str, nest: Nest) -> None:

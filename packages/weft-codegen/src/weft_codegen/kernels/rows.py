@@ -5,7 +5,6 @@ from __future__ import annotations
 from weft_codegen.kernels.simd import depends_on
 from weft_codegen.kernels.staged import find_staged
 from weft_codegen.loops.expr import Op, walk
-from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, atoms, coefficient
 from weft_codegen.loops.program import Loop, Reduce, stmt_exprs
 
 # Elements of a block whose rows are unrolled.
@@ -25,12 +24,6 @@ def in_registers(loop: Loop) -> bool:
     known = rows.is_const and columns.is_const and rows.value <= 8
     innermost = not any(isinstance(stmt, Loop) for stmt in inner.body)
     return known and innermost and rows.value * columns.value <= _IN_REGISTERS
-
-
-def walks(where: IndexExpr, along: Axis) -> bool:
-    """Whether `where` takes every element in turn, from a place that no memory is read for."""
-    computed = any(isinstance(atom, Value) for atom in atoms(where))
-    return coefficient(where, along) is ONE and not computed
 
 
 def adds_rows(loop: Loop) -> bool:

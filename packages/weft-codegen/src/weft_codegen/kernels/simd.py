@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from weft_codegen.kernels.exprs import reads_of
 from weft_codegen.loops.expr import Local
-from weft_codegen.loops.index import Axis, IndexExpr, Value, atoms, coefficient
+from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, atoms, coefficient
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store
 
 _SIMD_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
@@ -34,6 +34,12 @@ def depends_on(where: IndexExpr, axis: Axis) -> bool:
         atom is axis or (isinstance(atom, Value) and axis in atom.expr.axes)
         for atom in atoms(where)
     )
+
+
+def walks(where: IndexExpr, along: Axis) -> bool:
+    """Whether `where` takes every element in turn, from a place that no memory is read for."""
+    computed = any(isinstance(atom, Value) for atom in atoms(where))
+    return coefficient(where, along) is ONE and not computed
 
 
 def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:

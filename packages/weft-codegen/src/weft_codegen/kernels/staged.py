@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_codegen.loops.expr import Cast, Load, walk
-from weft_codegen.loops.index import Axis, IndexExpr, coefficient
+from weft_codegen.loops.index import ONE, Axis, coefficient
 from weft_codegen.loops.program import Loop, Store, stmt_exprs
 
 
@@ -54,7 +54,7 @@ def _read(node: Cast, axis: Axis) -> Load | None:
     item = node.arg
     if node.dtype is not torch.float32 or not isinstance(item, Load) or item.mask is not None:
         return None
-    return item if item.dtype is torch.float16 and _walks(item.index, axis) else None
+    return item if item.dtype is torch.float16 and coefficient(item.index, axis) is ONE else None
 
 
 def _is_store(stmt: Store, axis: Axis) -> bool:
@@ -64,10 +64,5 @@ def _is_store(stmt: Store, axis: Axis) -> bool:
         and isinstance(value, Cast)
         and value.dtype is torch.float16
         and value.arg.dtype is torch.float32
-        and _walks(stmt.index, axis)
+        and coefficient(stmt.index, axis) is ONE
     )
-
-
-def _walks(where: IndexExpr, axis: Axis) -> bool:
-    step = coefficient(where, axis)
-    return step is not None and step.is_const and step.value == 1

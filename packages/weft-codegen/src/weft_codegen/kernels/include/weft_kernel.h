@@ -47,24 +47,36 @@ static inline int64_t weft_sharers(int64_t chunks, int64_t work)
     return most < useful ? most : useful;
 }
 
-/* Whether that pays. The region it is worth is then always as wide as the thread pool, as torch's
- * are: libgomp ends threads that a smaller region leaves out and makes them anew for the next. */
-static inline _Bool weft_parallel(int64_t chunks, int64_t work)
+/* Iterations [0, chunks) of a nest, for which `part` takes a range. */
+typedef struct {
+    void (*part)(const void *args, int64_t lo, int64_t hi);
+    const void *args;
+    int64_t chunks, work;
+} weft_job;
+
+/* One thread's share. */
+static void weft_share(void *shared)
 {
-    if (work < 131072 || chunks < 2 || !weft_team.parallel || weft_team.in_parallel())
-        return 0;
-    return weft_sharers(chunks, work) > 1;
+    const weft_job *job = shared;
+    int64_t threads = weft_sharers(job->chunks, job->work), team = weft_team.num_threads();
+    int64_t me = weft_team.thread_num(), chunks = job->chunks;
+    threads = threads < team ? threads : team;
+    if (me < threads)
+        job->part(job->args, chunks * me / threads, chunks * (me + 1) / threads);
 }
 
-/* This thread's part [*lo, *hi) of `chunks` iterations; false if it has none. */
-static inline _Bool weft_share(int64_t chunks, int64_t work, int64_t *lo, int64_t *hi)
+/* Runs them all, on the team where that pays. The region is then always as wide as the thread pool,
+ * as torch's are: libgomp ends threads that a smaller one leaves out and makes them anew for the
+ * next. */
+static inline void weft_parallel(void (*part)(const void *, int64_t, int64_t), const void *args,
+                                 int64_t chunks, int64_t work)
 {
-    int64_t threads = weft_sharers(chunks, work), team = weft_team.num_threads();
-    int64_t me = weft_team.thread_num();
-    threads = threads < team ? threads : team;
-    *lo = chunks * me / threads;
-    *hi = chunks * (me + 1) / threads;
-    return me < threads;
+    weft_job job = {part, args, chunks, work};
+    _Bool alone = work < 131072 || chunks < 2 || !weft_team.parallel || weft_team.in_parallel();
+    if (alone || weft_sharers(chunks, work) < 2)
+        part(args, 0, chunks);
+    else
+        weft_team.parallel(weft_share, &job, 0, 0);
 }
 
 /* ---- integers ---- */
@@ -105,10 +117,6 @@ static inline int64_t weft_mod(int64_t a, int64_t b)
     static inline _Bool isnan_##t(T a) { return 0; }                                             \
     static inline _Bool isinf_##t(T a) { return 0; }                                             \
     static inline _Bool signbit_##t(T a) { return a < 0; }                                       \
-    static inline T floor_##t(T a) { return a; }                                                 \
-    static inline T ceil_##t(T a) { return a; }                                                  \
-    static inline T trunc_##t(T a) { return a; }                                                 \
-    static inline T round_##t(T a) { return a; }                                                 \
     static inline T abs_##t(T a) { return (T)(a < 0 ? 0 - a : a); }
 
 WEFT_INTEGER(int8_t, i8)

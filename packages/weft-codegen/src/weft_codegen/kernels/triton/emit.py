@@ -15,11 +15,8 @@ Each top-level parallel loop of a kernel becomes a Triton function, launched in 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass
-
-import torch
 
 from weft_codegen.kernels.exprs import changed, is_scalar, locals_of, reads_of
 from weft_codegen.kernels.triton.values import (
@@ -29,7 +26,7 @@ from weft_codegen.kernels.triton.values import (
     literal,
     type_name,
 )
-from weft_codegen.loops.expr import Local
+from weft_codegen.loops.expr import Const, Local
 from weft_codegen.loops.index import (
     Axis,
     IndexExpr,
@@ -48,6 +45,7 @@ from weft_codegen.loops.program import (
     statements,
     stmt_exprs,
 )
+from weft_codegen.loops.schedule.assemble import identity
 
 POINTWISE_BLOCK = 1024
 LARGEST_BLOCK = 16384  # lanes of one program: beyond it a row no longer fits the registers
@@ -109,18 +107,15 @@ def _phases(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
 
     A local lives in one iteration of a parallel loop, so none reaches from one phase to another.
     """
-    if not any(isinstance(s, Loop) and s.kind == "parallel" for s in body):
-        return [body]
     groups: list[tuple[Stmt, ...]] = []
-    serial: list[Stmt] = []
-    for s in body:
-        if isinstance(s, Loop) and s.kind == "parallel":
-            groups += [tuple(serial)] if serial else []
-            groups.append((s,))
-            serial = []
-        else:
-            serial.append(s)
-    return [*groups, tuple(serial)] if serial else groups
+    for parallel, found in itertools.groupby(body, _is_parallel):
+        group = tuple(found)
+        groups += [(s,) for s in group] if parallel else [group]
+    return groups
+
+
+def _is_parallel(stmt: Stmt) -> bool:
+    return isinstance(stmt, Loop) and stmt.kind == "parallel"
 
 
 class _Function(ValueWriter):
@@ -145,9 +140,11 @@ class _Function(ValueWriter):
         if flat_axes and _is_flat(flat_body):
             points = product(axis.extent for axis in flat_axes)
             return self._write_flat(flat_axes, flat_body, points)
-        self._unravel(grid, "tl.program_id(0)")
+        self.line("lane = tl.program_id(0)")
+        self._unravel(grid)
         self.body(body)
-        widest = max([_block_of(loop) for loop in _leaf_loops(body)], default=1)
+        leaves = (s for s in statements(body) if isinstance(s, Loop) and not _has_loops(s))
+        widest = max(map(_block_of, leaves), default=1)
         warps = 4 if widest <= CHUNK else 8 if widest <= 4 * CHUNK else 16
         return Phase(self.title, product(axis.extent for axis in grid), 0, warps)
 
@@ -158,21 +155,19 @@ class _Function(ValueWriter):
         if not (points.is_const and points.value % block == 0):
             self.line(f"inside = lane < {self.at(points)}")
             mask = "inside"
-        self._unravel(axes, "lane")
+        self._unravel(axes)
         self.lanes = Lanes(block, mask, frozenset(axes))
         self._scope(body, {})
         return Phase(self.title, points, block, 4)
 
-    def _unravel(self, axes: list[Axis], linear: str) -> None:
-        """Name each axis as a digit of the linear index, last axis fastest."""
-        if linear != "lane":
-            self.line(f"lane = {linear}")
-        for position, axis in enumerate(reversed(axes)):
-            last = position == len(axes) - 1
+    def _unravel(self, axes: list[Axis]) -> None:
+        """Name each axis as a digit of the linear index `lane`, last axis fastest."""
+        for axis in reversed(axes[1:]):
             extent = self.at(axis.extent)
-            self.line(f"{axis.key} = lane" + ("" if last else f" % ({extent})"))
-            if not last:
-                self.line(f"lane = lane // ({extent})")
+            self.line(f"{axis.key} = lane % ({extent})")
+            self.line(f"lane = lane // ({extent})")
+        for axis in axes[:1]:
+            self.line(f"{axis.key} = lane")
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Statements outside lanes: loops become `for`, innermost loops become lanes."""
@@ -182,7 +177,7 @@ class _Function(ValueWriter):
                 self.statement(statement, {})
                 continue
             self.forget(changed(statement.body))
-            if any(isinstance(inner, Loop) for inner in statement.body):
+            if _has_loops(statement):
                 self._for(statement)
             else:
                 self._spread(statement)
@@ -206,7 +201,9 @@ class _Function(ValueWriter):
         self._check_rows(loop, whole, set(blocks))
         for s in sums:
             for target, start in zip(s.targets, _identities(s), strict=True):
-                self.line(f"{blocks[target]} = tl.full([{block}], {start}, {_state(target)})")
+                self.line(
+                    f"{blocks[target]} = tl.full([{block}], {start}, {type_name(target.dtype)})"
+                )
         if whole:
             self.line(f"{axis} = tl.arange(0, {block})")
         else:
@@ -268,7 +265,9 @@ class _Function(ValueWriter):
             value = self.text(statement.value)
             if self.lanes and not is_scalar(statement.local):
                 value = f"tl.broadcast_to({value}, [{self.lanes.size}])"
-            self.line(f"{statement.local.name} = tl.cast({value}, {_state(statement.local)})")
+            self.line(
+                f"{statement.local.name} = tl.cast({value}, {type_name(statement.local.dtype)})"
+            )
             self.forget([statement.local])
         elif isinstance(statement, Reduce):
             self._reduce(statement, blocks)
@@ -293,7 +292,7 @@ class _Function(ValueWriter):
             self.check_row_index(s.targets[0], s.index)
         operands = []
         for target, value, start in zip(s.targets, values, _identities(s), strict=True):
-            typed = f"tl.cast({value}, {_state(target)})"
+            typed = f"tl.cast({value}, {type_name(target.dtype)})"
             if self.lanes and self.lanes.mask and crossing:
                 typed = f"tl.where({self.lanes.mask}, {typed}, {start})"
             operands.append(typed)
@@ -305,7 +304,7 @@ def _peel(body: tuple[Stmt, ...], *, parallel_only: bool) -> tuple[list[Axis], t
     """The axes of the loops that stand alone inside each other, and what the innermost holds."""
     axes: list[Axis] = []
     while len(body) == 1 and isinstance(loop := body[0], Loop) and loop.limit is None:
-        if parallel_only and loop.kind != "parallel":
+        if parallel_only and not _is_parallel(loop):
             break
         axes.append(loop.axis)
         body = loop.body
@@ -316,10 +315,8 @@ def _is_flat(body: tuple[Stmt, ...]) -> bool:
     return all(isinstance(s, Store) or (isinstance(s, Set) and is_scalar(s.local)) for s in body)
 
 
-def _leaf_loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
-    for stmt in statements(body):
-        if isinstance(stmt, Loop) and not any(isinstance(inner, Loop) for inner in stmt.body):
-            yield stmt
+def _has_loops(loop: Loop) -> bool:
+    return any(isinstance(inner, Loop) for inner in loop.body)
 
 
 def _block_of(loop: Loop) -> int:
@@ -339,26 +336,12 @@ def _combiner(s: Reduce) -> str:
     return _COMBINE.get(name, name)
 
 
-def _state(local: Local) -> str:
-    return type_name(local.dtype)
-
-
 def _identities(s: Reduce) -> list[str]:
     """Text of the value each target starts from; an index starts past every real one."""
-    row = REDUCTIONS[s.op]
-    dtype = s.targets[0].dtype
-    if isinstance(row.identity, str):
-        low = row.identity == "lowest"
-        if dtype.is_floating_point:
-            first = literal(-math.inf if low else math.inf)
-        elif dtype is torch.bool:
-            first = "0" if low else "1"
-        else:
-            bounds = torch.iinfo(dtype)
-            first = str(bounds.min if low else bounds.max)
-    else:
-        first = str(float(row.identity) if dtype.is_floating_point else int(row.identity))
-    return [first] if row.states == 1 else [first, str(2**31 - 1)]
+    start = identity(s.op, s.targets[0].dtype)
+    assert isinstance(start, Const)
+    first = literal(start.value)
+    return [first] if len(s.targets) == 1 else [first, str(2**31 - 1)]
 
 
 def _start(points: IndexExpr) -> str:
