@@ -25,8 +25,7 @@ from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
 from weft_codegen.kernels.exprs import changed, reads_of
-from weft_codegen.kernels.rows import adds_rows, in_registers
-from weft_codegen.kernels.simd import SimdLoop, analyse, walks
+from weft_codegen.kernels.simd import SimdLoop, adds_rows, analyse, in_registers, walks
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
 from weft_codegen.loops.expr import Cast, Expr, Load, Local, Op, walk

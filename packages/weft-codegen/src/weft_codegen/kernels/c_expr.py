@@ -34,16 +34,13 @@ def index_c(where: IndexExpr, leaf: Callable[[Atom], str] = lambda atom: atom.ke
 class CExprWriter(ExprWriter):
     """C text of the expressions in nested bodies."""
 
-    def always_named(self, node: Expr) -> bool:
-        """Costly operations."""
+    def _always_named(self, node: Expr) -> bool:
         return isinstance(node, Op) and OPS[node.name].cost >= COSTLY
 
-    def declaration(self, node: Expr, name: str, text: str) -> str:
-        """A constant."""
+    def _declaration(self, node: Expr, name: str, text: str) -> str:
         return f"const {C_TYPES[node.dtype].value} {name} = {text};"
 
-    def integer(self, text: str) -> str:
-        """A value as an integer for an address."""
+    def _integer(self, text: str) -> str:
         return f"(int64_t){text}"
 
     def at(self, where: IndexExpr) -> str:
@@ -54,36 +51,30 @@ class CExprWriter(ExprWriter):
         """An element of a local."""
         return local.name if is_scalar(local) else f"{local.name}[{self.at(where)}]"
 
-    def const(self, node: Const) -> str:
-        """A literal."""
+    def _const(self, node: Const) -> str:
         return literal(node.value, node.dtype)
 
-    def index(self, node: Index) -> str:
-        """An index as a number."""
+    def _index(self, node: Index) -> str:
         return f"(({C_TYPES[node.dtype].value})({self.at(node.index)}))"
 
-    def load(self, node: Load) -> str:
-        """An element of a buffer; 0 where its mask is false."""
+    def _load(self, node: Load) -> str:
         text = f"{node.buffer}[{self.at(node.index)}]"
         if node.mask is not None:
             text = f"({self.text(node.mask)} ? {text} : 0)"
         kind = C_TYPES[node.dtype]
         return text if kind.value == kind.memory else f"({kind.value}){text}"
 
-    def read(self, node: Read) -> str:
-        """An element of a local."""
+    def _read(self, node: Read) -> str:
         return self.local(node.local, node.index)
 
-    def op(self, node: Op) -> str:
-        """A row of the table of operations."""
+    def _op(self, node: Op) -> str:
         args = [self.text(arg) for arg in node.args]
         if node.name == "where":
             return f"({args[0]} ? {args[1]} : {args[2]})"
         text = OPS[node.name].c.format(*args, t=C_TYPES[node.args[0].dtype].suffix)
         return wrap(text, node.dtype)
 
-    def cast(self, node: Cast) -> str:
-        """A conversion."""
+    def _cast(self, node: Cast) -> str:
         inner = node.arg
         if node.dtype is torch.float32 and isinstance(inner, Cast) and rounds(inner):
             return f"rounded_{C_TYPES[inner.dtype].suffix}({self.text(inner.arg)})"

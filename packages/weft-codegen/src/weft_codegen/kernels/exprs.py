@@ -24,8 +24,8 @@ class ExprWriter:
 
     `define` yields the declarations an expression needs; `text` then writes it.  A name made in an
     outer body serves inner bodies too, until a local it was computed from changes.  A language is
-    a subclass with the methods below that are not written, and one for each kind of node: const,
-    index, load, read, op, cast.
+    a subclass with the methods below that are not written, and one for each kind of node: _const,
+    _index, _load, _read, _op, _cast.
     """
 
     def __init__(self) -> None:
@@ -33,15 +33,15 @@ class ExprWriter:
         self._uses: dict[Expr, int] = {}
         self._count = 0
 
-    def always_named(self, node: Expr) -> bool:
+    def _always_named(self, node: Expr) -> bool:
         """Whether `node` gets a name even when it is used once."""
         raise NotImplementedError
 
-    def declaration(self, node: Expr, name: str, text: str) -> str:
+    def _declaration(self, node: Expr, name: str, text: str) -> str:
         """The line that gives `text`, the value of `node`, a name."""
         raise NotImplementedError
 
-    def integer(self, text: str) -> str:
+    def _integer(self, text: str) -> str:
         """A value as an integer for an address."""
         raise NotImplementedError
 
@@ -84,11 +84,11 @@ class ExprWriter:
         for node in walk(*roots):
             if node in self._names or isinstance(node, Const | Read | Index) or rounds(node):
                 continue
-            if self._uses.get(node, 0) > 1 or self.always_named(node):
+            if self._uses.get(node, 0) > 1 or self._always_named(node):
                 name, text = f"v{self._count}", self._write(node)
                 self._names[node] = name
                 self._count += 1
-                yield self.declaration(node, name, text)
+                yield self._declaration(node, name, text)
 
     def text(self, node: Expr) -> str:
         """`node` in the target language."""
@@ -97,10 +97,10 @@ class ExprWriter:
 
     def leaf(self, atom: Atom) -> str:
         """An axis, a size or a computed integer in an index expression."""
-        return self.integer(self.text(atom.expr)) if isinstance(atom, Value) else atom.key
+        return self._integer(self.text(atom.expr)) if isinstance(atom, Value) else atom.key
 
     def _write(self, node: Any) -> str:
-        return str(getattr(self, type(node).__name__.lower())(node))
+        return str(getattr(self, f"_{type(node).__name__.lower()}")(node))
 
 
 def rounds(node: Expr) -> bool:

@@ -146,6 +146,8 @@ static inline _Bool abs_b8(_Bool a) { return a; }
     static inline T round_##t(T a) { return __builtin_rint##f(a); }                              \
     static inline T sqrt_##t(T a) { return __builtin_sqrt##f(a); }                               \
     static inline T rsqrt_##t(T a) { return 1 / __builtin_sqrt##f(a); }                          \
+    static inline T product_##t(T a, T b) { return a * b; }                                      \
+    static inline _Bool signbit_##t(T a) { return __builtin_copysign##f(1, a) < 0; }             \
     static inline _Bool isnan_##t(T a) { return a != a; }                                        \
     static inline _Bool isinf_##t(T a) { return __builtin_fabs##f(a) == __builtin_inf##f(); }    \
     static inline T truncdiv_##t(T a, T b) { return __builtin_trunc##f(a / b); }                 \
@@ -185,16 +187,6 @@ static inline float weft_from_bits_f32(int32_t bits)
     __builtin_memcpy(&a, &bits, 4);
     return a;
 }
-
-static inline int64_t weft_bits_f64(double a)
-{
-    int64_t bits;
-    __builtin_memcpy(&bits, &a, 8);
-    return bits;
-}
-
-static inline _Bool signbit_f32(float a) { return weft_bits_f32(a) < 0; }
-static inline _Bool signbit_f64(double a) { return weft_bits_f64(a) < 0; }
 
 /* ---- elementary functions ---- */
 
@@ -245,8 +237,6 @@ static inline float logaddexp_f32(float a, float b) { return (float)logaddexp_f6
 #else
 #define WEFT_FMA(a, b, c) ((a) * (b) + (c))
 #endif
-static inline float product_f32(float a, float b) { return a * b; }
-static inline double product_f64(double a, double b) { return a * b; }
 
 /* exp(a) = 2^n exp(r), r = a - n ln 2 in [-0.35, 0.35]; a minimax polynomial for exp(r), n rounded
  * by adding 1.5 * 2^23.  254 more leaves the sum of two biased exponents in the low bits: the power

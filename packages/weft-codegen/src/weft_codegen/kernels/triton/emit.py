@@ -72,7 +72,7 @@ class Phase:
 
     def programs(self, sizes: dict[str, int]) -> int:
         """The number of programs for given sizes."""
-        points: int = _number(self.grid, sizes)
+        points = int(evaluate(self.grid, lambda atom: sizes[atom.key]))
         return -(-points // self.block) if self.block else points
 
 
@@ -150,7 +150,8 @@ class _Function(ValueWriter):
 
     def _write_flat(self, axes: list[Axis], body: tuple[Stmt, ...], points: IndexExpr) -> Phase:
         block = POINTWISE_BLOCK
-        self.line(f"lane = {_start(points)} * {block} + tl.arange(0, {block})")
+        wide = "" if points.is_const and points.value < 2**31 - block else ".to(tl.int64)"
+        self.line(f"lane = tl.program_id(0){wide} * {block} + tl.arange(0, {block})")
         mask = None
         if not (points.is_const and points.value % block == 0):
             self.line(f"inside = lane < {self.at(points)}")
@@ -342,12 +343,3 @@ def _identities(s: Reduce) -> list[str]:
     assert isinstance(start, Const)
     first = literal(start.value)
     return [first] if len(s.targets) == 1 else [first, str(2**31 - 1)]
-
-
-def _start(points: IndexExpr) -> str:
-    small = points.is_const and points.value < 2**31 - POINTWISE_BLOCK
-    return "tl.program_id(0)" if small else "tl.program_id(0).to(tl.int64)"
-
-
-def _number(where: IndexExpr, sizes: dict[str, int]) -> int:
-    return int(evaluate(where, lambda atom: sizes[atom.key]))

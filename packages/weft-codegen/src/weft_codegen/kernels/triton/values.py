@@ -76,28 +76,22 @@ class ValueWriter(ExprWriter):
         small = top is not None and top.is_const and top.value < 2**31
         return self.at(where) if small else f"tl.cast({self.at(where)}, tl.int64)"
 
-    def always_named(self, node: Expr) -> bool:
-        """What comes from memory."""
+    def _always_named(self, node: Expr) -> bool:
         return isinstance(node, Load)
 
-    def declaration(self, node: Expr, name: str, text: str) -> str:
-        """An assignment."""
+    def _declaration(self, node: Expr, name: str, text: str) -> str:
         return f"{name} = {text}"
 
-    def integer(self, text: str) -> str:
-        """A value as an integer for an address."""
+    def _integer(self, text: str) -> str:
         return f"tl.cast({text}, tl.int64)"
 
-    def const(self, node: Const) -> str:
-        """A literal."""
+    def _const(self, node: Const) -> str:
         return f"tl.full((), {literal(node.value)}, {type_name(node.dtype)})"
 
-    def index(self, node: Index) -> str:
-        """An index as a number."""
+    def _index(self, node: Index) -> str:
         return f"tl.cast({self.at(node.index)}, {type_name(node.dtype)})"
 
-    def load(self, node: Load) -> str:
-        """An element of a buffer for each lane; 0 where its mask, or the block's, is false."""
+    def _load(self, node: Load) -> str:
         masks = [self.lanes.mask] if self.lanes and self.lanes.mask else []
         masks += [f"({self.text(node.mask)})"] if node.mask is not None else []
         # A scalar address takes no block mask: every lane would read the same valid element.
@@ -109,17 +103,14 @@ class ValueWriter(ExprWriter):
             address += f"[{self.lanes.size}])"
         return f"tl.load({address}{tail})"
 
-    def read(self, node: Read) -> str:
-        """A local."""
+    def _read(self, node: Read) -> str:
         self.check_row_index(node.local, node.index)
         return node.local.name
 
-    def op(self, node: Op) -> str:
-        """A row of the table of operations."""
+    def _op(self, node: Op) -> str:
         return OPS[node.name].triton.format(*(self.text(arg) for arg in node.args))
 
-    def cast(self, node: Cast) -> str:
-        """A conversion."""
+    def _cast(self, node: Cast) -> str:
         if node.dtype is torch.bool:
             return f"({self.text(node.arg)} != 0)"
         return f"tl.cast({self.text(node.arg)}, {type_name(node.dtype)})"
