@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from weft_core.collector import collector_paused
-from weft_core.errors import Unsupported, WeftError
+from weft_core.errors import WeftError
 from weft_core.events import counters, span
 from weft_guards import CodeCache, arg_names_of, compile_check
 from weft_guards.sources import LocalSource
@@ -26,7 +26,7 @@ from weft_guards.sources import LocalSource
 from weft_capture import config, frame, stance
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
-from weft_capture.convert import Backend, BreakUnderFullgraph, Converted, convert
+from weft_capture.convert import Backend, Converted, convert
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
 from weft_capture.selection import foreign_modes, has_tensor_work, is_skipped_code
@@ -183,11 +183,6 @@ class Capture:
                 tail_call=frame.tail_call,
             )
             return self._install(cache, function, flat_args, converted)
-        except BreakUnderFullgraph as error:
-            record = error.record
-            raise Unsupported(
-                record.code, f"{record.why}: {record.detail}", record.remedy, record.user_stack
-            ) from None
         except WeftError:
             raise
         except RecursionError:

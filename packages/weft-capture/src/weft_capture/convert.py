@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
+from weft_core.errors import Unsupported
 from weft_core.events import counters, enabled, logger, span
 from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import (
@@ -96,7 +97,7 @@ def convert(
         tail_call: see `output.assemble`.
 
     Raises:
-        BreakUnderFullgraph: at a break, with `fullgraph`.
+        Unsupported: at a break, with `fullgraph`.
     """
     table.load()
     attempt = _Attempt(function, flat_args, backend, policy, fullgraph, tail_call)
@@ -124,12 +125,10 @@ class _Attempt:
     reason: Break | None = None
 
 
-class BreakUnderFullgraph(Exception):
-    """A break met with fullgraph=True; carries the record."""
-
-    def __init__(self, record: BreakRecord) -> None:
-        super().__init__(record)
-        self.record = record
+def _refused(record: BreakRecord) -> Unsupported:
+    """Return the error for a break met with fullgraph=True."""
+    text = f"{record.why}: {record.detail}"
+    return Unsupported(record.code, text, record.remedy, record.user_stack)
 
 
 def _convert(do: _Attempt) -> Converted:
@@ -157,7 +156,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
             tx.journal.begin()
             splits = stopped is not None and stopped.error.code != _RAISES
             if stopped is not None and splits and do.fullgraph:
-                raise BreakUnderFullgraph(report_break(stopped.error))
+                raise _refused(report_break(stopped.error))
         grad_at_end = torch.is_grad_enabled()
     if stopped is not None and in_prologue(outer.decoded, outer.ip):
         return Converted(None, stopped=report_break(stopped.error))
@@ -178,7 +177,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
             _begin_again(stopped, steps, error)
             failed = report_break(error)
             if do.fullgraph and error.code != _RAISES:
-                raise BreakUnderFullgraph(failed) from None
+                raise _refused(failed) from None
             return Converted(None, stopped=failed)
     record = report_break(stopped.error) if stopped is not None else None
     guards = [*tx.all_guards(), *class_guards(reads)]
@@ -243,15 +242,9 @@ def _log_graph(graph: GraphModule) -> None:
         _code_log.info("%s", graph.code)
 
 
-@contextmanager
-def _modes_restored() -> Iterator[None]:
+def _modes_restored() -> torch.set_grad_enabled:
     """Put the grad mode back, which capture really sets."""
-    grad = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        if torch.is_grad_enabled() is not grad:
-            torch._C._set_grad_enabled(grad)
+    return torch.set_grad_enabled(torch.is_grad_enabled())
 
 
 @contextmanager

@@ -167,14 +167,14 @@ class Frame:
         """The instruction being executed."""
         return self.decoded.instrs[max(self.ip - 1, 0)]
 
-    def summary(self) -> traceback.FrameSummary:
-        """Return where the frame stands, for messages."""
+    def place(self) -> tuple[traceback.FrameSummary, str]:
+        """Return where the frame stands, for messages, and as a traceback prints it."""
         decoded = self.decoded
         line = self.instr.lineno or decoded.firstlineno
-        known: traceback.FrameSummary | None = decoded.derived.get(("summary", line))
+        known: tuple[traceback.FrameSummary, str] | None = decoded.derived.get(("place", line))
         if known is None:
-            known = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
-            decoded.derived["summary", line] = known
+            at = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
+            known = decoded.derived["place", line] = (at, traceback.format_list([at])[0])
         return known
 
 

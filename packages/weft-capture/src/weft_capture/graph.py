@@ -31,6 +31,7 @@ from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.constant import is_constant_object
 from weft_capture.values.containers import sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -105,7 +106,7 @@ class GraphBuilder:
         self.inputs: list[GraphInput] = []
         self.symbols: dict[object, Node] = {}
         self._by_fake: dict[int, TensorValue] = {}
-        self._last_input: Node | None = None
+        self._last_input = self.graph._root
         self.op_count = 0
         self.inference = torch.is_inference_mode_enabled()
         self.region: int | None = None  # of activation checkpointing, which the program is in
@@ -148,13 +149,8 @@ class GraphBuilder:
         """Add a placeholder behind those that are there, before all operations."""
         name = re.sub(r"\W+|_+", "_", source.expr()).strip("_").lower()
         graph = self.graph
-        anchor = self._last_input
-        if anchor is None:
-            with graph.inserting_after(graph._root):
-                node = graph.placeholder(name)
-        else:
-            with graph.inserting_after(anchor):
-                node = graph.placeholder(name)
+        with graph.inserting_after(self._last_input):
+            node = graph.placeholder(name)
         # Of two sources with like names fx renames only the second node, not what it is called by.
         node.target = node.name
         node.meta["example_value"] = example
@@ -321,10 +317,8 @@ class GraphBuilder:
 
     def symbolic(self, node: Node, result: Any) -> Value:
         """Wrap a symbolic number; one that turned out static is a constant."""
-        number = result.node.maybe_as_int() if isinstance(result, torch.SymInt) else None
-        if number is not None:
-            return self.tx.literal(number)
-        return SymValue(node, result)
+        known = _known_int(result)
+        return SymValue(node, result) if known is None else self.tx.literal(known)
 
     def _sequence(self, node: Node, result: Any) -> Value:
         items = [self._part(node, index, item) for index, item in enumerate(result)]
@@ -350,12 +344,10 @@ class GraphBuilder:
 
     def size(self, tensor: TensorValue, dim: int) -> Value:
         """Return one size of a tensor, a constant or a symbolic int."""
-        size = tensor.fake.shape[dim]
-        if not isinstance(size, torch.SymInt):
-            return self.tx.literal(size)
-        number = size.node.maybe_as_int()
-        if number is not None:
-            return self.tx.literal(number)
+        size: Any = tensor.fake.shape[dim]
+        known = _known_int(size)
+        if known is not None:
+            return self.tx.literal(known)
         node = self.symbols.get(size.node.expr)
         if node is None:
             node = self.node(
@@ -401,11 +393,15 @@ def _quiet_fake_errors() -> None:
     )
 
 
+def _known_int(number: Any) -> Any:
+    """Return the int that a number is, or that a symbolic one turned out to be; else None."""
+    if isinstance(number, torch.SymInt):
+        return number.node.maybe_as_int()
+    return number if type(number) is int else None
+
+
 def _is_plain(result: Any) -> bool:
     """Say whether a result holds neither tensors nor symbolic numbers nor unknown objects."""
     if isinstance(result, tuple | list):
         return all(_is_plain(item) for item in result)
-    return result is None or isinstance(
-        result, int | float | bool | complex | str | torch.dtype | torch.device | torch.layout
-        | torch.memory_format
-    )  # fmt: skip
+    return is_constant_object(result)

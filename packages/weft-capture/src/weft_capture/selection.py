@@ -59,11 +59,6 @@ def device_modes() -> tuple[str, ...]:
     return tuple(str(mode.device) for mode in _get_current_function_mode_stack())
 
 
-def is_library(code: types.CodeType, global_dict: dict[str, Any]) -> bool:
-    """Say whether a call of a function that capture inlines is one of a library's internals."""
-    return is_skipped_code(code, global_dict.get("__name__"))
-
-
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:
     """Say whether a frame may work on tensors: it gets one, or its names lead to torch.
 

@@ -6,25 +6,24 @@ rebuilt at any instruction of the innermost one (`output.entry`). What rules and
 their own account (a key function of `sorted`, a `__getitem__`, a generator) belongs to the step
 of the instruction that needs it.
 
-A break takes back one step and ends execution with `Stopped`. Inside a library function it takes
+A break takes back one step and ends execution with `Stop`. Inside a library function it takes
 back the user's whole call of it, as long as that has not called the user's code in between:
 nobody wants the pieces of a library's function compiled.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.frames import Frame
-from weft_capture.selection import is_library
+from weft_capture.selection import is_skipped_code
 from weft_capture.values.base import Value
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.tracer import Tracer
-    from weft_capture.values.functions import CellValue, FunctionValue
+    from weft_capture.values.functions import FunctionValue
 
 
 _PROLOGUE = frozenset(("COPY_FREE_VARS", "MAKE_CELL"))  # no frame can be entered here
@@ -45,26 +44,18 @@ class BreakAtStep(Exception):
         self.reason = reason
 
 
-class Stopped(Exception):
-    """Execution ended in `frame`, whose `ip` and state are those before the breaking step."""
-
-    def __init__(self, error: Break, frame: SteppedFrame) -> None:
-        super().__init__(error)
-        self.error = error
-        self.frame = frame
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Where execution ended at a break.
+class Stop(Exception):
+    """Execution ended at a break, with the state before the breaking step.
 
     Args:
         error: the break.
         frames: the frames that were executing, the captured one first, the breaking one last.
     """
 
-    error: Break
-    frames: tuple[SteppedFrame, ...]
+    def __init__(self, error: Break, frames: tuple[SteppedFrame, ...]) -> None:
+        super().__init__(error)
+        self.error = error
+        self.frames = frames
 
     @property
     def step(self) -> int:
@@ -102,26 +93,21 @@ class SteppedFrame(Frame):
     __slots__ = ("at", "library", "mark", "saved", "step")
     stepped = True
 
-    def __init__(
-        self,
-        tx: Tracer,
-        function: FunctionValue,
-        local_values: dict[str, Value],
-        cells: dict[str, CellValue],
-    ) -> None:
-        super().__init__(tx, function, local_values, cells)
+    def __init__(self, tx: Tracer, function: FunctionValue, *state: Any) -> None:
+        super().__init__(tx, function, *state)
         self.step = -1
         self.at = 0
         self.saved: list[Value] = []
         self.mark = tx.journal.mark()
-        self.library = tx.frame is not None and is_library(function.code, function.globals)
+        module = function.globals.get("__name__")
+        self.library = tx.frame is not None and is_skipped_code(function.code, module)
 
     def run(self) -> Value:
         """Execute until the function returns.
 
         Raises:
             Raised: when an exception leaves the frame.
-            Stopped, BreakAtStep: at a break.
+            Stop, BreakAtStep: at a break.
         """
         tx = self.tx
         self.parent = tx.frame
@@ -186,7 +172,7 @@ class SteppedFrame(Frame):
         tx.journal.rollback(frame.mark)
         frame.stack = frame.saved
         frame.ip = frame.at
-        raise Stopped(error, frame) from None
+        raise Stop(error.bare(), frame.chain()) from None
 
     def chain(self) -> tuple[SteppedFrame, ...]:
         """Return the frames from the captured one to this one."""
@@ -210,9 +196,9 @@ class OuterFrame(SteppedFrame):
         self.tx.enter_frame(self)
         try:
             self.execute()
-        except Stopped as stopped:
-            self.tx.frame = stopped.frame
-            return Stop(stopped.error.bare(), stopped.frame.chain())
+        except Stop as stopped:
+            self.tx.frame = stopped.frames[-1]
+            return stopped.with_traceback(None)
         except RecursionError:
             reason = Break("recursion", "calls nest too deeply")
             raise BreakAtStep(self.step, reason) from None

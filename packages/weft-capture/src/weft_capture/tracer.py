@@ -7,7 +7,6 @@ symbolic frames, and offers the operations that values share: calling, wrapping,
 from __future__ import annotations
 
 import inspect
-import linecache
 import operator
 import traceback
 import types
@@ -100,7 +99,6 @@ class Tracer:
         self.open_contexts: list[Any] = []
         self.transforms: list[Any] = []  # how to leave each functorch level that was entered
         self.entry_grad_mode = torch.is_grad_enabled()
-        self._stack_text: dict[tuple[str, int], str] = {}
         self.none = NONE
 
     # ---- objects to values
@@ -448,29 +446,16 @@ class Tracer:
 
     def user_stack(self) -> tuple[traceback.FrameSummary, ...]:
         """Return the user's frames, outermost first."""
-        stack = []
-        frame = self.frame
-        while frame is not None:
-            stack.append(frame.summary())
-            frame = frame.parent
-        return tuple(reversed(stack))
+        return tuple(summary for summary, _ in self._places())
 
     def stack_text(self) -> str:
         """Return the user's frames as a traceback prints them."""
-        lines = []
+        return "".join(text for _, text in self._places())
+
+    def _places(self) -> list[tuple[traceback.FrameSummary, str]]:
+        places = []
         frame = self.frame
         while frame is not None:
-            lines.append(self._line_text(frame))
+            places.append(frame.place())
             frame = frame.parent
-        return "".join(reversed(lines))
-
-    def _line_text(self, frame: Frame) -> str:
-        decoded = frame.decoded
-        line = frame.instr.lineno or decoded.firstlineno
-        key = (decoded.filename, line)
-        text = self._stack_text.get(key)
-        if text is None:
-            source = linecache.getline(decoded.filename, line).strip()
-            text = f'  File "{decoded.filename}", line {line}, in {decoded.name}\n    {source}\n'
-            self._stack_text[key] = text
-        return text
+        return places[::-1]

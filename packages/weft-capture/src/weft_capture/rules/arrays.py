@@ -27,7 +27,7 @@ from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, NONE, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.tensor import TensorValue
-from weft_capture.values.wrap import _exact, wrap
+from weft_capture.values.wrap import EXACT, wrap
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -309,7 +309,7 @@ def _named(path: str, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 
 
 if np is not None:
-    _exact(np.ndarray)(_wrap_array)
+    EXACT[np.ndarray] = _wrap_array
     CONSTANT_TYPES.update(type(np.dtype(code)) for code in "?bhilqBefdFD")
     for _path in _FUNCTIONS.split():
         RULES[operator.attrgetter(_path)(np)] = functools.partial(_named, _path)

@@ -157,7 +157,7 @@ def _log(tx: Tracer, logger: Value, level: Value, text: Value, *args: Value, **k
     if state == "other" or options or any(k[n] not in (NONE, FALSE) for n in k):
         raise Break("unknown-call", "logging with handlers or options of the program's own")
     assert tx.frame is not None
-    at = tx.frame.summary()
+    at = tx.frame.place()[0]
     where = constant((at.filename, at.lineno, at.name))
     tx.calls.add(_log_now, logger, level, where, *(_copied(tx, arg) for arg in (text, *args)))
     return NONE
@@ -221,7 +221,7 @@ def _warn(
     if not plain or stacklevel.as_constant() > 1:
         raise Break("unknown-call", "a warning about a caller, or with an unknown text")
     assert tx.frame is not None
-    at, module = tx.frame.summary(), tx.frame.function.globals
+    at, module = tx.frame.place()[0], tx.frame.function.globals
     about = (message.as_constant(), kind, module.get("__name__") or "<string>", at.lineno)
     _check_unchanged(tx, warnings, warnings.filters, sys.stderr)
     shown = _is_only_shown(*about)  # type: ignore[arg-type]

@@ -91,10 +91,7 @@ class Value:
 
     def example(self) -> Any:
         """Return the value as an argument for running an operation on fake tensors."""
-        try:
-            return self.as_constant()
-        except NotConstant:
-            raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
+        return self.graph_arg()
 
     # How generated code gets it.
 

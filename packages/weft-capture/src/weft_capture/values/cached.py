@@ -48,9 +48,6 @@ class CachedFunction(ObjectConstant):
             return False, None
         return _is_plain(result), result
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        return tx.const_object(getattr(self.obj, name))
-
 
 def _real(tx: Tracer, value: Value) -> Any:
     """Return a constant, or an unchanged object that the cache recognises by identity."""

@@ -336,9 +336,9 @@ class ObjectConstant(Value):
         return isinstance(other, ObjectConstant) and other.obj is self.obj
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        if isinstance(self.obj, property | classmethod | staticmethod):
-            return tx.const_object(getattr(self.obj, name))  # their attributes cannot be changed
-        return super().getattr(tx, name)
+        if not hasattr(self.obj, name):
+            tx.raise_(AttributeError, f"'{self.describe()}' object has no attribute '{name}'")
+        return tx.const_object(getattr(self.obj, name))
 
 
 class BuiltinValue(ObjectConstant):
@@ -349,21 +349,11 @@ class BuiltinValue(ObjectConstant):
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return tx.call_builtin(self.obj, args, kwargs)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        if not hasattr(self.obj, name):
-            tx.raise_(AttributeError, f"{self.describe()} has no attribute '{name}'")
-        return tx.const_object(getattr(self.obj, name))
-
 
 class TypeHint(ObjectConstant):
     """`list[int]`, `int | str`, a NewType and their kind."""
 
     __slots__ = ()
-
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        if not hasattr(self.obj, name):
-            tx.raise_(AttributeError, f"'{self.describe()}' has no attribute '{name}'")
-        return tx.literal(getattr(self.obj, name))
 
     def getitem(self, tx: Tracer, key: Value) -> Value:
         return fold(tx, operator.getitem, [self, key], {})

@@ -1,6 +1,6 @@
 """From a Python object and its source to a value, with the guards that make the value right.
 
-`wrap` looks the object's exact type up in `_EXACT`, then tries the predicates of `_FAMILIES` in
+`wrap` looks the object's exact type up in `EXACT`, then tries the predicates of `FAMILIES` in
 order. A row's function gets (tx, obj, source) and returns the value.
 """
 
@@ -13,7 +13,7 @@ import random
 import types
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,8 +71,6 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 Wrapper = Callable[[Any, Any, Source], Value]
-_EXACT: dict[type, Wrapper] = {}
-_FAMILIES: list[tuple[Callable[[Any], bool], Wrapper]] = []
 
 
 def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -90,9 +88,9 @@ def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
         if first != source and not isinstance(source, ConstSource):
             tx.guard_alias(first, source, obj)
         return value
-    wrapper = _EXACT.get(type(obj))
+    wrapper = EXACT.get(type(obj))
     if wrapper is None:
-        wrapper = next((row[1] for row in _FAMILIES if row[0](obj)), _wrap_object)
+        wrapper = next(row[1] for row in FAMILIES if row[0](obj))
     value = wrapper(tx, obj, source)
     tx.known[id(obj)] = (value, source)
     tx.keep_alive.append(obj)
@@ -118,21 +116,28 @@ def literal(tx: Tracer, obj: Any) -> Value:
     return RangeValue(obj) if kind is range else tx.const_object(obj)
 
 
-def _exact(*types_: type) -> Callable[[Wrapper], Wrapper]:
-    def add(wrapper: Wrapper) -> Wrapper:
-        for kind in types_:
-            _EXACT[kind] = wrapper
-        return wrapper
+def _typed(make: Callable[[Any, Source], Value]) -> Wrapper:
+    """Wrap what is good for every object of the type."""
 
-    return add
+    def wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
+        tx.guard(source, "TYPE", type(obj))
+        return make(obj, source)
+
+    return wrapper
 
 
-def _family(predicate: Callable[[Any], bool]) -> Callable[[Wrapper], Wrapper]:
-    def add(wrapper: Wrapper) -> Wrapper:
-        _FAMILIES.append((predicate, wrapper))
-        return wrapper
+def _identical(make: Callable[[Any, Source], Value]) -> Wrapper:
+    """Wrap what is good for this very object."""
 
-    return add
+    def wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
+        tx.guard_identity(source, obj)
+        return make(obj, source)
+
+    return wrapper
+
+
+def _items(tx: Tracer, obj: Iterable[Any], source: Source) -> list[Value]:
+    return [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
 
 
 def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -151,7 +156,6 @@ def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
     return constant(obj)
 
 
-@_family(lambda obj: isinstance(obj, torch.Tensor))
 def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
     if not is_plain(type(obj)):
         raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
@@ -164,27 +168,22 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
     return value
 
 
-@_exact(list)
 def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
     tx.guard(source, "TYPE", list)
     tx.guard(source, "LEN", len(obj))
     value = ListValue([], source)
     tx.known[id(obj)] = (value, source)
-    value.items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
+    value.items = _items(tx, obj, source)
     return value
 
 
-@_exact(tuple, torch.Size)
-@_family(lambda obj: isinstance(obj, tuple) and hasattr(type(obj), "_fields"))
 def _wrap_tuple(tx: Tracer, obj: tuple[Any, ...], source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
-    if type(obj) in _EXACT:
+    if type(obj) in EXACT:
         tx.guard(source, "LEN", len(obj))
-    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
-    return sequence_of(type(obj), items, source)
+    return sequence_of(type(obj), _items(tx, obj, source), source)
 
 
-@_exact(dict, collections.OrderedDict, collections.defaultdict, types.MappingProxyType)
 def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     metadata = metadata_of(obj, source)
@@ -202,7 +201,7 @@ def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     value = DictValue(None, source)
     tx.known[id(obj)] = (value, source)
     for index, (key, item) in enumerate(obj.items()):
-        if is_constant_object(key) and type(obj) in _EXACT:
+        if is_constant_object(key) and type(obj) in EXACT:
             item_source: Source = ItemSource(source, key)
         elif is_constant_object(key):  # past the `__getitem__` of a subclass
             item_source = CallSource(dict.__getitem__, (source, ConstSource(key)))
@@ -225,7 +224,6 @@ def wrap_key(tx: Tracer, key: Any) -> Value:
     return wrap(tx, key, ConstSource(key))
 
 
-@_exact(set, frozenset)
 def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
     if not all(is_constant_object(item) or isinstance(item, type) for item in obj):
         raise Break("unsupported-value", "a set of objects that are not constants")
@@ -234,20 +232,17 @@ def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
     return SetValue([wrap_key(tx, item) for item in obj], source, type(obj), obj)
 
 
-@_exact(range)
 def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
     tx.guard_constant(source, obj)
     return RangeValue(obj)
 
 
-@_exact(slice)
 def _wrap_slice(tx: Tracer, obj: slice, source: Source) -> Value:
     tx.guard(source, "TYPE", slice)
     parts = [wrap(tx, getattr(obj, n), AttrSource(source, n)) for n in ("start", "stop", "step")]
     return SliceValue(*parts)
 
 
-@_exact(types.FunctionType)
 def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value:
     if is_leaf(obj) or is_pure(obj):
         tx.guard_identity(source, obj)
@@ -277,7 +272,6 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
     )
 
 
-@_exact(types.CellType)
 def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
     try:
         contents = obj.cell_contents
@@ -286,13 +280,6 @@ def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
     return CellValue(LazyValue(contents, AttrSource(source, "cell_contents")), source)
 
 
-@_exact(functools._lru_cache_wrapper)
-def _wrap_cached_function(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard_identity(source, obj)
-    return CachedFunction(obj, source)
-
-
-@_exact(types.MethodType)
 def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
     tx.guard(source, "TYPE", types.MethodType)
     owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
@@ -302,7 +289,6 @@ def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
     return BoundMethod(function, owner, source)
 
 
-@_exact(types.BuiltinFunctionType)
 def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
     owner = obj.__self__
     pybind = isinstance(source, ConstSource) and type(owner).__name__.startswith("pybind11")
@@ -315,22 +301,13 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
     return MethodOf(wrap(tx, owner, AttrSource(source, "__self__")), obj.__name__, source)
 
 
-@_exact(random.Random)
-def _wrap_random(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", random.Random)
-    return RandomValue(source)
-
-
-@_exact(collections.deque)
 def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", collections.deque)
     tx.guard(source, "LEN", len(obj))
     tx.guard_constant(AttrSource(source, "maxlen"), obj.maxlen)
-    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
-    return DequeValue(items, source, obj.maxlen)
+    return DequeValue(_items(tx, obj, source), source, obj.maxlen)
 
 
-@_exact(operator.itemgetter, operator.attrgetter, operator.methodcaller)
 def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_identity(source, obj)
     args = obj.__reduce__()[1]
@@ -339,17 +316,6 @@ def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
     return value
 
 
-_ALIASES = typing._BaseGenericAlias  # type: ignore[attr-defined]
-
-
-@_exact(types.UnionType, types.GenericAlias)
-@_family(lambda obj: isinstance(obj, _ALIASES | typing._SpecialForm | typing.NewType))
-def _wrap_type_hint(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard_identity(source, obj)
-    return TypeHint(obj, source)
-
-
-@_exact(functools.partial)
 def _wrap_partial(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", functools.partial)
     function = wrap(tx, obj.func, AttrSource(source, "func"))
@@ -360,40 +326,18 @@ def _wrap_partial(tx: Tracer, obj: Any, source: Source) -> Value:
     return PartialValue(function, args, pairs, source)
 
 
-@_exact(types.ModuleType)
-@_family(lambda obj: isinstance(obj, types.ModuleType))
-def _wrap_python_module(tx: Tracer, obj: types.ModuleType, source: Source) -> Value:
-    tx.guard_identity(source, obj)
-    return ModuleObject(obj, source)
-
-
-@_family(lambda obj: isinstance(obj, type))
-def _wrap_class(tx: Tracer, obj: type, source: Source) -> Value:
-    tx.guard_identity(source, obj)
-    return ClassValue(obj, source)
-
-
-@_family(lambda obj: isinstance(obj, torch.nn.Module))
-def _wrap_module(tx: Tracer, obj: torch.nn.Module, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
-    return ModuleValue(type(obj), obj, source)
-
-
-@_family(lambda obj: isinstance(obj, torch.autocast | torch.inference_mode))
 def _wrap_mode(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     kind = AutocastContext if isinstance(obj, torch.autocast) else InferenceContext
     return kind.of(tx, obj, source)
 
 
-@_family(is_plain_stream)
 def _wrap_stream(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     tx.guard(CallSource(is_plain_stream, (source,)), "CONST", True)
     return StreamValue(type(obj), obj, source)
 
 
-@_family(lambda obj: isinstance(obj, BaseException))
 def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     args = wrap(tx, obj.args, AttrSource(source, "args"))
@@ -405,45 +349,6 @@ def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
     return value
 
 
-_EXAMPLES: tuple[Any, ...] = (
-    iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()),
-    iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]), (_ for _ in ()),
-)  # fmt: skip
-
-
-@_exact(*map(type, _EXAMPLES))
-def _wrap_iterator(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
-    return ExternalIterator(obj, source)
-
-
-@_family(lambda obj: isinstance(obj, torch._ops.OpOverload | torch._ops.OpOverloadPacket))
-@_family(lambda obj: callable(obj) and find(obj) is not None)
-@_exact(
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.GetSetDescriptorType,
-    types.ClassMethodDescriptorType,
-)
-def _wrap_callable(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard_identity(source, obj)
-    return BuiltinValue(obj, source)
-
-
-@_exact(weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
-def _wrap_weak_reference(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", weakref.ref)
-    return WeakRefValue(obj, source)
-
-
-@_family(lambda obj: type(obj) is object or isinstance(obj, property | classmethod | staticmethod))
-def _wrap_opaque(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard_identity(source, obj)
-    return ObjectConstant(obj, source)
-
-
-@_family(lambda obj: isinstance(obj, dict))
 def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     value = UserObject(type(obj), obj, source)
@@ -456,16 +361,13 @@ def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     return value
 
 
-@_family(lambda obj: isinstance(obj, list | tuple))
 def _wrap_sequence_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     tx.guard(source, "LEN", len(obj))
-    items = [wrap(tx, item, ItemSource(source, i)) for i, item in enumerate(obj)]
     kind = ListValue if isinstance(obj, list) else TupleValue
-    return UserObject(type(obj), obj, source, kind(items))
+    return UserObject(type(obj), obj, source, kind(_items(tx, obj, source)))
 
 
-@_family(lambda obj: isinstance(obj, int | float | str | bytes))
 def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     if isinstance(source, ConstSource):
         return Constant(obj)
@@ -477,6 +379,72 @@ def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     return UserObject(type(obj), obj, source, constant(plain_scalar(obj)))
 
 
-def _wrap_object(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
-    return UserObject(type(obj), obj, source)
+# ---- the table
+
+_ITERATORS: tuple[Any, ...] = (
+    iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()),
+    iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]), (_ for _ in ()),
+)  # fmt: skip
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict, types.MappingProxyType)
+_GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.GetSetDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+_HINTS = typing._BaseGenericAlias | typing._SpecialForm | typing.NewType  # type: ignore[attr-defined]
+_OPERATORS = torch._ops.OpOverload | torch._ops.OpOverloadPacket
+_OPAQUE = (property, classmethod, staticmethod)
+
+EXACT: dict[type, Wrapper] = {
+    list: _wrap_list,
+    tuple: _wrap_tuple,
+    torch.Size: _wrap_tuple,
+    **dict.fromkeys(_DICTS, _wrap_dict),
+    set: _wrap_set,
+    frozenset: _wrap_set,
+    collections.deque: _wrap_deque,
+    range: _wrap_range,
+    slice: _wrap_slice,
+    object: _identical(ObjectConstant),
+    types.FunctionType: _wrap_function,
+    types.CellType: _wrap_cell,
+    types.MethodType: _wrap_method,
+    types.BuiltinFunctionType: _wrap_builtin,
+    **dict.fromkeys(_DESCRIPTORS, _identical(BuiltinValue)),
+    functools._lru_cache_wrapper: _identical(CachedFunction),
+    functools.partial: _wrap_partial,
+    **dict.fromkeys(_GETTERS, _wrap_getter),
+    types.UnionType: _identical(TypeHint),
+    types.GenericAlias: _identical(TypeHint),
+    types.ModuleType: _identical(ModuleObject),
+    **dict.fromkeys(map(type, _ITERATORS), _typed(ExternalIterator)),
+    random.Random: _typed(lambda obj, source: RandomValue(source)),
+    weakref.ref: _typed(WeakRefValue),
+    weakref.ProxyType: _typed(WeakRefValue),
+    weakref.CallableProxyType: _typed(WeakRefValue),
+}
+
+FAMILIES: tuple[tuple[Callable[[Any], bool], Wrapper], ...] = (
+    (lambda obj: isinstance(obj, torch.Tensor), _wrap_tensor),
+    (lambda obj: isinstance(obj, tuple) and hasattr(type(obj), "_fields"), _wrap_tuple),
+    (lambda obj: isinstance(obj, _HINTS), _identical(TypeHint)),
+    (lambda obj: isinstance(obj, types.ModuleType), _identical(ModuleObject)),
+    (lambda obj: isinstance(obj, type), _identical(ClassValue)),
+    (
+        lambda obj: isinstance(obj, torch.nn.Module),
+        _typed(lambda obj, source: ModuleValue(type(obj), obj, source)),
+    ),
+    (lambda obj: isinstance(obj, torch.autocast | torch.inference_mode), _wrap_mode),
+    (is_plain_stream, _wrap_stream),
+    (lambda obj: isinstance(obj, BaseException), _wrap_exception),
+    (lambda obj: callable(obj) and find(obj) is not None, _identical(BuiltinValue)),
+    (lambda obj: isinstance(obj, _OPERATORS), _identical(BuiltinValue)),
+    (lambda obj: isinstance(obj, _OPAQUE), _identical(ObjectConstant)),
+    (lambda obj: isinstance(obj, dict), _wrap_dict_subclass),
+    (lambda obj: isinstance(obj, list | tuple), _wrap_sequence_subclass),
+    (lambda obj: isinstance(obj, int | float | str | bytes), _wrap_scalar_subclass),
+    (lambda obj: True, _typed(lambda obj, source: UserObject(type(obj), obj, source))),
+)
