@@ -12,7 +12,7 @@ from weft_codegen.loops.ops import OPS
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 2.0, 0.5, -0.5]
 SPECIAL += [88.0, 89.5, -103.5, -200.0, 3e38, -3e38, 1e-30]
 INTEGER_ONLY = {"and", "or", "xor", "shl", "shr", "not"}
-FLOAT = sorted(row.name for row in OPS.values() if row.name not in INTEGER_ONLY | {"where"})
+FLOAT = sorted(OPS.keys() - INTEGER_ONLY - {"where", "philox"})
 INTEGER = ["add", "sub", "mul", "neg", "abs", "maximum", "minimum", "truncdiv", "floordiv"]
 INTEGER += ["remainder", "fmod", "eq", "lt", "ge", *sorted(INTEGER_ONLY)]
 

@@ -18,6 +18,7 @@ from weft_codegen.loops.expr import (
     where,
 )
 from weft_codegen.loops.index import ONE, ZERO, as_axis, axis, computed, index, size
+from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.program import Kernel, Loop, Param, Reduce, Set, Stmt, Store
 
 F32 = torch.float32
@@ -36,6 +37,7 @@ class Case:
 def _kernel(name: str, params: str, body: Stmt, locals_: tuple[Local, ...] = (), **more) -> Kernel:
     """`params` such as ``"a:f32 out:f32"``; those called out... are written."""
     dtypes = {"f32": F32, "f16": torch.float16, "i64": torch.int64, "b8": torch.bool}
+    dtypes["i32"] = torch.int32
     formal = [text.split(":") for text in params.split()]
     parameters = tuple(Param(n, dtypes[d], n.startswith("out")) for n, d in formal)
     return Kernel(name, parameters, more.get("sizes", ()), locals_, (body,))
@@ -173,6 +175,26 @@ def gather_dynamic() -> Case:
     )
 
 
+def random_words() -> Case:
+    i = axis("i0", 300)
+    seed, place = load("seed", ZERO, torch.int64), index_value(i * 2**22)
+    stream, word = (
+        constant(7 * 2**33, torch.int64),
+        apply("remainder", index_value(i), constant(4, torch.int64)),
+    )
+    store = Store("out", i, apply("philox", seed, place, stream, word))
+
+    def reference(seed: torch.Tensor) -> torch.Tensor:
+        counter = torch.arange(300)
+        return OPS["philox"].reference(seed, counter * 2**22, torch.tensor(7 * 2**33), counter % 4)
+
+    return Case(
+        _kernel("random_words", "seed:i64 out:i32", Loop(as_axis(i), (store,), "parallel")),
+        lambda: [torch.randint(2**63 - 1, (1,)), torch.empty(300, dtype=torch.int32)],
+        reference,
+    )
+
+
 CASES = {
     "pointwise": pointwise(),
     "softmax": softmax(7, 100),
@@ -181,4 +203,5 @@ CASES = {
     "column_sum": column_sum(),
     "argmax": argmax(),
     "gather_dynamic": gather_dynamic(),
+    "random_words": random_words(),
 }

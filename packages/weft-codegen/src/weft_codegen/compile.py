@@ -119,7 +119,7 @@ def make_program(
     if dump:
         dump.write("codegen.graph.py", graph_script(gm))
     with events.span("codegen.lower"):
-        lowered = lower_graph(gm)
+        lowered = lower_graph(gm, options.fallback_random)
     if dump:
         dump.write("codegen.loops.txt", lowered_text(lowered) + "\n")
     with events.span("codegen.schedule"):

@@ -48,7 +48,7 @@ class Options:
 
     epilogue_fusion: bool = _option(True, "fuse pointwise work into the kernels before it")
     max_autotune: bool = _option(False, "matrix products as loops where that measures faster")
-    fallback_random: bool = _option(True, "draw random numbers exactly as eager does (always so)")
+    fallback_random: bool = _option(True, "draw random numbers exactly as eager does")
     freezing: bool = _option(False, "fold parameters once; inference only, until one is written")
     shape_padding: bool = _option(
         False, "pad matrices to sizes the hardware likes (no effect on CPU)"

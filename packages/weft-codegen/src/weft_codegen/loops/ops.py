@@ -111,6 +111,27 @@ def _minimum(a: Tensor, b: Tensor) -> Tensor:
     return torch.where((a < b) | a.isnan(), a, b)
 
 
+def _word(*dtypes: torch.dtype) -> torch.dtype:
+    """int64 operands, a word of 32 bits."""
+    if _same(*dtypes) is not torch.int64:
+        raise ValueError(f"seed and counter of {dtypes}")
+    return torch.int32
+
+
+def philox(seed: Tensor, index: Tensor, stream: Tensor, word: Tensor) -> Tensor:
+    """Word `word` of Philox4x32-10 with key `seed` and counter (index, stream), as int32."""
+    mask = 2**32 - 1
+    a, b, c, d = (half & mask for n in (index, stream) for half in (n, n >> 32))
+    low, high = seed & mask, (seed >> 32) & mask
+    for _ in range(10):
+        p, q = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b = (q >> 32) & mask ^ b ^ low, q & mask
+        c, d = (p >> 32) & mask ^ d ^ high, p & mask
+        low, high = low + 0x9E3779B9 & mask, high + 0xBB67AE85 & mask
+    picked = torch.where(word == 0, a, torch.where(word == 1, b, torch.where(word == 2, c, d)))
+    return picked.to(torch.int32)
+
+
 _ROWS = (
     # arithmetic; integers wrap around
     _infix("add", "+", _same, torch.add),
@@ -181,6 +202,8 @@ _ROWS = (
     _call("hypot", torch.hypot, arity=2, cost=12),
     _call("logaddexp", torch.logaddexp, "logaddexp({0}, {1})", arity=2, cost=24),
     _call("copysign", torch.copysign, arity=2),
+    # random numbers: (seed, index, stream, which of four words)
+    _call("philox", philox, "philox({0}, {1}, {2}, {3})", arity=4, rule=_word, cost=60),
 )
 
 OPS: dict[str, OpRow] = {row.name: row for row in _ROWS}

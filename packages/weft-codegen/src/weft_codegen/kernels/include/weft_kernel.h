@@ -95,6 +95,24 @@ static inline int64_t weft_mod(int64_t a, int64_t b)
     return r < 0 ? r + b : r;
 }
 
+/* One of the four words of Philox4x32-10 with key `seed` and counter (index, stream). */
+static inline int32_t philox_i64(int64_t seed, int64_t index, int64_t stream, int64_t word)
+{
+    uint32_t a = (uint32_t)index, b = (uint32_t)(index >> 32), key = (uint32_t)seed;
+    uint32_t c = (uint32_t)stream, d = (uint32_t)(stream >> 32), high = (uint32_t)(seed >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {
+        uint64_t p = a * (uint64_t)0xD2511F53u, q = c * (uint64_t)0xCD9E8D57u;
+        a = (uint32_t)(q >> 32) ^ b ^ key;
+        c = (uint32_t)(p >> 32) ^ d ^ high;
+        b = (uint32_t)q;
+        d = (uint32_t)p;
+        key += 0x9E3779B9u;
+        high += 0xBB67AE85u;
+    }
+    return (int32_t)(word == 0 ? a : word == 1 ? b : word == 2 ? c : d);
+}
+
 #define WEFT_INTEGER(T, t)                                                                       \
     static inline T maximum_##t(T a, T b) { return a > b ? a : b; }                              \
     static inline T minimum_##t(T a, T b) { return a < b ? a : b; }                              \

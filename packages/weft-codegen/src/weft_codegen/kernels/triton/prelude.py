@@ -128,3 +128,17 @@ def signbit(a):
         return a.to(tl.int32, bitcast=True) < 0
     else:
         return a < 0
+
+
+@triton.jit
+def philox(seed, index, stream, word):
+    """Word `word` of Philox4x32-10 with key `seed` and counter (index, stream)."""
+    a, b, c, d = tl.philox(
+        seed,
+        index.to(tl.uint32),
+        (index >> 32).to(tl.uint32),
+        stream.to(tl.uint32),
+        (stream >> 32).to(tl.uint32),
+    )
+    picked = tl.where(word == 0, a, tl.where(word == 1, b, tl.where(word == 2, c, d)))
+    return picked.to(tl.int32, bitcast=True)

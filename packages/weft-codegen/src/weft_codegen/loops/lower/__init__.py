@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-_ROWS = ("pointwise", "views", "creation", "reductions", "indexing", "pooling", "scans")
+_ROWS = ("pointwise", "views", "creation", "reductions", "indexing", "pooling", "scans", "random")
 
 
 def install() -> None:

@@ -66,21 +66,25 @@ _RECOMPUTE_LIMIT = 5
 _CHAIN_LIMIT = 64
 
 
-def lower_graph(gm: fx.GraphModule) -> Lowered:
+def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> Lowered:
     """Lower an aten graph whose nodes carry `meta["val"]`.
 
+    With `fallback_random` random operators are externs, else numbers of random.py.
     The graph is functional apart from trailing `aten.copy_(placeholder, value)` nodes.  Raises
     NoLowering when the graph as a whole has no program (unbacked sizes, other mutations).
     """
     install()
-    return Walk(gm).run()
+    return Walk(gm, fallback_random).run()
 
 
 class Walk:
     """State of one graph's lowering; what table rows talk to."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, fallback_random: bool) -> None:
         self._gm = gm
+        self.fallback_random = fallback_random
+        self.seed: LazyTensor | None = None
+        self.draws = 0
         self._env: dict[fx.Node, Any] = {}
         self._buffers: dict[str, Buffer] = {}
         self._items: list[Item] = []
@@ -209,7 +213,7 @@ class Walk:
             else:
                 self._settle(result, (args, kwargs), node)
                 return result
-        return self._extern(call, target, args, kwargs)
+        return self.extern(call, target, args, kwargs)
 
     def _settle(self, result: Any, arguments: Any, node: fx.Node) -> None:
         """Store results that are too costly to recompute or whose expression is long."""
@@ -235,7 +239,8 @@ class Walk:
                 cost += 2
         return cost > _RECOMPUTE_LIMIT
 
-    def _extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
+    def extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
+        """The results of a call through the dispatcher, shaped like the fake ones of `call`."""
         owning = without_alias(target, args)
         if owning._schema.is_mutable:
             raise NoLowering(f"{owning} mutates its arguments")
