@@ -286,3 +286,20 @@ def test_named_tuples_are_made_by_their_own_new():
     assert repr(found) == repr(expected)
     assert [type(one) for one in found] == [type(one) for one in expected]
     assert not state.breaks
+
+
+OWN_OF_THREAD = threading.local()
+NAMESPACE = types.SimpleNamespace(gone=1)
+
+
+def test_attributes_of_c_types_are_written_as_their_class_does():
+    def f(x):
+        OWN_OF_THREAD.count = 3
+        NAMESPACE.left = 2
+        del NAMESPACE.gone
+        return x + OWN_OF_THREAD.count + NAMESPACE.left
+
+    optimised, _ = captured(f)
+    assert torch.equal(optimised(X), X + 5)
+    assert OWN_OF_THREAD.count == 3
+    assert vars(NAMESPACE) == {"left": 2}

@@ -11,7 +11,6 @@ import functools
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from weft_guards.sources import (
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import Kwargs, MethodOf, Value
-from weft_capture.values.constant import constant
+from weft_capture.values.constant import MADE, constant
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod
 
@@ -96,9 +95,6 @@ class ClassReads(threading.local):
 
 
 class_reads = ClassReads()
-MADE: weakref.WeakKeyDictionary[type, Value] = weakref.WeakKeyDictionary()
-"""Real class -> the value of the class statement it came from, of what captures make."""
-
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
@@ -164,10 +160,6 @@ def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) 
 # ---- binding what a class holds
 
 
-def _bind_function(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    return BoundMethod(tx.const_object(found[1]), owner)
-
-
 def _bind_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     if found[1].fget is None:
         tx.raise_(AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter")
@@ -189,14 +181,6 @@ def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: ty
 
 
 _FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
-
-
-def _bind_staticmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    return tx.const_object(found[1].__func__)
-
-
-def _bind_builtin(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    return MethodOf(owner, name)
 
 
 # Computed in C, and as good as stored: the same until somebody sets it.
@@ -231,17 +215,22 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     return tx.wrap(real, AttrSource(owner.source, name) if owner.source else ConstSource(real))
 
 
+C_METHODS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.BuiltinFunctionType,
+)
 _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
-    types.FunctionType: _bind_function,
+    **dict.fromkeys(
+        _FUNCTIONS,
+        lambda tx, found, name, owner, cls: BoundMethod(tx.const_object(found[1]), owner),
+    ),
     property: _bind_property,
-    functools._lru_cache_wrapper: _bind_function,
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
-    staticmethod: _bind_staticmethod,
-    types.MethodDescriptorType: _bind_builtin,
-    types.WrapperDescriptorType: _bind_builtin,
-    types.ClassMethodDescriptorType: _bind_builtin,
-    types.BuiltinFunctionType: _bind_builtin,
+    staticmethod: lambda tx, found, name, owner, cls: tx.const_object(found[1].__func__),
+    **dict.fromkeys(C_METHODS, lambda tx, found, name, owner, cls: MethodOf(owner, name)),
     types.MemberDescriptorType: _bind_slot,
     types.GetSetDescriptorType: _bind_slot,
 }
@@ -264,15 +253,6 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
 
 
 # ---- instances
-
-
-def object_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
-    """Read an attribute of an instance."""
-    cls = self.cls
-    custom = lookup(cls, "__getattribute__")
-    if custom is not None and is_python_code(custom[1]):
-        return tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
-    return plain_attribute(tx, self, name)
 
 
 def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:

@@ -25,7 +25,7 @@ from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Value, method
-from weft_capture.values.constant import NONE, constant
+from weft_capture.values.constant import MADE, NONE, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue, ObjectConstant
@@ -45,7 +45,7 @@ class MadeClass(ClassValue):
     Args:
         obj: the real class that stands for it.
         make: what makes the class again in generated code.
-        args: its arguments; a dict for the namespace comes last, where there is one.
+        args: its arguments; the namespace is its keywords, where there is one.
     """
 
     __slots__ = ("args", "cell", "init_subclass", "make", "namespace", "once")
@@ -65,7 +65,7 @@ class MadeClass(ClassValue):
         self.init_subclass: Value | None = None
         # Making it ran code of the program, which must not run twice.
         self.once = False
-        attributes.MADE[obj] = self
+        MADE[obj] = self
 
     def data(self, tx: Tracer) -> Any:
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
@@ -105,22 +105,13 @@ class MadeClass(ClassValue):
     def reconstruct(self, out: Output) -> None:
         if self.once:
             raise Break("unsupported-value", f"making {self.describe()} again runs its hooks twice")
-        writer = out.writer
         if self.cell is not None:
             self.cell.reconstruct_empty(out)
-        writer.begin_call()
-        writer.load_const(self.make)
-        out.load_all(self.args)
-        if self.namespace is not None:
-            for name, value in self.namespace.items():
-                writer.load_const(name)
-                out.load(value)
-            writer.build_map(len(self.namespace))
-        writer.call(len(self.args) + (self.namespace is not None))
+        out.call(self.make, self.args, self.namespace)
 
 
 def build_class(
-    name: str, bases: tuple[Any, ...], keywords: dict[str, Any], namespace: dict[str, Any]
+    name: str, bases: tuple[Any, ...], keywords: dict[str, Any], /, **namespace: Any
 ) -> type:
     """Do what a class statement does after its body ran."""
 
@@ -274,7 +265,7 @@ def make_class(
     if hook is not None:
         words = {key: word for key, word in words.items() if key == "metaclass"}
     try:
-        real = build_class(name, real_bases, words, real_namespace)
+        real = build_class(name, real_bases, words, **real_namespace)
     except (TypeError, ValueError, AttributeError) as error:
         tx.raise_real(error)
     pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
@@ -303,7 +294,7 @@ def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
     """Return the `__init_subclass__` of a class made in this frame that a new class inherits."""
     for base in bases:
         for kind in getattr(base, "__mro__", ()):
-            made = attributes.MADE.get(kind)
+            made = MADE.get(kind)
             if isinstance(made, MadeClass) and made.init_subclass is not None:
                 hook = made.init_subclass
                 return hook.args[0] if isinstance(hook, DescriptorValue) else hook
@@ -385,8 +376,8 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
             for part in ("name", "type", "_field_type", "kw_only"):  # written just now
                 value.attrs[part] = tx.const_object(getattr(field, part))
 
-    def make(*args: Any) -> type:
-        made = cls.make(*args)
+    def make(*args: Any, **namespace: Any) -> type:
+        made = cls.make(*args, **namespace)
         processed: type = dataclasses._process_class(made, *known, **words)  # type: ignore[attr-defined]
         return processed
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from weft_guards.sources import AttrSource, ConstSource
 
-from weft_capture import attribute_writes, attributes
+from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.constant import NONE, TRUE, constant, fold
+from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue
@@ -206,7 +206,7 @@ class ClassValue(ObjectConstant):
 
     def _read(self, tx: Tracer, name: str, real: Any) -> Value:
         """Return the value of what an attribute reads; a made class's C methods stay unbound."""
-        bound = self.obj in attributes.MADE and isinstance(real, types.BuiltinFunctionType)
+        bound = self.obj in MADE and isinstance(real, types.BuiltinFunctionType)
         if bound and table.find(getattr(type, name, None)) is None:
             return MethodOf(self, name)
         return tx.const_object(real)
@@ -267,7 +267,7 @@ class SuperValue(Value):
             attribute = kind.__dict__[name]
             if of_class and isinstance(attribute, types.FunctionType | property):
                 return tx.const_object(attribute)
-            if isinstance(attribute, _C_METHODS):
+            if isinstance(attribute, attributes.C_METHODS):
                 return BaseMethod(owner, kind, name)
             return attributes.bind(tx, (kind, attribute), name, owner, cls)
         if isinstance(owner, ModuleValue):  # which keeps members outside its dict
@@ -277,19 +277,7 @@ class SuperValue(Value):
         tx.raise_(AttributeError, f"'super' object has no attribute '{name}'")
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(super)
-        out.load_class(self.cls)
-        out.load(self.owner)
-        out.writer.call(2)
-
-
-_C_METHODS = (
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.BuiltinFunctionType,
-    types.ClassMethodDescriptorType,
-)
+        out.call(super, [class_value(self.cls), self.owner])
 
 
 class BaseMethod(Value):
@@ -347,7 +335,7 @@ def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs)
 
 def _object_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
     if isinstance(owner, UserObject):
-        attribute_writes.plain_set_attribute(tx, owner, name.as_constant(), value)
+        owner.plain_setattr(tx, name.as_constant(), value)
     else:
         owner.setattr(tx, name.as_constant(), value)
     return NONE
@@ -361,7 +349,7 @@ def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
 
 def _object_delattr(tx: Tracer, owner: Value, name: Value) -> Value:
     if isinstance(owner, UserObject):
-        attribute_writes.plain_delete_attribute(tx, owner, name.as_constant())
+        owner.plain_delattr(tx, name.as_constant())
     else:
         owner.delattr(tx, name.as_constant())
     return NONE

@@ -43,7 +43,7 @@ from weft_capture.selection import check_inlinable
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.constant import NONE, NULL, constant
+from weft_capture.values.constant import MADE, NONE, NULL, constant
 from weft_capture.values.containers import (
     ListValue,
     SetValue,
@@ -430,7 +430,7 @@ class Tracer:
         """Let go of the program's objects at once: the parts of a capture hold each other."""
         for value, _ in self.known.values():
             if isinstance(value, class_statements.MadeClass):
-                attributes.MADE.pop(value.obj, None)
+                MADE.pop(value.obj, None)
         for held in (self.known, self.keep_alive, self.effects.changed, self.effects.globals,
                      self.steps.raised_at):  # fmt: skip
             held.clear()

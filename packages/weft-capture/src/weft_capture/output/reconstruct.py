@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from weft_capture.attributes import MADE
 from weft_capture.breaks import Break
 from weft_capture.output.builder import SourceBuilder
 from weft_capture.values.base import Value
-from weft_capture.values.constant import NULL, Constant, constant
+from weft_capture.values.constant import MADE, NULL, Constant, class_value, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue, check_keys
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
@@ -62,7 +61,7 @@ class Output:
             name, kind = str(getattr(value.value, "_name_", None)), type(value.value)
             if name not in getattr(kind, "__members__", ()):
                 raise Break("unsupported-value", f"{value.describe()} of a class made in the frame")
-            self.load_class(kind)
+            self.load(class_value(kind))
             self.writer.load_attr(name)
             return
         if isinstance(value, Constant) or value is NULL:
@@ -104,10 +103,11 @@ class Output:
         """Refuse keys that cannot be put into a new dict or set without the program noticing."""
         check_keys(keys)
 
-    def load_class(self, cls: type) -> None:
-        """Push a class, one that the frame made included."""
-        made = MADE.get(cls)
-        self.load(Constant(cls) if made is None else made)
+    def fill_attributes(self, owner: Value, attributes: Mapping[str, Value]) -> None:
+        """Give an object that was made here its attributes, past any `__setattr__`."""
+        if attributes:
+            self.call(set_attributes, [owner], attributes)
+            self.writer.pop()
 
     def load_graph_output(self, value: TensorValue | SymValue) -> None:
         """Push a result of the graph."""
@@ -193,6 +193,12 @@ class Output:
                 seen.add(id(one))
                 pending.extend(_children(one))
         return False
+
+
+def set_attributes(obj: object, /, **attributes: object) -> None:
+    """Set attributes past any `__setattr__`."""
+    for name, value in attributes.items():
+        object.__setattr__(obj, name, value)
 
 
 def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> None:

@@ -8,13 +8,12 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.attributes import MADE
 from weft_capture.breaks import Break
 from weft_capture.classes import ClassValue
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import Value, method
-from weft_capture.values.constant import NONE, Constant, constant, fold
+from weft_capture.values.constant import MADE, NONE, Constant, constant, fold
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
 from weft_capture.values.functions import FunctionValue

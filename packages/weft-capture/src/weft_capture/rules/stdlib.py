@@ -23,13 +23,12 @@ import torch
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture import polyfills
-from weft_capture.attributes import MADE
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import CODE_RULES, PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Value, method
-from weft_capture.values.constant import NONE, Constant, fold
+from weft_capture.values.constant import MADE, NONE, Constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.functions import FunctionValue, PartialValue
 from weft_capture.values.iterators import ChainIterator, CombinedIterator, ListedIterator

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import operator
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,6 +147,15 @@ class NullValue(Value):
 
     def reconstruct(self, out: Output) -> None:
         out.writer.push_null()
+
+
+MADE: weakref.WeakKeyDictionary[type, Value] = weakref.WeakKeyDictionary()
+"""Real class -> the value of the class statement it came from, of classes that captures make."""
+
+
+def class_value(cls: type) -> Value:
+    """Return the value of a class for generated code, which makes those of the frame again."""
+    return MADE.get(cls) or Constant(cls)
 
 
 NULL = NullValue()

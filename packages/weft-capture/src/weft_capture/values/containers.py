@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from weft_capture.values.base import MutableValue, Value
-from weft_capture.values.constant import constant
+from weft_capture.values.constant import class_value, constant
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -133,16 +133,11 @@ class NamedTupleValue(TupleValue):
         return tuple.__new__(self.cls, items) if hasattr(self.cls, "_fields") else self.cls(items)
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
+        items = TupleValue(self.items)
         if hasattr(self.cls, "_fields"):
-            out.writer.load_const(tuple.__new__)
-            out.load_class(self.cls)
-            super().reconstruct(out)
-            out.writer.call(2)
+            out.call(tuple.__new__, [class_value(self.cls), items])
         else:
-            out.writer.load_const(self.cls)
-            super().reconstruct(out)
-            out.writer.call(1)
+            out.call(self.cls, [items])
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         fields = self.fields()

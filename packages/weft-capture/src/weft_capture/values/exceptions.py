@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MutableValue, Value, method
-from weft_capture.values.constant import FALSE, NONE, TRUE, constant
+from weft_capture.values.constant import FALSE, NONE, TRUE, class_value, constant
+from weft_capture.values.containers import TupleValue
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -166,22 +167,9 @@ class ExceptionValue(MutableValue):
     def reconstruct(self, out: Output) -> None:
         if self.raised:
             raise Break("unsupported-value", f"a caught {self.cls.__name__} with its traceback")
-        writer = out.writer
-        writer.begin_call()
-        writer.load_const(new_exception)
-        out.load_class(self.cls)
-        out.load_all(self.args)
-        writer.call(1 + len(self.args))
+        out.call(new_exception, [class_value(self.cls), *self.args])
         out.remember(self)
-        for name, value in {"args": None, **self.attributes}.items():
-            writer.dup()
-            if value is None:
-                out.load_all(self.args)
-                writer.build_tuple(len(self.args))
-            else:
-                out.load(value)
-            writer.swap(2)
-            writer.store_attr(name)
+        out.fill_attributes(self, {"args": TupleValue(self.args), **self.attributes})
 
 
 def _fields_differ(cls: type) -> bool:

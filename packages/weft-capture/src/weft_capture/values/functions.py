@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import NONE, constant, fold
+from weft_capture.values.containers import TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_guards.sources import AttrSource, ConstSource, ItemSource
 
@@ -208,27 +209,11 @@ class FunctionValue(MutableValue):
         if self.made_at is not None:
             what = f"{self.describe()} is needed after a graph break"
             raise Break("unsupported-value", what, self.made_at)
-        writer = out.writer
-        writer.begin_call()
-        writer.load_const(rebuild_function)
-        writer.load_const(self.code)
-        writer.load_const(self.globals)
-        writer.load_const(self.name)
-        out.load_all(self.defaults)
-        writer.build_tuple(len(self.defaults))
-        for name, value in self.kwdefaults.items():
-            writer.load_const(name)
-            out.load(value)
-        writer.build_map(len(self.kwdefaults))
-        out.load_all(self.cells)
-        writer.build_tuple(len(self.cells))
-        writer.call(6)
+        made_of = [constant(self.code), constant(self.globals), constant(self.name)]
+        parts = [TupleValue(self.defaults), TupleValue(self.cells)]
+        out.call(rebuild_function, [*made_of, *parts], self.kwdefaults)
         out.remember(self)
-        for name, value in self.attributes.items():
-            writer.dup()
-            out.load(value)
-            writer.swap(2)
-            writer.store_attr(name)
+        out.fill_attributes(self, self.attributes)
 
     def replay(self, out: Output) -> None:
         out.replay_attributes(self, self.attributes)
@@ -250,8 +235,9 @@ def rebuild_function(
     global_dict: dict[str, Any],
     name: str,
     defaults: tuple[object, ...],
-    kwdefaults: dict[str, object],
     cells: tuple[types.CellType, ...],
+    /,
+    **kwdefaults: object,
 ) -> types.FunctionType:
     """Make the function that a MAKE_FUNCTION in the captured frame would have made."""
     function = types.FunctionType(code, global_dict, code.co_name, defaults or None, cells or None)

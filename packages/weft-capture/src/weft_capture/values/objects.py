@@ -7,14 +7,16 @@ of dict, list, tuple and the like keeps the builtin part in `base`.
 
 from __future__ import annotations
 
+import functools
 import io
 import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_capture import attribute_writes, attributes, current
+from weft_capture import attributes, current
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.constant import class_value, constant
 from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.iterators import ItemIterator
@@ -119,18 +121,80 @@ class UserObject(MutableValue):
     # Attributes.
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        return attributes.object_attribute(tx, self, name)
+        custom = attributes.lookup(self.cls, "__getattribute__")
+        if custom is not None and attributes.is_python_code(custom[1]):
+            return tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
+        return attributes.plain_attribute(tx, self, name)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        attribute_writes.set_object_attribute(tx, self, name, value)
+        if not self._by_program(tx, "__setattr__", constant(name), value):
+            self.plain_setattr(tx, name, value)
 
     def delattr(self, tx: Tracer, name: str) -> None:
-        attribute_writes.delete_object_attribute(tx, self, name)
+        if not self._by_program(tx, "__delattr__", constant(name)):
+            self.plain_delattr(tx, name)
 
-    def drop(self, tx: Tracer, name: str) -> None:
-        """Delete from the instance dict."""
-        tx.mutate(self)
-        self.attrs[name] = DELETED
+    def _by_program(self, tx: Tracer, name: str, *args: Value) -> bool:
+        """Call the class's own version of a method of `object`, if it has one."""
+        found = attributes.lookup(self.cls, name)
+        if found is not None and attributes.is_python_code(found[1]):
+            tx.const_object(found[1]).call(tx, [self, *args], {})
+            return True
+        if found is not None and found[1] not in (getattr(object, name), _GENERIC.get(name)):
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+        return False
+
+    def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        """Do what `object.__setattr__` does."""
+        found = attributes.lookup(self.cls, name)
+        if found is not None and attributes.is_data_descriptor(found[1]):
+            if not isinstance(found[1], types.MemberDescriptorType):
+                self._set_by_descriptor(tx, found[1], name, value)
+                return
+        elif not self.cls.__dictoffset__:
+            try:
+                object.__setattr__(object.__new__(self.cls), name, None)
+            except AttributeError as error:
+                tx.raise_real(error)
+            except TypeError:
+                pass
+        self.store(tx, name, value)
+
+    def _set_by_descriptor(self, tx: Tracer, descriptor: Any, name: str, value: Value) -> None:
+        if isinstance(descriptor, property):
+            if descriptor.fset is None:
+                text = f"property '{name}' of '{self.cls.__name__}' object has no setter"
+                tx.raise_(AttributeError, text)
+            tx.const_object(descriptor.fset).call(tx, [self, value], {})
+            return
+        refused = Break("unsupported-value", f"setting {name} of {self.describe()}")
+        if name == "__class__" and issubclass(value.python_type(), type) and self.obj is None:
+            try:
+                object.__new__(self.cls).__class__ = value.as_constant()
+            except TypeError:
+                raise refused from None
+            tx.journal.on_rollback(functools.partial(setattr, self, "cls", self.cls))
+            self.cls = value.as_constant()
+            return
+        setter = attributes.lookup(type(descriptor), "__set__")
+        if setter is None or not attributes.is_python_code(setter[1]):
+            raise refused
+        tx.const_object(setter[1]).call(tx, [tx.const_object(descriptor), self, value], {})
+
+    def plain_delattr(self, tx: Tracer, name: str) -> None:
+        """Do what `object.__delattr__` does."""
+        found = attributes.lookup(self.cls, name)
+        if found is not None and attributes.is_data_descriptor(found[1]):
+            if isinstance(found[1], property) and found[1].fdel is not None:
+                tx.const_object(found[1].fdel).call(tx, [self], {})
+                return
+            if not isinstance(found[1], types.MemberDescriptorType):
+                raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
+            attributes.bind(tx, found, name, self, self.cls)  # raises where it is not set
+        elif self.own_attribute(tx, name) is None:
+            text = f"'{self.cls.__name__}' object has no attribute '{name}'"
+            tx.raise_(AttributeError, text)
+        self.store(tx, name, DELETED)
 
     def store(self, tx: Tracer, name: str, value: Value) -> None:
         """Write the instance dict, past any `__setattr__`."""
@@ -238,31 +302,17 @@ class UserObject(MutableValue):
     # Generated code.
 
     def reconstruct(self, out: Output) -> None:
-        writer = out.writer
-        writer.begin_call()
-        writer.load_const(new_instance)
-        out.load_class(self.cls)
-        fixed = isinstance(self.base, SetValue) and self.base.cls is frozenset
-        if self.base is not None and (fixed or not isinstance(self.base, MutableValue)):
-            out.load(self.base)
-            writer.call(2)
-        else:
-            writer.call(1)
+        base = self.base
+        fixed = isinstance(base, SetValue) and base.cls is frozenset
+        fills = isinstance(base, MutableValue) and not fixed
+        given = [] if base is None or fills else [base]
+        out.call(new_instance, [class_value(self.cls), *given])
         out.remember(self)
-        if isinstance(self.base, MutableValue) and not fixed:
-            out.call(fill_instance, [self, self.base])
-            writer.pop()
-        if self.attrs:
-            writer.begin_call()
-            writer.load_const(set_attributes)
-            out.load(self)
-            live = {k: v for k, v in self.attrs.items() if v is not DELETED}
-            for name, value in live.items():
-                writer.load_const(name)
-                out.load(value)
-            writer.build_map(len(live))
-            writer.call(2)
-            writer.pop()
+        if base is not None and fills:
+            out.call(fill_instance, [self, base])
+            out.writer.pop()
+        live = {name: value for name, value in self.attrs.items() if value is not DELETED}
+        out.fill_attributes(self, live)
 
     def replay(self, out: Output) -> None:
         if self.base_changed and isinstance(self.base, MutableValue):
@@ -318,10 +368,7 @@ def fill_instance(obj: Any, base: Any) -> None:
         set.update(obj, base)
 
 
-def set_attributes(obj: Any, attributes_: dict[str, object]) -> None:
-    """Set instance attributes past any `__setattr__`."""
-    for name, value in attributes_.items():
-        object.__setattr__(obj, name, value)
+_GENERIC = vars(types.SimpleNamespace)  # what it has of its own does what `object`'s does
 
 
 class ModuleValue(UserObject):
