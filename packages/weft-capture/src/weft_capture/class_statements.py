@@ -376,11 +376,17 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
             for part in ("name", "type", "_field_type", "kw_only"):  # written just now
                 value.attrs[part] = tx.const_object(getattr(field, part))
 
+    plain = cls.make
+
     def make(*args: Any, **namespace: Any) -> type:
-        made = cls.make(*args, **namespace)
+        made = plain(*args, **namespace)
         processed: type = dataclasses._process_class(made, *known, **words)  # type: ignore[attr-defined]
         return processed
 
+    if real is cls.obj:
+        tx.journal.on_rollback(lambda: setattr(cls, "make", plain))
+        cls.make = make
+        return cls
     decorated = MadeClass(real, make, cls.args, cls.namespace)
     decorated.cell, decorated.once = cls.cell, cls.once
     return _remembered(tx, decorated)

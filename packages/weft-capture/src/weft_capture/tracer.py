@@ -439,8 +439,10 @@ class Tracer:
             frame.locals.clear()
             frame.cells.clear()
             frame.stack.clear()
+            getattr(frame, "saved", []).clear()
             frame.result = frame.exception = None
         self.frames.clear()
+        self.frame = None
 
     # ---- where the program stands
 

@@ -91,7 +91,7 @@ from .decode import decode
 from .effects import stack_after
 from .encode import AssemblyError
 from .instr import NULL_BELOW, Decoded, Handler, Instr, call_pair
-from .liveness import live_at
+from .liveness import live_at, reachable
 from .program import Label
 from .resume import (
     Resume,
@@ -99,6 +99,7 @@ from .resume import (
     in_prologue,
     is_resume,
     make_resume,
+    original,
     stack_name,
     state_at,
 )
@@ -122,6 +123,8 @@ __all__ = [
     "is_resume",
     "live_at",
     "make_resume",
+    "original",
+    "reachable",
     "stack_after",
     "stack_name",
     "state_at",

@@ -79,7 +79,7 @@ def make_resume(
     if in_prologue(decoded, index):
         raise ValueError(f"{decoded.qualname} cannot be resumed while it rebuilds its stack")
     origin: Origin | None = decoded.derived.get("origin")
-    if origin is not None and (first := origin.decoded()) is not None:
+    if origin is not None and (first := original(decoded)) is not decoded:
         # Resuming a resume function resumes the original: a loop meets the same code again.
         return make_resume(first, origin.indices[index - origin.prologue], stack, locals)
     if decoded.is_generator:
@@ -92,6 +92,13 @@ def make_resume(
     if resume is None:
         resume = decoded.derived[key] = _build(decoded, index, tuple(stack), bound)
     return resume
+
+
+def original(decoded: Decoded) -> Decoded:
+    """Return the code that a resume function goes on in; other code as it is."""
+    origin: Origin | None = decoded.derived.get("origin")
+    first = None if origin is None else origin.decoded()
+    return first or decoded
 
 
 def in_prologue(decoded: Decoded, index: int) -> bool:

@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Break
+from weft_capture.bytecode import original
 from weft_capture.classes import SuperValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.scope import import_module, load_global, store_global
@@ -40,7 +41,7 @@ def _load_const(frame: Frame, instr: Instr) -> None:
 
 def _unbound(frame: Frame, name: str) -> NoReturn:
     text = "where it is not associated with a value"
-    if name in frame.decoded.freevars:
+    if name in original(frame.decoded).freevars:
         text = f"cannot access free variable '{name}' {text} in enclosing scope"
         frame.tx.raise_(NameError, text)
     frame.tx.raise_(UnboundLocalError, f"cannot access local variable '{name}' {text}")

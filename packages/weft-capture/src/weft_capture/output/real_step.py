@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import CellType
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import NULL_BELOW, Decoded, Instr, Writer, make_resume, stack_after
+from weft_capture.bytecode import (
+    NULL_BELOW,
+    Decoded,
+    Instr,
+    Writer,
+    make_resume,
+    original,
+    reachable,
+    stack_after,
+)
 
+_NO_WORK = frozenset(
+    ("PUSH_EXC_INFO", "POP_EXCEPT", "CHECK_EXC_MATCH", "RERAISE", "COPY", "SWAP", "POP_TOP", "NOP")
+    + ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_FAST", "STORE_FAST", "DELETE_FAST", "PUSH_NULL")
+    + ("JUMP", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "RETURN_VALUE")
+)
+"""Instructions that a handler may consist of which only takes note of an exception."""
 _NO_FALLTHROUGH = frozenset(("RAISE_VARARGS", "RERAISE", "RETURN_VALUE"))
+
+
+def unbound_error(cell: CellType, name: str) -> Exception | None:
+    """Return what reading a frame's own variable raises when its cell is empty."""
+    try:
+        cell.cell_contents  # noqa: B018 - it may raise
+    except ValueError:
+        text = f"cannot access local variable '{name}' where it is not associated with a value"
+        return UnboundLocalError(text)
+    return None
 
 
 class RealStep:
@@ -49,6 +75,8 @@ class RealStep:
         if instr.target is not None:
             self._branch(index, instr)
             return
+        if instr.opname in ("LOAD_DEREF", "DELETE_DEREF"):
+            self._raise_unbound(index, instr.argval)
         writer.original(index)
         if instr.opname == "RETURN_VALUE":
             raise Break("unsupported-value", "the value to return cannot be rebuilt")
@@ -56,6 +84,29 @@ class RealStep:
             after = stack_after(instr, below, bound=instr.argval in self.names)
             self.resume(index + 1, after, instr)
         self._handle(index)
+
+    def _raise_unbound(self, index: int, name: str) -> None:
+        """Raise for an empty cell of the frame's own what the original does.
+
+        In a function that goes on in the middle of the frame it is a free variable, for which the
+        instruction itself raises another exception.
+        """
+        if name not in original(self.decoded).cellvars:
+            return
+        writer = self.writer
+        bound, error = writer.label(), writer.temp()
+        writer.begin_call()
+        writer.load_const(unbound_error)
+        writer.load_closure(name)
+        writer.load_const(name)
+        writer.call(2)
+        writer.store_local(error)
+        writer.load_local(error)
+        writer.pop_jump_if_false(bound)
+        writer.load_local(error)
+        writer.raise_()
+        writer.in_place_of(index)
+        writer.mark(bound)
 
     def returned(self, index: int) -> None:
         """Go on after a call in the place of instruction `index`, whose result was pushed."""
@@ -66,11 +117,14 @@ class RealStep:
     def _handle(self, index: int) -> None:
         """Go on in the handler of instruction `index`, which raised.
 
-        A handler that ends another one is part of the frame that handles: the original's code
-        for it follows.
+        A handler that ends another one is part of the frame that handles, and in one that does no
+        work there is nothing to capture: the original's code follows.
         """
         handler, writer = self.decoded.instrs[index].handler, self.writer
         if handler is None or self.decoded.instrs[handler.target].opname != "PUSH_EXC_INFO":
+            return
+        code = zip(reachable(self.decoded, handler.target), self.decoded.instrs, strict=True)
+        if all(instr.opname in _NO_WORK for wanted, instr in code if wanted):
             return
         writer.begin_handler(handler.target)
         if handler.lasti:  # an offset in this code, which means nothing in another

@@ -58,25 +58,20 @@ def _native_functions() -> frozenset[object]:
     return frozenset(found)
 
 
-@functools.cache
-def _is_graph_function(function: Any) -> bool:
-    if function in _native_functions():
+def is_graph_function(function: Any) -> bool:
+    """Say whether calling `function` becomes one node of the graph."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return True
+    try:
+        if function in _native_functions():
+            return True
+    except TypeError:  # unhashable
+        return False
     if not isinstance(function, types.FunctionType) or function in _INLINED:
         return False
     # `boolean_dispatch` makes max_pool2d and its kind: nested functions of this module.
     home = function.__module__ in _PYTHON_MODULES or function.__module__ == "torch._jit_internal"
     return home and not function.__name__.startswith(("_", "has_torch_function"))
-
-
-def is_graph_function(function: object) -> bool:
-    """Say whether calling `function` becomes one node of the graph."""
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return True
-    try:
-        return _is_graph_function(function)
-    except TypeError:  # unhashable
-        return False
 
 
 # Declined: what cannot be known while capturing.
