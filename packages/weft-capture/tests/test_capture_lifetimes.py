@@ -28,7 +28,7 @@ def test_an_empty_cell_of_the_frame_raises_as_there():
     def function(x):
         def inner():
             total = (x + 1).sum().item()
-            print(later, total)
+            print(later, total)  # noqa: F821
 
             def read():
                 return later
