@@ -122,7 +122,7 @@ def flat(function, args):
 
 
 def _kwonly(decoded):
-    return decoded.varnames[decoded.argcount : decoded.argcount + decoded.kwonly]
+    return decoded.varnames[decoded.argcount : decoded.argcount + decoded.kwonlyargcount]
 
 
 def as_function(code: CodeType, like: FunctionType) -> FunctionType:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import dis
 import enum
 import inspect
 import json.decoder
@@ -11,14 +12,15 @@ import tarfile
 import textwrap
 import types
 import weakref
+from types import SimpleNamespace
 
 import corpus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from weft_capture.bytecode import decode, live_at
-from weft_capture.bytecode.decode import parse_exception_table
-from weft_capture.bytecode.encode import reencode
+from weft_capture.bytecode.encode import assemble
+from weft_capture.bytecode.program import program_of
 from weft_capture.bytecode.tables import exception_table, location_table
 
 MODULES = [argparse, contextlib, dataclasses, enum, inspect, json.decoder, statistics, tarfile]
@@ -32,6 +34,11 @@ def all_codes(module):
         code = todo.pop()
         yield code
         todo += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+
+
+def reencode(decoded):
+    """The same function again, from its decoded form."""
+    return assemble(program_of(decoded), decoded)
 
 
 def meaning(decoded):
@@ -147,5 +154,5 @@ _ENTRY = st.tuples(
 @given(st.lists(_ENTRY))
 def test_exception_table_round_trip(entries):
     rows = [(start, start + size, *rest) for start, size, *rest in entries]
-    parsed = parse_exception_table(exception_table(rows))
+    parsed = dis._parse_exception_table(SimpleNamespace(co_exceptiontable=exception_table(rows)))
     assert [(a // 2, b // 2, c // 2, d, e) for a, b, c, d, e in parsed] == rows

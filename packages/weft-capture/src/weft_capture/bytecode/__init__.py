@@ -3,16 +3,7 @@
 `decode` turns a code object into `Instr`s that mean the same on every version, `live_at` tells
 which variables an instruction still needs, `Writer` assembles new code objects, and
 `make_resume` builds the function that continues a frame after a graph break.
-Nothing here imports torch.
-
-    decoded = decode(fn.__code__)            # cached as long as the code object lives
-    decoded.instrs[i]                        # Instr
-    live_at(decoded, i) -> frozenset[str]    # locals and cells needed from instruction i on
-    resume = make_resume(decoded, i, stack=(True, False, ...), locals=("x", "y"))
-    w = Writer(decoded)
-    w.load_local("x")
-    w.return_()
-    code = w.finish()
+Nothing here imports torch. docs/architecture/capture-bytecode.md shows how they work together.
 
 The vocabulary (`Instr.opname`, with the meaning of `argval`; `arg` only where named)
 ------------------------------------------------------------------------------------
@@ -55,47 +46,16 @@ Removed: CACHE, EXTENDED_ARG, PRECALL, KW_NAMES, TO_BOOL; paired instructions ar
 The exception table is on each instruction: `handler` is None or `Handler(target, depth, lasti)`.
 When an instruction raises, the stack is cut to `depth` values, the instruction's offset is pushed
 if `lasti`, then the exception, and execution goes on at `target`.
-
-Writing a transformed frame
----------------------------
-`Writer(decoded, tail_call=...)` starts code that takes decoded's frame arguments as positionals in
-flat order (positional, keyword-only, *args tuple, **kwargs dict) and has decoded's freevars. Its
-methods are the opcodes as verbs (see writer.py). Of note:
-
-    begin_call(); <push callable>; <push arguments>; call(n, kwnames)      NULLs are its business
-    load_local(name), store_local(name)   a cell variable goes through its cell
-    load_cell(name)                       contents of a cell;  load_closure(name)  the cell itself
-    load_function()                       the function being replaced (the hook passes it)
-    load_const(obj)                       any object, kept alive by the code object
-    original(index, jump=None)            copy one instruction with its exception handler: if it
-                                          raises, the original handlers run and end the frame
-    call_resume(resume)                   the stack is resume's stack, its variables are set:
-                                          go on there and return. With `tail_call` (the hook's) the
-                                          frame ends first, so loops do not nest
-    finish() -> CodeType
-
-A break in the middle of a frame, at instruction i:
-    <rebuild variables and stack>; w.original(i); w.call_resume(make_resume(decoded, i + 1, ...))
-and for a branch on data: w.original(i, label); w.call_resume(fall_through); w.mark(label);
-w.call_resume(taken).
-
-Resume functions
-----------------
-`make_resume(decoded, index, stack, locals)` -> `Resume(code, args, stack, index)`: code whose
-arguments are the stack values and live variables listed in `args`; its freevars are the cell and
-free variables that the rest of the frame uses. `stack[i]` is False where a NULL lies. Handlers and
-lines are kept, so breaks inside for, with and try need nothing more.
 """
 
 from .decode import decode
 from .effects import stack_after
 from .encode import AssemblyError
-from .instr import NULL_BELOW, Decoded, Handler, Instr, call_pair
+from .instr import NO_FALL_THROUGH, NULL_BELOW, Decoded, Handler, Instr, call_pair
 from .liveness import live_at, reachable
 from .program import Label
 from .resume import (
     Resume,
-    argument_names,
     in_prologue,
     is_resume,
     make_resume,
@@ -103,10 +63,10 @@ from .resume import (
     stack_name,
     state_at,
 )
-from .writer import FUNCTION_ARG, Signature, Writer
+from .writer import Writer
 
 __all__ = [
-    "FUNCTION_ARG",
+    "NO_FALL_THROUGH",
     "NULL_BELOW",
     "AssemblyError",
     "Decoded",
@@ -114,9 +74,7 @@ __all__ = [
     "Instr",
     "Label",
     "Resume",
-    "Signature",
     "Writer",
-    "argument_names",
     "call_pair",
     "decode",
     "in_prologue",

@@ -15,45 +15,24 @@ from types import CodeType
 from typing import Any
 
 from .instr import (
+    BACKWARD,
+    CACHE_UNITS,
+    COMPARE_SHIFT,
+    EXTENDED_ARG,
+    FOR_ITER_BACK,
+    INTRINSICS,
+    KIND,
     NO_POSITION,
     NULL_BELOW,
     PY312,
-    PY313,
     Decoded,
+    FrameShape,
     Handler,
     Instr,
     Positions,
-    localsplus_names,
 )
 
-_EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
-_COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
-_INTRINSICS = {2: "IMPORT_STAR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
-
-
-def _cache_entries() -> dict[int, int]:
-    """Number of inline cache units by opcode."""
-    table = opcode._inline_cache_entries  # type: ignore[attr-defined]
-    if isinstance(table, dict):
-        return {dis.opmap[name]: n for name, n in table.items() if name in dis.opmap}
-    return dict(enumerate(table))
-
-
-#: Inline cache units behind each opcode.
-CACHE_UNITS = _cache_entries()
-#: Opcodes that have an argument.
-HAS_ARG: frozenset[int] = frozenset(getattr(dis, "hasarg", range(dis.HAVE_ARGUMENT, 256)))
-_KIND: dict[int, str] = dict.fromkeys(HAS_ARG, "number")
-for _group, _kind in (
-    (dis.hasconst, "const"),
-    (dis.hasname, "name"),
-    (dis.haslocal, "local"),
-    (dis.hasfree, "local"),
-    (dis.hasjrel, "jump"),
-    (dis.hasjabs, "jump"),
-):
-    _KIND.update(dict.fromkeys(_group, _kind))
-_BACKWARD = frozenset(op for name, op in dis.opmap.items() if "BACKWARD" in name)
+_INTRINSIC_NAMES = {number: name for name, number in INTRINSICS.items()}
 
 _Cache = dict[int, tuple[weakref.ref[CodeType], Decoded]]
 _cache: _Cache = {}
@@ -87,7 +66,7 @@ def _raw(code: bytes) -> Iterator[tuple[int, int, int, int]]:
         if start is None:
             start = at
         at += 2
-        if op == _EXTENDED_ARG:
+        if op == EXTENDED_ARG:
             extended = arg << 8
             continue
         at += 2 * CACHE_UNITS.get(op, 0)
@@ -98,11 +77,12 @@ def _raw(code: bytes) -> Iterator[tuple[int, int, int, int]]:
 class _Normal:
     """Collects vocabulary rows `[opname, arg, argval, offset, target offset, positions]`."""
 
-    def __init__(self, code: CodeType) -> None:
+    def __init__(self, code: CodeType, shape: FrameShape) -> None:
         self.consts = code.co_consts
         self.names = code.co_names
-        self.cells = frozenset(code.co_cellvars + code.co_freevars)
-        self.slots = localsplus_names(code.co_varnames, code.co_cellvars, code.co_freevars)
+        self.cells = shape.cells
+        self.slots = shape.slots
+        self.tables = {"const": self.consts, "name": self.names, "local": self.slots}
         self.rows: list[list[Any]] = []
         self.index_of: dict[int, int] = {}
         self.kwnames: tuple[str, ...] = ()
@@ -127,23 +107,16 @@ class _Normal:
             if special is not None:
                 special(self, arg)
                 continue
-            kind = _KIND.get(op)
+            kind = KIND.get(op)
             if kind == "jump":
                 self.jump(name, op, arg, end)
+            elif kind in self.tables:
+                self.emit(name, 0, self.tables[kind][arg])
             else:
-                self.emit(name, arg if kind == "number" else 0, self.value(kind, arg))
-
-    def value(self, kind: str | None, arg: int) -> Any:
-        if kind == "local":
-            return self.slots[arg]
-        if kind == "name":
-            return self.names[arg]
-        if kind == "const":
-            return self.consts[arg]
-        return arg if kind == "number" else None
+                self.emit(name, arg if kind else 0, arg if kind else None)
 
     def jump(self, name: str, op: int, arg: int, end: int) -> None:
-        target = end + (-2 if op in _BACKWARD else 2) * arg
+        target = end + (-2 if op in BACKWARD else 2) * arg
         if name.endswith("_OR_POP"):  # 3.11
             self.emit("COPY", 1, 1)
             self.emit("POP_" + name.removesuffix("_OR_POP"), 0, None, target)
@@ -151,9 +124,7 @@ class _Normal:
         elif name.startswith("JUMP_"):
             self.emit("JUMP", int(name.endswith("NO_INTERRUPT")), None, target)
         elif name == "FOR_ITER":
-            # 3.12 goes on behind END_FOR, 3.13 behind END_FOR and POP_TOP.
-            skip = 4 if PY313 else 2 if PY312 else 0
-            self.emit(name, 0, None, target + skip)
+            self.emit(name, 0, None, target + 2 * FOR_ITER_BACK)
         else:
             name = name.replace("JUMP_FORWARD_", "JUMP_").replace("JUMP_BACKWARD_", "JUMP_")
             self.emit(name, 0, None, target)
@@ -210,7 +181,7 @@ class _Normal:
         self.emit(last)
 
     def intrinsic(self, arg: int) -> None:
-        name = _INTRINSICS.get(arg)
+        name = _INTRINSIC_NAMES.get(arg)
         self.emit(name or "CALL_INTRINSIC_1", 0 if name else arg, None if name else arg)
 
     def function_attribute(self, arg: int) -> None:  # 3.13: fold back into MAKE_FUNCTION's flags
@@ -246,7 +217,7 @@ _SPECIAL: dict[str, _Rule] = {
     "STORE_FAST_LOAD_FAST": lambda n, a: n.pair("STORE_FAST", "LOAD_FAST", a),
     "STORE_FAST_STORE_FAST": lambda n, a: n.pair("STORE_FAST", "STORE_FAST", a),
     "RETURN_CONST": _Normal.return_const,
-    "COMPARE_OP": lambda n, a: n.emit("COMPARE_OP", 0, dis.cmp_op[a >> _COMPARE_SHIFT]),
+    "COMPARE_OP": lambda n, a: n.emit("COMPARE_OP", 0, dis.cmp_op[a >> COMPARE_SHIFT]),
     "CONTAINS_OP": lambda n, a: n.emit("CONTAINS_OP", a, bool(a)),
     "IS_OP": lambda n, a: n.emit("IS_OP", a, bool(a)),
     "BINARY_OP": lambda n, a: n.emit("BINARY_OP", a, _op_symbol(a)),
@@ -259,33 +230,12 @@ _SPECIAL: dict[str, _Rule] = {
 }
 
 
-def parse_exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]:
-    """Entries (start offset, end offset, target offset, depth, lasti) of co_exceptiontable."""
-    entries = []
-    stream = iter(table)
-
-    def varint(byte: int) -> int:
-        value = byte & 63
-        while byte & 64:
-            byte = next(stream)
-            value = value << 6 | byte & 63
-        return value
-
-    for first in stream:
-        start = varint(first) * 2
-        size, target, depth_lasti = (varint(next(stream)) for _ in range(3))
-        entries.append(
-            (start, start + size * 2, target * 2, depth_lasti >> 1, bool(depth_lasti & 1))
-        )
-    return entries
-
-
 def _handlers(
     code: CodeType, rows: list[list[Any]], index_of: dict[int, int]
 ) -> list[Handler | None]:
     """The innermost handler of each row (the compiler's table has no overlapping ranges)."""
     result: list[Handler | None] = [None] * len(rows)
-    for start, end, target, depth, lasti in parse_exception_table(code.co_exceptiontable):
+    for start, end, target, depth, lasti in dis._parse_exception_table(code):  # type: ignore[attr-defined]
         handler = Handler(index_of[target], depth, lasti)
         at = index_of[start]
         while at < len(rows) and rows[at][3] < end:
@@ -295,7 +245,8 @@ def _handlers(
 
 
 def _build(code: CodeType, ref: weakref.ref[CodeType]) -> Decoded:
-    normal = _Normal(code)
+    shape = FrameShape.of(code)
+    normal = _Normal(code, shape)
     normal.run(code)
     rows, index_of = normal.rows, normal.index_of
     handlers = _handlers(code, rows, index_of) if code.co_exceptiontable else [None] * len(rows)
@@ -303,17 +254,4 @@ def _build(code: CodeType, ref: weakref.ref[CodeType]) -> Decoded:
         Instr(name, arg, value, offset, None if to is None else index_of[to], pos, handler)
         for (name, arg, value, offset, to, pos), handler in zip(rows, handlers, strict=True)
     )
-    return Decoded(
-        instrs=instrs,
-        name=code.co_name,
-        qualname=code.co_qualname,
-        filename=code.co_filename,
-        firstlineno=code.co_firstlineno,
-        flags=code.co_flags,
-        varnames=code.co_varnames,
-        cellvars=code.co_cellvars,
-        freevars=code.co_freevars,
-        argcount=code.co_argcount,
-        kwonly=code.co_kwonlyargcount,
-        code_ref=ref,
-    )
+    return Decoded(**vars(shape), instrs=instrs, code_ref=ref)

@@ -1,41 +1,18 @@
 """What an instruction does to the operand stack, in terms of values and NULLs.
 
 A stack is a list with True for a value and False for a NULL, bottom first, as `make_resume` takes
-it. The number of operands comes from the instruction's raw form and CPython's own stack effects;
-the table below only says how many results there are.
+it. CPython's own stack effects say how deep it is after an instruction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .encode import raw_effect
 from .instr import Instr, call_pair
 from .lower import Lowering
-from .program import FrameShape, Op
+from .program import Op
 
-# fmt: off
-_NO_RESULT = frozenset((
-    "COPY_FREE_VARS", "DELETE_ATTR", "DELETE_DEREF", "DELETE_FAST", "DELETE_GLOBAL",
-    "DELETE_NAME", "DELETE_SUBSCR", "DICT_MERGE", "DICT_UPDATE", "END_FOR", "JUMP", "LIST_APPEND",
-    "LIST_EXTEND", "MAKE_CELL", "MAP_ADD", "NOP", "POP_EXCEPT", "POP_JUMP_IF_FALSE",
-    "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "POP_JUMP_IF_TRUE", "POP_TOP", "RAISE_VARARGS",
-    "RERAISE", "RESUME", "RETURN_VALUE", "SETUP_ANNOTATIONS", "SET_ADD", "SET_UPDATE",
-    "STORE_ATTR", "STORE_DEREF", "STORE_FAST", "STORE_GLOBAL", "STORE_NAME", "STORE_SUBSCR",
-))
-# fmt: on
-_RESULTS: dict[str, Callable[[Instr], int]] = {
-    "BEFORE_WITH": lambda i: 2,
-    "CHECK_EG_MATCH": lambda i: 2,
-    "CHECK_EXC_MATCH": lambda i: 2,
-    "CLEANUP_THROW": lambda i: 2,
-    "FOR_ITER": lambda i: 2,
-    "LOAD_METHOD": lambda i: 2,
-    "LOAD_SUPER_ATTR": lambda i: 2 if i.argval[1] else 1,
-    "PUSH_EXC_INFO": lambda i: 2,
-    "UNPACK_EX": lambda i: (i.arg & 0xFF) + 1 + (i.arg >> 8),
-    "UNPACK_SEQUENCE": lambda i: i.arg,
-}
 # Conditional jumps are written in a way that depends on the direction; their effect does not.
 _NET = {
     "FOR_ITER": 1,
@@ -54,8 +31,7 @@ def net_effect(instr: Instr) -> int:
     known = _NET.get(instr.opname)
     if known is not None:
         return known
-    names = (instr.argval,) if isinstance(instr.argval, str) else ()
-    lowering = Lowering(FrameShape("", "", "", 1, 0, names, (), (), 0, 0, 0))
+    lowering = Lowering((instr.argval,) if isinstance(instr.argval, str) else ())
     lowering.run([Op(instr.opname, instr.arg, instr.argval)])
     return sum(raw_effect(raw.op, raw.arg, False) for raw in lowering.raws)
 
@@ -89,10 +65,10 @@ def stack_after(
         items = list(before)
         items[-1], items[-instr.arg] = items[-instr.arg], items[-1]
         return tuple(items)
-    count = _RESULTS.get(opname)
-    results = count(instr) if count is not None else int(opname not in _NO_RESULT)
-    kept = before[: len(before) + net_effect(instr) - results]
-    if opname == "LOAD_METHOD" or (opname == "LOAD_SUPER_ATTR" and results == 2):
+    depth = len(before) + net_effect(instr)
+    if opname == "LOAD_METHOD" or (opname == "LOAD_SUPER_ATTR" and instr.argval[1]):
         pair: tuple[bool, bool] = call_pair(True, False)
-        return kept + pair
-    return kept + (True,) * results
+        return before[: depth - 2] + pair
+    # Operands and results are values, but for the NULL below a call, where its result will lie.
+    kept = before[: depth - 1] if opname.startswith("CALL") else before[:depth]
+    return kept + (True,) * (depth - len(kept))

@@ -11,24 +11,23 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from types import CodeType
 
-from .decode import CACHE_UNITS, HAS_ARG
-from .instr import Decoded, Positions
+from .instr import (
+    BACKWARD,
+    CACHE_UNITS,
+    EXTENDED_ARG,
+    HAS_ARG,
+    NO_FALL_THROUGH,
+    FrameShape,
+    Positions,
+)
 from .lower import Lowering, Raw
-from .program import Cover, FrameShape, Item, program_of
+from .program import Cover, Item
 from .tables import exception_table, location_table
 
-_EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
-_BACKWARD = frozenset(op for name, op in dis.opmap.items() if "BACKWARD" in name)
 _ENDS = frozenset(
-    dis.opmap[name]
-    for name in (
-        "RETURN_VALUE",
-        "RAISE_VARARGS",
-        "RERAISE",
-        "JUMP_FORWARD",
-        "JUMP_BACKWARD",
-        "JUMP_BACKWARD_NO_INTERRUPT",
-    )
+    op
+    for name, op in dis.opmap.items()
+    if name.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")) or name in NO_FALL_THROUGH
 )
 
 
@@ -42,20 +41,20 @@ def assemble(items: Iterable[Item], shape: FrameShape) -> CodeType:
     Constants may be any object; a code object with unhashable constants cannot be hashed itself.
     Raises AssemblyError for an inconsistent stack and KeyError for an undeclared variable.
     """
-    lowering = Lowering(shape)
+    lowering = Lowering(shape.slots)
     lowering.run(items)
     raws = lowering.raws
     stack_size = _stack_size(raws)
     starts = _place(raws)
     return CodeType(
         shape.argcount,
-        shape.posonly,
-        shape.kwonly,
+        shape.posonlyargcount,
+        shape.kwonlyargcount,
         len(shape.varnames),
         stack_size,
         shape.flags,
         _code_bytes(raws),
-        tuple(lowering.consts),
+        lowering.consts,
         tuple(lowering.names),
         shape.varnames,
         shape.filename,
@@ -67,25 +66,6 @@ def assemble(items: Iterable[Item], shape: FrameShape) -> CodeType:
         shape.freevars,
         shape.cellvars,
     )
-
-
-def reencode(decoded: Decoded) -> CodeType:
-    """The same function again, from its decoded form: the round trip that tests rely on."""
-    original = decoded.code
-    shape = FrameShape(
-        name=decoded.name,
-        qualname=decoded.qualname,
-        filename=decoded.filename,
-        firstlineno=decoded.firstlineno,
-        flags=decoded.flags,
-        varnames=decoded.varnames,
-        cellvars=decoded.cellvars,
-        freevars=decoded.freevars,
-        argcount=decoded.argcount,
-        posonly=original.co_posonlyargcount,
-        kwonly=decoded.kwonly,
-    )
-    return assemble(program_of(decoded), shape)
 
 
 @cache
@@ -152,7 +132,7 @@ def _place(raws: list[Raw]) -> list[int]:
         grown = False
         for index, raw, target in jumps:
             distance = starts[target] - starts[index + 1]
-            raw.arg = -distance if raw.op in _BACKWARD else distance
+            raw.arg = -distance if raw.op in BACKWARD else distance
             if raw.arg < 0:
                 raise AssemblyError(f"{dis.opname[raw.op]} goes the wrong way")
             width = 1 + CACHE_UNITS.get(raw.op, 0) + _extensions(raw.arg)
@@ -171,7 +151,7 @@ def _code_bytes(raws: list[Raw]) -> bytes:
     for raw in raws:
         caches = CACHE_UNITS.get(raw.op, 0)
         for extension in range(raw.width - caches - 1, 0, -1):
-            out += bytes((_EXTENDED_ARG, raw.arg >> 8 * extension & 0xFF))
+            out += bytes((EXTENDED_ARG, raw.arg >> 8 * extension & 0xFF))
         out += bytes((raw.op, raw.arg & 0xFF))
         out += bytes(2 * caches)
     return bytes(out)

@@ -7,6 +7,8 @@ An `Instr` says the same on every supported version (the vocabulary is in the pa
 
 from __future__ import annotations
 
+import dis
+import opcode
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -25,6 +27,42 @@ CO_NESTED = 0x10
 CO_GENERATOR = 0x20
 CO_COROUTINE = 0x80
 CO_ASYNC_GENERATOR = 0x200
+
+# ---- raw opcodes
+
+
+def _cache_entries() -> dict[int, int]:
+    table = opcode._inline_cache_entries  # type: ignore[attr-defined]
+    if isinstance(table, dict):
+        return {dis.opmap[name]: n for name, n in table.items() if name in dis.opmap}
+    return dict(enumerate(table))
+
+
+#: Inline cache units behind each opcode.
+CACHE_UNITS = _cache_entries()
+#: Opcodes that have an argument.
+HAS_ARG: frozenset[int] = frozenset(getattr(dis, "hasarg", range(dis.HAVE_ARGUMENT, 256)))
+#: What the argument is: an index of a "local", "name" or "const", a "jump" distance, or a "number".
+KIND: dict[int, str] = dict.fromkeys(HAS_ARG, "number")
+for _kind, _group in (
+    ("const", dis.hasconst),
+    ("name", dis.hasname),
+    ("local", (*dis.haslocal, *dis.hasfree)),
+    ("jump", (*dis.hasjrel, *dis.hasjabs)),
+):
+    KIND.update(dict.fromkeys(_group, _kind))
+BACKWARD = frozenset(op for name, op in dis.opmap.items() if "BACKWARD" in name)
+EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
+#: CALL_INTRINSIC_1 numbers that had names on 3.11.
+INTRINSICS = {"IMPORT_STAR": 2, "UNARY_POSITIVE": 5, "LIST_TO_TUPLE": 6}
+#: How far before its label a FOR_ITER's raw target lies: END_FOR, and POP_TOP on 3.13.
+FOR_ITER_BACK = 2 if PY313 else 1 if PY312 else 0
+
+# ---- instructions
+
+#: Opcodes of the vocabulary after which execution never goes on at the next instruction.
+NO_FALL_THROUGH = frozenset({"JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 
 Positions = tuple[int | None, int | None, int | None, int | None]
 NO_POSITION: Positions = (None, None, None, None)
@@ -60,15 +98,9 @@ class Instr(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded:
-    """A code object as instructions, with what is needed to build variants of it.
+class FrameShape:
+    """All of a code object but its instructions; fields are named as there, without the `co_`."""
 
-    It holds no reference to the code object, so that caches keyed by the code can hold it.
-    `local_names` are all names in slot order: variables, then cells that are no variables,
-    then free variables. `derived` caches what other modules compute once per code object.
-    """
-
-    instrs: tuple[Instr, ...]
     name: str
     qualname: str
     filename: str
@@ -78,7 +110,64 @@ class Decoded:
     cellvars: tuple[str, ...]
     freevars: tuple[str, ...]
     argcount: int
-    kwonly: int
+    posonlyargcount: int
+    kwonlyargcount: int
+
+    @staticmethod
+    def of(code: CodeType) -> FrameShape:
+        """The shape of a code object."""
+        return FrameShape(*[getattr(code, f"co_{name}") for name in FrameShape.__match_args__])
+
+    def variant(
+        self,
+        args: tuple[str, ...],
+        cellvars: tuple[str, ...],
+        freevars: tuple[str, ...],
+        qualname: str,
+    ) -> FrameShape:
+        """The shape of other code for this frame, which takes `args` as positionals."""
+        flags = self.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED)
+        return FrameShape(
+            name=self.name,
+            qualname=qualname,
+            filename=self.filename,
+            firstlineno=self.firstlineno,
+            flags=flags | CO_NESTED if freevars else flags,
+            varnames=args,
+            cellvars=cellvars,
+            freevars=freevars,
+            argcount=len(args),
+            posonlyargcount=len(args),
+            kwonlyargcount=0,
+        )
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names by slot of the frame's variable array (a cell that is an argument has one slot)."""
+        known = set(self.varnames)
+        return self.varnames + tuple(c for c in self.cellvars if c not in known) + self.freevars
+
+    @property
+    def flat_args(self) -> tuple[str, ...]:
+        """Argument names in the hook's order: positional, keyword-only, *args, **kwargs."""
+        extra = bool(self.flags & CO_VARARGS) + bool(self.flags & CO_VARKEYWORDS)
+        return self.varnames[: self.argcount + self.kwonlyargcount + extra]
+
+    @property
+    def cells(self) -> frozenset[str]:
+        """Names whose slot holds a cell."""
+        return frozenset(self.cellvars + self.freevars)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded(FrameShape):
+    """A code object as instructions, with what is needed to build variants of it.
+
+    It holds no reference to the code object, so that caches keyed by the code can hold it.
+    `derived` caches what other modules compute once per code object.
+    """
+
+    instrs: tuple[Instr, ...]
     code_ref: weakref.ref[CodeType]
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -91,22 +180,6 @@ class Decoded:
         return code
 
     @property
-    def flat_args(self) -> tuple[str, ...]:
-        """Argument names in the hook's order: positional, keyword-only, *args, **kwargs."""
-        return self.varnames[: self.flat_count]
-
-    @property
-    def flat_count(self) -> int:
-        """Number of argument slots, *args and **kwargs counting one each."""
-        extra = bool(self.flags & CO_VARARGS) + bool(self.flags & CO_VARKEYWORDS)
-        return self.argcount + self.kwonly + extra
-
-    @property
-    def cells(self) -> frozenset[str]:
-        """Names whose slot holds a cell."""
-        return frozenset(self.cellvars + self.freevars)
-
-    @property
     def is_generator(self) -> bool:
         """Whether calling the function makes a generator or coroutine of any kind."""
         return bool(self.flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR))
@@ -115,11 +188,3 @@ class Decoded:
 def call_pair(func: Any, null: Any) -> tuple[Any, Any]:
     """The two stack slots, lower first, that hold a callable without self on this version."""
     return (null, func) if NULL_BELOW else (func, null)
-
-
-def localsplus_names(
-    varnames: tuple[str, ...], cellvars: tuple[str, ...], freevars: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Names by slot of the frame's variable array (a cell that is an argument has one slot)."""
-    known = set(varnames)
-    return varnames + tuple(c for c in cellvars if c not in known) + freevars

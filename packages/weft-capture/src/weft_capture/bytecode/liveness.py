@@ -11,16 +11,24 @@ import bdb
 import sys
 from typing import Any
 
-from .instr import Decoded, Instr
+from .instr import NO_FALL_THROUGH, Decoded, Instr
 
-_READ = frozenset({"LOAD_FAST", "DELETE_FAST"})
-_CELL = frozenset(
-    {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF"}
+_KILLS = frozenset({"STORE_FAST", "LOAD_FAST_AND_CLEAR"})
+_USES = frozenset(
+    {
+        "LOAD_FAST",
+        "DELETE_FAST",
+        "LOAD_FAST_AND_CLEAR",
+        "LOAD_DEREF",
+        "STORE_DEREF",
+        "DELETE_DEREF",
+        "LOAD_CLOSURE",
+        "LOAD_FROM_DICT_OR_DEREF",
+    }
 )
 _READS_FRAME = frozenset(
     {"eval", "exec", "locals", "_getframe", "currentframe", "breakpoint", "set_trace"}
 )
-_NO_FALL_THROUGH = frozenset({"JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 
 
 def live_at(decoded: Decoded, index: int) -> frozenset[str]:
@@ -50,7 +58,7 @@ def _is_debugged() -> bool:
 def successors(decoded: Decoded, index: int) -> list[int]:
     """Indices that can run after instruction `index`, its exception handler included."""
     instr = decoded.instrs[index]
-    result = [] if instr.opname in _NO_FALL_THROUGH else [index + 1]
+    result = [] if instr.opname in NO_FALL_THROUGH else [index + 1]
     if instr.target is not None:
         result.append(instr.target)
     if instr.handler is not None:
@@ -111,14 +119,8 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
 
 def _uses_and_kills(instr: Instr, bit: dict[str, int], first: str | None) -> tuple[int, int]:
     opname, name = instr.opname, instr.argval
-    if opname in _READ:
-        return bit[name], 0
-    if opname == "STORE_FAST":
-        return 0, bit[name]
-    if opname == "LOAD_FAST_AND_CLEAR":
-        return bit[name], bit[name]
-    if opname in _CELL:
-        return bit[name], 0
+    if opname in _USES or opname in _KILLS:
+        return bit[name] * (opname in _USES), bit[name] * (opname in _KILLS)
     if first is not None and _may_be_super(instr):
         return bit[first] | bit["__class__"], 0
     return 0, 0
@@ -126,9 +128,6 @@ def _uses_and_kills(instr: Instr, bit: dict[str, int], first: str | None) -> tup
 
 def _may_be_super(instr: Instr) -> bool:
     """Whether this may load or call `super` without arguments, in code that has __class__."""
-    opname = instr.opname
-    return (
-        (opname == "LOAD_GLOBAL" and instr.argval == "super")
-        or (opname == "CALL" and instr.arg == 0)
-        or opname == "LOAD_SUPER_ATTR"
+    return (instr.opname, instr.argval) == ("LOAD_GLOBAL", "super") or (
+        (instr.opname, instr.arg) == ("CALL", 0) or instr.opname == "LOAD_SUPER_ATTR"
     )

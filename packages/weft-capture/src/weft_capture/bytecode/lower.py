@@ -7,57 +7,49 @@ opcode is written as it is, with its argument looked up as a slot, name or const
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .instr import PY312, PY313
-from .program import FrameShape, Item, Label, Op
+from .instr import COMPARE_SHIFT, FOR_ITER_BACK, INTRINSICS, KIND, PY312, PY313
+from .program import Item, Label, Op
 
 _OPS = dis.opmap
-_LOCAL = frozenset(dis.haslocal) | frozenset(dis.hasfree)
-_NAME = frozenset(dis.hasname)
-_CONST = frozenset(dis.hasconst)
 
 # A comparison carries a mask of the outcomes that make it true
 # (1 unordered, 2 less, 4 greater, 8 equal), which specialised comparisons test.
 _COMPARE_MASK = {"<": 2, "<=": 10, "==": 8, "!=": 7, ">": 4, ">=": 12}
-_COMPARE_SHIFT = 5 if PY313 else 4
 _TO_BOOL_BIT = 16
-_INTRINSICS = {"IMPORT_STAR": 2, "UNARY_POSITIVE": 5, "LIST_TO_TUPLE": 6}
+_MAKES_BOOL = frozenset(_OPS[n] for n in ("CONTAINS_OP", "IS_OP", "UNARY_NOT"))
 _INVERSE = {
     "POP_JUMP_IF_TRUE": "POP_JUMP_IF_FALSE",
     "POP_JUMP_IF_FALSE": "POP_JUMP_IF_TRUE",
     "POP_JUMP_IF_NONE": "POP_JUMP_IF_NOT_NONE",
     "POP_JUMP_IF_NOT_NONE": "POP_JUMP_IF_NONE",
 }
-#: How far before its label a FOR_ITER's raw target lies: END_FOR, and POP_TOP on 3.13.
-FOR_ITER_BACK = 2 if PY313 else 1 if PY312 else 0
 
 
+@dataclass(slots=True, eq=False)
 class Raw:
     """One raw instruction; `jump` is resolved and `width` (code units) grown by the assembler."""
 
-    __slots__ = ("arg", "back", "jump", "op", "source", "width")
-
-    def __init__(self, op: int, arg: int, source: Op, jump: Label | None, back: int) -> None:
-        self.op = op
-        self.arg = arg
-        self.source = source
-        self.jump = jump
-        self.back = back
-        self.width = 0
+    op: int
+    arg: int
+    source: Op
+    jump: Label | None
+    back: int
+    width: int = 0
 
 
 class Lowering:
     """Collects raw instructions and the constant and name tables they refer to."""
 
-    def __init__(self, shape: FrameShape) -> None:
+    def __init__(self, slots: Sequence[str]) -> None:
         self.raws: list[Raw] = []
-        self.consts: list[Any] = []
-        self.names: list[str] = []
-        self._slots = {name: i for i, name in enumerate(shape.slots)}
-        self._const_index: dict[int, int] = {}
-        self._name_index: dict[str, int] = {}
+        self.names: dict[str, int] = {}
+        self._consts: dict[int, tuple[int, Any]] = {}  # by identity
+        self._slots = {name: i for i, name in enumerate(slots)}
+        self._index = {"const": self.const, "name": self.name, "local": self.slot}
         self._source = Op("NOP")
         self._fresh_block = True
 
@@ -69,49 +61,34 @@ class Lowering:
                 self._fresh_block = True
                 continue
             self._source = item
-            rule = _RULES.get(item.opname)
-            if rule is not None:
-                rule(self, item)
-            else:
-                self._plain(item)
+            _RULES.get(item.opname, Lowering.plain)(self, item)
             self._fresh_block = False
+
+    @property
+    def consts(self) -> tuple[Any, ...]:
+        """The constants in order."""
+        return tuple([value for _, value in self._consts.values()])
 
     def add(self, opname: str, arg: int = 0, jump: Label | None = None, back: int = 0) -> None:
         """Append one raw instruction with the source position and handler of the current op."""
         self.raws.append(Raw(_OPS[opname], arg, self._source, jump, back))
 
     def const(self, value: Any) -> int:
-        """Index of `value` in the constants (by identity)."""
-        index = self._const_index.get(id(value))
-        if index is None:
-            index = self._const_index[id(value)] = len(self.consts)
-            self.consts.append(value)
-        return index
+        """Index of `value` in the constants."""
+        return self._consts.setdefault(id(value), (len(self._consts), value))[0]
 
     def name(self, name: str) -> int:
         """Index of `name` in co_names."""
-        index = self._name_index.get(name)
-        if index is None:
-            index = self._name_index[name] = len(self.names)
-            self.names.append(name)
-        return index
+        return self.names.setdefault(name, len(self.names))
 
     def slot(self, name: str) -> int:
         """Slot of a variable, cell or free variable; raises KeyError for an undeclared one."""
         return self._slots[name]
 
-    def _plain(self, op: Op) -> None:
-        raw = _OPS[op.opname]
-        if op.jump is not None:
-            self.add(op.opname, 0, op.jump)
-        elif raw in _LOCAL:
-            self.add(op.opname, self.slot(op.argval))
-        elif raw in _NAME:
-            self.add(op.opname, self.name(op.argval))
-        elif raw in _CONST:
-            self.add(op.opname, self.const(op.argval))
-        else:
-            self.add(op.opname, op.arg)
+    def plain(self, op: Op) -> None:
+        """An opcode that is the same in both forms."""
+        index = self._index.get(KIND.get(_OPS[op.opname], ""))
+        self.add(op.opname, index(op.argval) if index else op.arg, op.jump)
 
     def call(self, op: Op) -> None:
         if PY313 and op.argval:
@@ -130,14 +107,9 @@ class Lowering:
         else:
             self.add("LOAD_METHOD", self.name(op.argval))
 
-    def load_attr(self, op: Op) -> None:
-        self.add("LOAD_ATTR", self.name(op.argval) << int(PY312))
-
     def compare(self, op: Op) -> None:
-        index = dis.cmp_op.index(op.argval)
-        if PY312:
-            index = index << _COMPARE_SHIFT | _COMPARE_MASK[op.argval]
-        self.add("COMPARE_OP", index)
+        mask = _COMPARE_MASK[op.argval] if PY312 else 0
+        self.add("COMPARE_OP", dis.cmp_op.index(op.argval) << COMPARE_SHIFT | mask)
 
     def make_function(self, op: Op) -> None:
         if not PY313:
@@ -156,7 +128,7 @@ class Lowering:
 
     def intrinsic(self, op: Op) -> None:
         if PY312:
-            self.add("CALL_INTRINSIC_1", _INTRINSICS[op.opname])
+            self.add("CALL_INTRINSIC_1", INTRINSICS[op.opname])
         else:
             self.add(op.opname)
 
@@ -197,37 +169,23 @@ class Lowering:
             self.add("JUMP_BACKWARD", 0, op.jump)
             over.index = len(self.raws)
 
-    def for_iter(self, op: Op) -> None:
-        self.add("FOR_ITER", 0, op.jump, FOR_ITER_BACK)
 
-    def load_fast(self, op: Op) -> None:
-        self.add("LOAD_FAST_CHECK" if PY312 and op.arg else "LOAD_FAST", self.slot(op.argval))
-
-    def load_closure(self, op: Op) -> None:
-        self.add("LOAD_FAST" if PY313 else "LOAD_CLOSURE", self.slot(op.argval))
-
-    def load_global(self, op: Op) -> None:
-        self.add("LOAD_GLOBAL", self.name(op.argval) << 1)
-
-    def load_super_attr(self, op: Op) -> None:
-        self.add("LOAD_SUPER_ATTR", self.name(op.argval[0]) << 2 | op.arg)
-
-
-_MAKES_BOOL = frozenset(_OPS[n] for n in ("CONTAINS_OP", "IS_OP", "UNARY_NOT"))
+_CHECKED_LOAD = "LOAD_FAST_CHECK" if PY312 else "LOAD_FAST"
+_LOAD_CLOSURE = "LOAD_FAST" if PY313 else "LOAD_CLOSURE"
 _RULES: dict[str, Callable[[Lowering, Op], None]] = {
     "CALL": Lowering.call,
     "LOAD_METHOD": Lowering.load_method,
-    "LOAD_ATTR": Lowering.load_attr,
-    "LOAD_GLOBAL": Lowering.load_global,
-    "LOAD_SUPER_ATTR": Lowering.load_super_attr,
-    "LOAD_FAST": Lowering.load_fast,
-    "LOAD_CLOSURE": Lowering.load_closure,
+    "LOAD_ATTR": lambda w, op: w.add("LOAD_ATTR", w.name(op.argval) << int(PY312)),
+    "LOAD_GLOBAL": lambda w, op: w.add("LOAD_GLOBAL", w.name(op.argval) << 1),
+    "LOAD_SUPER_ATTR": lambda w, op: w.add("LOAD_SUPER_ATTR", w.name(op.argval[0]) << 2 | op.arg),
+    "LOAD_FAST": lambda w, op: w.add(_CHECKED_LOAD if op.arg else "LOAD_FAST", w.slot(op.argval)),
+    "LOAD_CLOSURE": lambda w, op: w.add(_LOAD_CLOSURE, w.slot(op.argval)),
     "COMPARE_OP": Lowering.compare,
     "MAKE_FUNCTION": Lowering.make_function,
     "FORMAT_VALUE": Lowering.format_value,
     "UNARY_NOT": Lowering.unary_not,
     "JUMP": Lowering.jump,
-    "FOR_ITER": Lowering.for_iter,
+    "FOR_ITER": lambda w, op: w.add("FOR_ITER", 0, op.jump, FOR_ITER_BACK),
     **dict.fromkeys(_INVERSE, Lowering.pop_jump),
-    **dict.fromkeys(_INTRINSICS, Lowering.intrinsic),
+    **dict.fromkeys(INTRINSICS, Lowering.intrinsic),
 }

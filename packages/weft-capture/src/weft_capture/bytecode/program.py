@@ -1,4 +1,4 @@
-"""What an assembler takes: operations of the vocabulary, labels, and the shape of the new frame.
+"""What an assembler takes: operations of the vocabulary, and labels.
 
 `Op` is `Instr` before it has a place: its jump goes to a `Label` object instead of an index, so
 operations can be inserted and code of different origins spliced without renumbering anything.
@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .instr import NO_POSITION, Decoded, Positions, localsplus_names
+from .instr import NO_POSITION, Decoded, FrameShape, Positions
 
 
+@dataclass(slots=True, eq=False)
 class Label:
     """A place in the program; the assembler gives it the index of the raw instruction there."""
 
-    __slots__ = ("index",)
-
-    def __init__(self) -> None:
-        self.index: int | None = None
+    index: int | None = None
 
 
 class Cover(NamedTuple):
@@ -29,51 +27,29 @@ class Cover(NamedTuple):
     lasti: bool
 
 
+@dataclass(slots=True, eq=False)
 class Op:
     """One operation to assemble; fields as in `Instr`."""
 
-    __slots__ = ("arg", "argval", "cover", "jump", "opname", "positions")
-
-    def __init__(
-        self,
-        opname: str,
-        arg: int = 0,
-        argval: Any = None,
-        jump: Label | None = None,
-        positions: Positions = NO_POSITION,
-        cover: Cover | None = None,
-    ) -> None:
-        self.opname = opname
-        self.arg = arg
-        self.argval = argval
-        self.jump = jump
-        self.positions = positions
-        self.cover = cover
+    opname: str
+    arg: int = 0
+    argval: Any = None
+    jump: Label | None = None
+    positions: Positions = NO_POSITION
+    cover: Cover | None = None
 
 
 Item = Op | Label
 
 
-@dataclass(frozen=True)
-class FrameShape:
-    """Everything of a code object but its instructions; names in CPython's order."""
-
-    name: str
-    qualname: str
-    filename: str
-    firstlineno: int
-    flags: int
-    varnames: tuple[str, ...]
-    cellvars: tuple[str, ...]
-    freevars: tuple[str, ...]
-    argcount: int
-    posonly: int
-    kwonly: int
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names by slot of the frame's variable array."""
-        return localsplus_names(self.varnames, self.cellvars, self.freevars)
+def prologue_of(shape: FrameShape, positions: Positions) -> list[Item]:
+    """What comes before all else: the cells, and RESUME."""
+    items: list[Item] = []
+    if shape.freevars:
+        items.append(Op("COPY_FREE_VARS", len(shape.freevars)))
+    items += [Op("MAKE_CELL", 0, name) for name in shape.cellvars]
+    items.append(Op("RESUME", positions=positions))
+    return items
 
 
 def program_of(

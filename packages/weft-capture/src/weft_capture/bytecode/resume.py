@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 
 from .decode import decode
 from .encode import assemble
-from .instr import CO_NESTED, CO_VARARGS, CO_VARKEYWORDS, Decoded
+from .instr import Decoded, FrameShape
 from .liveness import first_argument_of_super, live_at, reachable
-from .program import FrameShape, Item, Label, Op, program_of
+from .program import Label, Op, program_of, prologue_of
 
 _PROLOGUE = frozenset({"RESUME", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 _SELF = "_weft_self"
@@ -122,95 +122,51 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     ]
     entry = Label()
     body = program_of(decoded, keep, {index: entry})
-    args, freevars = state_at(decoded, index, stack, bound)
-    arg_names = argument_names(args, freevars)
-    shape = FrameShape(
-        name=decoded.name,
-        qualname=f"{decoded.qualname}.<resume at {_line(decoded, index)}>",
-        filename=decoded.filename,
-        firstlineno=decoded.firstlineno,
-        flags=_flags(decoded, freevars),
-        varnames=arg_names
-        + tuple(n for n in decoded.varnames if n not in arg_names and n not in freevars),
-        cellvars=(),
-        freevars=freevars,
-        argcount=len(args),
-        posonly=len(args),
-        kwonly=0,
-    )
-    prologue = _prologue(stack, decoded, index, entry, freevars)
-    code = assemble(prologue + body, shape)
+    args, shape = state_at(decoded, index, stack, bound, "resume")
+    known = {*shape.varnames, *shape.freevars}
+    others = tuple(name for name in decoded.varnames if name not in known)
+    positions = decoded.instrs[index].positions
+    prologue = prologue_of(shape, positions)
+    places = [stack_name(i) if is_value else None for i, is_value in enumerate(stack)]
+    for name in places:
+        opname = "LOAD_FAST" if name else "PUSH_NULL"
+        prologue.append(Op(opname, argval=name, positions=positions))
+    for name in filter(None, places):  # the stack alone holds it
+        prologue.append(Op("DELETE_FAST", argval=name, positions=positions))
+    prologue.append(Op("JUMP", jump=entry, positions=positions))
+    code = assemble(prologue + body, replace(shape, varnames=shape.varnames + others))
     kept = tuple(i for i, wanted in enumerate(keep) if wanted)
     decode(code).derived["origin"] = Origin(weakref.ref(decoded), len(prologue), kept)
     return Resume(code, args, stack, index)
 
 
 def state_at(
-    decoded: Decoded, index: int, stack: Sequence[bool], bound: frozenset[str]
-) -> tuple[tuple[int | str, ...], tuple[str, ...]]:
-    """Return how a frame's state at an instruction is passed on: arguments and cells.
+    decoded: Decoded, index: int, stack: Sequence[bool], bound: frozenset[str], what: str
+) -> tuple[tuple[int | str, ...], FrameShape]:
+    """Return how a frame's state at an instruction is passed on to code that continues it.
 
-    The arguments are as in `Resume.args`, the cells the names of those in the closure.
+    Args:
+        decoded: the frame's code.
+        index: the instruction.
+        stack: the operand stack there, as for `make_resume`.
+        bound: the plain variables that are bound there, and needed.
+        what: what to call the new code.
+
+    Returns:
+        The arguments, as in `Resume.args`, and the shape of code that takes them.
     """
+    live = live_at(decoded, index)
+    freevars = tuple(n for n in decoded.cellvars + decoded.freevars if n in live)
     args: list[int | str] = [i for i, is_value in enumerate(stack) if is_value]
     args += [name for name in decoded.varnames if name in bound]
-    freevars = _free_names(decoded, index)
-    _put_self_first(args, decoded, live_at(decoded, index), freevars)
-    return tuple(args), freevars
-
-
-def argument_names(args: Sequence[int | str], freevars: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the parameter names for arguments as `state_at` gives them."""
-    return tuple(_arg_name(arg, freevars) for arg in args)
-
-
-def _prologue(
-    stack: tuple[bool, ...], decoded: Decoded, index: int, entry: Label, freevars: tuple[str, ...]
-) -> list[Item]:
-    positions = decoded.instrs[index].positions
-    items: list[Item] = []
-    if freevars:
-        items.append(Op("COPY_FREE_VARS", len(freevars)))
-    items.append(Op("RESUME", positions=positions))
-    for place, is_value in enumerate(stack):
-        if is_value:
-            items.append(Op("LOAD_FAST", 0, stack_name(place), positions=positions))
-        else:
-            items.append(Op("PUSH_NULL", positions=positions))
-    for place, is_value in enumerate(stack):
-        if is_value:  # the stack alone holds it
-            items.append(Op("DELETE_FAST", 0, stack_name(place), positions=positions))
-    items.append(Op("JUMP", jump=entry, positions=positions))
-    return items
-
-
-def _free_names(decoded: Decoded, index: int) -> tuple[str, ...]:
-    wanted = live_at(decoded, index) & decoded.cells
-    return tuple(n for n in decoded.cellvars + decoded.freevars if n in wanted)
-
-
-def _put_self_first(
-    args: list[int | str], decoded: Decoded, live: frozenset[str], freevars: tuple[str, ...]
-) -> None:
-    """A super() without arguments takes the frame's first slot: keep the first argument there."""
     first = first_argument_of_super(decoded)
-    if first is None or first not in live or "__class__" not in freevars:
-        return
-    if first in args:
-        args.remove(first)
-    args.insert(0, first)
-
-
-def _arg_name(arg: int | str, freevars: tuple[str, ...]) -> str:
-    if isinstance(arg, int):
-        return stack_name(arg)
-    return _SELF if arg in freevars else arg
-
-
-def _line(decoded: Decoded, index: int) -> int:
-    return decoded.instrs[index].lineno or decoded.firstlineno
-
-
-def _flags(decoded: Decoded, freevars: tuple[str, ...]) -> int:
-    flags = decoded.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED)
-    return flags | CO_NESTED if freevars else flags
+    if first is not None and first in live and "__class__" in freevars:
+        # A super() without arguments takes the frame's first slot: keep the first argument there.
+        args = [first, *(arg for arg in args if arg != first)]
+    names = tuple(
+        stack_name(arg) if isinstance(arg, int) else _SELF if arg in freevars else arg
+        for arg in args
+    )
+    line = decoded.instrs[index].lineno or decoded.firstlineno
+    qualname = f"{decoded.qualname}.<{what} at {line}>"
+    return tuple(args), decoded.variant(names, (), freevars, qualname)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from .instr import Positions
 
 _MAX_UNITS = 8  # code units one location entry can cover
-_LONG, _NO_COLUMNS, _NONE, _ONE_LINE = 14, 13, 15, 10
+_NO_COLUMNS, _LONG, _NONE = 13, 14, 15  # the kinds of entries used; the others save bytes only
 
 
 def _varint(out: bytearray, value: int) -> None:
@@ -51,12 +51,6 @@ def _location(out: bytearray, units: int, positions: Positions, line: int) -> in
     if end is None or column is None or end_column is None:
         head(_NO_COLUMNS)
         _signed_varint(out, delta)
-    elif end == start and delta == 0 and column < 80 and 0 <= end_column - column < 16:
-        head(column >> 3)
-        out.append((column & 7) << 4 | end_column - column)
-    elif end == start and 0 <= delta < 3 and column < 128 and end_column < 128:
-        head(_ONE_LINE + delta)
-        out += bytes((column, end_column))
     else:
         head(_LONG)
         _signed_varint(out, delta)

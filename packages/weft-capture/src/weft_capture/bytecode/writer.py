@@ -9,54 +9,56 @@ from __future__ import annotations
 
 import opcode
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from .encode import assemble
-from .instr import (
-    CO_NESTED,
-    CO_VARARGS,
-    CO_VARKEYWORDS,
-    NULL_BELOW,
-    PY312,
-    PY313,
-    Decoded,
-    Instr,
-    Positions,
-)
+from .instr import NULL_BELOW, PY312, PY313, Decoded, FrameShape, Instr, Positions
 from .liveness import reachable
-from .program import Cover, FrameShape, Item, Label, Op, program_of
+from .program import Cover, Item, Label, Op, program_of, prologue_of
 from .resume import Resume, stack_name
 
 _BINARY = {symbol: number for number, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
 _CELL_OPS = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"})
 _FAST_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
-FUNCTION_ARG = "_weft_function"
 
 
-class Signature(NamedTuple):
-    """How new code is entered: its arguments, the cells it makes and those it is given."""
+# ---- makers of the Writer's verbs: what they emit, and by how much they change the stack's depth
 
-    args: tuple[str, ...]
-    cellvars: tuple[str, ...]
-    freevars: tuple[str, ...]
-    qualname: str
+
+def _plain(opname: str, effect: int, arg: int = 0) -> Callable[[Writer], None]:
+    return lambda writer: writer._emit(opname, effect, arg)
+
+
+def _named(opname: str, effect: int) -> Callable[[Writer, str], None]:
+    return lambda writer, name: writer._emit(opname, effect, argval=name)
+
+
+def _counted(opname: str, effect: int, each: int = 0) -> Callable[[Writer, int], None]:
+    """The verb of an opcode with a number, which adds to the effect `each` times."""
+    return lambda writer, count: writer._emit(opname, effect + each * count, arg=count)
+
+
+def _jump(opname: str, effect: int) -> Callable[[Writer, Label], None]:
+    return lambda writer, label: writer._emit(opname, effect, jump=label)
 
 
 class Writer:
     """Assembles the code that replaces a frame; see the package docstring for the methods."""
 
     def __init__(
-        self, decoded: Decoded, *, tail_call: Any = None, signature: Signature | None = None
+        self, decoded: Decoded, *, tail_call: Any = None, shape: FrameShape | None = None
     ) -> None:
         """Start code for a frame of `decoded`.
 
         `tail_call(func, *args)` makes what the frame hook takes as "return func(*args)"; with
-        None, `call_resume` emits a plain nested call. `signature` is for code that is entered in
+        None, `call_resume` emits a plain nested call. `shape` is for code that is entered in
         the middle of the frame.
         """
         self._decoded = decoded
-        self._signature = signature or Signature(
+        self._shape = shape or decoded.variant(
             decoded.flat_args, decoded.cellvars, decoded.freevars, decoded.qualname
         )
         self._tail_call = tail_call
@@ -66,23 +68,49 @@ class Writer:
         self._handlers: dict[int, Label] = {}
         self._tail: list[Item] = []  # what follows the last return
         self._temps: list[str] = []
-        self._function_used = False
         line = decoded.firstlineno
         self._positions: Positions = (line, line, None, None)
 
-    # Variables and constants.
+    # Variables.
+    load_local = _named("LOAD_VAR", 1)  # a cell variable's contents
+    store_local = _named("STORE_VAR", -1)
+    delete_local = _named("DELETE_VAR", 0)  # raises at run time when it is unbound
+    load_global = _named("LOAD_GLOBAL", 1)
+    store_global = _named("STORE_GLOBAL", -1)
+    load_cell = _named("LOAD_DEREF", 1)  # the contents
+    load_closure = _named("LOAD_CLOSURE", 1)  # the cell itself
 
-    def load_local(self, name: str) -> None:
-        """Push a variable; a cell variable's contents."""
-        self._emit("LOAD_VAR", 1, argval=name)
+    # Attributes, items, operators; what is changed lies below what changes it.
+    load_attr = _named("LOAD_ATTR", 0)
+    store_attr = _named("STORE_ATTR", -2)  # pops the object (top) and the value
+    delete_attr = _named("DELETE_ATTR", -1)
+    binary_subscr = _plain("BINARY_SUBSCR", -1)
+    store_subscr = _plain("STORE_SUBSCR", -3)  # pops key (top), container, value
+    delete_subscr = _plain("DELETE_SUBSCR", -2)
+    compare_op = _named("COMPARE_OP", -1)
+    load_method = _named("LOAD_METHOD", 0)  # what `call_method` calls
 
-    def store_local(self, name: str) -> None:
-        """Pop into a variable; a cell variable's cell."""
-        self._emit("STORE_VAR", -1, argval=name)
+    # Containers, of values from the stack.
+    build_tuple = _counted("BUILD_TUPLE", 1, -1)
+    build_list = _counted("BUILD_LIST", 1, -1)
+    build_set = _counted("BUILD_SET", 1, -1)
+    build_map = _counted("BUILD_MAP", 1, -2)
+    build_slice = _counted("BUILD_SLICE", 1, -1)
+    list_extend = _counted("LIST_EXTEND", -1)  # the list now at that place from the top
 
-    def delete_local(self, name: str) -> None:
-        """Unbind a variable; raises at run time when it is unbound."""
-        self._emit("DELETE_VAR", 0, argval=name)
+    # The stack; places count from the top, which is 1.
+    pop = _plain("POP_TOP", -1)
+    dup = _plain("COPY", 1, 1)
+    copy = _counted("COPY", 1)
+    swap = _counted("SWAP", 0)
+    push_null = _plain("PUSH_NULL", 1)  # to rebuild a stack that holds one; calls do not need it
+
+    # Control flow.
+    jump = _jump("JUMP", 0)
+    pop_jump_if_true = _jump("POP_JUMP_IF_TRUE", -1)
+    pop_jump_if_false = _jump("POP_JUMP_IF_FALSE", -1)
+    return_ = _plain("RETURN_VALUE", -1)
+    raise_ = _plain("RAISE_VARARGS", -1, 1)
 
     def temp(self) -> str:
         """A fresh variable name."""
@@ -96,27 +124,6 @@ class Writer:
             self.load_const(None)
             self.store_local(name)
 
-    def load_global(self, name: str) -> None:
-        """Push a global or builtin."""
-        self._emit("LOAD_GLOBAL", 1, argval=name)
-
-    def store_global(self, name: str) -> None:
-        """Pop into a global."""
-        self._emit("STORE_GLOBAL", -1, argval=name)
-
-    def load_function(self) -> None:
-        """Push the function whose frame this replaces (the hook passes it behind the arguments)."""
-        self._function_used = True
-        self._emit("LOAD_FAST", 1, argval=FUNCTION_ARG)
-
-    def load_cell(self, name: str) -> None:
-        """Push the contents of a cell or free variable."""
-        self._emit("LOAD_DEREF", 1, argval=name)
-
-    def load_closure(self, name: str) -> None:
-        """Push the cell object itself."""
-        self._emit("LOAD_CLOSURE", 1, argval=name)
-
     def load_const(self, value: object) -> None:
         """Push any object; the code object keeps it alive."""
         if type(value) is str and f"_{value}".isidentifier() and sys.intern(value) is not value:
@@ -127,39 +134,9 @@ class Writer:
             return
         self._emit("LOAD_CONST", 1, argval=value)
 
-    # Attributes, items, operators.
-
-    def load_attr(self, name: str) -> None:
-        """Replace the top by its attribute."""
-        self._emit("LOAD_ATTR", 0, argval=name)
-
-    def store_attr(self, name: str) -> None:
-        """Pop object (top) and value: object.name = value."""
-        self._emit("STORE_ATTR", -2, argval=name)
-
-    def delete_attr(self, name: str) -> None:
-        """Pop object: del object.name."""
-        self._emit("DELETE_ATTR", -1, argval=name)
-
-    def binary_subscr(self) -> None:
-        """Replace container and key by the item."""
-        self._emit("BINARY_SUBSCR", -1)
-
-    def store_subscr(self) -> None:
-        """Pop key (top), container, value: container[key] = value."""
-        self._emit("STORE_SUBSCR", -3)
-
-    def delete_subscr(self) -> None:
-        """Pop key (top) and container: del container[key]."""
-        self._emit("DELETE_SUBSCR", -2)
-
     def binary_op(self, symbol: str) -> None:
         """Replace two values by `left symbol right`, symbol as in '+' or '+='."""
         self._emit("BINARY_OP", -1, arg=_BINARY[symbol])
-
-    def compare_op(self, symbol: str) -> None:
-        """Replace two values by the comparison."""
-        self._emit("COMPARE_OP", -1, argval=symbol)
 
     # Calls.
 
@@ -192,10 +169,6 @@ class Writer:
         if not NULL_BELOW:
             self._items.insert(place, Op("PUSH_NULL", positions=self._positions))
 
-    def load_method(self, name: str) -> None:
-        """Replace the object by what `call_method` calls."""
-        self._emit("LOAD_METHOD", 0, argval=name)
-
     def call_method(self, count: int, kwnames: tuple[str, ...] = ()) -> None:
         """Call what `load_method` pushed with `count` arguments."""
         self._emit("CALL", -count, arg=count, argval=kwnames)
@@ -210,55 +183,7 @@ class Writer:
         closure = bool(code.co_freevars)
         self._emit("MAKE_FUNCTION", -int(closure), arg=8 if closure else 0)
 
-    # Containers.
-
-    def build_tuple(self, count: int) -> None:
-        """Replace `count` values by a tuple."""
-        self._emit("BUILD_TUPLE", 1 - count, arg=count)
-
-    def build_list(self, count: int) -> None:
-        """Replace `count` values by a list."""
-        self._emit("BUILD_LIST", 1 - count, arg=count)
-
-    def build_set(self, count: int) -> None:
-        """Replace `count` values by a set."""
-        self._emit("BUILD_SET", 1 - count, arg=count)
-
-    def build_map(self, count: int) -> None:
-        """Replace `count` key, value pairs by a dict."""
-        self._emit("BUILD_MAP", 1 - 2 * count, arg=count)
-
-    def build_slice(self, count: int) -> None:
-        """Replace 2 or 3 values by a slice."""
-        self._emit("BUILD_SLICE", 1 - count, arg=count)
-
-    def list_extend(self, place: int) -> None:
-        """Pop an iterable and extend the list now at `place` from the top by it."""
-        self._emit("LIST_EXTEND", -1, arg=place)
-
-    # The stack.
-
-    def pop(self) -> None:
-        """Drop the top."""
-        self._emit("POP_TOP", -1)
-
-    def dup(self) -> None:
-        """Push the top again."""
-        self.copy(1)
-
-    def copy(self, place: int) -> None:
-        """Push the value at `place` from the top (1 is the top)."""
-        self._emit("COPY", 1, arg=place)
-
-    def swap(self, place: int) -> None:
-        """Exchange the top with the value at `place` (2 is below the top)."""
-        self._emit("SWAP", 0, arg=place)
-
-    def push_null(self) -> None:
-        """Push a NULL, to rebuild a stack that holds one; calls do not need it."""
-        self._emit("PUSH_NULL", 1)
-
-    # Control flow.
+    # Places.
 
     def label(self) -> Label:
         """A new label, to be placed by `mark`."""
@@ -267,26 +192,6 @@ class Writer:
     def mark(self, label: Label) -> None:
         """Place a label here."""
         self._items.append(label)
-
-    def jump(self, label: Label) -> None:
-        """Go to a label."""
-        self._emit("JUMP", 0, jump=label)
-
-    def pop_jump_if_true(self, label: Label) -> None:
-        """Pop; go to the label when true."""
-        self._emit("POP_JUMP_IF_TRUE", -1, jump=label)
-
-    def pop_jump_if_false(self, label: Label) -> None:
-        """Pop; go to the label when false."""
-        self._emit("POP_JUMP_IF_FALSE", -1, jump=label)
-
-    def return_(self) -> None:
-        """Return the top."""
-        self._emit("RETURN_VALUE", -1)
-
-    def raise_(self) -> None:
-        """Raise the exception on top."""
-        self._emit("RAISE_VARARGS", -1, arg=1)
 
     def at(self, where: int | Instr) -> None:
         """Set the source position of what follows: a line number or an instruction's place."""
@@ -352,7 +257,7 @@ class Writer:
                 self.load_local(arg)
         if kept:
             stack = [stack_name(place) for place in range(len(resume.stack))]
-            names = (*self._signature.args, *(a for a in resume.args if isinstance(a, str)), *stack)
+            names = (*self._shape.varnames, *(a for a in resume.args if isinstance(a, str)), *stack)
             self.clear_temps(*(set(names) - self._decoded.cells))
         self.call(len(resume.args) + (self._tail_call is not None))
         self.return_()
@@ -360,40 +265,19 @@ class Writer:
     def finish(self) -> CodeType:
         """Assemble the code object.
 
-        Its arguments are all positional-only: the original's in flat order and, if
-        `load_function` was used, the function. Raises AssemblyError for an inconsistent stack.
+        Its arguments are all positional-only: the original's in flat order, or those of `shape`.
+        Raises AssemblyError for an inconsistent stack.
         """
-        decoded, signature = self._decoded, self._signature
+        shape = self._shape
         items = self._items + self._tail + self._handler_code()
-        cellvars = _used_cells(items, signature.cellvars)
-        cells = set(cellvars + signature.freevars)
+        used = {op.argval for op in items if isinstance(op, Op) and op.opname in _CELL_OPS}
+        cellvars = tuple(name for name in shape.cellvars if name in used)
+        cells = set(cellvars + shape.freevars)
         _resolve_variables(items, cells)
-        args = signature.args + ((FUNCTION_ARG,) if self._function_used else ())
-        varnames = _variable_names(items, args, cells)
-        flags = decoded.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED)
-        shape = FrameShape(
-            name=decoded.name,
-            qualname=signature.qualname,
-            filename=decoded.filename,
-            firstlineno=decoded.firstlineno,
-            flags=flags | CO_NESTED if signature.freevars else flags,
-            varnames=varnames,
-            cellvars=cellvars,
-            freevars=signature.freevars,
-            argcount=len(args),
-            posonly=len(args),
-            kwonly=0,
-        )
-        return assemble(self._prologue(cellvars) + items, shape)
-
-    def _prologue(self, cellvars: tuple[str, ...]) -> list[Item]:
-        items: list[Item] = []
-        if self._signature.freevars:
-            items.append(Op("COPY_FREE_VARS", len(self._signature.freevars)))
-        items += [Op("MAKE_CELL", 0, name) for name in cellvars]
+        varnames = _variable_names(items, shape.varnames, cells)
+        shape = replace(shape, varnames=varnames, cellvars=cellvars)
         line = self._decoded.firstlineno
-        items.append(Op("RESUME", positions=(line, line, None, None)))
-        return items
+        return assemble(prologue_of(shape, (line, line, None, None)) + items, shape)
 
     def _handler_code(self) -> list[Item]:
         """The original's code that the handlers of `original` instructions can reach."""
@@ -411,11 +295,6 @@ class Writer:
         self._depth += effect
         if self._calls and self._depth == self._calls[-1][0] + 1:
             self._calls[-1][1] = len(self._items)
-
-
-def _used_cells(items: list[Item], cellvars: tuple[str, ...]) -> tuple[str, ...]:
-    used = {op.argval for op in items if isinstance(op, Op) and op.opname in _CELL_OPS}
-    return tuple(name for name in cellvars if name in used)
 
 
 def _resolve_variables(items: list[Item], cells: set[str]) -> None:

@@ -4,7 +4,7 @@
     set_lookup(code, lookup)              lookup(func, *flat_args) -> code object or None;
                                           with a third argument on_miss, in its runs only
     skip(code), forget(code)              never intercept / ask again
-    get_lookup(code), is_skipped(code), is_active()
+    is_active()                           whether the hook is on in this thread
     tail_call(func, *args)                a replacement returns it to end with func(*args)
     enter([func, *args])                  call func, which then alone holds its arguments
 
@@ -12,8 +12,7 @@ flat_args are the frame's arguments in co_varnames order: positional, keyword-on
 tuple, the **kwargs dict. On a code object without state, or when its lookup returns None,
 on_miss(func, code, flat_args_tuple) gives the code to run or None to run the frame as it is; it
 should call set_lookup or skip, or it is asked again at the next call. A replacement takes the flat
-arguments as positionals (and, if it has one more parameter, the function itself) and has the
-function's free variables. Lookups, on_miss and what they call are not intercepted. Generators and
+arguments as positionals and has the function's free variables. Lookups, on_miss and what they call are not intercepted. Generators and
 coroutines never are.
 """
 
@@ -22,12 +21,9 @@ from __future__ import annotations
 import sys
 
 from ._hook import (
-    TailCall,
     enter,
     forget,
-    get_lookup,
     is_active,
-    is_skipped,
     run,
     set_lookup,
     set_return_code,
@@ -36,12 +32,9 @@ from ._hook import (
 )
 
 __all__ = [
-    "TailCall",
     "enter",
     "forget",
-    "get_lookup",
     "is_active",
-    "is_skipped",
     "run",
     "set_lookup",
     "skip",

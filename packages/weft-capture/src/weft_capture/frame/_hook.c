@@ -213,9 +213,8 @@ check_replacement(PyObject *found, PyFunctionObject *func, Py_ssize_t count)
     }
     PyCodeObject *code = (PyCodeObject *)found;
     Py_ssize_t cells = func->func_closure == NULL ? 0 : PyTuple_GET_SIZE(func->func_closure);
-    int fits = code->co_argcount == count || code->co_argcount == count + 1;
-    if (!fits || code->co_kwonlyargcount || (code->co_flags & (CO_VARARGS | CO_VARKEYWORDS))
-        || code->co_nfreevars != cells) {
+    if (code->co_argcount != count || code->co_kwonlyargcount || code->co_nfreevars != cells
+        || (code->co_flags & (CO_VARARGS | CO_VARKEYWORDS))) {
         PyErr_Format(PyExc_ValueError,
                      "replacement code of %U takes %d arguments and %d cells; "
                      "the frame has %zd and %zd",
@@ -225,9 +224,8 @@ check_replacement(PyObject *found, PyFunctionObject *func, Py_ssize_t count)
     return 0;
 }
 
-/* Call `found` with the frame's flat arguments, which it takes over from `slots`. `args` has func in
- * front and one free place at the end, for replacements that take the function as an extra
- * argument. */
+/* Call `found` with the frame's flat arguments, which it takes over from `slots`; `args` has func in
+ * front. */
 static PyObject *
 run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssize_t count,
                 PyObject **slots)
@@ -247,9 +245,6 @@ run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssi
     }
     hook.held = slots;
     hook.held_count = count;
-    if (((PyCodeObject *)found)->co_argcount > count) {
-        args[1 + count++] = (PyObject *)func;
-    }
     hook.replacement = (PyCodeObject *)found;
     PyObject *result = PyObject_Vectorcall((PyObject *)run, args + 1,
                                            count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
@@ -307,10 +302,10 @@ intercept(Frame *frame, PyCodeObject *code, CodeState *state, int is_tail, PyObj
         return 1;
     }
     Py_ssize_t count = flat_count(code);
-    PyObject *small[SMALL + 2];
+    PyObject *small[SMALL + 1];
     PyObject **args = small;
     if (count > SMALL) {
-        args = PyMem_Malloc((count + 2) * sizeof(PyObject *));
+        args = PyMem_Malloc((count + 1) * sizeof(PyObject *));
         if (args == NULL) {
             PyErr_NoMemory();
             *result = NULL;
@@ -451,20 +446,6 @@ forget(PyObject *module, PyObject *code)
 }
 
 static PyObject *
-get_lookup(PyObject *module, PyObject *code)
-{
-    CodeState *state = PyCode_Check(code) ? get_state((PyCodeObject *)code) : NULL;
-    return Py_NewRef(state != NULL && state->kind == LOOKUP ? state->lookup : Py_None);
-}
-
-static PyObject *
-is_skipped(PyObject *module, PyObject *code)
-{
-    CodeState *state = PyCode_Check(code) ? get_state((PyCodeObject *)code) : NULL;
-    return PyBool_FromLong(state != NULL && state->kind == SKIP);
-}
-
-static PyObject *
 is_active(PyObject *module, PyObject *unused)
 {
     return PyBool_FromLong(hook.on_miss != NULL);
@@ -491,8 +472,6 @@ static PyMethodDef methods[] = {
      "with on_miss given only in runs with that on_miss."},
     {"skip", skip, METH_O, "skip(code): frames of code run as they are."},
     {"forget", forget, METH_O, "forget(code): make code unknown again."},
-    {"get_lookup", get_lookup, METH_O, "get_lookup(code) -> its lookup or None."},
-    {"is_skipped", is_skipped, METH_O, "is_skipped(code) -> bool."},
     {"is_active", is_active, METH_NOARGS, "is_active() -> whether the hook is on in this thread."},
     {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
      "tail_call(func, *args): what a replacement returns to end with func(*args)."},
@@ -517,9 +496,5 @@ PyInit__hook(void)
         PyErr_SetString(PyExc_ImportError, "CPython has no free code-extra slot for the frame hook");
         return NULL;
     }
-    PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddObjectRef(module, "TailCall", (PyObject *)&TailCallType) < 0) {
-        Py_CLEAR(module);
-    }
-    return module;
+    return PyModule_Create(&definition);
 }

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weft_capture import frame as hook
 from weft_capture.bytecode import (
     Decoded,
-    Signature,
     Writer,
-    argument_names,
     decode,
     live_at,
     stack_name,
@@ -72,13 +70,12 @@ def _make_entry(
     key = ("entry", index, stack, bound, inner, tail_call)
     entry: Entry | None = decoded.derived.get(key)
     if entry is None:
-        args, freevars = state_at(decoded, index, stack, bound)
-        names = argument_names(args, freevars) + ((_INNER,) if inner else ())
-        line = decoded.instrs[index].lineno or decoded.firstlineno
-        signature = Signature(names, (), freevars, f"{decoded.qualname}{_MARK}{line}>")
+        args, shape = state_at(decoded, index, stack, bound, "entry")
+        names = shape.varnames + ((_INNER,) if inner else ())
+        shape = decoded.variant(names, (), shape.freevars, shape.qualname)
 
         def write(tail_call: Any) -> types.CodeType:
-            writer = Writer(decoded, tail_call=tail_call, signature=signature)
+            writer = Writer(decoded, tail_call=tail_call, shape=shape)
             _write_entry(writer, decoded, index, stack, bound, inner)
             return writer.finish()
 

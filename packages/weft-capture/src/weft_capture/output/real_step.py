@@ -7,6 +7,7 @@ from types import CellType
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import (
+    NO_FALL_THROUGH,
     NULL_BELOW,
     Decoded,
     Instr,
@@ -23,7 +24,6 @@ _NO_WORK = frozenset(
     + ("JUMP", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "RETURN_VALUE")
 )
 """Instructions that a handler may consist of which only takes note of an exception."""
-_NO_FALLTHROUGH = frozenset(("RAISE_VARARGS", "RERAISE", "RETURN_VALUE"))
 
 
 def unbound_error(cell: CellType, name: str) -> Exception | None:
@@ -80,7 +80,7 @@ class RealStep:
         writer.original(index)
         if instr.opname == "RETURN_VALUE":
             raise Break("unsupported-value", "the value to return cannot be rebuilt")
-        if instr.opname not in _NO_FALLTHROUGH:
+        if instr.opname not in NO_FALL_THROUGH:
             after = stack_after(instr, below, bound=instr.argval in self.names)
             self.resume(index + 1, after, instr)
         self._handle(index)
