@@ -12,8 +12,8 @@ flat_args are the frame's arguments in co_varnames order: positional, keyword-on
 tuple, the **kwargs dict. On a code object without state, or when its lookup returns None,
 on_miss(func, code, flat_args_tuple) gives the code to run or None to run the frame as it is; it
 should call set_lookup or skip, or it is asked again at the next call. A replacement takes the flat
-arguments as positionals and has the function's free variables. Lookups, on_miss and what they call are not intercepted. Generators and
-coroutines never are.
+arguments as positionals and has the function's free variables. Lookups, on_miss and what they call
+are not intercepted. Generators and coroutines never are.
 """
 
 from __future__ import annotations

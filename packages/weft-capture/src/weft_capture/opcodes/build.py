@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft_capture.breaks import Break
 from weft_capture.opcodes.table import opcode
 from weft_capture.values.base import Value
 from weft_capture.values.constant import constant
@@ -17,19 +16,12 @@ if TYPE_CHECKING:
     from weft_capture.frames import Frame
 
 
-@opcode("BUILD_TUPLE")
-def _build_tuple(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(TupleValue(frame.pop_many(instr.arg)))
+_CONTAINERS = {"BUILD_TUPLE": TupleValue, "BUILD_LIST": ListValue, "BUILD_SET": SetValue}
 
 
-@opcode("BUILD_LIST")
-def _build_list(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(ListValue(frame.pop_many(instr.arg)))
-
-
-@opcode("BUILD_SET")
-def _build_set(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(SetValue(frame.pop_many(instr.arg)))
+@opcode(*_CONTAINERS)
+def _build(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(_CONTAINERS[instr.opname](frame.pop_many(instr.arg)))
 
 
 @opcode("BUILD_MAP")
@@ -63,20 +55,9 @@ def _convert_value(frame: Frame, instr: Instr) -> None:
     _convert(frame, instr.arg)
 
 
-@opcode("FORMAT_SIMPLE")
-def _format_simple(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.tx.builtin(format, frame.stack.pop(), constant("")))
-
-
-@opcode("FORMAT_WITH_SPEC")
-def _format_with_spec(frame: Frame, instr: Instr) -> None:
-    spec = frame.stack.pop()
-    frame.stack.append(frame.tx.builtin(format, frame.stack.pop(), spec))
-
-
 def _convert(frame: Frame, which: int) -> None:
-    function = {1: str, 2: repr, 3: ascii}.get(which)
-    if function is not None:
+    if which:
+        function = (str, repr, ascii)[which - 1]
         frame.stack.append(frame.tx.builtin(function, frame.stack.pop()))
 
 
@@ -86,11 +67,6 @@ def _build_slice(frame: Frame, instr: Instr) -> None:
     if len(parts) == 2:
         parts.append(constant(None))
     frame.stack.append(SliceValue(*parts))
-
-
-@opcode("LIST_TO_TUPLE")
-def _list_to_tuple(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(TupleValue(frame.stack.pop().unpack(frame.tx)))
 
 
 @opcode("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
@@ -157,8 +133,3 @@ def _unpack_ex(frame: Frame, instr: Instr) -> None:
     end = len(items) - after
     parts: list[Value] = [*items[:before], ListValue(items[before:end]), *items[end:]]
     frame.stack.extend(reversed(parts))
-
-
-@opcode("IMPORT_STAR")
-def _import_star(frame: Frame, instr: Instr) -> None:
-    raise Break("unsupported-opcode", "import *")

@@ -21,6 +21,7 @@ from weft_capture.values.exceptions import (
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.frames import Frame
+    from weft_capture.tracer import Tracer
 
 _STOPITERATION_ERROR = 3
 _PREP_RERAISE_STAR = 1
@@ -35,18 +36,20 @@ def _raise_varargs(frame: Frame, instr: Instr) -> None:
         if active is None:
             tx.raise_(RuntimeError, "No active exception to reraise")
         raise Raised(active)
-    value = frame.stack.pop()
+    value = _instance(tx, frame.stack.pop(), "exceptions")
+    if cause is not None:
+        cause = cause if cause is NONE else _instance(tx, cause, "exception causes")
+        value.setattr(tx, "__cause__", cause)
+    raise Raised(chain(tx, value))
+
+
+def _instance(tx: Tracer, value: Value, what: str) -> Value:
+    """Make an instance where an exception class was given; what is neither raises TypeError."""
     if isinstance(value, ClassValue) and issubclass(value.obj, BaseException):
         value = value.call(tx, [], {})
     if not issubclass(value.python_type(), BaseException):
-        tx.raise_(TypeError, "exceptions must derive from BaseException")
-    if cause is not None:
-        if isinstance(cause, ClassValue) and issubclass(cause.obj, BaseException):
-            cause = cause.call(tx, [], {})
-        if cause is not NONE and not issubclass(cause.python_type(), BaseException):
-            tx.raise_(TypeError, "exception causes must derive from BaseException")
-        value.setattr(tx, "__cause__", cause)
-    raise Raised(chain(tx, value))
+        tx.raise_(TypeError, f"{what} must derive from BaseException")
+    return value
 
 
 @opcode("PUSH_EXC_INFO")
@@ -80,8 +83,9 @@ def _intrinsic(frame: Frame, instr: Instr) -> None:
         raise Raised(generator_error(frame.tx, error))
 
 
-def _classes(frame: Frame, wanted: Value, bad: str) -> tuple[type, ...]:
+def _classes(frame: Frame, wanted: Value) -> tuple[type, ...]:
     """Return the classes of an except clause; what is no exception class raises TypeError."""
+    bad = "catching classes that do not inherit from BaseException is not allowed"
     items = wanted.unpack(frame.tx) if issubclass(wanted.python_type(), tuple) else [wanted]
     classes = tuple(item.as_constant() for item in items)
     if not all(isinstance(c, type) and issubclass(c, BaseException) for c in classes):
@@ -91,16 +95,14 @@ def _classes(frame: Frame, wanted: Value, bad: str) -> tuple[type, ...]:
 
 @opcode("CHECK_EXC_MATCH")
 def _check_exc_match(frame: Frame, instr: Instr) -> None:
-    bad = "catching classes that do not inherit from BaseException is not allowed"
-    classes = _classes(frame, frame.stack.pop(), bad)
+    classes = _classes(frame, frame.stack.pop())
     frame.stack.append(constant(issubclass(frame.stack[-1].python_type(), classes)))
 
 
 @opcode("CHECK_EG_MATCH")
 def _check_eg_match(frame: Frame, instr: Instr) -> None:
     """except*: replace the exception by (what does not match, what does)."""
-    bad = "catching classes that do not inherit from BaseException is not allowed"
-    classes = _classes(frame, frame.stack.pop(), bad)
+    classes = _classes(frame, frame.stack.pop())
     match, rest = groups.match(frame.tx, frame.stack.pop(), classes)
     frame.stack.extend((rest, match))
     if match is not NONE:

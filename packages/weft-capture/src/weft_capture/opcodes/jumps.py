@@ -19,20 +19,14 @@ def _target(instr: Instr) -> int:
     return instr.target
 
 
-@opcode("JUMP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+@opcode("JUMP")
 def _jump(frame: Frame, instr: Instr) -> None:
     frame.ip = _target(instr)
 
 
-@opcode("POP_JUMP_IF_TRUE")
-def _pop_jump_if_true(frame: Frame, instr: Instr) -> None:
-    if frame.stack.pop().truth(frame.tx):
-        frame.ip = _target(instr)
-
-
-@opcode("POP_JUMP_IF_FALSE")
-def _pop_jump_if_false(frame: Frame, instr: Instr) -> None:
-    if not frame.stack.pop().truth(frame.tx):
+@opcode("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
+def _pop_jump_if(frame: Frame, instr: Instr) -> None:
+    if frame.stack.pop().truth(frame.tx) == (instr.opname == "POP_JUMP_IF_TRUE"):
         frame.ip = _target(instr)
 
 
@@ -42,16 +36,6 @@ def _pop_jump_if_none(frame: Frame, instr: Instr) -> None:
     is_none = isinstance(value, Constant) and value.value is None
     if is_none is (instr.opname == "POP_JUMP_IF_NONE"):
         frame.ip = _target(instr)
-
-
-@opcode("GET_ITER")
-def _get_iter(frame: Frame, instr: Instr) -> None:
-    frame.stack[-1] = frame.stack[-1].iterate(frame.tx)
-
-
-@opcode("GET_YIELD_FROM_ITER")
-def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
-    frame.stack[-1] = frame.stack[-1].iterate(frame.tx)
 
 
 @opcode("FOR_ITER")

@@ -1,78 +1,55 @@
-"""Unary, binary and comparison operators, subscripts, identity and membership."""
+"""Operators, subscripts, attributes and constants; matching."""
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Raised
-from weft_capture.opcodes.table import opcode
+from weft_capture.opcodes.table import on_values, opcode
 from weft_capture.rules.operators import binary, compare, contains, identical, unary
-from weft_capture.values.constant import FALSE, TRUE, constant
+from weft_capture.values.constant import NONE, NULL, constant
+from weft_capture.values.containers import TupleValue
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.frames import Frame
     from weft_capture.tracer import Tracer
 
-_UNARY = {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT": "~"}
-
-
-@opcode("BINARY_OP")
-def _binary_op(frame: Frame, instr: Instr) -> None:
-    right = frame.stack.pop()
-    left = frame.stack.pop()
-    frame.stack.append(binary(frame.tx, instr.argval, left, right))
-
-
-@opcode("COMPARE_OP")
-def _compare_op(frame: Frame, instr: Instr) -> None:
-    right = frame.stack.pop()
-    left = frame.stack.pop()
-    frame.stack.append(compare(frame.tx, instr.argval, left, right))
-
-
-@opcode(*_UNARY)
-def _unary(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(unary(frame.tx, _UNARY[instr.opname], frame.stack.pop()))
-
-
-@opcode("UNARY_NOT")
-def _unary_not(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(constant(not frame.stack.pop().truth(frame.tx)))
-
-
-@opcode("IS_OP")
-def _is_op(frame: Frame, instr: Instr) -> None:
-    right = frame.stack.pop()
-    left = frame.stack.pop()
-    frame.stack.append(TRUE if identical(left, right) is not instr.argval else FALSE)
+on_values(
+    {
+        "BINARY_OP": (2, binary),
+        "COMPARE_OP": (2, compare),
+        "UNARY_NEGATIVE": (1, lambda tx, _, x: unary(tx, "-", x)),
+        "UNARY_POSITIVE": (1, lambda tx, _, x: unary(tx, "+", x)),
+        "UNARY_INVERT": (1, lambda tx, _, x: unary(tx, "~", x)),
+        "UNARY_NOT": (1, lambda tx, _, x: constant(not x.truth(tx))),
+        "IS_OP": (2, lambda tx, inverted, a, b: constant(identical(a, b) is not inverted)),
+        "BINARY_SUBSCR": (2, lambda tx, _, owner, key: owner.getitem(tx, key)),
+        "STORE_SUBSCR": (3, lambda tx, _, value, owner, key: owner.setitem(tx, key, value)),
+        "DELETE_SUBSCR": (2, lambda tx, _, owner, key: owner.delitem(tx, key)),
+        "LOAD_ATTR": (1, lambda tx, name, owner: owner.getattr(tx, name)),
+        "STORE_ATTR": (2, lambda tx, name, value, owner: owner.setattr(tx, name, value)),
+        "DELETE_ATTR": (1, lambda tx, name, owner: owner.delattr(tx, name)),
+        "GET_ITER": (1, lambda tx, _, x: x.iterate(tx)),
+        "GET_YIELD_FROM_ITER": (1, lambda tx, _, x: x.iterate(tx)),
+        "LIST_TO_TUPLE": (1, lambda tx, _, x: TupleValue(x.unpack(tx))),
+        "LOAD_CONST": (0, lambda tx, value: tx.literal_const(value)),
+        "LOAD_BUILD_CLASS": (0, lambda tx, _: tx.const_object(builtins.__build_class__)),
+        "LOAD_ASSERTION_ERROR": (0, lambda tx, _: tx.const_object(AssertionError)),
+        # Only ever read by LOAD_FROM_DICT_OR_..., which look at the frame.
+        "LOAD_LOCALS": (0, lambda tx, _: NONE),
+        "PUSH_NULL": (0, lambda tx, _: NULL),
+        "POP_TOP": (1, lambda tx, _, x: None),
+    }
+)
 
 
 @opcode("CONTAINS_OP")
 def _contains_op(frame: Frame, instr: Instr) -> None:
-    container = frame.stack.pop()
-    item = frame.stack.pop()
+    item, container = frame.pop_many(2)
     found = contains(frame.tx, container, item)
     frame.stack.append(constant(not found.truth(frame.tx)) if instr.argval else found)
-
-
-@opcode("BINARY_SUBSCR")
-def _binary_subscr(frame: Frame, instr: Instr) -> None:
-    key = frame.stack.pop()
-    frame.stack[-1] = frame.stack[-1].getitem(frame.tx, key)
-
-
-@opcode("STORE_SUBSCR")
-def _store_subscr(frame: Frame, instr: Instr) -> None:
-    key = frame.stack.pop()
-    container = frame.stack.pop()
-    container.setitem(frame.tx, key, frame.stack.pop())
-
-
-@opcode("DELETE_SUBSCR")
-def _delete_subscr(frame: Frame, instr: Instr) -> None:
-    key = frame.stack.pop()
-    frame.stack.pop().delitem(frame.tx, key)
 
 
 _MATCHES = {"MATCH_MAPPING": 1 << 6, "MATCH_SEQUENCE": 1 << 5}

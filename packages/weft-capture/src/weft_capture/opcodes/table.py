@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
@@ -10,6 +10,7 @@ from weft_capture.breaks import Break
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.frames import Frame
+    from weft_capture.values.base import Value
 
 Handler = Callable[["Frame", "Instr"], None]
 HANDLERS: dict[str, Handler] = {}
@@ -24,6 +25,25 @@ def opcode(*names: str) -> Callable[[Handler], Handler]:
         return handler
 
     return add
+
+
+def on_values(rows: Mapping[str, tuple[int, Callable[..., Value | None]]]) -> None:
+    """Register opcodes that only turn values of the stack into one.
+
+    Args:
+        rows: the number of operands by opcode, and a function (tx, argval, *operands) of which
+            the result is pushed, unless it is None.
+    """
+
+    def handler_of(count: int, function: Callable[..., Value | None]) -> Handler:
+        def handler(frame: Frame, instr: Instr) -> None:
+            result = function(frame.tx, instr.argval, *frame.pop_many(count))
+            if result is not None:
+                frame.stack.append(result)
+
+        return handler
+
+    HANDLERS.update({name: handler_of(*row) for name, row in rows.items()})
 
 
 def unsupported(frame: Frame, instr: Instr) -> None:

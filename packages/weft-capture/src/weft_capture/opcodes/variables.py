@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 from types import FunctionType
 from typing import TYPE_CHECKING, NoReturn
@@ -13,7 +12,7 @@ from weft_capture.classes import SuperValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.scope import import_module, load_global, store_global
 from weft_capture.values.base import Value
-from weft_capture.values.constant import NONE, NULL, constant
+from weft_capture.values.constant import NONE, NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, CellValue
 from weft_capture.values.objects import DELETED
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from weft_capture.frames import Frame
 
 
-@opcode("NOP", "RESUME", "COPY_FREE_VARS", "PRECALL", "MAKE_CELL_DONE", "END_FOR")
+@opcode("NOP", "RESUME", "COPY_FREE_VARS", "END_FOR")
 def _nothing(frame: Frame, instr: Instr) -> None:
     pass
 
@@ -34,11 +33,6 @@ def _make_cell(frame: Frame, instr: Instr) -> None:
     frame.cells[name] = CellValue(frame.locals.pop(name, None))
 
 
-@opcode("LOAD_CONST")
-def _load_const(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.tx.literal_const(instr.argval))
-
-
 def _unbound(frame: Frame, name: str) -> NoReturn:
     text = "where it is not associated with a value"
     if name in original(frame.decoded).freevars:
@@ -47,7 +41,7 @@ def _unbound(frame: Frame, name: str) -> NoReturn:
     frame.tx.raise_(UnboundLocalError, f"cannot access local variable '{name}' {text}")
 
 
-@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
+@opcode("LOAD_FAST")
 def _load_fast(frame: Frame, instr: Instr) -> None:
     name = instr.argval
     value = frame.locals.get(name)
@@ -149,12 +143,6 @@ def _delete_name(frame: Frame, instr: Instr) -> None:
         frame.tx.raise_(NameError, f"name '{instr.argval}' is not defined")
 
 
-@opcode("LOAD_LOCALS")
-def _load_locals(frame: Frame, instr: Instr) -> None:
-    # Only ever read by LOAD_FROM_DICT_OR_..., which look at the frame.
-    frame.stack.append(constant(None))
-
-
 @opcode("LOAD_GLOBAL")
 def _load_global(frame: Frame, instr: Instr) -> None:
     frame.stack.append(load_global(frame.tx, frame.function, instr.argval))
@@ -169,23 +157,6 @@ def _store_global(frame: Frame, instr: Instr) -> None:
 def _delete_global(frame: Frame, instr: Instr) -> None:
     load_global(frame.tx, frame.function, instr.argval)
     store_global(frame.tx, frame.function, instr.argval, DELETED)
-
-
-@opcode("LOAD_ATTR")
-def _load_attr(frame: Frame, instr: Instr) -> None:
-    stack = frame.stack
-    stack[-1] = stack[-1].getattr(frame.tx, instr.argval)
-
-
-@opcode("STORE_ATTR")
-def _store_attr(frame: Frame, instr: Instr) -> None:
-    owner = frame.stack.pop()
-    owner.setattr(frame.tx, instr.argval, frame.stack.pop())
-
-
-@opcode("DELETE_ATTR")
-def _delete_attr(frame: Frame, instr: Instr) -> None:
-    frame.stack.pop().delattr(frame.tx, instr.argval)
 
 
 def push_method(frame: Frame, attribute: Value) -> None:
@@ -212,16 +183,6 @@ def _load_super_attr(frame: Frame, instr: Instr) -> None:
         push_method(frame, attribute)
     else:
         frame.stack.append(attribute)
-
-
-@opcode("PUSH_NULL")
-def _push_null(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(NULL)
-
-
-@opcode("POP_TOP")
-def _pop_top(frame: Frame, instr: Instr) -> None:
-    frame.stack.pop()
 
 
 @opcode("COPY")
@@ -253,16 +214,6 @@ def _import_from(frame: Frame, instr: Instr) -> None:
         except ImportError:
             frame.tx.raise_(ImportError, f"cannot import name {name!r} from {module.__name__!r}")
     frame.stack.append(frame.stack[-1].getattr(frame.tx, name))
-
-
-@opcode("LOAD_BUILD_CLASS")
-def _load_build_class(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.tx.const_object(builtins.__build_class__))
-
-
-@opcode("LOAD_ASSERTION_ERROR")
-def _load_assertion_error(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.tx.const_object(AssertionError))
 
 
 @opcode("GET_LEN")
