@@ -81,7 +81,7 @@ class StackMachine:
     def load_global(self, name):
         self.stack.append(globals()[name])
 
-    def load_deref(self, name):
+    def load_cell(self, name):
         index = FUNCTION.__code__.co_freevars.index(name)
         self.stack.append(FUNCTION.__closure__[index].cell_contents)
 
@@ -95,7 +95,7 @@ class StackMachine:
         key = self.stack.pop()
         self.stack.append(self.stack.pop()[key])
 
-    def push_null(self):
+    def begin_call(self):
         self.stack.append(None)
 
     def call(self, count):
@@ -147,7 +147,7 @@ def test_guard_only_sources():
 
 def test_render_whole_uses_the_given_names():
     class Names:
-        def local(self, name):
+        def root(self, kind, name):
             return f"my_{name}"
 
     assert render_whole(ItemSource(ARGS, 0), Names()) == "my_args[0]"

@@ -4,8 +4,7 @@ The function first tests the state of torch, then walks the tree of sources: a s
 fetched once into a local, its own guards run (types first), and only then what is read from it.
 So a value is read only after the type that makes reading it harmless was confirmed. Conditions on
 several values (aliasing, shapes) come last. Whatever a read raises, such as a missing attribute,
-is a miss. With `positions=True` the function returns the position of the guard that failed
-instead of False; `explain` builds that variant when somebody asks why.
+is a miss. `explain` tells which guard it was, by checks of ever fewer guards.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from weft_guards.abi import extension
 from weft_guards.config import settings
 from weft_guards.guards import KINDS, Guard
 from weft_guards.native import Assembler
-from weft_guards.sources import Source, TorchStateSource
+from weft_guards.sources import CallSource, Source, TorchStateSource
 
 Check = Callable[..., bool]
 _ORDER = ("GRAD_MODE", "GLOBAL_STATE", "NONE", "NOT_NONE", "TYPE", "ID", "TENSOR")
-HIT = -1  # what a check with positions returns when all guards hold
 
 
 def arg_names_of(code: CodeType) -> tuple[str, ...]:
@@ -44,20 +42,14 @@ class CheckNames:
         # math and torch are what the printer of shape conditions may name.
         self.namespace: dict[str, Any] = {"MODULES": sys.modules, "math": math, "torch": torch}
         self._by_id: dict[int, str] = {}
-        self.uses_globals = False
 
-    def local(self, name: str) -> str:
-        return self.arguments[name]
-
-    def globals(self) -> str:
-        self.uses_globals = True
-        return "G"
-
-    def cell(self, name: str) -> str:
-        return f"func.__closure__[{self.cells[name]}].cell_contents"
-
-    def module(self, name: str) -> str:
-        return f"MODULES[{name!r}]"
+    def root(self, kind: str, name: str | None = None) -> str:
+        if kind == "L":
+            return self.arguments[str(name)]
+        if kind == "C":
+            return f"func.__closure__[{self.cells[str(name)]}].cell_contents"
+        roots = {"G": "func.__globals__", "M": "MODULES"}[kind]
+        return roots if name is None else f"{roots}[{name!r}]"
 
     def const(self, value: object) -> str:
         known = self._by_id.get(id(value))
@@ -70,10 +62,8 @@ class CheckNames:
 class _Writer:
     """Writes the body of a check, one line a fetch or a guard."""
 
-    def __init__(self, guards: Sequence[Guard], names: CheckNames, positions: bool) -> None:
-        self.guards = guards
+    def __init__(self, names: CheckNames) -> None:
         self.names = names
-        self.positions = positions
         self.lines: list[str] = []
         self.fetched: dict[Source, str] = {}
 
@@ -90,72 +80,54 @@ class _Writer:
             self.fetched[source] = known
         return known
 
-    def test(self, position: int) -> None:
+    def test(self, guard: Guard) -> None:
         """Write one guard."""
-        guard = self.guards[position]
-        if self.positions:
-            self.lines.append(f"at = {position}")
         values = [self.fetch(source) for source in guard.sources()]
         condition = KINDS[guard.kind].test(values, guard.payload, self.names)
-        failed = str(position) if self.positions else "False"
-        self.lines.append(f"if not ({condition}): return {failed}")
+        self.lines.append(f"if not ({condition}): return False")
 
     def text(self, name: str) -> str:
         """Return the whole function."""
         arguments = "".join(f", {local}" for local in self.names.arguments.values())
-        head = [f"def {name}(func{arguments}):"]
-        if self.positions:
-            head.append("    at = 0")
-        body = [f"        {line}" for line in self.lines]
-        if self.names.uses_globals:
-            body.insert(0, "        G = func.__globals__")
-        failed, passed = ("at", str(HIT)) if self.positions else ("False", "True")
-        tail = ["    except Exception:", f"        return {failed}", f"    return {passed}", ""]
-        return "\n".join([*head, "    try:", *(body or ["        pass"]), *tail])
+        body = [f"        {line}" for line in self.lines or ["pass"]]
+        tail = ["    except Exception:", "        return False", "    return True", ""]
+        return "\n".join([f"def {name}(func{arguments}):", "    try:", *body, *tail])
 
 
-def _in_order(guards: Sequence[Guard]) -> list[int]:
-    """Return positions of guards in the order to test them; see the module's docstring."""
+def in_order(guards: Iterable[Guard]) -> list[Guard]:
+    """Return guards in the order to test them; see the module's docstring."""
     rank = {kind: index for index, kind in enumerate(_ORDER)}
-    own: dict[Source, list[int]] = {}
-    relations: list[int] = []
-    for position, guard in enumerate(guards):
+    own: dict[Source, list[Guard]] = {}
+    relations: list[Guard] = []
+    for guard in guards:
         if len(guard.sources()) == 1:
-            own.setdefault(guard.source, []).append(position)
+            own.setdefault(guard.source, []).append(guard)
         else:
-            relations.append(position)
-    children: dict[Source | None, list[Source]] = {}
-    placed: set[Source] = set()
-    for source in own:
-        _place(source, children, placed)
-    order: list[int] = []
-    roots = children.get(None, [])
-    roots.sort(key=lambda source: not isinstance(source, TorchStateSource))
-    stack = roots[::-1]
-    while stack:
-        source = stack.pop()
-        order += sorted(own.get(source, ()), key=lambda i: rank.get(guards[i].kind, len(rank)))
-        stack += children.get(source, [])[::-1]
+            relations.append(guard)
+    order: list[Guard] = []
+    placed: set[Source | None] = {None}
+
+    def place(source: Source) -> None:
+        """Put a source's guards behind those of all it is read from."""
+        if source not in placed:
+            placed.add(source)
+            place(source.base)
+            order.extend(sorted(own.get(source, ()), key=lambda g: rank.get(g.kind, len(rank))))
+
+    for source in sorted(own, key=_turn):
+        place(source)
     return order + relations
 
 
-def _place(
-    source: Source, children: dict[Source | None, list[Source]], placed: set[Source]
-) -> None:
-    """Hang a source, and all it is read from, into the tree."""
-    current: Source | None = source
-    while current is not None and current not in placed:
-        placed.add(current)
-        children.setdefault(current.base, []).append(current)
-        current = current.base
+def _turn(source: Source) -> int:
+    """Say when a source is read: settings first, what functions return last."""
+    while source.base is not None:
+        source = source.base
+    return 0 if isinstance(source, TorchStateSource) else 2 if isinstance(source, CallSource) else 1
 
 
 def compile_check(
-    guards: Iterable[Guard],
-    arg_names: Sequence[str],
-    free_names: Sequence[str] = (),
-    *,
-    positions: bool = False,
+    guards: Iterable[Guard], arg_names: Sequence[str], free_names: Sequence[str] = ()
 ) -> Check:
     """Compile guards to one function `check(func, *flat_locals) -> bool`.
 
@@ -163,37 +135,31 @@ def compile_check(
         guards: what must hold.
         arg_names: the frame's arguments in order: positional, keyword-only, *args, **kwargs.
         free_names: the code object's free variables, in the order of its closure.
-        positions: return the position of the first failing guard, or -1 when all hold.
 
     The function never raises, has no side effects, and holds user objects only weakly.
 
     Raises:
         KeyError: when a source names an argument or cell that is not there.
     """
-    listed = list(guards)
-    order = _in_order(listed)
-    native = extension() if settings.native_checks and not positions else None
+    ordered = in_order(guards)
+    native = extension() if settings.native_checks else None
     if native is None:
-        return _python_check(listed, order, arg_names, free_names, positions)
+        return _python_check(ordered, arg_names, free_names)
     assembler = Assembler(arg_names, free_names)
-    left = [position for position in order if not assembler.add(listed[position])]
-    residual = _python_check(listed, left, arg_names, free_names, False) if left else None
+    left = [guard for guard in ordered if not assembler.add(guard)]
+    residual = _python_check(left, arg_names, free_names) if left else None
     check: Check = native.Check(tuple(assembler.rows), len(arg_names), residual)
     return check
 
 
 def _python_check(
-    guards: Sequence[Guard],
-    order: Sequence[int],
-    arg_names: Sequence[str],
-    free_names: Sequence[str],
-    positions: bool,
+    guards: Iterable[Guard], arg_names: Sequence[str], free_names: Sequence[str]
 ) -> Check:
-    """Write and compile the Python form, with the guards at the given positions."""
+    """Write and compile the Python form of guards in order."""
     names = CheckNames(arg_names, free_names)
-    writer = _Writer(guards, names, positions)
-    for position in order:
-        writer.test(position)
+    writer = _Writer(names)
+    for guard in guards:
+        writer.test(guard)
     text = writer.text("check")
     exec(compile(text, "<weft check>", "exec"), names.namespace)
     check: Any = names.namespace.pop("check")

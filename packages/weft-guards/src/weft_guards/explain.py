@@ -6,12 +6,13 @@ here raises on odd values, since a recompile message must never stop a program.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from weft_guards.check import HIT, CheckNames, arg_names_of, compile_check
+from weft_guards.check import CheckNames, arg_names_of, compile_check, in_order
 from weft_guards.fixes import fix_for
 from weft_guards.guards import KINDS, Guard
 from weft_guards.payloads import TensorSpec, name_of
@@ -51,13 +52,17 @@ def explain_miss(
 
     Returns an empty list when all guards hold.
     """
-    listed = list(guards)
     code = func.__code__
-    find = compile_check(listed, arg_names_of(code), code.co_freevars, positions=True)
-    position = int(find(func, *flat_locals))
-    if position == HIT:
+    ordered = in_order(guards)
+
+    def fails(count: int) -> bool:
+        """Say whether one of the first guards does not hold."""
+        check = compile_check(ordered[:count], arg_names_of(code), code.co_freevars)
+        return not check(func, *flat_locals)
+
+    if not fails(len(ordered)):
         return []
-    guard = listed[position]
+    guard = ordered[bisect_left(range(1, len(ordered)), True, key=fails)]
     values = [_read(source, func, flat_locals) for source in guard.sources()]
     return _differences(guard, values)
 
@@ -78,7 +83,7 @@ def _read(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> obj
     names = CheckNames(arg_names_of(code), code.co_freevars)
     text = render_whole(source, names)
     values = dict(zip(names.arguments.values(), flat_locals))
-    scope = {**names.namespace, **values, "func": func, "G": func.__globals__}
+    scope = {**names.namespace, **values, "func": func}
     try:
         value: object = eval(text, scope)
     except Exception as error:

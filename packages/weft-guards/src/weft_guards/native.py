@@ -201,7 +201,7 @@ def _test_grad_mode(asm: Assembler, guard: Guard) -> list[Row]:
 def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
     use: ClassUse = guard.payload
     source = guard.source
-    if not isinstance(source, ProgramSource):
+    if not isinstance(source, ProgramSource) or source.held.get() is None:
         raise NotNative
     reference = weakref.ref(source.held.get())
     names = []

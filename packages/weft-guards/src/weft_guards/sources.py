@@ -34,51 +34,41 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from typing_extensions import override
 
 
 class Builder(Protocol):
     """What a source needs of a bytecode writer; values go through the operand stack."""
 
-    def load_local(self, name: str) -> object:
+    def load_local(self, name: str, /) -> object:
         """Push an argument of the frame."""
 
-    def load_global(self, name: str) -> object:
+    def load_global(self, name: str, /) -> object:
         """Push a global of the function."""
 
-    def load_deref(self, name: str) -> object:
+    def load_cell(self, name: str, /) -> object:
         """Push the contents of a closure cell."""
 
-    def load_const(self, value: Any) -> object:
+    def load_const(self, value: Any, /) -> object:
         """Push any object as a constant."""
 
-    def load_attr(self, name: str) -> object:
+    def load_attr(self, name: str, /) -> object:
         """Replace the top of the stack by one of its attributes."""
 
     def binary_subscr(self) -> object:
         """Replace container and key by the item."""
 
-    def push_null(self) -> object:
-        """Make room below a callable; comes before the callable is pushed."""
+    def begin_call(self) -> object:
+        """Announce a call; comes before the callable is pushed."""
 
-    def call(self, count: int) -> object:
+    def call(self, count: int, /) -> object:
         """Replace a callable and `count` arguments by the result."""
 
 
 class Names(Protocol):
-    """How an expression names its roots: one way when printed, another in a compiled check."""
+    """How an expression names what it reads from: one way when printed, another in a check."""
 
-    def local(self, name: str) -> str:
-        """Name an argument."""
-
-    def globals(self) -> str:
-        """Name the globals dict."""
-
-    def cell(self, name: str) -> str:
-        """Name a closure cell's contents."""
-
-    def module(self, name: str) -> str:
-        """Name an imported module."""
+    def root(self, kind: str, name: str | None = None) -> str:
+        """Name an argument ("L"), global ("G"), cell ("C") or module ("M"), or all of the kind."""
 
     def const(self, value: object) -> str:
         """Name an object."""
@@ -87,21 +77,9 @@ class Names(Protocol):
 class PrintedNames:
     """Names for people: `L['x']`, `G['g']`, `C['c']`."""
 
-    def local(self, name: str) -> str:
-        """Print an argument."""
-        return f"L[{name!r}]"
-
-    def globals(self) -> str:
-        """Print the globals dict."""
-        return "G"
-
-    def cell(self, name: str) -> str:
-        """Print a closure cell's contents."""
-        return f"C[{name!r}]"
-
-    def module(self, name: str) -> str:
-        """Print a module."""
-        return f"M[{name!r}]"
+    def root(self, kind: str, name: str | None = None) -> str:
+        """Print a root by its letter."""
+        return kind if name is None else f"{kind}[{name!r}]"
 
     def const(self, value: object) -> str:
         """Print a class or function by its qualified name, anything else by its repr."""
@@ -126,13 +104,14 @@ class Source:
     """Base of all sources."""
 
     base: Any  # the source this one is read from; None for a root
+    text: ClassVar[str]  # an expression for the value, of that for the base's and of the fields
     _hash: int
     _parts: tuple[Any, ...]  # kept with the hash
     __match_args__: ClassVar[tuple[str, ...]]  # the names of the fields; dataclasses set it
 
     def render(self, base: str, names: Names) -> str:
         """Return an expression for the value, given one for the base's value ("" for a root)."""
-        raise NotImplementedError
+        return self.text.format(self, base=base)
 
     def emit(self, builder: Builder) -> None:
         """Write bytecode that pushes the value."""
@@ -175,85 +154,76 @@ class RootSource(Source):
 
 def _call(builder: Builder, function: Callable[..., Any], *arguments: Source) -> None:
     """Push the result of calling a function on sources."""
-    builder.push_null()
+    builder.begin_call()
     builder.load_const(function)
     for argument in arguments:
         argument.emit(builder)
     builder.call(len(arguments))
 
 
+def _item(builder: Builder, key: object) -> None:
+    """Replace a container by its item."""
+    builder.load_const(key)
+    builder.binary_subscr()
+
+
 # ---- roots
 
 
 @dataclass(frozen=True, eq=False)
-class LocalSource(RootSource):
-    """An argument of the frame."""
+class NamedSource(RootSource):
+    """Base of the sources that are a name of one kind."""
 
     name: str
+    kind: ClassVar[str]
 
-    @override
     def render(self, base: str, names: Names) -> str:
-        return names.local(self.name)
+        return names.root(self.kind, self.name)
 
-    @override
+
+class LocalSource(NamedSource):
+    """An argument of the frame."""
+
+    kind = "L"
+
     def emit(self, builder: Builder) -> None:
         builder.load_local(self.name)
+
+
+class GlobalSource(NamedSource):
+    """A global of the function."""
+
+    kind = "G"
+
+    def emit(self, builder: Builder) -> None:
+        builder.load_global(self.name)
+
+
+class ClosureSource(NamedSource):
+    """The contents of a closure cell, by the free variable's name."""
+
+    kind = "C"
+
+    def emit(self, builder: Builder) -> None:
+        builder.load_cell(self.name)
+
+
+class ModuleSource(NamedSource):
+    """An imported module, by its name in `sys.modules`."""
+
+    kind = "M"
+
+    def emit(self, builder: Builder) -> None:
+        builder.load_const(sys.modules)
+        _item(builder, self.name)
 
 
 @dataclass(frozen=True, eq=False)
 class GlobalsSource(RootSource):
     """The function's globals dict itself, to guard that a name is absent from it."""
 
-    @override
     def render(self, base: str, names: Names) -> str:
-        return names.globals()
-
-
-@dataclass(frozen=True, eq=False)
-class GlobalSource(RootSource):
-    """A global of the function."""
-
-    name: str
-
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return f"{names.globals()}[{self.name!r}]"
-
-    @override
-    def emit(self, builder: Builder) -> None:
-        builder.load_global(self.name)
-
-
-@dataclass(frozen=True, eq=False)
-class ClosureSource(RootSource):
-    """The contents of a closure cell, by the free variable's name."""
-
-    name: str
-
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return names.cell(self.name)
-
-    @override
-    def emit(self, builder: Builder) -> None:
-        builder.load_deref(self.name)
-
-
-@dataclass(frozen=True, eq=False)
-class ModuleSource(RootSource):
-    """An imported module, by its name in `sys.modules`."""
-
-    name: str
-
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return names.module(self.name)
-
-    @override
-    def emit(self, builder: Builder) -> None:
-        builder.load_const(sys.modules)
-        builder.load_const(self.name)
-        builder.binary_subscr()
+        return names.root("G")
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,15 +232,12 @@ class ConstSource(RootSource):
 
     value: Any
 
-    @override
     def render(self, base: str, names: Names) -> str:
         return names.const(self.value)
 
-    @override
     def emit(self, builder: Builder) -> None:
         builder.load_const(self.value)
 
-    @override
     def parts(self) -> tuple[Any, ...]:
         return (id(self.value),)
 
@@ -279,7 +246,6 @@ class ConstSource(RootSource):
 class TorchStateSource(RootSource):
     """Settings of the process or thread, such as grad mode; no object to read."""
 
-    @override
     def render(self, base: str, names: Names) -> str:
         return "torch" if names is PRINTED else names.const(torch)
 
@@ -290,7 +256,6 @@ class ProgramSource(RootSource):
 
     held: Any  # payloads.Held
 
-    @override
     def render(self, base: str, names: Names) -> str:
         return str(self.held) if names is PRINTED else f"{names.const(self.held.get)}()"
 
@@ -305,11 +270,8 @@ class AttrSource(Source):
     base: Source
     name: str
 
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return f"{base}.{self.name}"
+    text = "{base}.{0.name}"
 
-    @override
     def emit(self, builder: Builder) -> None:
         self.base.emit(builder)
         builder.load_attr(self.name)
@@ -321,11 +283,8 @@ class DictSource(Source):
 
     base: Source
 
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return f"{base}.__dict__"
+    text = "{base}.__dict__"
 
-    @override
     def emit(self, builder: Builder) -> None:
         self.base.emit(builder)
         builder.load_attr("__dict__")
@@ -341,16 +300,13 @@ class ItemSource(Source):
     base: Source
     key: Any
 
-    @override
     def render(self, base: str, names: Names) -> str:
         key = repr(self.key) if is_literal(self.key) else names.const(self.key)
         return f"{base}[{key}]"
 
-    @override
     def emit(self, builder: Builder) -> None:
         self.base.emit(builder)
-        builder.load_const(self.key)
-        builder.binary_subscr()
+        _item(builder, self.key)
 
 
 def InstanceAttrSource(base: Source, name: str) -> ItemSource:
@@ -365,15 +321,11 @@ class DictKeySource(Source):
     base: Source
     index: int
 
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return f"list({base})[{self.index}]"
+    text = "list({base})[{0.index}]"
 
-    @override
     def emit(self, builder: Builder) -> None:
         _call(builder, list, self.base)
-        builder.load_const(self.index)
-        builder.binary_subscr()
+        _item(builder, self.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -383,15 +335,11 @@ class DictValueSource(Source):
     base: Source
     index: int
 
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return f"list({base}.values())[{self.index}]"
+    text = "list({base}.values())[{0.index}]"
 
-    @override
     def emit(self, builder: Builder) -> None:
         _call(builder, list, CallSource(dict.values, (self.base,)))
-        builder.load_const(self.index)
-        builder.binary_subscr()
+        _item(builder, self.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,11 +348,8 @@ class TypeSource(Source):
 
     base: Source
 
-    @override
-    def render(self, base: str, names: Names) -> str:
-        return f"type({base})"
+    text = "type({base})"
 
-    @override
     def emit(self, builder: Builder) -> None:
         _call(builder, type, self.base)
 
@@ -417,11 +362,9 @@ class TensorProperty(Source):
     prop: Literal["size", "stride", "storage_offset"]
     dim: int = 0
 
-    @override
     def render(self, base: str, names: Names) -> str:
         return f"{base}.{self.prop}({'' if self.prop == 'storage_offset' else self.dim})"
 
-    @override
     def emit(self, builder: Builder) -> None:
         if self.prop == "storage_offset":
             _call(builder, torch.Tensor.storage_offset, self.base)
@@ -437,12 +380,10 @@ class CallSource(RootSource):
     function: Callable[..., Any]
     arguments: tuple[Source, ...]
 
-    @override
     def render(self, base: str, names: Names) -> str:
         arguments = ", ".join(render_whole(argument, names) for argument in self.arguments)
         return f"{names.const(self.function)}({arguments})"
 
-    @override
     def emit(self, builder: Builder) -> None:
         _call(builder, self.function, *self.arguments)
 

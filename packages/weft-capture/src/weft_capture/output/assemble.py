@@ -175,7 +175,7 @@ class _Assembly:
             writer.load_const(function)
             writer.load_const(None)
         for source in sources:
-            source.emit(self.out.builder)
+            source.emit(writer)
         if boxed is not None:
             writer.build_list(len(sources))
         writer.call(1 if boxed else len(sources) + (caller is not None))

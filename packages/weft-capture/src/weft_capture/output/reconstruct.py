@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
-from weft_capture.output.builder import SourceBuilder
 from weft_capture.values.base import Value
 from weft_capture.values.constant import MADE, NULL, Constant, class_value, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
@@ -42,7 +41,6 @@ class Output:
         self, writer: Writer, cells: dict[CellValue, str], made_at: dict[Node, int]
     ) -> None:
         self.writer = writer
-        self.builder = SourceBuilder(writer)
         self.cells = cells
         self.graph_outputs: dict[Node, int] = {}
         self.made_at = made_at
@@ -71,7 +69,7 @@ class Output:
             self.writer.load_closure(self.cells[value])
             return
         if value.source is not None:
-            value.source.emit(self.builder)
+            value.source.emit(self.writer)
             return
         value.reconstruct(self)
         if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside
