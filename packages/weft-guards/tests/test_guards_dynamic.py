@@ -8,7 +8,6 @@ import torch
 from weft_core.errors import Unsupported
 from weft_guards.config import settings
 from weft_guards.dynamic import (
-    Dim,
     DynamicPolicy,
     check_marks,
     mark_dynamic,
@@ -18,7 +17,7 @@ from weft_guards.dynamic import (
 from weft_guards.sources import LocalSource
 
 X, Y = LocalSource("x"), LocalSource("y")
-S, D = Dim.STATIC, Dim.DYNAMIC
+S, D = False, True  # static, dynamic
 
 
 def shape(*sizes):

@@ -180,7 +180,6 @@ def test_checks_are_collected():
         (native.ARG if native else 0, 0, 1, None),
         (-1, 0, 0, None),
         (999, 0, 0, None),
-        (native.CALL if native else 0, 0, 0, (len,)),
         (native.STATE if native else 0, 0, 0, b"short"),
         (native.TENSOR if native else 0, 0, 0, ()),
         "nonsense",

@@ -37,7 +37,7 @@ class Case:
                 self.guards.add(source, "TYPE", int)
         self.shapes = shape_guards(self.env, zip(self.sources, fakes))
         for guard in self.shapes:
-            self.guards.add_guard(guard)
+            self.guards.setdefault(guard)
         self.check = compile_check(self.guards, self.names)
 
     def fake(self, value, name):

@@ -8,7 +8,6 @@ Read in this order: `sources` (where a value came from), `guards` (what must hol
 from weft_guards.cache import CodeCache, Entry
 from weft_guards.check import Check, arg_names_of, compile_check
 from weft_guards.dynamic import (
-    Dim,
     DynamicPolicy,
     check_marks,
     mark_dynamic,
@@ -28,7 +27,6 @@ __all__ = [
     "ClassUse",
     "CodeCache",
     "DictKeys",
-    "Dim",
     "DynamicPolicy",
     "Entry",
     "Guard",

@@ -329,8 +329,6 @@ remember(Memo *memo, Op *ops, Py_ssize_t n_ops, Py_ssize_t n_registers, PyObject
         for (Py_ssize_t i = 0; i < n_registers; i++)
             operand(&maker.facts[i], &memo->outputs[i].seen, &memo->outputs[i].reg);
         memo->off = memo->n_registers > ON_STACK || maker.saved < 4;
-        for (Py_ssize_t i = 0; i < n_ops; i++)
-            memo->off |= ops[i].code == OP_CALL; /* runs Python, as some keys' hashes do */
         if (memo->off)
             forget_memo(memo);
     }

@@ -141,7 +141,6 @@ read_op(Check *self, PyObject *row, Op *op)
         (READS_REGISTER(op) && (op->a < 0 || op->a >= self->n_registers)) ||
         (OTHER(op, self->ops) && (op->n < 0 || op->n >= self->n_registers)) ||
         (op->code == OP_ARG && (op->n < 0 || op->n >= self->n_args)) ||
-        (op->code == OP_CALL && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 2)) ||
         (op->code == OP_STATE && (!PyBytes_Check(op->object) ||
                                   PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||

@@ -33,7 +33,6 @@
     X(LENGTH)    /* len(a) == n */                                                               \
     X(KEYS)      /* list(a) == object: exact str and int, types too, and weak references */      \
     X(NOT_IN)    /* object not in a */                                                           \
-    X(CALL)      /* object[0]() == object[1]; reads no register */                               \
     X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
     X(GRAD)      /* grad mode is n; reads no register */                                         \
     X(CLASS)     /* names of a class mean what object says; reads no register */                 \
@@ -58,7 +57,7 @@ typedef struct {
     ((op)->code == OP_IS_REG || (op)->code == OP_ITEM_OF ? &(from)[(op)->n] : NULL)
 /* Roots read the arguments; tests of state and classes read nothing. */
 #define READS_REGISTER(op) \
-    ((op)->code > OP_REF && ((op)->code < OP_CALL || (op)->code > OP_MEMORY))
+    ((op)->code > OP_REF && ((op)->code < OP_STATE || (op)->code > OP_MEMORY))
 
 static PyObject *
 instance_dict(PyObject *value)
@@ -154,15 +153,6 @@ same_keys(PyObject *value, PyObject *keys)
     return same;
 }
 
-static int
-test_call(PyObject *pair)
-{
-    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0));
-    int same = now && PyObject_RichCompareBool(now, PyTuple_GET_ITEM(pair, 1), Py_EQ) == 1;
-    Py_XDECREF(now);
-    return same;
-}
-
 /* New reference to what an instruction reads, from `base` where it reads a register; or NULL.
  * `other` is register n of ITEM_OF. */
 static PyObject *
@@ -204,7 +194,6 @@ test(Op *op, PyObject *value, PyObject *other)
     case OP_NOT_IN:
         return (PyDict_CheckExact(value) ? PyDict_Contains(value, op->object)
                                          : PySequence_Contains(value, op->object)) == 0;
-    case OP_CALL: return test_call(op->object);
     case OP_STATE: return test_state_words(op->object);
     case OP_GRAD: return torch_state.grad_mode() == op->n;
     case OP_CLASS: return test_class(op->object, &op->version);

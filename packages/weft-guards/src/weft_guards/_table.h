@@ -64,28 +64,6 @@ table_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *ke
     return code;
 }
 
-static int
-set_rows(PyObject *object, PyObject *rows, void *Py_UNUSED(closure))
-{
-    int fits = rows && PyTuple_CheckExact(rows);
-    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(rows); i++) {
-        PyObject *row = PyTuple_GET_ITEM(rows, i);
-        fits = PyTuple_CheckExact(row) && PyTuple_GET_SIZE(row) == 3;
-    }
-    if (!fits) {
-        PyErr_SetString(PyExc_TypeError, "rows are a tuple of (check, code, entry)");
-        return -1;
-    }
-    Py_SETREF(((Table *)object)->rows, Py_NewRef(rows));
-    return 0;
-}
-
-static PyObject *
-get_rows(PyObject *object, void *Py_UNUSED(closure))
-{
-    return Py_NewRef(((Table *)object)->rows);
-}
-
 static void
 table_dealloc(PyObject *object)
 {
@@ -120,13 +98,9 @@ table_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 }
 
 static PyMemberDef table_members[] = {
+    {"rows", T_OBJECT_EX, offsetof(Table, rows), 0, "(check, code, entry), the one hit last in front"},
     {"hits", T_ULONGLONG, offsetof(Table, hits), 0, "lookups that found code"},
     {"misses", T_ULONGLONG, offsetof(Table, misses), 0, "lookups that found none"},
-    {NULL},
-};
-
-static PyGetSetDef table_getset[] = {
-    {"rows", get_rows, set_rows, "tuples (check, code, entry), the one hit last in front", NULL},
     {NULL},
 };
 
@@ -143,7 +117,6 @@ static PyTypeObject TableType = {
     .tp_traverse = table_traverse,
     .tp_clear = table_clear,
     .tp_members = table_members,
-    .tp_getset = table_getset,
 };
 
 #endif

@@ -63,6 +63,12 @@ def _samples() -> list[torch.Tensor]:
     ]
 
 
+def dispatch_keys(tensor: torch.Tensor) -> int:
+    """Return a tensor's dispatch key set: all that says which kernels it goes to."""
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    return keys
+
+
 def _words(address: int, size: int) -> memoryview:
     return memoryview(ctypes.string_at(address, size)).cast("Q")
 
@@ -87,17 +93,12 @@ def _configure_tensors(native: Any) -> bool:
     samples = _samples()
     mask = (1 << 64) - 1
     handle = _offset((_words(id(t), torch.Tensor.__basicsize__), t._cdata & mask) for t in samples)
-    keys = _offset(
-        (_words(t._cdata, _IMPL_BYTES), torch._C._dispatch_keys(t).raw_repr()) for t in samples
-    )
+    keys = _offset((_words(t._cdata, _IMPL_BYTES), dispatch_keys(t)) for t in samples)
     storage = _offset((_words(t._cdata, 64), t.untyped_storage()._cdata & mask) for t in samples)
     addresses = [_address(_library("torch_cpu"), f"aoti_torch_{name}") for name in _EXPORTS]
     requires_grad = torch._C.TensorBase.__dict__["requires_grad"]
     native.configure(handle, keys, storage, *addresses, requires_grad)
-    return all(
-        native.describe(t)[1:] == (-1, torch._C._dispatch_keys(t).raw_repr(), tuple(t.shape))
-        for t in samples
-    )
+    return all(native.describe(t)[1:] == (-1, dispatch_keys(t), tuple(t.shape)) for t in samples)
 
 
 _REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
@@ -129,7 +130,7 @@ def _configure_metadata(native: Any) -> None:
     (offset,) = found
     plain = torch.empty(2, 3)
     memory = list(_words(plain._cdata, _IMPL_BYTES))
-    keys = memory.index(torch._C._dispatch_keys(plain).raw_repr()) * 8
+    keys = memory.index(dispatch_keys(plain)) * 8
 
     def metadata(make: Any) -> bytes:
         tensor = make()
@@ -157,6 +158,14 @@ def extension() -> ModuleType | None:
         return None
 
 
+@cache
+def dtype_number(dtype: torch.dtype) -> int:
+    """Return libtorch's number of a dtype."""
+    native: Any = extension()
+    number: int = native.describe(torch.empty(0, dtype=dtype))[0]
+    return number
+
+
 # ---- state
 
 _THREAD_KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"
@@ -180,18 +189,12 @@ def _state_in_python() -> tuple[int, ...]:
     return (
         torch._C._dispatch_tls_local_include_set().raw_repr(),
         torch._C._dispatch_tls_local_exclude_set().raw_repr(),
-        _dtype_of_default(),
+        dtype_number(torch.get_default_dtype()),
         int(torch._C._get_deterministic_algorithms()),
         torch._C._len_torch_function_stack(),
         int(not torch._C._is_torch_function_enabled()),
         torch._C._len_torch_dispatch_stack(),
     )
-
-
-def _dtype_of_default() -> int:
-    native: Any = extension()
-    number: int = native.describe(torch.empty(0))[0]
-    return number
 
 
 def _state_is_right(native: Any) -> bool:

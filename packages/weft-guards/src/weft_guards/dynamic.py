@@ -23,13 +23,6 @@ from weft_guards.sources import Source
 _log = logger("guards", "dynamic")
 
 
-class Dim(Enum):
-    """How a size is taken at compile time."""
-
-    STATIC = "static"
-    DYNAMIC = "dynamic"
-
-
 class Mark(Enum):
     """What a user said of a dimension."""
 
@@ -101,8 +94,8 @@ class DynamicPolicy:
     _sizes: dict[tuple[Source, int], list[int | None]] = field(default_factory=dict)
     _numbers: dict[Source, float | None] = field(default_factory=dict)
 
-    def dims(self, source: Source, tensor: torch.Tensor) -> tuple[Dim, ...]:
-        """Decide for each dimension of a tensor, and remember its sizes.
+    def dims(self, source: Source, tensor: torch.Tensor) -> tuple[bool, ...]:
+        """Decide for each dimension of a tensor whether it is symbolic, and remember its sizes.
 
         Parameters are static unless marked. A tensor of another rank is another case.
         """
@@ -116,21 +109,19 @@ class DynamicPolicy:
                     _log.info("size %d of %s: %s, then %d", dim, source, seen[dim], size)
                 seen[dim] = None  # differed once: symbolic from now on
             wish = self._decide(seen[dim] is None, marks.get(dim), parameter)
-            dims.append(wish if size not in (0, 1) else Dim.STATIC)
+            dims.append(wish and size not in (0, 1))
         return tuple(dims)
 
-    def _decide(self, changed: bool, mark: Mark | None, parameter: bool) -> Dim:
+    def _decide(self, changed: bool, mark: Mark | None, parameter: bool) -> bool:
         if mark is not None:
-            return Dim.STATIC if mark is Mark.STATIC else Dim.DYNAMIC
+            return mark is not Mark.STATIC
         if self.dynamic is False or parameter:
-            return Dim.STATIC
-        if self.dynamic or (changed and settings.automatic_dynamic_shapes):
-            return Dim.DYNAMIC
-        return Dim.STATIC
+            return False
+        return bool(self.dynamic) or (changed and settings.automatic_dynamic_shapes)
 
     def dynamic_dims(self, source: Source, tensor: torch.Tensor) -> list[int]:
         """Return the dimensions that `dims` decides to make symbolic."""
-        return [dim for dim, how in enumerate(self.dims(source, tensor)) if how is Dim.DYNAMIC]
+        return [dim for dim, how in enumerate(self.dims(source, tensor)) if how]
 
     def observe(self, source: Source, value: object) -> None:
         """Remember the size or value of an argument of a call that is not compiled."""
@@ -147,7 +138,7 @@ class DynamicPolicy:
         changed = self._changed(source, value)
         if settings.specialize_int or value in (0, 1) or not (argument or changed):
             return False
-        return self._decide(changed, None, parameter=False) is Dim.DYNAMIC
+        return self._decide(changed, None, parameter=False)
 
     def float_is_dynamic(self, source: Source, value: float) -> bool:
         """Decide whether a float becomes an input of the graph: when it has changed once."""

@@ -9,21 +9,15 @@ types are guarded before what is read from them (`check` orders guards so).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from weft_core.errors import UserStack
 
-from weft_guards.payloads import (
-    ClassUse,
-    DictKeys,
-    Held,
-    MemoryUse,
-    ShapeExpr,
-    TensorSpec,
-)
+from weft_guards.abi import dispatch_keys
+from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, TensorSpec
 from weft_guards.sources import DictSource, ProgramSource, Source, is_literal
 from weft_guards.state import STATE_READERS, TorchState, autocast_state
 
@@ -52,7 +46,7 @@ def _test_id(x: Sequence[str], held: Held, bind: Bind) -> str:
 
 def _held(held: Held, bind: Bind) -> str:
     """Name an object, or the call that gets it from its weak reference."""
-    return bind.const(held.get()) if held.immortal else f"{bind.const(held.get)}()"
+    return f"{bind.const(held.handle)}{'' if held.immortal else '()'}"
 
 
 def _test_const(x: Sequence[str], value: Any, bind: Bind) -> str:
@@ -107,7 +101,7 @@ def _test_tensor(x: Sequence[str], spec: TensorSpec, bind: Bind) -> str:
         conditions.append(_match(f"{t}.stride()", spec.strides))
     conditions += [
         f"{t}.device == {bind.const(spec.device)}",
-        f"{bind.const(torch._C._dispatch_keys)}({t}) == {bind.const(spec.dispatch_keys)}",
+        f"{bind.const(dispatch_keys)}({t}) == {spec.keys}",
     ]
     return " and ".join(conditions)
 
@@ -305,35 +299,16 @@ class Guard:
         return f"{frame.filename}:{frame.lineno}"
 
 
-class GuardSet:
+class GuardSet(dict[Guard, None]):
     """Guards in the order they were added, each once."""
-
-    def __init__(self) -> None:
-        self._guards: dict[Guard, None] = {}
 
     def add(
         self, source: Source, kind: str, value: Any = None, user_stack: UserStack = ()
     ) -> Guard:
         """Add a guard made from a live value (see `Guard.of`); returns it."""
         guard = Guard.of(source, kind, value, user_stack)
-        return self.add_guard(guard)
-
-    def add_guard(self, guard: Guard) -> Guard:
-        """Add a guard; an equal one that is there already stays."""
-        self._guards.setdefault(guard)
+        self.setdefault(guard)
         return guard
-
-    def __iter__(self) -> Iterator[Guard]:
-        return iter(self._guards)
-
-    def __len__(self) -> int:
-        return len(self._guards)
-
-    def __contains__(self, guard: Guard) -> bool:
-        return guard in self._guards
 
     def __str__(self) -> str:
         return "\n".join(f"{guard.kind:<12} {guard}" for guard in self)
-
-
-__all__ = ["KINDS", "Guard", "GuardSet", "KindSpec", "ShapeExpr", "TensorSpec", "UserStack"]

@@ -10,12 +10,11 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 
-from weft_guards.abi import extension, state_words
+from weft_guards.abi import dtype_number, extension, state_words
 from weft_guards.guards import Guard
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, TensorSpec
 from weft_guards.sources import (
@@ -33,21 +32,13 @@ from weft_guards.sources import (
     Source,
     TypeSource,
 )
-from weft_guards.state import STATE_READERS, TorchState
+from weft_guards.state import TorchState
 
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
 
 class NotNative(Exception):
     """C has no instruction for this source or guard."""
-
-
-@cache
-def _dtype_number(dtype: torch.dtype) -> int:
-    """Return libtorch's number of a dtype."""
-    native: Any = extension()
-    number: int = native.describe(torch.empty(0, dtype=dtype))[0]
-    return number
 
 
 # ---- the two tables
@@ -98,19 +89,9 @@ def _fetch_item(asm: Assembler, source: ItemSource) -> Row:
     return (asm.code.ITEM, base, 0, source.key)
 
 
-def _fetch_global(asm: Assembler, source: GlobalSource) -> Row:
-    return (asm.code.ITEM, asm.fetch(GlobalsSource()), 0, source.name)
-
-
-def _fetch_module(asm: Assembler, source: ModuleSource) -> Row:
-    return (asm.code.ITEM, asm.fetch(ConstSource(sys.modules)), 0, source.name)
-
-
 def _fetch_program(asm: Assembler, source: ProgramSource) -> Row:
     held: Held = source.held
-    if held.immortal:
-        return (asm.code.CONST, 0, 0, held.get())
-    return (asm.code.REF, 0, 0, held.get)
+    return (asm.code.CONST if held.immortal else asm.code.REF, 0, 0, held.handle)
 
 
 def _fetch_attr(asm: Assembler, source: AttrSource) -> Row:
@@ -135,26 +116,21 @@ _FETCHES: dict[type, Callable[[Assembler, Any], Row]] = {
     TypeSource: lambda asm, s: (asm.code.TYPEOF, asm.fetch(s.base), 0, None),
     ItemSource: _fetch_item,
     CallSource: _fetch_call,
-    GlobalSource: _fetch_global,
-    ModuleSource: _fetch_module,
+    GlobalSource: lambda asm, s: _fetch_item(asm, ItemSource(GlobalsSource(), s.name)),
+    ModuleSource: lambda asm, s: _fetch_item(asm, ItemSource(ConstSource(sys.modules), s.name)),
     ProgramSource: _fetch_program,
 }
 
 
-def _identity(asm: Assembler, register: int, held: Held, strong: int, weak: int) -> Row:
-    if held.immortal:
-        return (strong, register, 0, held.get())
-    return (weak, register, 0, held.get)
+def _identity(strong: str, weak: str) -> Callable[[Assembler, Guard], list[Row]]:
+    """Test for an object that lives for ever, or by a weak reference to it."""
 
+    def rows(asm: Assembler, guard: Guard) -> list[Row]:
+        held: Held = guard.payload
+        code: int = getattr(asm.code, strong if held.immortal else weak)
+        return [(code, asm.fetch(guard.source), 0, held.handle)]
 
-def _test_type(asm: Assembler, guard: Guard) -> list[Row]:
-    register = asm.fetch(guard.source)
-    return [_identity(asm, register, guard.payload, asm.code.TYPE, asm.code.TYPE_REF)]
-
-
-def _test_id(asm: Assembler, guard: Guard) -> list[Row]:
-    register = asm.fetch(guard.source)
-    return [_identity(asm, register, guard.payload, asm.code.IS, asm.code.IS_REF)]
+    return rows
 
 
 def _test_const(asm: Assembler, guard: Guard) -> list[Row]:
@@ -169,7 +145,7 @@ def _test_const(asm: Assembler, guard: Guard) -> list[Row]:
 
 def _test_keys(asm: Assembler, guard: Guard) -> list[Row]:
     payload: DictKeys = guard.payload
-    keys = tuple([key.get if isinstance(key, Held) else key for key in payload.keys])
+    keys = tuple([key.handle if isinstance(key, Held) else key for key in payload.keys])
     if not all(type(key) in (str, int, weakref.ref) for key in keys):
         raise NotNative
     return [(asm.code.KEYS, asm.fetch(guard.source), 0, keys)]
@@ -184,18 +160,15 @@ def _test_absent(asm: Assembler, guard: Guard) -> list[Row]:
 
 def _test_state(asm: Assembler, guard: Guard) -> list[Row]:
     state: TorchState = guard.payload
-    if state.autocast is not None:
+    if state.autocast is not None or state.words is None:
         raise NotNative
-    if state.words is not None:
-        return [(asm.code.STATE, 0, 0, state.words)]
-    pairs = zip(STATE_READERS, state.values)
-    return [(asm.code.CALL, 0, 0, (read, value)) for (_, read), value in pairs]
+    return [(asm.code.STATE, 0, 0, state.words)]
 
 
 def _test_grad_mode(asm: Assembler, guard: Guard) -> list[Row]:
-    if state_words() is not None:
-        return [(asm.code.GRAD, 0, int(guard.payload), None)]
-    return [(asm.code.CALL, 0, 0, (torch.is_grad_enabled, guard.payload))]
+    if state_words() is None:
+        raise NotNative
+    return [(asm.code.GRAD, 0, int(guard.payload), None)]
 
 
 def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
@@ -211,7 +184,7 @@ def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
                 raise NotNative
             return [(asm.code.CLASS, 0, 0, (reference, use.version, None))]
         strong = wanted is not None and wanted.immortal
-        names.append((name, (wanted.get(),) if wanted and strong else wanted and wanted.get))
+        names.append((name, (wanted.handle,) if wanted and strong else wanted and wanted.handle))
     return [(asm.code.CLASS, 0, 0, (reference, use.version, tuple(names)))]
 
 
@@ -236,15 +209,14 @@ def _test_tensor(asm: Assembler, guard: Guard) -> list[Row]:
     if cls not in (torch.Tensor, torch.nn.Parameter) or len(spec.strides) != len(spec.sizes):
         raise NotNative
     index = -1 if spec.device.index is None else spec.device.index
-    keys = spec.dispatch_keys.raw_repr()
-    number = _dtype_number(spec.dtype)
-    wanted = (cls, number, index, keys, spec.requires_grad, spec.sizes, spec.strides)
+    number = dtype_number(spec.dtype)
+    wanted = (cls, number, index, spec.keys, spec.requires_grad, spec.sizes, spec.strides)
     return [(asm.code.TENSOR, asm.fetch(guard.source), 0, wanted)]
 
 
 _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
-    "TYPE": _test_type,
-    "ID": _test_id,
+    "TYPE": _identity("TYPE", "TYPE_REF"),
+    "ID": _identity("IS", "IS_REF"),
     "NONE": lambda asm, guard: [(asm.code.IS, asm.fetch(guard.source), 0, None)],
     "NOT_NONE": lambda asm, guard: [(asm.code.NOT_NONE, asm.fetch(guard.source), 0, None)],
     "CONST": _test_const,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 
-from weft_guards.abi import extension
+from weft_guards.abi import dispatch_keys, extension
 from weft_guards.sources import Source, is_literal
 
 # Objects of these types live as long as the process, or hold nothing that a user would miss.
@@ -47,12 +47,14 @@ def _is_immortal(value: object) -> bool:
 class Held:
     """An object to be recognised by identity, held weakly unless it never dies anyway.
 
+    `handle` is the object itself where it never dies, else the weak reference.
+
     Raises:
         TypeError: when the object can neither be held weakly nor safely kept alive, such as a list
             or a bound method (guard its parts instead).
     """
 
-    __slots__ = ("get", "immortal", "key", "text")
+    __slots__ = ("get", "handle", "immortal", "key", "text")
 
     def __init__(self, value: object) -> None:
         self.immortal = _is_immortal(value)
@@ -61,11 +63,12 @@ class Held:
         self.get: Callable[[], object | None]
         if self.immortal:
             self.get = lambda: value
+            self.handle = value
             return
         if isinstance(value, types.MethodType | types.BuiltinFunctionType):
             raise TypeError("a bound method is made anew at each read: guard __self__ and __func__")
         try:
-            self.get = weakref.ref(value)
+            self.get = self.handle = weakref.ref(value)
         except TypeError:
             raise TypeError(
                 f"cannot guard the identity of a {type(value).__name__}: it takes no weak reference"
@@ -109,7 +112,7 @@ class TensorSpec:
     sizes: tuple[int | None, ...]
     strides: tuple[int | None, ...]
     requires_grad: bool
-    dispatch_keys: Any  # torch._C.DispatchKeySet: layout, conj, neg, inference, functorch, ...
+    keys: int  # the dispatch key set: layout, conj, neg, inference, functorch, ...
 
     @staticmethod
     def of(tensor: torch.Tensor, like: torch.Tensor | None = None) -> TensorSpec:
@@ -128,35 +131,8 @@ class TensorSpec:
             tuple(size if type(size) is int else None for size in shape.shape),
             tuple(s if type(s) is int else None for s in shape.stride()) if plain else (),
             tensor.requires_grad,
-            torch._C._dispatch_keys(tensor),
+            dispatch_keys(tensor),
         )
-
-    @staticmethod
-    def with_dynamic_dims(tensor: torch.Tensor, dims: Sequence[int]) -> TensorSpec:
-        """Take a real tensor's properties, with any size in `dims` and any stride."""
-        spec = TensorSpec.of(tensor)
-        if not dims:
-            return spec
-        sizes = tuple(None if dim in dims else size for dim, size in enumerate(spec.sizes))
-        free = (None,) * len(spec.strides)
-        return TensorSpec(
-            spec.cls,
-            spec.dtype,
-            spec.device,
-            sizes,
-            free,
-            spec.requires_grad,
-            spec.dispatch_keys,
-        )
-
-    def __eq__(self, other: object) -> bool:
-        # DispatchKeySet compares by value but does not hash, so both are written out here.
-        if not isinstance(other, TensorSpec):
-            return False
-        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self))
-
-    def __hash__(self) -> int:
-        return hash((self.cls, self.dtype, self.sizes, self.strides, self.requires_grad))
 
     def __str__(self) -> str:
         sizes = ", ".join("*" if size is None else str(size) for size in self.sizes)
@@ -182,7 +158,8 @@ class TensorSpec:
             if value.layout is torch.strided and self.strides:
                 now = value.stride()
                 pairs += [(f"stride of dim {dim}", self.strides[dim], now[dim]) for dim in dims]
-        pairs.append(("dispatch keys", self.dispatch_keys, torch._C._dispatch_keys(value)))
+        old, new = map(torch._C.DispatchKeySet.from_raw_repr, (self.keys, dispatch_keys(value)))
+        pairs.append(("dispatch keys", old, new))
         return [
             (what, str(old), str(new)) for what, old, new in pairs if old is not None and old != new
         ]

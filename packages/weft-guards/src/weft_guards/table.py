@@ -1,12 +1,12 @@
 """The lookup of a code cache: rows of (check, code, entry), of which the first that holds is taken.
 
-`Table` is the Python form of the type of that name in `_native.c`, for where C cannot be used.
+The type of that name in `_native.c` does the same; `Table` is for where C cannot be used.
 """
 
 from __future__ import annotations
 
 from types import CodeType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from weft_guards.abi import extension
 from weft_guards.config import settings
@@ -14,18 +14,7 @@ from weft_guards.config import settings
 Row = tuple[Any, CodeType, Any]  # check, code, entry
 
 
-class Table(Protocol):
-    """What a lookup offers: the call, its rows, and counts of calls."""
-
-    rows: tuple[Row, ...]
-    hits: int
-    misses: int
-
-    def __call__(self, func: object, *flat_locals: object) -> CodeType | None:
-        """Return the code whose check holds, or None."""
-
-
-class PythonTable:
+class Table:
     """The rows of one code object, the one hit last in front."""
 
     def __init__(self) -> None:
@@ -49,4 +38,4 @@ class PythonTable:
 def new_table() -> Table:
     """Return an empty table, in C where that can be used."""
     native: Any = extension() if settings.native_checks else None
-    return cast(Table, PythonTable() if native is None else native.Table())
+    return cast(Table, Table() if native is None else native.Table())

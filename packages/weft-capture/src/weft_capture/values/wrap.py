@@ -54,7 +54,7 @@ from weft_capture.values.objects import ModuleValue, StreamValue, UserObject, is
 from weft_capture.values.proxies import Proxy
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_core.fake import is_plain
-from weft_guards.guards import TensorSpec
+from weft_guards.payloads import TensorSpec
 from weft_guards.sources import (
     AttrSource,
     CallSource,
