@@ -287,3 +287,35 @@ def test_tangents_of_forward_mode_are_not_lost():
             torch.testing.assert_close(result.tangent, tangent * x.cos() * 2)
         assert torch.equal(compiled(x), x.sin() * 2)
     assert len(compiled._weft_capture.graphs) == 1
+
+
+def reads_a_late_variable():
+    """A function that does without a variable around it, one that calls it, and what sets it."""
+    late = None
+
+    def reader(x):
+        try:
+            return x + late
+        except NameError:
+            return x
+
+    def caller(x):
+        return reader(x) * 2
+
+    def fill(value):
+        nonlocal late
+        late = value
+
+    del late
+    return reader, caller, fill
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["own", "of an inlined function"])
+def test_an_empty_cell_is_filled_later(which):
+    functions = reads_a_late_variable()
+    function, fill = functions[which], functions[2]
+    captured = weft_capture.capture(function, eager_backend)
+    x = torch.ones(2)
+    assert torch.equal(captured(x), function(x))
+    fill(5)
+    assert torch.equal(captured(x), function(x))

@@ -13,6 +13,7 @@ from weft_guards.guards import KINDS, GuardSet
 from weft_guards.payloads import MemoryUse, ShapeExpr, TensorSpec
 from weft_guards.sources import (
     AttrSource,
+    CellSource,
     ClosureSource,
     GlobalsSource,
     InstanceAttrSource,
@@ -63,7 +64,6 @@ TABLE = [
     ("ID", torch.float32, [torch.float32], [torch.float64]),
     ("ID", len, [len], [abs]),
     ("NONE", None, [None], [0, False, ()]),
-    ("NOT_NONE", None, [0, False], [None]),
     ("CONST", 3, [3, int("3")], [True, 3.0, SubInt(3), 4, None, "3", torch.tensor(3)]),
     ("CONST", True, [True], [1, False, 1.0]),
     ("CONST", "abc", ["abc", "".join("abc")], ["abd", b"abc"]),
@@ -210,6 +210,10 @@ def test_globals_and_cells():
     assert check(one, outer(False))
     assert not check(one, outer(True))
     assert "filled" in explain_miss_of(guards, outer(True)).new
+    own = GuardSet()
+    own.add(CellSource("late"), "CELL_EMPTY")
+    check = compile_check(own, (), ("late",))
+    assert check(outer(False)) and not check(outer(True))
     filled = GuardSet()
     filled.add(ClosureSource("late"), "CONST", 1)
     check = compile_check(filled, (), ("late",))

@@ -205,7 +205,7 @@ def test_no_references_are_lost():
     value = [object(), {"k": object()}]
     guards = GuardSet()
     guards.add(X, "TYPE", list)
-    guards.add(ItemSource(X, 0), "NOT_NONE")
+    guards.add(ItemSource(X, 0), "TYPE", object)
     guards.add(ItemSource(ItemSource(X, 1), "k"), "NONE")
     check = compile_check(guards, ("x",))
     before = [sys.getrefcount(o) for o in (value, value[0], value[1], value[1]["k"])]

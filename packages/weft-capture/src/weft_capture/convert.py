@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import (
     AttrSource,
     CallSource,
+    CellSource,
     ClosureSource,
     LocalSource,
     ModuleSource,
@@ -209,8 +210,10 @@ def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
     cells = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         cells[name] = variable = CellValue(None, ClosureSource(name))
-        with suppress(ValueError):  # an empty cell
+        try:
             variable.contents = LazyValue(cell.cell_contents, ClosureSource(name))
+        except ValueError:
+            tx.guards.add(CellSource(name), "CELL_EMPTY")
         tx.known[id(cell)] = (variable, ClosureSource(name))
         tx.keep_alive.append(cell)
     value = FunctionValue(

@@ -1,8 +1,8 @@
 /* What code took from a class: names found in it or its bases, and names found nowhere.
  *
  * A class has a version that changes with every change of it or of a base, and that is never used
- * again; as long as it is the one last seen, nothing is compared. When it differs, every name is
- * looked up again, so that a change of anything else only costs that once.
+ * again; as long as it is the one last seen, nothing is compared. When it differs, Python looks
+ * every name up again, so that a change of anything else only costs that once.
  */
 #ifndef WEFT_GUARDS_CLASSES_H
 #define WEFT_GUARDS_CLASSES_H
@@ -30,19 +30,13 @@ is_referent(PyObject *value, PyObject *reference)
     return same;
 }
 
-/* Borrowed or NULL; runs no user code, and gives the class a version. */
-static PyObject *
-class_lookup(PyObject *cls, PyObject *name)
-{
-    return _PyType_Lookup((PyTypeObject *)cls, name);
-}
-
+/* Looking anything up gives a class a version. */
 static unsigned int
 class_version_of(PyObject *cls)
 {
     PyObject *name = PyUnicode_InternFromString("__class__");
     if (name) {
-        class_lookup(cls, name);
+        _PyType_Lookup((PyTypeObject *)cls, name);
         Py_DECREF(name);
     }
     return ((PyTypeObject *)cls)->tp_version_tag;
@@ -56,57 +50,32 @@ class_version(PyObject *module, PyObject *cls)
     return PyLong_FromUnsignedLong(class_version_of(cls));
 }
 
-/* `wanted` is None (found nowhere), a weak reference, or a tuple that holds the object itself. */
+/* Whether the class that a weak reference gives is the version last seen. */
 static int
-is_as_wanted(PyObject *found, PyObject *wanted)
+same_version(PyObject *reference, unsigned int version)
 {
-    if (wanted == Py_None || !found)
-        return wanted == Py_None && !found;
-    if (PyTuple_Check(wanted))
-        return found == PyTuple_GET_ITEM(wanted, 0);
-    return is_referent(found, wanted);
-}
-
-/* `uses` is a tuple (class reference, first version, ((name, wanted), ...)); the names are None
- * where only the version can tell. */
-static int
-test_class(PyObject *uses, unsigned int *version)
-{
-    PyObject *cls = referent(PyTuple_GET_ITEM(uses, 0)), *names = PyTuple_GET_ITEM(uses, 2);
-    if (!cls)
-        return 0;
-    unsigned int now = ((PyTypeObject *)cls)->tp_version_tag;
-    int same = now != 0 && now == *version;
-    if (!same && names != Py_None) {
-        same = 1;
-        for (Py_ssize_t i = 0; same && i < PyTuple_GET_SIZE(names); i++) {
-            PyObject *row = PyTuple_GET_ITEM(names, i);
-            PyObject *found = class_lookup(cls, PyTuple_GET_ITEM(row, 0));
-            same = is_as_wanted(found, PyTuple_GET_ITEM(row, 1));
-        }
-        if (same)
-            *version = ((PyTypeObject *)cls)->tp_version_tag;
-    }
-    Py_DECREF(cls);
+    PyObject *cls = referent(reference);
+    int same = cls && version && ((PyTypeObject *)cls)->tp_version_tag == version;
+    Py_XDECREF(cls);
     return same;
 }
 
+/* `use` is a tuple (class reference, first version, test); the test is None where only the version
+ * can tell, else a Python function that looks the names up again. */
 static int
-is_class_use(PyObject *uses)
+test_class(PyObject *use, unsigned int *version)
 {
-    if (!PyTuple_Check(uses) || PyTuple_GET_SIZE(uses) != 3 ||
-        !PyLong_Check(PyTuple_GET_ITEM(uses, 1)))
-        return 0;
-    PyObject *names = PyTuple_GET_ITEM(uses, 2);
-    if (names == Py_None)
+    PyObject *test = PyTuple_GET_ITEM(use, 2);
+    if (same_version(PyTuple_GET_ITEM(use, 0), *version))
         return 1;
-    int fits = PyTuple_Check(names);
-    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(names); i++) {
-        PyObject *row = PyTuple_GET_ITEM(names, i);
-        fits = PyTuple_Check(row) && PyTuple_GET_SIZE(row) == 2 &&
-               PyUnicode_CheckExact(PyTuple_GET_ITEM(row, 0));
-    }
-    return fits;
+    PyObject *cls = test == Py_None ? NULL : referent(PyTuple_GET_ITEM(use, 0));
+    PyObject *answer = cls ? PyObject_CallOneArg(test, cls) : NULL;
+    int same = answer == Py_True;
+    if (same)
+        *version = class_version_of(cls);
+    Py_XDECREF(answer);
+    Py_XDECREF(cls);
+    return same;
 }
 
 #endif

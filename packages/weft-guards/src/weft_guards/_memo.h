@@ -100,7 +100,10 @@ run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *fi
         registers[(*filled)++] = found;
         return 1;
     }
-    case TEST: return test(step->op, value, other);
+    case TEST:
+        if (step->op->code == OP_CLASS) /* else Python would run */
+            return same_version(PyTuple_GET_ITEM(step->op->object, 0), step->op->version) ? 1 : STALE;
+        return test(step->op, value, other);
     case TENSOR: return test_tensor_again(step->op->tensor, value, step->metadata);
     case ANCHOR: return registers[step->reg] == step->seen ? 1 : STALE;
     case CLASS_OF: return (PyObject *)Py_TYPE(value) == step->other ? 1 : STALE;
@@ -243,7 +246,7 @@ is_settled(Maker *maker, Op *op, Fact *fact, Fact *other)
         return 0;
     int fixed = !(Py_TYPE(fact->seen)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyModule_Check(fact->seen);
     switch (op->code) {
-    case OP_IS: case OP_IS_REF: case OP_NOT_NONE: case OP_EQUAL: return 1;
+    case OP_IS: case OP_IS_REF: case OP_EQUAL: return 1;
     case OP_IS_REG: return other->known && other->reg < 0;
     case OP_TYPE: case OP_TYPE_REF: /* __class__ of instances can be assigned */
         return fixed || compare_class(maker, fact);

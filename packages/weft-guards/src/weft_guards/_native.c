@@ -145,7 +145,7 @@ read_op(Check *self, PyObject *row, Op *op)
                                   PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||
         (op->code == OP_KEYS && !PyTuple_Check(op->object)) ||
-        (op->code == OP_CLASS && !is_class_use(op->object)) ||
+        (op->code == OP_CLASS && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 3)) ||
         ((op->code == OP_CELL || op->code == OP_INDEX) && op->n < 0)) {
         PyErr_Format(PyExc_ValueError, "not an instruction: %R", row);
         return -1;

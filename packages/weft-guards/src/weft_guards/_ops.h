@@ -28,7 +28,6 @@
     X(IS_REG)    /* a is register n */                                                           \
     X(TYPE)      /* type(a) is object */                                                         \
     X(TYPE_REF)  /* type(a) is object(), a weak reference */                                     \
-    X(NOT_NONE)  /* a is not None */                                                             \
     X(EQUAL)     /* same type and equal; object is an int, str, bytes or ordinary float */       \
     X(LENGTH)    /* len(a) == n */                                                               \
     X(KEYS)      /* list(a) == object: exact str and int, types too, and weak references */      \
@@ -185,7 +184,6 @@ test(Op *op, PyObject *value, PyObject *other)
     case OP_IS_REG: return value == other;
     case OP_TYPE: return (PyObject *)Py_TYPE(value) == op->object;
     case OP_TYPE_REF: return is_referent((PyObject *)Py_TYPE(value), op->object);
-    case OP_NOT_NONE: return value != Py_None;
     case OP_EQUAL:
         return Py_IS_TYPE(value, Py_TYPE(op->object)) &&
                PyObject_RichCompareBool(value, op->object, Py_EQ) == 1;

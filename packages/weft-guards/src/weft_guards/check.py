@@ -24,7 +24,7 @@ from weft_guards.native import Assembler
 from weft_guards.sources import CallSource, Source, TorchStateSource
 
 Check = Callable[..., bool]
-_ORDER = ("GRAD_MODE", "GLOBAL_STATE", "NONE", "NOT_NONE", "TYPE", "ID", "TENSOR")
+_ORDER = ("GRAD_MODE", "GLOBAL_STATE", "NONE", "TYPE", "ID", "TENSOR")
 
 
 def arg_names_of(code: CodeType) -> tuple[str, ...]:
@@ -46,8 +46,9 @@ class CheckNames:
     def root(self, kind: str, name: str | None = None) -> str:
         if kind == "L":
             return self.arguments[str(name)]
-        if kind == "C":
-            return f"func.__closure__[{self.cells[str(name)]}].cell_contents"
+        if kind in ("C", "cell"):
+            cell = f"func.__closure__[{self.cells[str(name)]}]"
+            return cell if kind == "cell" else f"{cell}.cell_contents"
         roots = {"G": "func.__globals__", "M": "MODULES"}[kind]
         return roots if name is None else f"{roots}[{name!r}]"
 

@@ -139,7 +139,6 @@ def _shares(shared: bool) -> str:
 
 _TEXTS: dict[str, Texts] = {
     "TYPE": lambda p, v: (name_of(p), name_of(type(v[0]))),
-    "NOT_NONE": lambda p, v: ("not None", "None"),
     "LEN": _sized,
     "DICT_KEYS": _keys,
     "ATTR_ABSENT": lambda p, v: (f"no attribute {p!r}", "an attribute of that name"),

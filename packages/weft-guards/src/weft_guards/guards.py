@@ -115,7 +115,7 @@ def _match(value: str, wanted: tuple[int | None, ...]) -> str:
 
 
 def _test_class(x: Sequence[str], use: ClassUse, bind: Bind) -> str:
-    return f"{x[0]} is not None and not {bind.const(use)}.changed({x[0]})"
+    return f"{x[0]} is not None and {bind.const(use)}.holds({x[0]})"
 
 
 def _test_state(x: Sequence[str], state: TorchState, bind: Bind) -> str:
@@ -184,10 +184,6 @@ KINDS: dict[str, KindSpec] = {
     ),
     "NONE": KindSpec(
         "{x} is None", lambda _: None, lambda x, p, b: f"{x[0]} is None",
-        "always or never pass None",
-    ),
-    "NOT_NONE": KindSpec(
-        "{x} is not None", lambda _: None, lambda x, p, b: f"{x[0]} is not None",
         "always or never pass None",
     ),
     "CONST": KindSpec("{x} == {p!r}", _constant, _test_const, _STABLE),

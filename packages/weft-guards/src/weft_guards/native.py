@@ -174,18 +174,13 @@ def _test_grad_mode(asm: Assembler, guard: Guard) -> list[Row]:
 def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
     use: ClassUse = guard.payload
     source = guard.source
-    if not isinstance(source, ProgramSource) or source.held.get() is None:
+    if not isinstance(source, ProgramSource) or (cls := source.held.get()) is None:
         raise NotNative
-    reference = weakref.ref(source.held.get())
-    names = []
-    for name, wanted in use.names:
-        if isinstance(wanted, int):  # only the version can tell
-            if not use.version:
-                raise NotNative
-            return [(asm.code.CLASS, 0, 0, (reference, use.version, None))]
-        strong = wanted is not None and wanted.immortal
-        names.append((name, (wanted.handle,) if wanted and strong else wanted and wanted.handle))
-    return [(asm.code.CLASS, 0, 0, (reference, use.version, tuple(names)))]
+    by_version = any(isinstance(wanted, int) for _, wanted in use.names)  # nothing else can tell
+    if by_version and not use.version:
+        raise NotNative
+    again = None if by_version else use.holds
+    return [(asm.code.CLASS, 0, 0, (weakref.ref(cls), use.version, again))]
 
 
 def _test_alias(asm: Assembler, guard: Guard) -> list[Row]:
@@ -218,7 +213,6 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
     "TYPE": _identity("TYPE", "TYPE_REF"),
     "ID": _identity("IS", "IS_REF"),
     "NONE": lambda asm, guard: [(asm.code.IS, asm.fetch(guard.source), 0, None)],
-    "NOT_NONE": lambda asm, guard: [(asm.code.NOT_NONE, asm.fetch(guard.source), 0, None)],
     "CONST": _test_const,
     "TENSOR": _test_tensor,
     "LEN": lambda asm, guard: [(asm.code.LENGTH, asm.fetch(guard.source), guard.payload, None)],

@@ -219,6 +219,10 @@ class ClassUse:
         now = {name: find_in_class(cls, name) for name, _ in self.names}
         return [name for name, wanted in self.names if not _is_wanted(now[name], wanted)]
 
+    def holds(self, cls: type) -> bool:
+        """Say whether all names mean what they did."""
+        return not self.changed(cls)
+
     def __str__(self) -> str:
         return ", ".join(name for name, _ in self.names)
 

@@ -68,7 +68,7 @@ class Names(Protocol):
     """How an expression names what it reads from: one way when printed, another in a check."""
 
     def root(self, kind: str, name: str | None = None) -> str:
-        """Name an argument ("L"), global ("G"), cell ("C") or module ("M"), or all of the kind."""
+        """Name an argument "L", global "G", cell's contents "C", cell or module "M", or all."""
 
     def const(self, value: object) -> str:
         """Name an object."""
@@ -206,6 +206,12 @@ class ClosureSource(NamedSource):
 
     def emit(self, builder: Builder) -> None:
         builder.load_cell(self.name)
+
+
+class CellSource(NamedSource):
+    """A closure cell itself, to guard that it is empty."""
+
+    kind = "cell"
 
 
 class ModuleSource(NamedSource):

@@ -38,7 +38,8 @@ Jumps carry `target`, the index in `instrs` they go to.
                               operands below the code object in that order (3.11's form)
     FORMAT_VALUE              arg as in 3.11 (1 str, 2 repr, 3 ascii, 4 with a spec on the stack);
                               CONVERT_VALUE arg 1 str, 2 repr, 3 ascii (3.13 only)
-    LIST_TO_TUPLE, UNARY_POSITIVE, IMPORT_STAR    CALL_INTRINSIC_1 numbers that had names on 3.11
+    LIST_TO_TUPLE, UNARY_POSITIVE, IMPORT_STAR, PREP_RERAISE_STAR, STOPITERATION_ERROR
+                              what CALL_INTRINSIC_1 and CALL_INTRINSIC_2 do on 3.12 and later
     RESUME, MAKE_CELL, COPY_FREE_VARS             the prologue; nothing to execute but MAKE_CELL
 
 Removed: CACHE, EXTENDED_ARG, PRECALL, KW_NAMES, TO_BOOL; paired instructions are split.

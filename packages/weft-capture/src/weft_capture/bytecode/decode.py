@@ -180,9 +180,9 @@ class _Normal:
         self.emit("BUILD_SLICE", 2, 2)
         self.emit(last)
 
-    def intrinsic(self, arg: int) -> None:
-        name = _INTRINSIC_NAMES.get(arg)
-        self.emit(name or "CALL_INTRINSIC_1", 0 if name else arg, None if name else arg)
+    def intrinsic(self, count: int, arg: int) -> None:
+        name = _INTRINSIC_NAMES.get((count, arg))
+        self.emit(name or f"CALL_INTRINSIC_{count}", 0 if name else arg, None if name else arg)
 
     def function_attribute(self, arg: int) -> None:  # 3.13: fold back into MAKE_FUNCTION's flags
         row = self.rows[-1]
@@ -223,7 +223,8 @@ _SPECIAL: dict[str, _Rule] = {
     "BINARY_OP": lambda n, a: n.emit("BINARY_OP", a, _op_symbol(a)),
     "BINARY_SLICE": lambda n, a: n.slice_op("BINARY_SUBSCR"),
     "STORE_SLICE": lambda n, a: n.slice_op("STORE_SUBSCR"),
-    "CALL_INTRINSIC_1": _Normal.intrinsic,
+    "CALL_INTRINSIC_1": lambda n, a: n.intrinsic(1, a),
+    "CALL_INTRINSIC_2": lambda n, a: n.intrinsic(2, a),
     "SET_FUNCTION_ATTRIBUTE": _Normal.function_attribute,
     "FORMAT_SIMPLE": lambda n, a: n.emit("FORMAT_VALUE", 0, 0),
     "FORMAT_WITH_SPEC": lambda n, a: n.emit("FORMAT_VALUE", 4, 4),

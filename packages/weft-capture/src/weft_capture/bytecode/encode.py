@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from types import CodeType
 
 from .instr import (
@@ -21,7 +22,7 @@ from .instr import (
     Positions,
 )
 from .lower import Lowering, Raw
-from .program import Cover, Item
+from .program import Item
 from .tables import exception_table, location_table
 
 _ENDS = frozenset(
@@ -158,34 +159,19 @@ def _code_bytes(raws: list[Raw]) -> bytes:
 
 
 def _location_rows(raws: list[Raw]) -> Iterator[tuple[int, Positions]]:
-    """(width, positions) with neighbours of equal position merged."""
-    width, positions = 0, raws[0].source.positions
-    for raw in raws:
-        if raw.source.positions == positions:
-            width += raw.width
-        else:
-            yield width, positions
-            width, positions = raw.width, raw.source.positions
-    yield width, positions
+    """(width, positions) of each run of instructions with one position."""
+    for positions, run in groupby(raws, lambda raw: raw.source.positions):
+        yield sum(raw.width for raw in run), positions
 
 
 def _exception_entries(
     raws: list[Raw], starts: list[int]
 ) -> Iterator[tuple[int, int, int, int, bool]]:
-    """(start, end, target, depth, lasti) for each run of instructions with one handler."""
-    open_cover: Cover | None = None
-    begin = 0
-    for index, raw in enumerate(raws):
-        cover = raw.source.cover
-        if cover is not open_cover:
-            if open_cover is not None:
-                yield begin, starts[index], *_cover_fields(open_cover, starts)
-            open_cover, begin = cover, starts[index]
-    if open_cover is not None:
-        yield begin, starts[-1], *_cover_fields(open_cover, starts)
-
-
-def _cover_fields(cover: Cover, starts: list[int]) -> tuple[int, int, bool]:
-    if cover.label.index is None:
-        raise AssemblyError("an exception handler was never placed")
-    return starts[cover.label.index], cover.depth, cover.lasti
+    """(start, end, target, depth, lasti) of each run of instructions with one handler."""
+    begin = end = 0
+    for cover, run in groupby(raws, lambda raw: raw.source.cover):
+        begin, end = end, end + sum(raw.width for raw in run)
+        if cover is not None:
+            if cover.label.index is None:
+                raise AssemblyError("an exception handler was never placed")
+            yield begin, end, starts[cover.label.index], cover.depth, cover.lasti

@@ -54,8 +54,14 @@ for _kind, _group in (
 BACKWARD = frozenset(op for name, op in dis.opmap.items() if "BACKWARD" in name)
 EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
-#: CALL_INTRINSIC_1 numbers that had names on 3.11.
-INTRINSICS = {"IMPORT_STAR": 2, "UNARY_POSITIVE": 5, "LIST_TO_TUPLE": 6}
+#: Names for what CALL_INTRINSIC_n does, those of 3.11 where it had an opcode: (n, number).
+INTRINSICS = {
+    "IMPORT_STAR": (1, 2),
+    "STOPITERATION_ERROR": (1, 3),
+    "UNARY_POSITIVE": (1, 5),
+    "LIST_TO_TUPLE": (1, 6),
+    "PREP_RERAISE_STAR": (2, 1),
+}
 #: How far before its label a FOR_ITER's raw target lies: END_FOR, and POP_TOP on 3.13.
 FOR_ITER_BACK = 2 if PY313 else 1 if PY312 else 0
 

@@ -128,7 +128,8 @@ class Lowering:
 
     def intrinsic(self, op: Op) -> None:
         if PY312:
-            self.add("CALL_INTRINSIC_1", INTRINSICS[op.opname])
+            count, number = INTRINSICS[op.opname]
+            self.add(f"CALL_INTRINSIC_{count}", number)
         else:
             self.add(op.opname)
 

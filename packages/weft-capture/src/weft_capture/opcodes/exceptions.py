@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Raised
 from weft_capture.classes import ClassValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules import exception_groups as groups
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.frames import Frame
     from weft_capture.tracer import Tracer
-
-_STOPITERATION_ERROR = 3
-_PREP_RERAISE_STAR = 1
 
 
 @opcode("RAISE_VARARGS")
@@ -73,11 +70,9 @@ def _reraise(frame: Frame, instr: Instr) -> None:
     raise Raised(frame.stack.pop())
 
 
-@opcode("CALL_INTRINSIC_1")
-def _intrinsic(frame: Frame, instr: Instr) -> None:
-    """INTRINSIC_STOPITERATION_ERROR, with which 3.12 and later end a generator's body (PEP 479)."""
-    if instr.arg != _STOPITERATION_ERROR:
-        raise Break("unsupported-opcode", f"CALL_INTRINSIC_1 {instr.arg}")
+@opcode("STOPITERATION_ERROR")
+def _stopiteration_error(frame: Frame, instr: Instr) -> None:
+    """With it 3.12 and later end a generator's body (PEP 479)."""
     error = frame.stack[-1]
     if issubclass(error.python_type(), StopIteration):
         raise Raised(generator_error(frame.tx, error))
@@ -114,13 +109,6 @@ def _prep_reraise_star(frame: Frame, instr: Instr) -> None:
     """The end of all except* clauses: what they raised and what none took, as one exception."""
     raised = frame.stack.pop().unpack(frame.tx)
     frame.stack.append(groups.rest_to_raise(frame.tx, frame.stack.pop(), raised))
-
-
-@opcode("CALL_INTRINSIC_2")
-def _intrinsic_2(frame: Frame, instr: Instr) -> None:
-    if instr.arg != _PREP_RERAISE_STAR:
-        raise Break("unsupported-opcode", f"CALL_INTRINSIC_2 {instr.arg}")
-    _prep_reraise_star(frame, instr)
 
 
 @opcode("BEFORE_WITH")

@@ -276,6 +276,7 @@ def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
     try:
         contents = obj.cell_contents
     except ValueError:
+        tx.guard(source, "CELL_EMPTY", None)
         return CellValue(None, source)
     return CellValue(LazyValue(contents, AttrSource(source, "cell_contents")), source)
 
