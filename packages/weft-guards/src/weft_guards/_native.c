@@ -5,7 +5,7 @@
  * `native.py` assembles; every fetch fills the next register, `a` names the register that is read.
  * A test that fails, or a read that raises, ends the run with False. What has no instruction here
  * is tested by `residual`, a Python check that runs last.
- * `Caller(program, n_args, registers, target)` runs reads only, and calls target with registers.
+ * `Check(program, n_args, registers, target)` runs reads only, and calls target with registers.
  *
  * The instructions are in _ops.h, how tensors are read in _tensor.h, torch's state in _state.h, what
  * is taken from classes in _classes.h, what a run leaves for the next one in _memo.h.
@@ -208,20 +208,17 @@ are_registers(Check *self, PyObject *numbers)
         PyErr_SetString(PyExc_ValueError, "a caller reads, and calls with registers it filled");
 }
 
-static PyTypeObject CallerType;
-
 static PyObject *
 check_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *program, *residual, *target = NULL;
     Py_ssize_t n_args;
-    const char *format = type == &CallerType ? "O!nOO" : "O!nO";
-    if (!PyArg_ParseTuple(args, format, &PyTuple_Type, &program, &n_args, &residual, &target))
+    if (!PyArg_ParseTuple(args, "O!nO|O", &PyTuple_Type, &program, &n_args, &residual, &target))
         return NULL;
     Check *self = (Check *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
-    self->vectorcall = type == &CallerType ? caller_call : check_call;
+    self->vectorcall = target ? caller_call : check_call;
     self->program = Py_NewRef(program);
     self->residual = Py_NewRef(residual);
     self->target = Py_XNewRef(target);
@@ -232,7 +229,7 @@ check_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     while (self->ops && self->n_ops < count &&
            !read_op(self, PyTuple_GET_ITEM(program, self->n_ops), &self->ops[self->n_ops]))
         self->n_ops++;
-    if (type == &CallerType && !PyErr_Occurred())
+    if (target && !PyErr_Occurred())
         are_registers(self, residual);
     if (!PyErr_Occurred())
         return (PyObject *)self;
@@ -249,7 +246,7 @@ static PyMemberDef check_members[] = {
 static PyTypeObject CheckType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "weft_guards._native.Check",
-    .tp_doc = "Check(program, n_args, residual): call it as check(func, *flat_locals) -> bool",
+    .tp_doc = "Check(program, n_args, residual[, target]): see the top of _native.c",
     .tp_basicsize = sizeof(Check),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(Check, vectorcall),
@@ -261,26 +258,11 @@ static PyTypeObject CheckType = {
     .tp_members = check_members,
 };
 
-static PyTypeObject CallerType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "weft_guards._native.Caller",
-    .tp_doc = "Caller(program, n_args, registers, target): call it as caller(func, *roots)",
-    .tp_basicsize = sizeof(Check),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Check, vectorcall),
-    .tp_call = PyVectorcall_Call,
-    .tp_new = check_new,
-    .tp_dealloc = check_dealloc,
-    .tp_traverse = check_traverse,
-    .tp_clear = check_clear,
-};
-
 #include "_table.h"
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS, "Say how to read tensors; see abi.py."},
     {"describe", describe, METH_O, "Read a tensor the way checks do."},
-    {"configure_metadata", configure_metadata, METH_VARARGS, "Say where metadata lies; see abi.py."},
     {"class_version", class_version, METH_O, "The version of a class; 0 where it has none."},
     {"configure_state", configure_state, METH_VARARGS, "Say how to read torch's state; see abi.py."},
     {"state_words", state_words, METH_NOARGS, "Read torch's state as bytes; None if unknown."},
@@ -294,11 +276,9 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 PyMODINIT_FUNC
 PyInit__native(void)
 {
-    int ready = !PyType_Ready(&CheckType) && !PyType_Ready(&CallerType) &&
-                !PyType_Ready(&TableType);
+    int ready = !PyType_Ready(&CheckType) && !PyType_Ready(&TableType);
     PyObject *module = ready ? PyModule_Create(&definition) : NULL;
     if (module && (PyModule_AddObjectRef(module, "Check", (PyObject *)&CheckType) ||
-                   PyModule_AddObjectRef(module, "Caller", (PyObject *)&CallerType) ||
                    PyModule_AddObjectRef(module, "Table", (PyObject *)&TableType)
                        INSTRUCTIONS(ADD_CODE)))
         Py_CLEAR(module);

@@ -51,20 +51,20 @@ static struct {
 static PyObject *
 configure(PyObject *module, PyObject *args)
 {
-    Py_ssize_t handle, keys, storage;
-    unsigned long long dtype, device_index, dim, sizes, strides;
+    Py_ssize_t handle, keys, storage, metadata;
+    unsigned long long impl_grad, dtype, device_index, dim, sizes, strides;
     PyObject *descriptor;
-    if (!PyArg_ParseTuple(args, "nnnKKKKKO", &handle, &keys, &storage, &dtype, &device_index, &dim, &sizes,
-                          &strides, &descriptor))
+    if (!PyArg_ParseTuple(args, "nnnnKO!KKKKK", &handle, &keys, &storage, &metadata, &impl_grad,
+                          &PyGetSetDescr_Type, &descriptor, &dtype, &device_index, &dim, &sizes,
+                          &strides))
         return NULL;
-    if (!Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
-        PyErr_SetString(PyExc_TypeError, "requires_grad must be a getset descriptor");
-        return NULL;
-    }
     PyGetSetDef *definition = ((PyGetSetDescrObject *)descriptor)->d_getset;
     torch_abi.handle_offset = handle;
     torch_abi.keys_offset = keys;
     torch_abi.storage_offset = storage;
+    torch_abi.metadata_offset = metadata;
+    torch_abi.metadata_size = metadata && keys + 8 - metadata <= MAX_METADATA ? keys + 8 - metadata : 0;
+    torch_abi.impl_requires_grad = (get_flag)(uintptr_t)impl_grad;
     torch_abi.tensor_type = PyDescr_TYPE(descriptor);
     torch_abi.dtype = (get_i32)(uintptr_t)dtype;
     torch_abi.device_index = (get_i32)(uintptr_t)device_index;
@@ -73,23 +73,6 @@ configure(PyObject *module, PyObject *args)
     torch_abi.strides = (get_ptr)(uintptr_t)strides;
     torch_abi.requires_grad = definition->get;
     torch_abi.requires_grad_closure = definition->closure;
-    Py_RETURN_NONE;
-}
-
-/* configure_metadata(offset of the sizes, address of TensorImpl::requires_grad) */
-static PyObject *
-configure_metadata(PyObject *module, PyObject *args)
-{
-    Py_ssize_t offset;
-    unsigned long long requires_grad;
-    if (!PyArg_ParseTuple(args, "nK", &offset, &requires_grad))
-        return NULL;
-    Py_ssize_t size = torch_abi.keys_offset + 8 - offset;
-    if (size <= 0 || size > MAX_METADATA)
-        return PyErr_Format(PyExc_ValueError, "metadata of %zd bytes", size);
-    torch_abi.metadata_offset = offset;
-    torch_abi.metadata_size = size;
-    torch_abi.impl_requires_grad = (get_flag)(uintptr_t)requires_grad;
     Py_RETURN_NONE;
 }
 

@@ -14,7 +14,7 @@ import ctypes
 import importlib
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -73,15 +73,16 @@ def _words(address: int, size: int) -> memoryview:
     return memoryview(ctypes.string_at(address, size)).cast("Q")
 
 
-def _offset(words: Iterable[tuple[memoryview, int]]) -> int:
-    """Return the one offset in bytes at which every piece of memory holds its expected word.
+def _offset(samples: Iterable[tuple[memoryview, Sequence[int]]]) -> int:
+    """Return the one offset in bytes at which every piece of memory holds its expected words.
 
     Raises:
         LookupError: when there is none, or more than one.
     """
-    found = None
-    for memory, wanted in words:
-        here = {index * 8 for index, word in enumerate(memory) if word == wanted}
+    found: set[int] | None = None
+    for memory, wanted in samples:
+        words, n = list(memory), len(wanted)
+        here = {i * 8 for i in range(len(words)) if words[i : i + n] == list(wanted)}
         found = here if found is None else found & here
     if found is None or len(found) != 1:
         raise LookupError("no single offset")
@@ -92,12 +93,14 @@ def _configure_tensors(native: Any) -> bool:
     """Tell the extension how to read tensors; False when what it then reads is wrong."""
     samples = _samples()
     mask = (1 << 64) - 1
-    handle = _offset((_words(id(t), torch.Tensor.__basicsize__), t._cdata & mask) for t in samples)
-    keys = _offset((_words(t._cdata, _IMPL_BYTES), dispatch_keys(t)) for t in samples)
-    storage = _offset((_words(t._cdata, 64), t.untyped_storage()._cdata & mask) for t in samples)
+    handle = _offset(
+        (_words(id(t), torch.Tensor.__basicsize__), [t._cdata & mask]) for t in samples
+    )
+    keys = _offset((_words(t._cdata, _IMPL_BYTES), [dispatch_keys(t)]) for t in samples)
+    storage = _offset((_words(t._cdata, 64), [t.untyped_storage()._cdata & mask]) for t in samples)
     addresses = [_address(_library("torch_cpu"), f"aoti_torch_{name}") for name in _EXPORTS]
     requires_grad = torch._C.TensorBase.__dict__["requires_grad"]
-    native.configure(handle, keys, storage, *addresses, requires_grad)
+    native.configure(handle, keys, storage, *_metadata(keys), requires_grad, *addresses)
     return all(native.describe(t)[1:] == (-1, dispatch_keys(t), tuple(t.shape)) for t in samples)
 
 
@@ -112,37 +115,29 @@ _PAIRS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-def _configure_metadata(native: Any) -> None:
-    """Tell the extension where a TensorImpl keeps sizes, strides and the rest, if that is certain.
+def _metadata(keys: int) -> tuple[int, int]:
+    """Return where a TensorImpl keeps sizes, strides and the rest, and what reads requires_grad.
 
     The sizes are found as the number of dimensions followed by them. What lies from there to the
-    key set must be the same for tensors that are alike, and differ for tensors that are not.
+    key set (at `keys`) must be the same for tensors that are alike, and differ for tensors that
+    are not. Zeros where that is not certain.
     """
     samples = [torch.empty(7, 11), torch.empty(5, 3, 2), torch.empty(13, 17, 19, 23)]
-    found: set[int] | None = None
-    for sample in samples:
-        words = list(_words(sample._cdata, _IMPL_BYTES))
-        wanted = [sample.dim(), *sample.shape]
-        here = {i * 8 for i in range(len(words)) if words[i : i + len(wanted)] == wanted}
-        found = here if found is None else found & here
-    if not found or len(found) != 1:
-        return
-    (offset,) = found
-    plain = torch.empty(2, 3)
-    memory = list(_words(plain._cdata, _IMPL_BYTES))
-    keys = memory.index(dispatch_keys(plain)) * 8
+    try:
+        offset = _offset((_words(t._cdata, _IMPL_BYTES), [t.dim(), *t.shape]) for t in samples)
+        address = _address(_library("c10"), _REQUIRES_GRAD) or 0
+    except (LookupError, AttributeError):
+        return 0, 0
 
-    def metadata(make: Any) -> bytes:
+    def bytes_of(make: Any) -> bytes:
         tensor = make()
         return ctypes.string_at(tensor._cdata + offset, keys + 8 - offset)
 
     certain = keys > offset and all(
-        metadata(a) == metadata(a) and metadata(b) == metadata(b) and metadata(a) != metadata(b)
+        bytes_of(a) == bytes_of(a) and bytes_of(b) == bytes_of(b) and bytes_of(a) != bytes_of(b)
         for a, b in _PAIRS
     )
-    address = getattr(_library("c10"), _REQUIRES_GRAD, None)
-    if certain and address is not None:
-        native.configure_metadata(offset, ctypes.cast(address, ctypes.c_void_p).value)
+    return (offset, address) if certain else (0, 0)
 
 
 @cache
@@ -150,10 +145,7 @@ def extension() -> ModuleType | None:
     """Return the C extension, ready for use; None where it is absent or cannot read tensors."""
     try:
         native = importlib.import_module("weft_guards._native")  # built where there is a compiler
-        if not _configure_tensors(native):
-            return None
-        _configure_metadata(native)
-        return native
+        return native if _configure_tensors(native) else None
     except (ImportError, LookupError, OSError, AttributeError, KeyError, TypeError):
         return None
 

@@ -55,4 +55,4 @@ def call_with(
     registers = tuple([reads.fetch(source) for source in sources])
     if len(reads.rows) - len(reads.roots) <= _FEW:
         return None
-    return native.Caller(tuple(reads.rows), len(reads.roots), registers, target), reads.roots
+    return native.Check(tuple(reads.rows), len(reads.roots), registers, target), reads.roots
