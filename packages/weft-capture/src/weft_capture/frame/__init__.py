@@ -18,15 +18,12 @@ are not intercepted. Generators and coroutines never are.
 
 from __future__ import annotations
 
-import sys
-
 from ._hook import (
     enter,
     forget,
     is_active,
     run,
     set_lookup,
-    set_return_code,
     skip,
     tail_call,
 )
@@ -40,13 +37,3 @@ __all__ = [
     "skip",
     "tail_call",
 ]
-
-
-def _return_only(value: object) -> object:
-    return value
-
-
-if sys.version_info >= (3, 12):
-    # 3.12 and later end a replaced frame by running `return value` in it (compat.h says why).
-    # Dropping the leading RESUME hides this from tracing and signal handling.
-    set_return_code(_return_only.__code__.replace(co_code=_return_only.__code__.co_code[2:]))

@@ -35,38 +35,12 @@ static _PyFrameEvalFunction previous_eval = NULL;
 
 /* ---- tail calls ---- */
 
-typedef struct {
-    PyObject_VAR_HEAD
-    PyObject *items[1]; /* func, then args */
-} TailCall;
-
-static void
-tail_call_dealloc(TailCall *self)
-{
-    PyObject_GC_UnTrack(self);
-    for (Py_ssize_t i = 0; i < Py_SIZE(self); i++) {
-        Py_XDECREF(self->items[i]);
-    }
-    PyObject_GC_Del(self);
-}
-
-static int
-tail_call_traverse(TailCall *self, visitproc visit, void *arg)
-{
-    for (Py_ssize_t i = 0; i < Py_SIZE(self); i++) {
-        Py_VISIT(self->items[i]);
-    }
-    return 0;
-}
-
+/* A tuple (func, *args) that a replacement returns; its arguments are taken out when func begins. */
 static PyTypeObject TailCallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "weft_capture.frame._hook.TailCall",
-    .tp_basicsize = offsetof(TailCall, items),
-    .tp_itemsize = sizeof(PyObject *),
-    .tp_dealloc = (destructor)tail_call_dealloc,
-    .tp_traverse = (traverseproc)tail_call_traverse,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_base = &PyTuple_Type,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
 };
 
 static PyObject *
@@ -76,15 +50,11 @@ tail_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         PyErr_SetString(PyExc_TypeError, "tail_call(func, *args) needs a Python function");
         return NULL;
     }
-    TailCall *self = PyObject_GC_NewVar(TailCall, &TailCallType, nargs);
-    if (self == NULL) {
-        return NULL;
+    PyObject *self = TailCallType.tp_alloc(&TailCallType, nargs);
+    for (Py_ssize_t i = 0; self != NULL && i < nargs; i++) {
+        PyTuple_SET_ITEM(self, i, Py_NewRef(args[i]));
     }
-    for (Py_ssize_t i = 0; i < nargs; i++) {
-        self->items[i] = Py_NewRef(args[i]);
-    }
-    PyObject_GC_Track(self);
-    return (PyObject *)self;
+    return self;
 }
 
 /* Let go of the arguments of the frame that begins: `del x` in it must end the life of x. */
@@ -103,12 +73,11 @@ static PyObject *
 follow_tail_calls(PyObject *result)
 {
     while (result != NULL && Py_TYPE(result) == &TailCallType) {
-        TailCall *call = (TailCall *)result;
-        PyObject *func = call->items[0];
+        PyObject *call = result, **items = ((PyTupleObject *)call)->ob_item, *func = items[0];
         hook.tail = (PyCodeObject *)((PyFunctionObject *)func)->func_code;
-        hook.held = call->items + 1;
+        hook.held = items + 1;
         hook.held_count = Py_SIZE(call) - 1;
-        result = PyObject_Vectorcall(func, call->items + 1,
+        result = PyObject_Vectorcall(func, items + 1,
                                      (Py_SIZE(call) - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
         hook.tail = NULL;
         hook.held = NULL;
@@ -451,19 +420,6 @@ is_active(PyObject *module, PyObject *unused)
     return PyBool_FromLong(hook.on_miss != NULL);
 }
 
-static PyObject *
-set_return_code(PyObject *module, PyObject *code)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    if (!PyCode_Check(code) || ((PyCodeObject *)code)->co_nlocalsplus != 1) {
-        PyErr_SetString(PyExc_TypeError, "the return code has exactly one variable");
-        return NULL;
-    }
-    Py_XSETREF(return_code, (PyCodeObject *)Py_NewRef(code));
-#endif
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
      "run(on_miss, func, *args, **kwargs): call func with the hook on; with on_miss None, off."},
@@ -476,7 +432,6 @@ static PyMethodDef methods[] = {
     {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
      "tail_call(func, *args): what a replacement returns to end with func(*args)."},
     {"enter", enter, METH_O, "enter([func, *args]): call func; the list is emptied."},
-    {"set_return_code", set_return_code, METH_O, "Internal: the code that finishes a frame."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -63,18 +63,20 @@ finish_frame(PyThreadState *tstate, Frame *frame, PyObject *result)
 #else
 
 /* Code of `return <slot 0>` without RESUME, so that neither tracing nor the pending-call check sees
- * it. Made from a function's code in Python (frame/__init__.py), set by set_return_code(). */
+ * it; made when a hook is first turned on. */
 static PyCodeObject *return_code = NULL;
+#define RETURN_CODE \
+    "(lambda code: code.replace(co_code=code.co_code[2:]))((lambda value: value).__code__)"
 
 static inline int
 prepare_finish(void)
 {
-    if (return_code == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the frame hook has no return code; "
-                        "import weft_capture.frame, not the extension module");
-        return -1;
+    PyObject *names = return_code == NULL ? PyDict_New() : NULL;
+    if (names != NULL) {
+        return_code = (PyCodeObject *)PyRun_String(RETURN_CODE, Py_eval_input, names, names);
+        Py_DECREF(names);
     }
-    return 0;
+    return return_code == NULL ? -1 : 0;
 }
 
 static PyObject *
