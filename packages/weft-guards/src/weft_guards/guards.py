@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import torch
 from weft_core.errors import UserStack
 
-from weft_guards.abi import dispatch_keys
-from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, TensorSpec
+from weft_guards.payloads import DictKeys, Held, TensorSpec, same_constant
 from weft_guards.sources import DictSource, ProgramSource, Source, is_literal
-from weft_guards.state import STATE_READERS, TorchState, autocast_state
+from weft_guards.state import TorchState
 
 
 class Bind(Protocol):
@@ -59,99 +58,26 @@ def _test_const(x: Sequence[str], value: Any, bind: Bind) -> str:
     return f"{bind.const(same_constant)}({x[0]}, {bind.const(value)})"
 
 
-def same_constant(a: object, b: object) -> bool:
-    """Say whether two constants cannot be told apart: types, signs of zero and NaNs included."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float) and isinstance(b, float):
-        return a.hex() == b.hex()
-    if isinstance(a, complex) and isinstance(b, complex):
-        return same_constant((a.real, a.imag), (b.real, b.imag))
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(same_constant, a, b))
-    if isinstance(a, frozenset) and isinstance(b, frozenset):
-        return {(type(e), repr(e)) for e in a} == {(type(e), repr(e)) for e in b}
-    return a == b
-
-
-def _test_keys(x: Sequence[str], payload: DictKeys, bind: Bind) -> str:
-    keys = payload.keys
-    if all(type(key) is str for key in keys):
-        return f"list({x[0]}) == {bind.const(list(keys))}"
-    return f"{bind.const(same_keys)}(list({x[0]}), {bind.const(keys)})"
-
-
-def same_keys(now: list[Any], keys: tuple[Any, ...]) -> bool:
-    """Say whether a dict's keys are the ones seen: literals by value and type, others by `is`."""
-    return len(now) == len(keys) and all(
-        a is b.get() if isinstance(b, Held) else same_constant(a, b) for a, b in zip(now, keys)
-    )
-
-
-def _test_tensor(x: Sequence[str], spec: TensorSpec, bind: Bind) -> str:
-    """Cheap and often failing properties first."""
-    t = x[0]
-    conditions = [
-        f"type({t}) is {_held(spec.cls, bind)}",
-        _match(f"{t}.shape", spec.sizes),
-        f"{t}.dtype is {bind.const(spec.dtype)}",
-        f"{t}.requires_grad is {spec.requires_grad}",
-    ]
-    if spec.strides:
-        conditions.append(_match(f"{t}.stride()", spec.strides))
-    conditions += [
-        f"{t}.device == {bind.const(spec.device)}",
-        f"{bind.const(dispatch_keys)}({t}) == {spec.keys}",
-    ]
-    return " and ".join(conditions)
-
-
-def _match(value: str, wanted: tuple[int | None, ...]) -> str:
-    """Compare a tuple of ints with one that may have None for "any"."""
-    if None not in wanted:
-        return f"{value} == {wanted!r}"
-    tests = [f"s[{i}] == {want}" for i, want in enumerate(wanted) if want is not None]
-    return " and ".join([f"len(s := {value}) == {len(wanted)}", *tests])
-
-
-def _test_class(x: Sequence[str], use: ClassUse, bind: Bind) -> str:
-    return f"{x[0]} is not None and {bind.const(use)}.holds({x[0]})"
-
-
-def _test_state(x: Sequence[str], state: TorchState, bind: Bind) -> str:
-    pairs = zip(STATE_READERS, state.values)
-    conditions = [f"{bind.const(read)}() == {bind.const(value)}" for (_, read), value in pairs]
-    if state.autocast is not None:
-        conditions.append(f"{bind.const(autocast_state)}() == {bind.const(state.autocast)}")
-    return " and ".join(conditions)
+def _test_payload(x: Sequence[str], payload: Any, bind: Bind) -> str:
+    return f"{bind.const(payload)}.holds({', '.join(x)})"
 
 
 def _test_grad_mode(x: Sequence[str], enabled: bool, bind: Bind) -> str:
     return f"{bind.const(torch.is_grad_enabled)}() is {enabled}"
 
 
-def _test_memory(x: Sequence[str], use: MemoryUse, bind: Bind) -> str:
-    return f"{bind.const(use)}.holds({', '.join(x)})"
-
-
 def _constant(value: Any) -> Any:
     """Refuse what cannot be compared for sure; identity guards are for such values."""
-    plain = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-    if is_literal(value) or isinstance(value, plain):
-        return value
-    if isinstance(value, tuple | frozenset) and all(map(_is_constant, value)):
-        return value
-    if type(value) is range:
-        return value
-    raise TypeError(f"a {type(value).__name__} is no constant: guard its identity or its parts")
+    if not _is_constant(value):
+        raise TypeError(f"a {type(value).__name__} is no constant: guard its identity or its parts")
+    return value
 
 
 def _is_constant(value: Any) -> bool:
-    try:
-        _constant(value)
-    except TypeError:
-        return False
-    return True
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_constant, value))
+    plain = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+    return is_literal(value) or isinstance(value, plain) or type(value) is range
 
 
 def _as(kind: type, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -188,7 +114,7 @@ KINDS: dict[str, KindSpec] = {
     ),
     "CONST": KindSpec("{x} == {p!r}", _constant, _test_const, _STABLE),
     "TENSOR": KindSpec(
-        "{x} is a {p}", _as(TensorSpec, TensorSpec.of), _test_tensor,
+        "{x} is a {p}", _as(TensorSpec, TensorSpec.of), _test_payload,
         "keep dtype, device and requires_grad; for sizes call mark_dynamic(tensor, dim) "
         "or compile with dynamic=True",
     ),
@@ -196,7 +122,8 @@ KINDS: dict[str, KindSpec] = {
         "len({x}) == {p}", int, lambda x, p, b: f"len({x[0]}) == {p}", "keep the length the same"
     ),
     "DICT_KEYS": KindSpec(
-        "list({x}) == {p}", _as(DictKeys, DictKeys.of), _test_keys, "keep the keys and their order"
+        "list({x}) == {p}", _as(DictKeys, DictKeys.of), _test_payload,
+        "keep the keys and their order",
     ),
     "ATTR_ABSENT": KindSpec(
         "{p!r} not in {x}.__dict__", str, lambda x, p, b: f"{p!r} not in {x[0]}",
@@ -212,7 +139,7 @@ KINDS: dict[str, KindSpec] = {
     ),
     "MEMORY": KindSpec(
         "what is written ({p}) shares memory with other inputs or not as before", lambda use: use,
-        _test_memory, "always or never pass tensors that share memory",
+        _test_payload, "always or never pass tensors that share memory",
     ),
     "SHAPE": KindSpec(
         "{p}", lambda s: s, lambda x, p, b: p.template.format(*x),
@@ -223,12 +150,12 @@ KINDS: dict[str, KindSpec] = {
         "assign the variable before or after, not in between",
     ),
     "CLASS": KindSpec(
-        "{x} has the same {p}", lambda use: use, _test_class,
+        "{x} has the same {p}", lambda use: use, _test_payload,
         "change classes before compiling, or call weft.reset()",
     ),
     "GRAD_MODE": KindSpec("grad mode is {p}", bool, _test_grad_mode, _MODE),
     "GLOBAL_STATE": KindSpec(
-        "torch state: {p}", _as(TorchState, lambda _: TorchState.now()), _test_state, _MODE
+        "torch state: {p}", _as(TorchState, lambda _: TorchState.now()), _test_payload, _MODE
     ),
 }  # fmt: skip
 

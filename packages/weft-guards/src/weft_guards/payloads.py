@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -102,6 +102,21 @@ def name_of(value: object) -> str:
     return f"<{type(value).__qualname__} object at {id(value):#x}>"
 
 
+def same_constant(a: object, b: object) -> bool:
+    """Say whether two constants cannot be told apart: types, signs of zero and NaNs included."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float) and isinstance(b, float):
+        return a.hex() == b.hex()
+    if isinstance(a, complex) and isinstance(b, complex):
+        return same_constant((a.real, a.imag), (b.real, b.imag))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    if isinstance(a, frozenset) and isinstance(b, frozenset):
+        return {(type(e), repr(e)) for e in a} == {(type(e), repr(e)) for e in b}
+    return a == b
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """What must hold of a tensor; None in sizes or strides means that any value will do."""
@@ -132,6 +147,18 @@ class TensorSpec:
             tuple(s if type(s) is int else None for s in shape.stride()) if plain else (),
             tensor.requires_grad,
             dispatch_keys(tensor),
+        )
+
+    def holds(self, tensor: Any) -> bool:
+        """Test a value, cheap and often failing properties first."""
+        return (
+            type(tensor) is self.cls.get()
+            and _fits(tensor.shape, self.sizes)
+            and tensor.dtype is self.dtype
+            and tensor.requires_grad is self.requires_grad
+            and (not self.strides or _fits(tensor.stride(), self.strides))
+            and tensor.device == self.device
+            and dispatch_keys(tensor) == self.keys
         )
 
     def __str__(self) -> str:
@@ -165,6 +192,15 @@ class TensorSpec:
         ]
 
 
+def _fits(now: Sequence[int], wanted: tuple[int | None, ...]) -> bool:
+    """Compare ints with those wanted, of which None is any."""
+    return now == wanted or (
+        None in wanted
+        and len(now) == len(wanted)
+        and all(want is None or want == here for want, here in zip(wanted, now))
+    )
+
+
 @dataclass(frozen=True)
 class DictKeys:
     """The keys of a dict in order; keys that are not literals are recognised by identity."""
@@ -180,6 +216,14 @@ class DictKeys:
     def held(self) -> list[Held]:
         """The keys recognised by identity."""
         return [key for key in self.keys if isinstance(key, Held)]
+
+    def holds(self, keys: Iterable[Any]) -> bool:
+        """Say whether keys are the ones seen: literals by value and type, others by `is`."""
+        now = list(keys)
+        return len(now) == len(self.keys) and all(
+            a is b.get() if isinstance(b, Held) else same_constant(a, b)
+            for a, b in zip(now, self.keys)
+        )
 
     def __str__(self) -> str:
         return repr(list(self.keys))
@@ -219,9 +263,9 @@ class ClassUse:
         now = {name: find_in_class(cls, name) for name, _ in self.names}
         return [name for name, wanted in self.names if not _is_wanted(now[name], wanted)]
 
-    def holds(self, cls: type) -> bool:
-        """Say whether all names mean what they did."""
-        return not self.changed(cls)
+    def holds(self, cls: type | None) -> bool:
+        """Say whether all names mean what they did; False for a class that is gone."""
+        return cls is not None and not self.changed(cls)
 
     def __str__(self) -> str:
         return ", ".join(name for name, _ in self.names)

@@ -35,6 +35,11 @@ def autocast_state() -> tuple[Any, ...]:
     )
 
 
+def _present() -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+    values = tuple([read() for _, read in STATE_READERS])
+    return values, autocast_state() if values[1] else None
+
+
 @dataclass(frozen=True)
 class TorchState:
     """The settings of `STATE_READERS` at one moment, and autocast's where it is on."""
@@ -46,9 +51,11 @@ class TorchState:
     @staticmethod
     def now() -> TorchState:
         """Take the present state."""
-        values = tuple(read() for _, read in STATE_READERS)
-        on = values[1]
-        return TorchState(values, autocast_state() if on else None, state_words())
+        return TorchState(*_present(), state_words())
+
+    def holds(self, _: object) -> bool:
+        """Say whether the present state is the same."""
+        return _present() == (self.values, self.autocast)
 
     def __str__(self) -> str:
         pairs = zip((name for name, _ in STATE_READERS), self.values)

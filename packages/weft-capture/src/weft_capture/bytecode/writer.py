@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import opcode
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -123,6 +123,14 @@ class Writer:
         for name in (*self._temps, *others):
             self.load_const(None)
             self.store_local(name)
+
+    def load_stack(self, names: Sequence[str | None]) -> None:
+        """Push variables, bottom first; None stands for a NULL."""
+        for name in names:
+            if name is None:
+                self.push_null()
+            else:
+                self.load_local(name)
 
     def load_const(self, value: object) -> None:
         """Push any object; the code object keeps it alive."""

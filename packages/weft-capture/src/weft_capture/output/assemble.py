@@ -27,7 +27,7 @@ from weft_capture.graph import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
-from weft_capture.values.base import MethodOf, Value
+from weft_capture.values.base import MethodOf
 from weft_capture.values.constant import NULL, constant
 from weft_capture.values.contexts import AutocastContext, InferenceContext
 
@@ -212,8 +212,7 @@ class _Assembly:
         temps: dict[str, str] = {}
         for name, cell in self.frame.cells.items():
             if name in self.frame.decoded.cellvars and cell.contents is not None:
-                self.out.load(cell.contents)
-                temps[name] = self.out.store_temp()
+                temps[name] = self.out.load_temp(cell.contents)
         return temps
 
     def _store_cells(self, temps: dict[str, str]) -> None:
@@ -229,11 +228,8 @@ class _Assembly:
         fails = self.stopped is not None and self.stopped.error.code in _RAISES
         live = frame.locals if fails else live_at(frame.decoded, index)
         locals_ = {name: value for name, value in frame.locals.items() if name in live}
-        temps: dict[str, str] = {}
-        for name, value in locals_.items():
-            out.load(value)
-            temps[name] = out.store_temp()
-        stack = [self._stack_temp(value) for value in frame.stack]
+        temps = {name: out.load_temp(value) for name, value in locals_.items()}
+        stack = [None if value is NULL else out.load_temp(value) for value in frame.stack]
         inner = InnerFrames(out, inlined, self.tail_call, whole=fails) if inlined else None
         temps.update(self._load_cells())
         out.write()
@@ -243,11 +239,7 @@ class _Assembly:
         for name in frame.decoded.flat_args:
             if name not in temps and name not in frame.cells and self._is_rebound(name):
                 writer.delete_local(name)
-        for temp_or_null in stack:
-            if temp_or_null is None:
-                writer.push_null()
-            else:
-                writer.load_local(temp_or_null)
+        writer.load_stack(stack)
         below = [value is not NULL for value in frame.stack]
         step = RealStep(writer, frame.decoded, below, tuple(locals_))
         if inner is None:
@@ -262,9 +254,3 @@ class _Assembly:
         """Say whether an argument's variable holds it no more: it may have to die."""
         source = getattr(self.frame.locals.get(name), "source", None)
         return source != LocalSource(name)
-
-    def _stack_temp(self, value: Value) -> str | None:
-        if value is NULL:
-            return None
-        self.out.load(value)
-        return self.out.store_temp()

@@ -91,11 +91,7 @@ def _write_entry(
     inner: bool,
 ) -> None:  # fmt: skip
     writer.at(decoded.instrs[index])
-    for place, is_value in enumerate(stack):
-        if is_value:
-            writer.load_local(stack_name(place))
-        else:
-            writer.push_null()
+    writer.load_stack([stack_name(i) if is_value else None for i, is_value in enumerate(stack)])
     step = RealStep(writer, decoded, stack, tuple(n for n in decoded.varnames if n in bound))
     if not inner:
         step.run(index)
@@ -135,13 +131,9 @@ class InnerFrames:
         stack = tuple(value is not NULL for value in frame.stack)
         entry = _make_entry(decoded, index, stack, bound, inner, tail_call)
 
-        def temp(value: Value) -> str:
-            out.load(value)
-            return out.store_temp()
-
-        function = temp(frame.function)
-        args = [temp(_argument(frame, arg)) for arg in entry.args]
-        cells = [temp(frame.cells[name]) for name in entry.code.co_freevars]
+        function = out.load_temp(frame.function)
+        args = [out.load_temp(_argument(frame, arg)) for arg in entry.args]
+        cells = [out.load_temp(frame.cells[name]) for name in entry.code.co_freevars]
         return entry.code, function, args, cells
 
     def call(self) -> None:
@@ -150,7 +142,7 @@ class InnerFrames:
         inner: list[str] = []
         for code, function, args, cells in reversed(self._loaded):
             self._push_function(code, function, cells)
-            self._push_all(args + inner)
+            writer.load_stack(args + inner)
             writer.build_list(1 + len(args + inner))
             inner = [writer.temp()]
             writer.store_local(inner[0])
@@ -167,13 +159,9 @@ class InnerFrames:
         writer.load_const(continue_function)
         writer.load_local(function)
         writer.load_const(code)
-        self._push_all(cells)
+        writer.load_stack(cells)
         writer.build_tuple(len(cells))
         writer.call(3)
-
-    def _push_all(self, names: list[str]) -> None:
-        for name in names:
-            self._writer.load_local(name)
 
 
 def _argument(frame: Frame, arg: int | str) -> Value:

@@ -15,7 +15,7 @@ from weft_capture.breaks import Break
 from weft_capture.values.base import Value
 from weft_capture.values.constant import MADE, NULL, Constant, class_value, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
-from weft_capture.values.dicts import DictValue, LazyValue, check_keys
+from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -97,10 +97,6 @@ class Output:
         self.load_all(names.values())
         self.writer.call(len(args) + len(names), tuple(names))
 
-    def check_keys(self, keys: Iterable[object]) -> None:
-        """Refuse keys that cannot be put into a new dict or set without the program noticing."""
-        check_keys(keys)
-
     def fill_attributes(self, owner: Value, attributes: Mapping[str, Value]) -> None:
         """Give an object that was made here its attributes, past any `__setattr__`."""
         if attributes:
@@ -143,6 +139,11 @@ class Output:
         temp = self.writer.temp()
         self.writer.store_local(temp)
         return temp
+
+    def load_temp(self, value: Value) -> str:
+        """Load a value into a new temporary."""
+        self.load(value)
+        return self.store_temp()
 
     def later(self, function: Callable[..., object], *args: Value) -> None:
         """Write a call that changes an existing object: behind all loads, its arguments as now."""

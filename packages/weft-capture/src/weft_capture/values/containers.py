@@ -6,11 +6,12 @@ it is written back by `replay`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import class_value, constant
 
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
     from weft_guards.sources import Source
+
+
+def check_keys(keys: Iterable[object]) -> None:
+    """Refuse to rebuild a dict or set whose keys run the program's `__hash__`.
+
+    Raises:
+        Break: when there is one.
+    """
+    if any(type(key).__name__ == "ObjectKey" for key in keys):
+        raise Break("unsupported-value", "rebuilding a dict or set runs a key's __hash__ again")
 
 
 class Container(Value):
@@ -264,7 +275,7 @@ class SetValue(MutableValue):
         return frozenset(self.entries) if self.cls is frozenset else super().hash_key()
 
     def reconstruct(self, out: Output) -> None:
-        out.check_keys(self.entries)
+        check_keys(self.entries)
         if self.cls is not set:
             out.writer.begin_call()
             out.writer.load_const(self.cls)

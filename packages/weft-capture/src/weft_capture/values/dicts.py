@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MutableValue, Value
 from weft_capture.values.constant import NONE
-from weft_capture.values.containers import Container, refill
+from weft_capture.values.containers import Container, check_keys, refill
 from weft_guards.sources import CallSource
 
 if TYPE_CHECKING:
@@ -50,16 +50,6 @@ _SHORT = 4
 def identity_key(obj: object) -> object:
     """Return the hash key of an object from outside that is hashed by its identity."""
     return ("identity", id(obj))
-
-
-def check_keys(keys: Iterable[object]) -> None:
-    """Refuse to rebuild a dict or set whose keys run the program's `__hash__`.
-
-    Raises:
-        Break: when there is one.
-    """
-    if any(type(key).__name__ == "ObjectKey" for key in keys):
-        raise Break("unsupported-value", "rebuilding a dict or set runs a key's __hash__ again")
 
 
 class DictValue(Container, MutableValue):
