@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import CellType
 
+from weft_guards.guards import is_empty
+
 from weft_capture.breaks import Break
 from weft_capture.bytecode import (
     NO_FALL_THROUGH,
@@ -28,12 +30,8 @@ _NO_WORK = frozenset(
 
 def unbound_error(cell: CellType, name: str) -> Exception | None:
     """Return what reading a frame's own variable raises when its cell is empty."""
-    try:
-        cell.cell_contents  # noqa: B018 - it may raise
-    except ValueError:
-        text = f"cannot access local variable '{name}' where it is not associated with a value"
-        return UnboundLocalError(text)
-    return None
+    text = f"cannot access local variable '{name}' where it is not associated with a value"
+    return UnboundLocalError(text) if is_empty(cell) else None
 
 
 class RealStep:
