@@ -105,8 +105,7 @@ class Capture:
                 return found
             if not (resumed or cache.entries or has_tensor_work(function, flat_args)):
                 return None
-            reasons = functools.partial(self._reasons, cache, function, flat_args)
-            if not stance.may_compile(code.co_qualname, reasons):
+            if not stance.may_compile(code.co_qualname, lambda: cache.reasons(function, flat_args)):
                 return None
             if not cache.may_compile(function, flat_args, strict=self.fullgraph):
                 # The cache has warned about it, with the failing guards.
@@ -118,12 +117,6 @@ class Capture:
                     return self._compile(cache, function, flat_args)
             finally:
                 self._busy.on = False
-
-    def _reasons(
-        self, cache: CodeCache, function: types.FunctionType, flat_args: tuple[Any, ...]
-    ) -> str:
-        rows = [miss for _, misses in cache.reasons(function, flat_args) for miss in misses]
-        return "".join(f"\n  {miss}" for miss in rows)
 
     def under_stance(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

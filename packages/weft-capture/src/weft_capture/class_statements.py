@@ -12,6 +12,7 @@ import abc
 import builtins
 import collections
 import dataclasses
+import functools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import MADE, NONE, constant
-from weft_capture.values.containers import ListValue, SetValue, TupleValue
+from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue, ObjectConstant
 from weft_capture.values.objects import UserObject, new_instance
@@ -52,6 +53,7 @@ class MadeClass(ClassValue):
 
     def __init__(
         self,
+        tx: Tracer,
         obj: type,
         make: Callable[..., type],
         args: list[Value],
@@ -66,6 +68,7 @@ class MadeClass(ClassValue):
         # Making it ran code of the program, which must not run twice.
         self.once = False
         MADE[obj] = self
+        _remember(tx, self, obj)
 
     def data(self, tx: Tracer) -> Any:
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
@@ -138,15 +141,11 @@ class DescriptorValue(Value):
     def hash_key(self) -> object:
         return self
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        names = ("fget", "fset", "fdel", "__doc__") if self.kind is property else ("__func__",)
-        if name in names[: len(self.args)]:
-            return self.args[names.index(name)]
-        if name == "__wrapped__" and self.kind is not property:
-            return self.args[0]
-        if self.kind is not property and name in ("__isabstractmethod__", "__name__", "__doc__"):
-            return self.args[0].getattr(tx, name)
-        return super().getattr(tx, name)
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        try:
+            return tx.const_object(getattr(stand_in(tx, self), name))
+        except AttributeError as error:
+            tx.raise_(AttributeError, *error.args)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.kind is not staticmethod:
@@ -180,14 +179,10 @@ def stand_in(tx: Tracer, value: Value) -> Any:
         pass
     if isinstance(value, DescriptorValue):
         real: Any = value.kind(*(stand_in(tx, part) for part in value.args))
-    elif isinstance(value, ListValue):
-        real = [stand_in(tx, item) for item in value.items]
-    elif type(value) is TupleValue:
-        return tuple(stand_in(tx, item) for item in value.items)
+    elif isinstance(value, Container):
+        real = value.build(lambda item: stand_in(tx, item))
     elif isinstance(value, SetValue):
         real = {stand_in(tx, item) for item in value.entries.values()}
-    elif isinstance(value, DictValue):
-        real = {stand_in(tx, k): stand_in(tx, v) for k, v in value.pairs(tx)}
     elif isinstance(value, UserObject):
         real = new_instance(value.cls)
         for name, item in value.attrs.items():
@@ -270,8 +265,7 @@ def make_class(
         tx.raise_real(error)
     pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
     args: list[Value] = [constant(name), TupleValue(bases), DictValue(pairs)]
-    made = MadeClass(real, build_class, args, namespace)
-    _remember(tx, made, real)
+    made = MadeClass(tx, real, build_class, args, namespace)
     made.init_subclass = init_subclass
     made.once = bool(late or hook or init_subclass)
     if cell is not None:
@@ -333,29 +327,23 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 # ---- descriptors and functions that make or change classes
 
 
-def _descriptor_class(kind: type) -> None:
-    @rule(kind)
-    def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        names = ("fget", "fset", "fdel", "doc")
-        if kwargs:
-            args = (*args, *(kwargs.get(name, NONE) for name in names[len(args) :]))
-        return DescriptorValue(kind, list(args))
+def _descriptor(kind: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    names = ("fget", "fset", "fdel", "doc")
+    if kwargs:
+        args = (*args, *(kwargs.get(name, NONE) for name in names[len(args) :]))
+    return DescriptorValue(kind, list(args))
+
+
+def _property_part(index: int, tx: Tracer, self: DescriptorValue, function: Value) -> Value:
+    args = [*self.args, *[NONE] * (3 - len(self.args))]
+    args[index] = function
+    return DescriptorValue(self.kind, args)
 
 
 for _kind in (property, staticmethod, classmethod):
-    _descriptor_class(_kind)
-
-
-def _property_part(index: int, name: str) -> None:
-    @method(DescriptorValue, name)
-    def replace(tx: Tracer, self: DescriptorValue, function: Value) -> Value:
-        args = [*self.args, *[NONE] * (3 - len(self.args))]
-        args[index] = function
-        return DescriptorValue(self.kind, args)
-
-
+    rule(_kind)(functools.partial(_descriptor, _kind))
 for _index, _name in enumerate(("getter", "setter", "deleter")):
-    _property_part(_index, _name)
+    method(DescriptorValue, _name)(functools.partial(_property_part, _index))
 
 
 @rule(dataclasses._process_class)  # type: ignore[attr-defined]
@@ -387,15 +375,15 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
         tx.journal.on_rollback(lambda: setattr(cls, "make", plain))
         cls.make = make
         return cls
-    decorated = MadeClass(real, make, cls.args, cls.namespace)
+    decorated = MadeClass(tx, real, make, cls.args, cls.namespace)
     decorated.cell, decorated.once = cls.cell, cls.once
-    return _remembered(tx, decorated)
+    return decorated
 
 
 @rule(collections.namedtuple)
 def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    known = [arg.as_constant() for arg in _plain(tx, list(args))]
-    words = {name: _plain(tx, [value])[0].as_constant() for name, value in kwargs.items()}
+    known = [arg.data(tx) for arg in args]
+    words = {name: value.data(tx) for name, value in kwargs.items()}
     assert tx.frame is not None
     make: Any = collections.namedtuple
     words.setdefault("module", tx.frame.function.globals.get("__name__"))
@@ -403,16 +391,7 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         real = make(*known, **words)
     except (TypeError, ValueError) as error:
         tx.raise_real(error)
-    return _remembered(tx, MadeClass(real, lambda: make(*known, **words), []))
-
-
-def _plain(tx: Tracer, values: list[Value]) -> list[Value]:
-    return [TupleValue(v.unpack(tx)) if isinstance(v, ListValue) else v for v in values]
-
-
-def _remembered(tx: Tracer, made: MadeClass) -> Value:
-    _remember(tx, made, made.obj)
-    return made
+    return MadeClass(tx, real, lambda: make(*known, **words), [])
 
 
 @rule(type.__subclasses__)

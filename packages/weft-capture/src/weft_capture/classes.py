@@ -30,15 +30,20 @@ if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
 
-_BUILTIN_BASES: tuple[tuple[type, Callable[[type], Value]], ...] = (
-    (collections.OrderedDict, lambda cls: DictValue(cls=collections.OrderedDict)),
-    (collections.defaultdict, lambda cls: DictValue(cls=collections.defaultdict)),
-    (dict, lambda cls: DictValue()),
-    (list, lambda cls: ListValue([])),
-    (set, lambda cls: SetValue([])),
-    (collections.deque, lambda cls: DequeValue([])),
-)
-_SCALARS = (int, float, str, bytes, frozenset, complex)
+_BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
+    collections.OrderedDict: lambda tx, args: DictValue(cls=collections.OrderedDict),
+    collections.defaultdict: lambda tx, args: DictValue(cls=collections.defaultdict),
+    dict: lambda tx, args: DictValue(),
+    list: lambda tx, args: ListValue([]),
+    set: lambda tx, args: SetValue([]),
+    collections.deque: lambda tx, args: DequeValue([]),
+    tuple: lambda tx, args: TupleValue(args[0].unpack(tx) if args else []),
+    **{
+        kind: lambda tx, args, kind=kind: tx.builtin(kind, *args)  # type: ignore[misc]
+        for kind in (int, float, str, bytes, frozenset, complex)
+    },
+}
+"""Builtin class -> (tx, arguments of `__new__`) -> the part of an instance that it makes."""
 
 
 def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
@@ -61,11 +66,6 @@ def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) 
 def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
     """Do what `type.__call__` does: `__new__`, then `__init__`."""
     kind = cls.obj
-    if getattr(kind, "__abstractmethods__", None):
-        try:
-            object.__new__(kind)
-        except TypeError as error:
-            tx.raise_real(error)
     if issubclass(kind, BaseException):
         instance: Value = ExceptionValue(kind, list(args))
     elif table.is_pure(kind):
@@ -115,33 +115,29 @@ def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Valu
 
 def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
     """Do what the builtin `__new__` of a class does."""
-    _check_no_finalizer(kind)
-    for base, make in _BUILTIN_BASES:
+    for base, make in _BASES.items():
         if issubclass(kind, base):
-            return UserObject(kind, base=make(kind))
-    if issubclass(kind, tuple):
-        return UserObject(kind, base=TupleValue(args[0].unpack(tx) if args else []))
-    for scalar in _SCALARS:
-        if issubclass(kind, scalar):
-            return UserObject(kind, base=tx.builtin(scalar, *args))
-    if kind.__new__ is not object.__new__ and not _plain_new(kind):
+            _check_no_finalizer(kind)
+            return UserObject(kind, base=make(tx, args))
+    new = attributes.lookup(kind, "__new__")
+    if new is not None and new[0] is not object and new[0].__module__ != "typing":
         raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")
-    return _plain_object(kind)
+    return plain_object(tx, kind)
 
 
-def _plain_object(kind: type) -> UserObject:
+def plain_object(tx: Tracer, kind: type) -> Value:
+    """Do what `object.__new__` does, which refuses abstract classes and those of C types."""
     _check_no_finalizer(kind)
+    try:
+        object.__new__(kind)
+    except TypeError as error:
+        tx.raise_real(error)
     return UserObject(kind)
 
 
 def _check_no_finalizer(kind: type) -> None:
     if attributes.lookup(kind, "__del__") is not None:
         raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
-
-
-def _plain_new(kind: type) -> bool:
-    new = attributes.lookup(kind, "__new__")
-    return new is None or new[0] is object or new[0].__module__ == "typing"
 
 
 class ClassValue(ObjectConstant):
@@ -312,10 +308,8 @@ class BaseMethod(Value):
             if row is not None:
                 return row(tx, owner, *args, **kwargs)
         if isinstance(owner, ClassValue) and self.name == "__new__":
-            if self.kind is object and not args[1:] and not kwargs:
-                return _plain_object(args[0].as_constant())
             if self.kind is object:
-                raise Break("unknown-call", "arguments of object.__new__")
+                return _object_new(tx, *args, **kwargs)
             return new_object(tx, args[0].as_constant(), args[1:])
         if isinstance(owner, ClassValue) and self.name == "__call__":
             return construct(tx, owner, args, kwargs)
@@ -418,7 +412,7 @@ def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Val
 def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     if args or kwargs:
         raise Break("unknown-call", "arguments of object.__new__")
-    return new_object(tx, cls.as_constant(), [])
+    return plain_object(tx, cls.as_constant())
 
 
 @table.rule(tuple.__new__)

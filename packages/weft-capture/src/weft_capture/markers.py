@@ -10,7 +10,7 @@ from weft_capture import frame
 from weft_capture.breaks import Break
 from weft_capture.rules.table import GRAPH, rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import TRUE
+from weft_capture.values.constant import TRUE, fold
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -82,10 +82,7 @@ def assume_constant_result(function: F) -> F:
 
     @rule(function)
     def now(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        real = function(
-            *(arg.as_constant() for arg in args), **{k: v.as_constant() for k, v in kwargs.items()}
-        )
-        return tx.literal(real)
+        return fold(tx, function, list(args), kwargs)
 
     return function
 

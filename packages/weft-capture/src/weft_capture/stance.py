@@ -7,7 +7,7 @@ the stances cost such a call nothing. A frame that no entry admits asks `may_com
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -41,12 +41,12 @@ def current() -> str:
     return "default" if active is None else active.name
 
 
-def may_compile(name: str, reasons: Callable[[], str]) -> bool:
+def may_compile(name: str, reasons: Callable[[], Iterable[tuple[Any, Iterable[Any]]]]) -> bool:
     """Say whether a frame that no entry admits may be compiled.
 
     Args:
         name: the function's name, for the message.
-        reasons: tells why no entry admits it.
+        reasons: gives each entry and why it does not admit the call.
 
     Raises:
         WeftError: under the stance `fail_on_recompile`.
@@ -54,8 +54,9 @@ def may_compile(name: str, reasons: Callable[[], str]) -> bool:
     if active is None:
         return True
     if active.name == "fail_on_recompile":
+        why = "".join(f"\n  {miss}" for _, misses in reasons() for miss in misses)
         raise WeftError(
-            f"{name} would be compiled, which the stance fail_on_recompile forbids{reasons()}"
+            f"{name} would be compiled, which the stance fail_on_recompile forbids{why}"
         )
     return active.name != "eager_on_recompile"
 

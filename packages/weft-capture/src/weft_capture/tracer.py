@@ -28,7 +28,6 @@ from weft_guards.sources import (
 )
 
 from weft_capture import attributes, class_statements, classes, config, current
-from weft_capture.binding import bind_arguments
 from weft_capture.breaks import Break, NeedsSymbols, Raised
 from weft_capture.bytecode import call_pair, decode
 from weft_capture.effects import Effects
@@ -315,7 +314,7 @@ class Tracer:
         if function.obj is not None:
             check_inlinable(function.obj)
             self.guard_code(function.obj, function.source)
-        local_values = bind_arguments(self, decoded, function, args, kwargs)
+        local_values = function.bind(self, args, kwargs)
         cells = dict(zip(function.code.co_freevars, function.cells, strict=True))
         # A frame on a level of a functorch transform cannot be left and entered again.
         whole = decoded.is_generator or self.transforms or not stepped

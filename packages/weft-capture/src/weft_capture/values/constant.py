@@ -97,10 +97,9 @@ class Constant(Value):
             return MethodOf(self, name)
         return tx.literal(attribute)
 
-    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        handler = self.find_method(name)
-        if handler is not None:
-            return tx.apply(handler, self, args, kwargs)
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
         bound = getattr(self.value, name, None)
         if isinstance(bound, types.MethodType) or bound is None:
             return self.getattr(tx, name).call(tx, args, kwargs)

@@ -7,6 +7,7 @@ A Python function is inlined. Everything else callable goes through the rule tab
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import types
 import typing
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.bytecode import decode
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import NONE, constant, fold
 from weft_capture.values.containers import TupleValue
@@ -182,6 +184,30 @@ class FunctionValue(MutableValue):
             return tx.literal(real)
         return tx.wrap(real, AttrSource(source, name))
 
+    def bind(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> dict[str, Value]:
+        """Return the locals at the start of a call; the interpreter itself binds the arguments.
+
+        Raises:
+            Raised: with CPython's own TypeError, when they do not fit.
+        """
+        derived = decode(self.code).derived
+        binder = derived.get("binder")
+        if binder is None:
+            binder = derived["binder"] = _binder(self.code)
+        stub = types.FunctionType(binder, {}, None, tuple(self.defaults))
+        stub.__qualname__ = self.name
+        stub.__kwdefaults__ = dict(self.kwdefaults)
+        try:
+            bound: dict[str, Value] = stub(*args, **kwargs)
+        except TypeError as error:
+            tx.raise_real(error)
+        for name, given in bound.items():
+            if isinstance(given, tuple):
+                bound[name] = TupleValue(given)
+            elif isinstance(given, dict):
+                bound[name] = DictValue([(constant(key), value) for key, value in given.items()])
+        return bound
+
     def keyword_defaults(self) -> Value:
         """Return `__kwdefaults__`."""
         pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in self.kwdefaults.items()]
@@ -228,6 +254,28 @@ def function_cells(
         tx.wrap(cell, ItemSource(closure, i)) for i, cell in enumerate(function.__closure__ or ())
     ]
     return tuple(cell for cell in cells if isinstance(cell, CellValue))
+
+
+_LOCALS = (lambda: locals()).__code__
+
+
+def _binder(code: types.CodeType) -> types.CodeType:
+    """Return code of the same parameters that returns them by name."""
+    variadic = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    count = code.co_argcount + code.co_kwonlyargcount + variadic.bit_count()
+    return code.replace(
+        co_code=_LOCALS.co_code,
+        co_names=_LOCALS.co_names,
+        co_consts=_LOCALS.co_consts,
+        co_stacksize=_LOCALS.co_stacksize,
+        co_linetable=_LOCALS.co_linetable,
+        co_exceptiontable=b"",
+        co_flags=_LOCALS.co_flags | variadic,
+        co_varnames=code.co_varnames[:count],
+        co_nlocals=count,
+        co_freevars=(),
+        co_cellvars=(),
+    )
 
 
 def rebuild_function(

@@ -230,10 +230,9 @@ class UserObject(MutableValue):
         found = attributes.lookup(self.cls, name)
         return found is not None and attributes.is_python_code(found[1])
 
-    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        handler = self.find_method(name)
-        if handler is not None:
-            return tx.apply(handler, self, args, kwargs)
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
         bound = self.getattr(tx, name)
         if isinstance(bound, MethodOf) and bound.owner is self:
             if self.base is None:
