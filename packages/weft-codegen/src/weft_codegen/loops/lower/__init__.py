@@ -2,10 +2,11 @@
 
 from importlib import import_module
 
-_ROWS = ("pointwise", "views", "creation", "reductions", "indexing", "pooling", "scans", "random")
+_ELEMENTS = ("pointwise", "views", "creation", "random")
+_NEIGHBOURS = ("reductions", "indexing", "pooling", "resample", "scans")
 
 
 def install() -> None:
     """Import the modules whose rows fill the lowering table."""
-    for name in _ROWS:
+    for name in (*_ELEMENTS, *_NEIGHBOURS):
         import_module(f"{__name__}.{name}")

@@ -24,7 +24,6 @@ _KEEP = [
     "dot",
     "_scaled_dot_product_flash_attention_for_cpu",
     "bernoulli",
-    "upsample_bilinear2d",
     "max_unpool2d",
     "max_unpool3d",
 ]

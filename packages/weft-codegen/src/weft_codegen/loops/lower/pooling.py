@@ -22,7 +22,7 @@ from weft_codegen.loops.lower.table import Call, lowers, require
 from weft_codegen.loops.lower.values import Indices, LazyTensor
 
 # Largest window that is written out.
-_MOST = 16
+MOST = 16
 
 
 def _pair(value: Any, default: tuple[int, int] = (0, 0)) -> tuple[int, int]:
@@ -83,11 +83,11 @@ class _Window:
 def _window(x: LazyTensor, size: Any, stride: Any, padding: Any) -> _Window:
     require(x.dtype in SUPPORTED and len(x.shape) >= 3, "dtype or rank")
     size = _pair(size)
-    require(size[0] * size[1] <= _MOST, "large window")
+    require(size[0] * size[1] <= MOST, "large window")
     return _Window(x.shape, size, _pair(stride, size), _pair(padding))
 
 
-def _stored(call: Call, x: LazyTensor) -> LazyTensor:
+def stored(call: Call, x: LazyTensor) -> LazyTensor:
     """`x` in memory: windows overlap, so that its elements would be computed several times."""
     if x.buffer is None and x.root is None:
         call.graph.realise(x)
@@ -106,7 +106,7 @@ def _max_pool(
 ) -> tuple[LazyTensor, LazyTensor]:
     window = _window(x, size, stride, padding)
     require(_pair(dilation) == (1, 1) and x.dtype.is_floating_point, "dilated window")
-    x = _stored(call, x)
+    x = stored(call, x)
     dtype = compute_dtype(x.dtype)
     lowest = constant(float("-inf"), dtype)
 
@@ -153,7 +153,7 @@ def _avg_pool(
 ) -> LazyTensor:
     window = _window(x, size, stride, padding)
     require(x.dtype.is_floating_point, "integer average")
-    x = _stored(call, x)
+    x = stored(call, x)
     dtype = compute_dtype(x.dtype)
 
     def element(place: Indices) -> Expr:
@@ -181,7 +181,7 @@ def _avg_pool_backward(
     """Each input element gathers from the windows that cover it."""
     window = _window(x, size, stride, padding)
     require(x.dtype.is_floating_point, "integer average")
-    gradient = _stored(call, gradient)
+    gradient = stored(call, gradient)
     dtype = compute_dtype(x.dtype)
 
     def element(place: Indices) -> Expr:
@@ -217,21 +217,3 @@ def _adaptive_backward(call: Call, gradient: LazyTensor, x: LazyTensor) -> LazyT
     require(all(extent.is_const for extent in gradient.shape[-2:]), "symbolic size")
     window = _whole_windows(x, [extent.value for extent in gradient.shape[-2:]])
     return _avg_pool_backward(call, gradient, x, window, window, 0, False, True, None)
-
-
-@lowers("aten.upsample_nearest2d")
-def _nearest(
-    call: Call, x: LazyTensor, size: Any, scale_h: Any = None, scale_w: Any = None
-) -> LazyTensor:
-    """Whole factors only: then element i comes from i // factor, without any rounding."""
-    require(x.dtype in SUPPORTED, "dtype")
-    factors = []
-    for extent, given, scale in zip(x.shape[-2:], size, (scale_h, scale_w), strict=True):
-        require(extent.is_const and isinstance(given, int), "symbolic size")
-        factor, rest = divmod(given, extent.value)
-        require(rest == 0 and scale in (None, float(factor)), "fractional factor")
-        factors.append(factor)
-    x = _stored(call, x)
-    return call.lazy(
-        lambda i: x.at([*i[:-2], i[-2] // const(factors[0]), i[-1] // const(factors[1])])
-    )

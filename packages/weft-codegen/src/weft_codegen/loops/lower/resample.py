@@ -1,0 +1,223 @@
+"""Resampling: interpolation to other sizes and its backward, separable in the dimensions.
+
+Element i of an output dimension lies at num / den in the input, whole numbers: where it lies and
+how far from its neighbours follows without rounding, and a place is an index expression that needs
+no check.  Cases where eager rounds a factor first and could take another element are externs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft_codegen.loops.expr import Expr, apply, compute_dtype, constant, index_value, where
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr, const, least
+from weft_codegen.loops.lower.masking import masked, within
+from weft_codegen.loops.lower.pointwise import SUPPORTED, number
+from weft_codegen.loops.lower.pooling import MOST, stored
+from weft_codegen.loops.lower.shapes import to_shape
+from weft_codegen.loops.lower.table import Call, lowers, require
+from weft_codegen.loops.lower.values import Indices, LazyTensor
+
+Tap = tuple[IndexExpr, Expr]  # a place in the input, its weight
+
+
+@dataclass(frozen=True)
+class _Dimension:
+    """One dimension of `inner` elements in the input and `outer` in the output."""
+
+    inner: IndexExpr
+    outer: IndexExpr
+    aligned: bool
+
+    def source(self, at: IndexExpr) -> tuple[IndexExpr, IndexExpr]:
+        """(num + den, den) of output element `at`; num is at least -den."""
+        if self.aligned:
+            den = self.outer - 1 if self.outer is not ONE else ONE
+            return at * (self.inner - 1) + den, den
+        return (at * 2 + 1) * self.inner + self.outer, self.outer * 2
+
+    def clamped(self, at: IndexExpr) -> IndexExpr:
+        """`at` moved into the input."""
+        return least(at - least(at, ZERO), self.inner - 1)
+
+
+Taps = Callable[[_Dimension, IndexExpr, torch.dtype], list[Tap]]
+
+
+def _linear(dimension: _Dimension, at: IndexExpr, dtype: torch.dtype) -> list[Tap]:
+    num, den = dimension.source(at)
+    right = num // den
+    share = number(num % den, dtype) / number(den, dtype)
+    return [(dimension.clamped(right - 1), 1 - share), (dimension.clamped(right), share)]
+
+
+def _cubic(dimension: _Dimension, at: IndexExpr, dtype: torch.dtype) -> list[Tap]:
+    """Keys' cubic convolution with a = -0.75, over the four nearest elements."""
+    num, den = dimension.source(at)
+    right = num // den
+    share = number(num % den, dtype) / number(den, dtype)
+    a = -0.75
+
+    def near(x: Expr) -> Expr:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Expr) -> Expr:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    weights = (far(share + 1), near(share), near(1 - share), far(2 - share))
+    return [(dimension.clamped(right + k - 2), weight) for k, weight in enumerate(weights)]
+
+
+def _sizes(
+    inner: Sequence[Any], outer: Sequence[Any], scales: Sequence[Any]
+) -> list[tuple[IndexExpr, IndexExpr, float | None]]:
+    """(size in the input, size in the output, the factor that was given) of each dimension."""
+    given = [*scales, *[None] * (len(inner) - len(scales))]
+    require(all(isinstance(scale, float | None) for scale in given), "symbolic factor")
+    return list(zip(to_shape(inner), to_shape(outer), given, strict=True))
+
+
+def _dimensions(
+    inner: Sequence[Any], outer: Sequence[Any], aligned: bool, scales: Sequence[Any]
+) -> list[_Dimension]:
+    """The resampled dimensions, where a given factor is the quotient of the sizes."""
+    found = []
+    for n, m, scale in _sizes(inner, outer, scales):
+        known = n.is_const and m.is_const
+        if scale is not None and not aligned:
+            exact = n.value * scale == m.value if known else m is n * int(scale)
+            require(exact, "a factor that is rounded")
+        require(m.is_const or not aligned, "aligned corners of a symbolic size")
+        found.append(_Dimension(n, m, aligned))
+    return found
+
+
+def _resampling(taps: Taps) -> Callable[..., LazyTensor]:
+    """The weighted sum over the taps of each dimension, the last one first."""
+
+    def lowering(
+        call: Call, x: LazyTensor, size: Sequence[Any], aligned: bool, *scales: Any
+    ) -> LazyTensor:
+        require(x.dtype in SUPPORTED and x.dtype.is_floating_point, "dtype")
+        rank = len(size)
+        dimensions = _dimensions(x.shape[-rank:], size, aligned, scales)
+        x, dtype = stored(call, x), compute_dtype(x.dtype)
+
+        def element(place: Indices) -> Expr:
+            chosen = [taps(d, at, dtype) for d, at in zip(dimensions, place[-rank:], strict=True)]
+
+            def total(fixed: tuple[IndexExpr, ...]) -> Expr:
+                if len(fixed) == rank:
+                    return x.at([*place[:-rank], *fixed])
+                first, *others = (weight * total((*fixed, at)) for at, weight in chosen[len(fixed)])
+                return sum(others, start=first)
+
+            return total(())
+
+        return call.lazy(element)
+
+    return lowering
+
+
+for _name in ("linear1d", "bilinear2d", "trilinear3d"):
+    lowers(f"aten.upsample_{_name}")(_resampling(_linear))
+lowers("aten.upsample_bicubic2d")(_resampling(_cubic))
+
+
+def _factors(inner: Sequence[Any], outer: Sequence[Any], scales: Sequence[Any]) -> list[int]:
+    """The whole factors between known sizes."""
+    factors = []
+    for n, m, scale in _sizes(inner, outer, scales):
+        require(n.is_const and m.is_const and n.value > 0, "symbolic size")
+        factor, rest = divmod(m.value, n.value)
+        require(rest == 0 and scale in (None, float(factor)), "fractional factor")
+        factors.append(factor)
+    return factors
+
+
+def _nearest(call: Call, x: LazyTensor, size: Sequence[Any], *scales: Any) -> LazyTensor:
+    """Whole factors only: then element i comes from i // factor, without any rounding."""
+    require(x.dtype in SUPPORTED, "dtype")
+    rank = len(size)
+    factors = _factors(x.shape[-rank:], size, scales)
+    x = stored(call, x)
+
+    def element(place: Indices) -> Expr:
+        inner = [at // const(f) for at, f in zip(place[-rank:], factors, strict=True)]
+        return x.at([*place[:-rank], *inner])
+
+    return call.lazy(element)
+
+
+for _name in ("1d", "2d", "3d"):
+    lowers(f"aten.upsample_nearest{_name}", f"aten._upsample_nearest_exact{_name}")(_nearest)
+
+
+# ---- backwards: each input element gathers from the outputs that it went into
+
+
+def _nearest_users(at: IndexExpr, factor: int, last: IndexExpr, dtype: torch.dtype) -> list[Tap]:
+    return [(at * factor + k, constant(1, dtype)) for k in range(factor)]
+
+
+def _linear_users(at: IndexExpr, factor: int, last: IndexExpr, dtype: torch.dtype) -> list[Tap]:
+    """`factor` outputs have the element on their right, as many more on their left.
+
+    Beyond the first and the last element there is no other: outputs there have it whole.
+    """
+    before = (factor + 1) // 2
+    taps = []
+    for k in range(2 * factor):
+        share = (2 * (k % factor) + 1 + factor - 2 * before) / (2 * factor)
+        edge = apply("eq", index_value(at), index_value(ZERO if k < factor else last))
+        weight = constant(share if k < factor else 1 - share, dtype)
+        taps.append((at * factor + (k - before), where(edge, constant(1, dtype), weight)))
+    return taps
+
+
+def _gathering(users: Callable[..., list[Tap]], rank: int, aligns: bool) -> Callable[..., Any]:
+    """The sum of the gradients of an element's users; whole factors, few users."""
+
+    def lowering(
+        call: Call, gradient: LazyTensor, size: Sequence[Any], whole: Sequence[Any], *rest: Any
+    ) -> LazyTensor:
+        require(
+            gradient.dtype in SUPPORTED and not (aligns and rest[0]), "dtype or aligned corners"
+        )
+        inner = to_shape(whole[-rank:])
+        factors = _factors(inner, size, rest[1:] if aligns else rest)
+        require(math.prod(factors) * (2**rank if aligns else 1) <= MOST, "many users")
+        grown = stored(call, gradient)
+        dtype = compute_dtype(gradient.dtype)
+        zero = constant(0, dtype)
+
+        def element(place: Indices) -> Expr:
+            total: Expr = zero
+            own = zip(place[-rank:], factors, inner, strict=True)
+            chosen = [users(at, factor, n - 1, dtype) for at, factor, n in own]
+            for taps in itertools.product(*chosen):
+                inside: Expr = constant(True, torch.bool)
+                weight: Expr = constant(1, dtype)
+                for (at, share), extent in zip(taps, grown.shape[-rank:], strict=True):
+                    inside &= within(at, ZERO, extent)
+                    weight *= share
+                value = masked(grown.at([*place[:-rank], *(at for at, _ in taps)]), inside)
+                total += where(inside, value * weight, zero)
+            return total
+
+        return call.lazy(element)
+
+    return lowering
+
+
+for _rank, _name in enumerate(("linear1d", "bilinear2d", "trilinear3d"), 1):
+    lowers(f"aten.upsample_{_name}_backward")(_gathering(_linear_users, _rank, aligns=True))
+    _nearest_backward = _gathering(_nearest_users, _rank, aligns=False)
+    lowers(f"aten.upsample_nearest{_rank}d_backward")(_nearest_backward)
+    lowers(f"aten._upsample_nearest_exact{_rank}d_backward")(_nearest_backward)
