@@ -8,6 +8,7 @@ from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.plan import make_plan
 from weft_codegen.loops.printer import kernel_text, program_text
 from weft_codegen.loops.program import Loop, statements
+from weft_codegen.loops.schedule import both
 
 X = torch.randn(16, 32)
 W = torch.rand(32)
@@ -271,3 +272,39 @@ def test_a_product_with_another_use_is_added_by_a_loop():
 
     program = check(fn, *[torch.randn(64, 64) for _ in range(2)], rtol=1e-4, atol=1e-4)
     assert externs(program) == ["aten.mm.default"] * 2
+
+
+def test_row_and_column_sums_share_a_kernel(monkeypatch):
+    monkeypatch.setattr(both, "_LEAST", 0)
+
+    def backward(x, g, w, mean, rstd):
+        normal = (x - mean) * rstd
+        scaled = g * w
+        inner = scaled.mean(1, True) + normal * (scaled * normal).mean(1, True)
+        return (scaled - inner) * rstd, (g * normal).sum(0), g.sum(0).relu()
+
+    x, g, w = torch.randn(128, 96), torch.randn(128, 96), torch.randn(96)
+    args = (x, g, w, x.mean(1, True), 1 / x.std(1, keepdim=True))
+    program = check(backward, *args)
+    # Rows with the sums of each block, and the blocks added up.
+    assert launches(program) == 2
+    assert sum(stmt.kind == "parallel" for k in program.kernels.values() for stmt in k.body) == 2
+    monkeypatch.setattr(both, "_LEAST", 1 << 24)
+    assert len(check(backward, *args).buffers) == len(program.buffers) - 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_columns_of_what_rows_make(dtype, monkeypatch):
+    monkeypatch.setattr(both, "_LEAST", 0)
+
+    def fn(x):
+        shifted = x - x.amax(1, True)
+        return shifted, shifted.sum(0), (shifted * shifted).amax(0)
+
+    x = (torch.randn(3, 64, 40) * 8).to(dtype).flatten(0, 1)
+    assert launches(check(fn, x)) == 2
+
+
+def test_rows_that_need_the_columns_stay_apart(monkeypatch):
+    monkeypatch.setattr(both, "_LEAST", 0)
+    check(lambda x: ((x - x.mean(0)).softmax(1), x.sum(1)), torch.randn(128, 64))

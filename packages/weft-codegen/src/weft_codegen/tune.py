@@ -16,7 +16,6 @@ from weft_core.cachedir import cache_dir, read_checked, write_checked
 
 from weft_codegen.kernels import CompiledGraph, compile_program
 from weft_codegen.kernels.toolchain import find as find_toolchain
-from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.nodes import Lowered
 from weft_codegen.loops.printer import buffer_text
 from weft_codegen.loops.program import Buffer, Extern, Input, Ref, refs
@@ -55,16 +54,11 @@ def _layout(buffer: Buffer) -> str:
     return buffer_text(buffer).split(": ", 1)[1]
 
 
-def _number(where: IndexExpr) -> int:
-    assert where.is_const
-    return where.value
-
-
 def _random(buffer: Buffer) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    size = _number(buffer.storage)
+    size, *dims = (n.value for n in (buffer.storage, *buffer.shape, *buffer.strides))
     memory = torch.rand(size, generator=generator, dtype=torch.float32, device="cpu")
-    return memory.as_strided([*map(_number, buffer.shape)], [*map(_number, buffer.strides)])
+    return memory.as_strided(dims[: len(buffer.shape)], dims[len(buffer.shape) :])
 
 
 def _race(candidates: list[CompiledGraph], args: list[torch.Tensor]) -> list[float]:

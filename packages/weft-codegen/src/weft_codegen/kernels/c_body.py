@@ -112,7 +112,11 @@ class BodyWriter:
             elif adds_rows(loop):
                 start = self._rows_together(loop, end)
             self._text.open(for_head(loop.axis, start, end))
+            around = self._row
+            if len(loop.body) > 1:
+                self._row = loop.axis
             self.body(loop.body)
+            self._row = around
             self._text.close()
         else:
             self.innermost(loop, "0", end)

@@ -25,14 +25,13 @@ from weft_codegen.kernels.externs import (
     writes_into,
 )
 from weft_codegen.kernels.plan import ALIGN, Place, Plan
-from weft_codegen.loops.index import ZERO, IndexExpr, Size
+from weft_codegen.loops.index import ZERO, IndexExpr, Size, single
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.program import (
     Alias,
     Buffer,
     Extern,
     Launch,
-    Output,
     Program,
     Ref,
 )
@@ -101,10 +100,10 @@ class HostWriter:
             if item.kind != "tensor":
                 continue
             for dim, extent in enumerate(self._program.buffers[item.name].shape):
-                name = _symbol(extent)
-                if name is not None and name not in bound:
-                    self._line(f"const int64_t {name} = weft_size(in[{position}], {dim});")
-                    bound.add(name)
+                atom = single(extent)
+                if isinstance(atom, Size) and atom.key not in bound:
+                    self._line(f"const int64_t {atom.key} = weft_size(in[{position}], {dim});")
+                    bound.add(atom.key)
 
     def _inputs(self) -> None:
         for position, item in enumerate(self._program.inputs):
@@ -347,7 +346,10 @@ class HostWriter:
         program = self._program
         letters = {"tensor": "t", "size": "i"}
         inputs = "".join(letters.get(item.kind, "-") for item in program.inputs)
-        outputs = "".join(_output_letter(output) for output in program.outputs)
+        outputs = "".join(
+            "-" if output is None else "t" if isinstance(output, Ref) else "i"
+            for output in program.outputs
+        )
         return [
             "    status = 0;",
             "done:",
@@ -369,12 +371,6 @@ class HostWriter:
         ]
 
 
-def _output_letter(output: Output) -> str:
-    if output is None:
-        return "-"
-    return "t" if isinstance(output, Ref) else "i"
-
-
 # Scratch memory of at most so many bytes is on the stack.
 _STACK = 4096
 # Elements from which dropping an argument early is worth taking the interpreter lock for it.
@@ -391,15 +387,6 @@ def _large_inputs(program: Program) -> list[str]:
             if fixed >= _LARGE or not all(dim.is_const for dim in shape):
                 names.append(item.name)
     return names
-
-
-def _symbol(extent: IndexExpr) -> str | None:
-    """The size symbol that `extent` is, if it is nothing but one."""
-    if len(extent.terms) == 1:
-        monomial, scale = extent.terms[0]
-        if scale == 1 and len(monomial) == 1 and isinstance(monomial[0], Size):
-            return monomial[0].key
-    return None
 
 
 def _view_offsets(program: Program) -> dict[str, IndexExpr]:

@@ -6,6 +6,7 @@ from weft_codegen.loops.nodes import Lowered
 from weft_codegen.loops.program import Alias, Buffer, Extern, Program, Step
 from weft_codegen.loops.schedule.again import compute_again, outside_readers
 from weft_codegen.loops.schedule.assemble import assemble
+from weft_codegen.loops.schedule.both import share_rows
 from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
@@ -25,9 +26,9 @@ def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = Non
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)
-    table = KernelTable()
+    table, buffers = KernelTable(), dict(lowered.buffers)
     if fuse:
-        units = compute_again(units, lowered)
+        units = share_rows(compute_again(units, lowered), lowered, buffers)
     outside = outside_readers(units, lowered).keys()
     steps: list[Step] = []
     stored: set[str] = set()
@@ -36,16 +37,16 @@ def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = Non
             steps.append(unit)
             continue
         needed = frozenset(unit.results.keys() & outside)
-        nest = assemble(unit, needed, mutated, lowered.buffers)
+        nest = assemble(unit, needed, mutated, buffers)
         origins = tuple(dict.fromkeys(text for m in unit.members for text in m.node.origins))
-        launch = table.launch(nest, lowered.buffers, origins)
+        launch = table.launch(nest, buffers, origins)
         steps.append(launch)
         stored.update(launch.buffers)
     return Program(
         lowered.sizes,
         lowered.inputs,
         lowered.constants,
-        _used_buffers(lowered, steps, stored),
+        _used_buffers(lowered, buffers, steps, stored),
         table.kernels,
         tuple(steps),
         lowered.outputs,
@@ -53,7 +54,9 @@ def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = Non
     )
 
 
-def _used_buffers(lowered: Lowered, steps: list[Step], stored: set[str]) -> dict[str, Buffer]:
+def _used_buffers(
+    lowered: Lowered, buffers: dict[str, Buffer], steps: list[Step], stored: set[str]
+) -> dict[str, Buffer]:
     """Buffers that the steps still name; fused-away ones are gone."""
     names = {item.name for item in lowered.inputs} | set(lowered.constants) | stored
     for step in steps:
@@ -61,4 +64,4 @@ def _used_buffers(lowered: Lowered, steps: list[Step], stored: set[str]) -> dict
             names.add(step.name)
         elif isinstance(step, Extern):
             names.update(name for name in step.results if name is not None)
-    return {name: buffer for name, buffer in lowered.buffers.items() if name in names}
+    return {name: buffer for name, buffer in buffers.items() if name in names}

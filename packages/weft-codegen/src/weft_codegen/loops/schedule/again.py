@@ -29,12 +29,13 @@ def outside_readers(units: Iterable[Unit], lowered: Lowered) -> dict[str, set[in
     """
     found = {output.name: {-1} for output in lowered.outputs if isinstance(output, Ref)}
     for place, unit in enumerate(units):
-        for name in _taken(unit):
+        for name in taken(unit):
             found.setdefault(name, set()).add(place)
     return found
 
 
-def _taken(unit: Unit) -> set[str]:
+def taken(unit: Unit) -> set[str]:
+    """What a unit reads and does not make itself."""
     if not isinstance(unit, Group):
         return set(reads(unit))
     made = {member.node.result for member in unit.members if not member.node.update}
@@ -59,7 +60,8 @@ def compute_again(units: list[Unit], lowered: Lowered) -> list[Unit]:
     return units
 
 
-def _bytes(buffer: Buffer) -> int:
+def storage_bytes(buffer: Buffer) -> int:
+    """The bytes of a buffer; 0 if that is not known."""
     return buffer.storage.value * buffer.dtype.itemsize if buffer.storage.is_const else 0
 
 
@@ -68,7 +70,7 @@ def _joined(
 ) -> Group | None:
     """`unit` with a pointwise `member` in it, if it then hardly does or reads more than now."""
     name = member.node.result
-    size = _bytes(buffers[name])
+    size = storage_bytes(buffers[name])
     if not isinstance(unit, Group) or size < _LARGE:
         return None
     group = join(Group((member,), member.node.axes), unit, frozenset())
@@ -77,8 +79,8 @@ def _joined(
     node = group.results[name].node
     known = {part for m in group.members if m.node is not node for part in walk(*m.node.values)}
     new = [part for part in walk(*node.values) if part not in known and isinstance(part, Op)]
-    read = {load.buffer for load in node.loads} - _taken(unit) - unit.results.keys()
-    sizes = {each: _bytes(buffers[each]) for each in read}
+    read = {load.buffer for load in node.loads} - taken(unit) - unit.results.keys()
+    sizes = {each: storage_bytes(buffers[each]) for each in read}
     stored = all(each in readers or 8 * sizes[each] <= size for each in read)
     cheap = sum(OPS[part.name].cost for part in new) <= _MOST
     return group if stored and cheap and 8 * sum(sizes.values()) <= 9 * size else None

@@ -24,6 +24,7 @@ from weft_codegen.loops.index import (
     nonnegative,
     substitute,
 )
+from weft_codegen.loops.lower.values import flatten
 
 _fresh = itertools.count()
 
@@ -58,6 +59,11 @@ class _Run:
 def new_axis(extent: IndexExpr) -> IndexExpr:
     """A loop axis with a name of its own."""
     return axis(f"g{next(_fresh)}", extent)
+
+
+def row_major(loops: Sequence[Axis]) -> IndexExpr:
+    """The row-major place of an iteration of `loops` among all of them."""
+    return flatten([axis(loop.key, loop.extent) for loop in loops], [x.extent for x in loops])
 
 
 def linear(where: IndexExpr, axes: Iterable[Axis]) -> list[tuple[IndexExpr, Axis]] | None:

@@ -21,13 +21,11 @@ from weft_codegen.loops.index import (
     ONE,
     Axis,
     IndexExpr,
-    axis,
     product,
 )
-from weft_codegen.loops.lower.values import flatten
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
-from weft_codegen.loops.schedule.align import linear
+from weft_codegen.loops.schedule.align import linear, row_major
 from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
@@ -77,7 +75,8 @@ def assemble(
     group: Group, needed: frozenset[str], mutated: frozenset[str], buffers: dict[str, Buffer]
 ) -> Nest:
     """The loop nest of a group; `needed` are the buffers read outside it."""
-    group = merge_axes(group)
+    if not any(map(group.sums_columns, group.members)):  # those keep the tiles they were cut into
+        group = merge_axes(group)
     nest = _Assembly(group, plan(group, needed, mutated), mutated, buffers).build()
     return Nest(split_loops(nest.body), nest.locals)
 
@@ -99,6 +98,7 @@ class _Assembly:
         self._group = group
         self._lanes: tuple[Axis, ...] = ()  # rows of a block (products only), and its columns
         self._limit: IndexExpr | None = None
+        self._tile: tuple[Axis, ...] = ()  # rows that sums of columns take together
         lanes = _lane(group)
         if lanes is not None:
             self._split_lane(*lanes)
@@ -128,13 +128,36 @@ class _Assembly:
         group = self._group
         if not group.reduced:
             return self._pointwise()
+        columns = [member for member in group.members if group.sums_columns(member)]
+        self._tile = columns[0].node.reduced[-1:] if columns else ()
+        first = [stmt for member in columns for stmt in self._start(member, str(member.node.op))]
         body: list[Stmt] = []
         for sweep in range(self._plan.sweeps + 1):
             body += self._across(self._between(sweep))
             if sweep < self._plan.sweeps:
                 body += self._sweep(sweep)
         outer = [loop for loop in group.kept if loop not in self._lanes]
+        if columns:
+            body = self._with_columns(columns, first, body)
+            outer = [loop for loop in outer if loop not in columns[0].node.reduced]
         return Nest(_loops(outer, tuple(body), "parallel"), tuple(self._all_locals))
+
+    def _with_columns(
+        self, columns: list[Member], first: list[Stmt], body: list[Stmt]
+    ) -> list[Stmt]:
+        """`body` for the rows of each tile and then, while they are in cache, sums of columns."""
+        sums = self._statements(self._plan.sweeps)
+        last = [
+            self._store(member, read(self._locals[member.node.result][0], self._place(member)))
+            for member in columns
+        ]
+        rows = _loops(self._tile, tuple(body), "serial")
+        rows += _loops((*self._tile, *self._swept), tuple(sums), "serial")
+        return [
+            *_loops(self._swept, tuple(first), "serial"),
+            *_loops(columns[0].node.reduced[:-1], rows, "serial"),
+            *_loops(self._swept, tuple(last), "serial"),
+        ]
 
     def _pointwise(self) -> Nest:
         """Every axis kept, one sweep: outer loops parallel, the innermost one a vector loop."""
@@ -173,7 +196,7 @@ class _Assembly:
         statements = self._statements(sweep)
         if not statements:
             return []
-        reduced = [loop for loop in self._group.axes if loop in self._group.reduced]
+        reduced = self._swept
         if not self._lanes:
             before, statements = hoist(statements, frozenset(reduced), self._new_local)
             notes, outer = self._notes(sweep), reduced[:-1]
@@ -209,7 +232,7 @@ class _Assembly:
                     statements.append(self._store(member, result))
         for member in self._group.members:
             running = member.node.op or member.node.scan
-            if running and self._plan.sweep[member.node.result] == sweep:
+            if running and self._plan.sweep[member.node.result] == sweep < self._plan.sweeps:
                 statements += self._start(member, running)
         return statements
 
@@ -227,10 +250,10 @@ class _Assembly:
         statements: list[Stmt] = []
         made: list[Local] = []
         for position, value in enumerate(member.node.values):
-            local = self._new_local(value.dtype, self._row)
+            local = self._new_local(value.dtype, product(x.extent for x in self._along(member)))
             made.append(local)
             first = constant(0, value.dtype) if position else identity(op, value.dtype)
-            statements.append(Set(local, self._at, first))
+            statements.append(Set(local, self._place(member), first))
         self._locals[member.node.result] = tuple(made)
         return statements
 
@@ -251,7 +274,7 @@ class _Assembly:
                 continue
             if node.op is not None:
                 values = tuple(self._rewrite(value, sweep) for value in node.values)
-                statements.append(Reduce(node.op, self._locals[name], self._at, values))
+                statements.append(Reduce(node.op, self._locals[name], self._place(member), values))
             elif name in self._mutated:
                 last.append(self._store(member, self._value(member, sweep)))
             elif name in self._plan.stored:
@@ -260,12 +283,11 @@ class _Assembly:
 
     def _keep(self, member: Member, sweep: int) -> Stmt:
         """Fill a row temporary."""
-        loops = [loop for loop in self._group.axes if loop in self._group.reduced]
-        loops += self._lanes
+        loops = (*self._tile, *self._swept, *self._lanes)
         value = self._value(member, sweep)
         local = self._new_local(value.dtype, product(loop.extent for loop in loops))
         self._temporaries[member.node.result] = local
-        return Set(local, _position(loops), cast(value, local.dtype))
+        return Set(local, row_major(loops), cast(value, local.dtype))
 
     def _store(self, member: Member, value: Expr) -> Stmt:
         buffer = self._buffers[member.node.result]
@@ -301,9 +323,8 @@ class _Assembly:
             return cast(read(self._locals[name][-1], self._at), node.dtype)
         made = self._plan.sweep[name]
         if name in self._temporaries and self._plan.temporaries[name] < sweep:
-            loops = [loop for loop in self._group.axes if loop in self._group.reduced]
-            loops += self._lanes
-            return cast(read(self._temporaries[name], _position(loops)), node.dtype)
+            place = row_major((*self._tile, *self._swept, *self._lanes))
+            return cast(read(self._temporaries[name], place), node.dtype)
         if name in self._plan.stored and made < sweep:
             return None
         return self._value(maker, sweep)
@@ -311,13 +332,24 @@ class _Assembly:
     # ---- locals
 
     @property
+    def _swept(self) -> tuple[Axis, ...]:
+        return tuple(loop for loop in self._group.axes if loop in self._group.reduced)
+
+    def _along(self, member: Member) -> tuple[Axis, ...]:
+        """The axes that the accumulators of a member lie along."""
+        return self._swept if self._group.sums_columns(member) else self._lanes or self._tile
+
+    def _place(self, member: Member) -> IndexExpr:
+        return row_major(self._along(member))
+
+    @property
     def _row(self) -> IndexExpr:
-        return product(loop.extent for loop in self._lanes)
+        return product(loop.extent for loop in self._lanes or self._tile)
 
     @property
     def _at(self) -> IndexExpr:
         """Where a per-row (per-column) local is accessed."""
-        return _position(self._lanes)
+        return row_major(self._lanes or self._tile)
 
     def _new_local(self, dtype: torch.dtype, extent: IndexExpr = ONE) -> Local:
         return self._local(compute_dtype(dtype), extent)
@@ -335,10 +367,6 @@ def _loops(
     for position, loop in reversed(list(enumerate(axes))):
         body = (Loop(loop, body, kind, notes=() if position else notes),)
     return body
-
-
-def _position(loops: Sequence[Axis]) -> IndexExpr:
-    return flatten([axis(loop.key, loop.extent) for loop in loops], [x.extent for x in loops])
 
 
 def _lane(group: Group) -> tuple[Axis, Axis | None] | None:

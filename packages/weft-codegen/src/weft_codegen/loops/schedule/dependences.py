@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 import torch
 
@@ -98,18 +99,21 @@ def as_late_as_possible(items: list[Item], mutated: frozenset[str]) -> list[Item
         outside = [place[source] for source in before[order] if ends.get(source) != end]
         start[end] = max([start[end], *outside])
     place.update((order, start[end]) for order, end in ends.items())
+    return [items[order] for order in in_order(before, after, place)]
+
+
+def in_order(before: Edges, after: Edges, place: dict[int, int]) -> Iterator[int]:
+    """What the edges join, each after what comes before it and otherwise by its place."""
     waiting = {order: len(sources) for order, sources in before.items()}
-    ready = [(place[order], order) for order, count in waiting.items() if count == 0]
+    ready = [(place.get(order, order), order) for order, count in waiting.items() if count == 0]
     heapq.heapify(ready)
-    result: list[Item] = []
     while ready:
         _, order = heapq.heappop(ready)
-        result.append(items[order])
+        yield order
         for user in after[order]:
             waiting[user] -= 1
             if waiting[user] == 0:
-                heapq.heappush(ready, (place[user], user))
-    return result
+                heapq.heappush(ready, (place.get(user, user), user))
 
 
 def _ends(after: Edges) -> dict[int, int]:

@@ -6,13 +6,11 @@ those that read the same elements. The reasons of refusals go to the `fusion` lo
 
 from __future__ import annotations
 
-import heapq
-
 from weft_core import events
 
 from weft_codegen.loops.nodes import Compute, Item, Lowered
 from weft_codegen.loops.program import Alias, Extern
-from weft_codegen.loops.schedule.dependences import dependences, reads, writes
+from weft_codegen.loops.schedule.dependences import dependences, in_order, reads, writes
 from weft_codegen.loops.schedule.group import Group, join, single
 
 _log = events.logger("codegen", "fusion")
@@ -107,17 +105,7 @@ class Fusion:
 
     def _sorted(self) -> list[Unit]:
         """Units in dependence order, otherwise by their earliest item."""
-        waiting = {unit: len(before) for unit, before in self._before.items()}
-        ready = [unit for unit, count in waiting.items() if count == 0]
-        heapq.heapify(ready)
-        result: list[Unit] = []
-        while ready:
-            unit = heapq.heappop(ready)
-            result.append(self.units[unit])
-            for after in self._after[unit]:
-                waiting[after] -= 1
-                if waiting[after] == 0:
-                    heapq.heappush(ready, after)
+        result = [self.units[unit] for unit in in_order(self._before, self._after, {})]
         assert len(result) == len(self.units), "fusion made a cycle"
         return result
 

@@ -58,6 +58,10 @@ class Group:
         """The axes that reductions leave."""
         return tuple(loop for loop in self.axes if loop not in self.reduced)
 
+    def sums_columns(self, member: Member) -> bool:
+        """Whether a member reduces kept axes, in a group that reduces others (see both.py)."""
+        return not self.reduced.issuperset(member.node.reduced)
+
     @property
     def results(self) -> dict[str, Member]:
         """The buffers the group makes, and who makes each."""

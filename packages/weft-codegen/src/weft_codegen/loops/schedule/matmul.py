@@ -10,13 +10,13 @@ bmm) become loops where a measurement says so: with `max_autotune`, see tune.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from weft_codegen.loops.expr import Expr, apply, load
+from weft_codegen.loops.expr import Expr, apply
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, product
-from weft_codegen.loops.lower.values import contiguous_strides
+from weft_codegen.loops.lower.values import LazyTensor, broadcast_at, contiguous_strides
 from weft_codegen.loops.nodes import Compute, Item, Lowered
 from weft_codegen.loops.program import CPU, Buffer, Extern, Ref
 from weft_codegen.loops.schedule.align import new_axis
@@ -33,21 +33,6 @@ _MOST_MEASURED = 1 << 26
 # Where columns of `b` are contiguous (a weight's transpose), each result is a vector sum of its
 # own: so many of them pay, for shorter sums and for those that fill the 64 lanes.
 _SUMS = ((64, 512), (0, 128))
-
-
-@dataclass(frozen=True)
-class _Operand:
-    """A matrix in memory; a dimension of size one or a missing one is not stepped along."""
-
-    buffer: Buffer
-
-    def at(self, *where: IndexExpr) -> Expr:
-        """The element at `where`, broadcast as torch broadcasts."""
-        place = ZERO
-        dims = zip(self.buffer.shape, self.buffer.strides, strict=True)
-        for position, (extent, stride) in zip(where[::-1], list(dims)[::-1], strict=False):
-            place = place + (ZERO if extent is ONE else position * stride)
-        return load(self.buffer.name, place, self.buffer.dtype)
 
 
 def small_products(lowered: Lowered, prefer: Prefer | None) -> Lowered:
@@ -75,14 +60,20 @@ def _parts(item: Item, buffers: dict[str, Buffer], prefer: Prefer | None) -> Ite
     yield _product(buffers[name], left, right, item.origins)
     if bias:
         i, j = (new_axis(extent) for extent in target.shape)
-        total = apply("add", _Operand(buffers[name]).at(i, j), bias[0].at(i, j))
+        total = apply("add", _at(buffers[name], i, j), _at(bias[0], i, j))
         yield _node(target, (i, j), (), None, total, item.origins)
 
 
-def _product(target: Buffer, left: _Operand, right: _Operand, origins: tuple[str, ...]) -> Compute:
+def _at(buffer: Buffer, *where: IndexExpr) -> Expr:
+    """The element at `where`, broadcast as torch broadcasts."""
+    tensor = LazyTensor(buffer.shape, buffer.dtype, buffer.strides, buffer=buffer)
+    return broadcast_at(tensor, where)
+
+
+def _product(target: Buffer, left: Buffer, right: Buffer, origins: tuple[str, ...]) -> Compute:
     *batch, i, j = (new_axis(extent) for extent in target.shape)
-    k = new_axis(left.buffer.shape[-1])
-    value = apply("product", left.at(*batch, i, k), right.at(*batch, k, j))
+    k = new_axis(left.shape[-1])
+    value = apply("product", _at(left, *batch, i, k), _at(right, *batch, k, j))
     return _node(target, (*batch, i, j), (k,), "sum", value, origins)
 
 
@@ -106,7 +97,7 @@ def _loops(axes: tuple[IndexExpr, ...]) -> tuple[Axis, ...]:
 
 def _operands(
     item: Extern, buffers: dict[str, Buffer], prefer: Prefer | None
-) -> list[_Operand] | None:
+) -> list[Buffer] | None:
     """The operands of a product that is small enough or preferred as a loop, or None."""
     if item.op not in _PRODUCTS or item.results[0] is None:
         return None
@@ -124,7 +115,7 @@ def _operands(
     wanted = item.op not in _PREFERRED and size <= _MOST and (beside or _few_sums(*extents))
     if not wanted and prefer is not None and size <= _MOST_MEASURED:
         wanted = prefer(item, buffers)
-    return [_Operand(buffer) for buffer in used[:-1]] if wanted else None
+    return used[:-1] if wanted else None
 
 
 def _few_sums(rows: IndexExpr, length: IndexExpr, columns: IndexExpr) -> bool:

@@ -24,9 +24,10 @@ _TEMPORARY_LIMIT = 4096
 class Plan:
     """When each member of a group runs.
 
-    sweep: the sweep of each full member.  ready: for per-row members, the first sweep that may
-    read the result.  stored: members whose buffer must be written.  temporaries: full members
-    whose value is kept in a row temporary, filled in the given sweep.
+    sweep: the sweep of each full member; sums of columns have the next number.  ready: for per-row
+    members, the first sweep that may read the result.  stored: members whose buffer must be
+    written.  temporaries: full members whose value is kept in a row temporary, filled in the given
+    sweep.
     """
 
     sweeps: int
@@ -42,7 +43,10 @@ def plan(group: Group, needed: frozenset[str], mutated: frozenset[str]) -> Plan:
     every = frozenset(group.axes)
     sweep: dict[str, int] = {}
     ready: dict[str, int] = {}
+    columns = [member for member in group.members if group.sums_columns(member)]
     for member in group.members:
+        if member in columns:
+            continue
         name = member.node.result
         start = 0
         for source in _sources(member, makers):
@@ -58,6 +62,7 @@ def plan(group: Group, needed: frozenset[str], mutated: frozenset[str]) -> Plan:
         # The old value may be read until the last sweep.
         if name in sweep:
             sweep[name] = sweeps - 1
+    sweep.update((member.node.result, sweeps) for member in columns)
     stored = frozenset(name for name in makers if name in needed or name in mutated)
     draft = Plan(sweeps, sweep, ready, stored, {})
     kept, spilled = _temporaries(group, draft)
