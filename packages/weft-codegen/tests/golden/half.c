@@ -2,23 +2,34 @@
     for i0 in 0..2048 parallel:
         a1[i0] = bf16(((f32(a0[i0]) * 0.5) + 1.0))
  */
-WEFT_PART void weft_ke07c90aaf41ee523_part(const uint16_t *a0, uint16_t *a1, int64_t lo, int64_t hi)
+WEFT_PART void weft_k8266da328a17afeb_part(const uint16_t *a0, uint16_t *a1, int64_t lo, int64_t hi)
 {
     /* golden_graphs.py:49: return x * 0.5 + 1  [mul.Tensor, add.Tensor] */
+    int64_t block0 = lo;
+    for (; block0 + 64 <= hi; block0 += 64) {
+        const int64_t i0 = block0;
+        float h1[64] WEFT_ALIGNED;
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 64; lane++) {
+            const int64_t i0 = block0 + lane;
+            h1[lane] = ((bf16_to_f32(a0[i0]) * 0.5f) + 1.0f);
+        }
+        weft_narrow_bf16(h1, a1 + i0);
+    }
     #pragma omp simd
-    for (int64_t i0 = lo; i0 < hi; i0++) {
+    for (int64_t i0 = block0; i0 < hi; i0++) {
         a1[i0] = f32_to_bf16((float)((bf16_to_f32(a0[i0]) * 0.5f) + 1.0f));
     }
 }
 
 __attribute__((weak, visibility("hidden")))
-void weft_ke07c90aaf41ee523(const uint16_t *a0, uint16_t *a1)
+void weft_k8266da328a17afeb(const uint16_t *a0, uint16_t *a1)
 {
-    weft_ke07c90aaf41ee523_part(a0, a1, 0, 2048);
+    weft_k8266da328a17afeb_part(a0, a1, 0, 2048);
 }
 
 
-void weft_ke07c90aaf41ee523(const uint16_t *a0, uint16_t *a1);
+void weft_k8266da328a17afeb(const uint16_t *a0, uint16_t *a1);
 
 static const int64_t dims_32_64[] = {32, 64};
 static const int64_t dims_64_1[] = {64, 1};
@@ -36,7 +47,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     /* golden_graphs.py:49: return x * 0.5 + 1  [mul.Tensor, add.Tensor] */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 15)) goto done;
     uint16_t *const p_buf1 = (void *)(weft_data(own[1]));
-    weft_ke07c90aaf41ee523(p_in0, p_buf1);
+    weft_k8266da328a17afeb(p_in0, p_buf1);
     out[0] = own[1];
     own[1] = NULL;
     status = 0;

@@ -7,9 +7,9 @@ An innermost loop becomes one of
                                                         them, through a local (weft_stream)
     lanes      for (block...) simd for (lane...)        sums over a long axis: 64 partial sums, so
                                                         several chains are in flight, added up by
-                                                        a tree (weft_kernel.h); gcc would add the
+                                                        a tree (weft_memory.h); gcc would add the
                                                         lanes of a simd reduction one by one.
-                                                        Loops over float16 too (staged.py)
+                                                        Loops over 16-bit floats too (staged.py)
 A long sum of floats is also cut into chunks, so that its rounding error does not grow with it.
 """
 
@@ -221,7 +221,7 @@ class BodyWriter:
             self._text.close()
             return
         self._again, staged = self._read_again(loop), find_staged(loop)
-        if not staged and self._stream(loop, simd, start, end):
+        if not staged.reads and self._stream(loop, simd, start, end):
             return
         registers = {stmt: self._name("r") for stmt in simd.carried}
         chunked = any(_long_float_sum(stmt, loop) for stmt in simd.carried)
@@ -348,7 +348,8 @@ class BodyWriter:
             name = self._staged[stmt] = self._name("h")
             where = self._exprs.at(stmt.index)
             self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
-            lines.append(f"weft_narrow_f16({name}, {stmt.buffer} + {where});")
+            kind = C_TYPES[stmt.value.dtype].suffix
+            lines.append(f"weft_narrow_{kind}({name}, {stmt.buffer} + {where});")
         return lines
 
     def _join_lanes(self, stmt: Reduce, name: str) -> None:
@@ -457,7 +458,7 @@ def _long_float_sum(stmt: Reduce, loop: Loop) -> bool:
 
 
 def _wants_lanes(loop: Loop, simd: SimdLoop, staged: Staged) -> bool:
-    """Whether blocks pay: for float16, and sums of floats (a maximum alone measured slower)."""
+    """Whether blocks pay: for 16-bit floats, and sums of floats (a maximum alone is slower)."""
     extent = loop.axis.extent
     if extent.is_const and extent.value < LANES:
         return False

@@ -11,6 +11,7 @@ parallel loops in front are flattened into one range; the innermost loop is mark
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ SERIAL_WORK = 131072
 STACK_BYTES = 65536
 _CHEAP = 8
 _NAME = "@KERNEL@"
+_TRIGONOMETRY = re.compile(r"\b(sin|cos|tan)_f64\(|\btan_f32\(")
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class _KernelWriter:
         for line in calls:
             self._text.line(line)
         self._text.close()
-        return "\n".join(self._text.lines)
+        text = "\n".join(self._text.lines)
+        return f'#include "weft_trig.h"\n\n{text}' if _TRIGONOMETRY.search(text) else text
 
     # ---- threads ----
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from weft_codegen.kernels.exprs import reads_of
-from weft_codegen.kernels.staged import find_staged
 from weft_codegen.loops.expr import Local, Op, walk
 from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, atoms, coefficient
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
@@ -123,7 +124,7 @@ def adds_rows(loop: Loop) -> bool:
     if len(loop.body) > 1 or not isinstance(inner, Loop) or loop.limit is not None:
         return False
     nodes = list(walk(*(e for stmt in inner.body for e in stmt_exprs(stmt))))
-    if find_staged(inner) or any(isinstance(x, Op) and x.name == "product" for x in nodes):
+    if any(x.dtype is torch.float16 or (isinstance(x, Op) and x.name == "product") for x in nodes):
         return False
     return len(nodes) <= _CHEAP and all(
         isinstance(stmt, Reduce)

@@ -1,8 +1,9 @@
 """Which 16-bit elements of a loop are converted in blocks, apart from the lanes that use them.
 
-Compilers convert float16 one element at a time, or by a dozen integer instructions.  Where a loop
-walks through memory element by element, a block of 64 is widened into a local by the CPU's own
-instruction (`weft_widen_f16`), the lanes read that, and a block of results is narrowed at the end.
+Compilers convert float16 one element at a time, or by a dozen integer instructions, and round to
+bfloat16 by eight.  Where a loop walks through memory element by element, a block of 64 float16 is
+widened into a local by the CPU's own instruction (`weft_widen_f16`), the lanes read that, and a
+block of results of either type is narrowed at the end.  (Widening bfloat16 is one shift.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from weft_codegen.kernels.c_types import HALVES
 from weft_codegen.loops.expr import Cast, Load, walk
 from weft_codegen.loops.index import ONE, Axis, coefficient
 from weft_codegen.loops.program import Loop, Store, stmt_exprs
@@ -62,7 +64,7 @@ def _is_store(stmt: Store, axis: Axis) -> bool:
     return (
         stmt.mode == "set"
         and isinstance(value, Cast)
-        and value.dtype is torch.float16
+        and value.dtype in HALVES
         and value.arg.dtype is torch.float32
         and coefficient(stmt.index, axis) is ONE
     )

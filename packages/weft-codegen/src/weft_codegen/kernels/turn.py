@@ -3,7 +3,7 @@
     for c in 0..C:  for r in 0..R:  t[r*C + c] = a[base + c*step + r]
 
 No compiler makes vector shuffles of these, so they become one call of weft_turn_<bytes>
-(weft_kernel.h), which takes tiles at a ragged edge too.
+(weft_memory.h), which takes tiles at a ragged edge too.
 """
 
 from __future__ import annotations
