@@ -65,9 +65,14 @@ def _simplify(node: fx.Node) -> fx.Node | None:
 
 def _unchanged(node: fx.Node, source: fx.Node) -> fx.Node | None:
     """For ops that keep the elements: a no-op if dtype, device, sizes and strides are the same."""
-    a, b = node.meta["val"], source.meta["val"]
+    return source if same_layout(node, source) else None
+
+
+def same_layout(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes' tensors have one dtype, device, size and strides."""
+    a, b = node.meta["val"], other.meta["val"]
     same = a.dtype == b.dtype and a.device == b.device and a.dim() == b.dim()
-    return source if same and _equal(a.shape, b.shape) and _equal(a.stride(), b.stride()) else None
+    return same and _equal(a.shape, b.shape) and _equal(a.stride(), b.stride())
 
 
 def _equal(left: Sequence[Any], right: Sequence[Any]) -> bool:

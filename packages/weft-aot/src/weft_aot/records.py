@@ -1,6 +1,6 @@
 """What passes between the steps of weft_aot: read this file first.
 
-    trace_joint -> JointGraph -> partition -> Partition -> runtime.build -> callable
+    trace_joint -> JointGraph -> partition -> Partition -> parts.split -> runtime.build -> callable
 
 A joint graph takes the program's inputs and one tangent per differentiable forward value, and
 returns the forward values followed by one gradient per input that needs it. `OutputPlan` says how
@@ -113,6 +113,25 @@ class Saved:
     name: str
     source: Ref
     symbolic: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Results that have history in common, and their backward: one node for autograd.
+
+    Attributes:
+        backward: saved symbolic sizes, saved tensors, tangents -> gradients.
+        saved: in the order of the backward's placeholders.
+        tangents: for each tangent the index of its forward value.
+        gradients: for each gradient the index of its input; None where there is no gradient.
+        behind: for each gradient the places of the tangents that it depends on.
+    """
+
+    backward: fx.GraphModule
+    saved: tuple[Saved, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int | None, ...]
+    behind: tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from weft_aot.records import JointGraph, Partition
+from weft_aot.records import JointGraph, Part
 from weft_aot.walk import ancestors
 
 aten = torch.ops.aten
@@ -34,26 +34,26 @@ class _CannotReplay(Exception):
 
 
 class Replay:
-    """Makes the differentiable gradients of one compiled program.
+    """Makes the differentiable gradients of one part of a compiled program.
 
     Args:
         program: the captured program, of flat inputs.
         joint: its trace, made under the autocast state that is active now.
-        parts: how the trace was cut.
+        part: the results to differentiate, and what its backward saves.
 
     Attributes:
         kept: the inputs that the forward has to leave in ``ctx.kept``, each with the function to
             pass it through, if any.
     """
 
-    def __init__(self, program: Callable[..., Any], joint: JointGraph, parts: Partition) -> None:
+    def __init__(self, program: Callable[..., Any], joint: JointGraph, part: Part) -> None:
         self._program = program
-        self._joint = joint
+        self._joint, self._part = joint, part
         self._autocast = _autocast_state()
         self._written = {mutation.index for mutation in joint.mutations}
         needed = _needed_inputs(joint)
         self._refusal = _refusal(joint, needed & self._written)
-        tensors = [saved.source for saved in parts.saved if not saved.symbolic]
+        tensors = [saved.source for saved in part.saved if not saved.symbolic]
         self._saved = {s.index: place for place, s in enumerate(tensors) if s.kind == "input"}
         self.kept = [] if self._refusal else self._plan_kept(needed)
 
@@ -73,26 +73,28 @@ class Replay:
     def gradients(
         self, ctx: Any, grads: Sequence[Any], compiled: Callable[[], tuple[Any, ...]]
     ) -> tuple[Any, ...]:
-        """One gradient or None per input, recorded by autograd.
+        """A gradient or None per argument of the part's forward, recorded by autograd.
 
         Args:
             ctx: context of the forward call.
-            grads: gradients of the forward values.
+            grads: gradients of the part's forward values.
             compiled: makes the same gradients by the compiled backward.
         """
-        seeds = {k: grads[k] for k in self._joint.tangents if grads[k] is not None}
+        pairs = zip(self._part.tangents, grads, strict=True)
+        seeds = {k: grad for k, grad in pairs if grad is not None}
         try:
             inputs = self._inputs(ctx)
             values = self._run(inputs, list(seeds))
         except _CannotReplay as reason:
             with torch.no_grad():
                 return _differentiable_once(compiled(), str(reason))
-        wanted = [inputs[index] for index in self._joint.gradients]
+        wanted = [inputs[index] for index in self._part.gradients if index is not None]
+        if not wanted:
+            return (None, None, None)
         found = torch.autograd.grad(
             values, wanted, list(seeds.values()), create_graph=True, allow_unused=True
         )
-        by_input = dict(zip(self._joint.gradients, found, strict=True))
-        return tuple(by_input.get(index) for index in range(self._joint.num_inputs))
+        return (None, None, *found)
 
     def _inputs(self, ctx: Any) -> list[Any]:
         """Inputs for the program: aliases of the forward call's, so that gradients stop there."""

@@ -1,24 +1,31 @@
-"""The autograd function around a compiled forward and backward.
+"""The autograd functions around a compiled forward and backward, one for each part of it.
 
-The class carries the small protocol by which a compiled-autograd stage can inline the backward
+Their class carries the small protocol by which a compiled-autograd stage can inline the backward
 without importing this package: `weft_aot_id`, `weft_backward_graph`, `weft_dynamic`,
 `weft_backward_inputs`, `weft_backward_outputs`, `weft_reached`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from weft_core.events import counters
 
-from weft_aot.piecewise import Pieces
-from weft_aot.records import JointGraph, Partition
+from weft_aot.parts import split
+from weft_aot.records import JointGraph, Part, Partition
 from weft_aot.replay import Replay
-from weft_aot.wrapper import make_backward_inputs, make_backward_outputs, make_call, make_forward
+from weft_aot.wrapper import (
+    make_backward_inputs,
+    make_backward_outputs,
+    make_forward,
+    make_inference_call,
+    make_training_call,
+)
 
 Compiled = Callable[..., Any]
 _IDS = itertools.count(1)
@@ -30,13 +37,13 @@ def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
     needy = any(getattr(node.meta["val"], "requires_grad", False) for node in joint.placeholders())
     if torch.is_grad_enabled() and (joint.mutations or needy):
         # Autograd may not see what the program detached, nor the graph's own copies.
-        return make_call(joint, torch.no_grad()(run))
-    return make_call(joint, run)
+        return make_inference_call(joint, torch.no_grad()(run))
+    return make_inference_call(joint, run)
 
 
 def build_training(
     joint: JointGraph,
-    parts: Partition,
+    cut: Partition,
     forward: Compiled,
     compile_backward: Callable[[fx.GraphModule], Compiled],
     program: Callable[..., Any],
@@ -45,48 +52,60 @@ def build_training(
 
     Args:
         joint: what was traced.
-        parts: how it was cut.
-        forward: compiled `parts.forward`; returns a sequence.
-        compile_backward: makes of `parts.backward`, or an extract of it, a callable that returns a
+        cut: how it was cut.
+        forward: compiled `cut.forward`; returns a sequence.
+        compile_backward: makes of `cut.backward`, or a part of it, a callable that returns a
             sequence, None for a missing gradient. With an attribute `call_owning`, that is called
             with a list of the arguments, from which it takes tensors when it needs them no more.
         program: what `joint` was traced from; it makes gradients under ``create_graph=True``.
     """
-    inputs, outputs = make_backward_inputs(joint, parts), make_backward_outputs(joint)
-    replay = Replay(program, joint, parts)
-    pieces = Pieces(joint, parts, lambda g: _without_autocast(compile_backward(g)), inputs)
-    dynamic = _has_symbolic_sizes(parts)
-    counters["aot"]["symbolic_backwards"] += dynamic
+    nodes: list[tuple[Compiled, list[int]]] = []
+    for part in split(joint, cut):
+        replay = Replay(program, joint, part)
+        first = None if nodes else _without_autocast(forward)
+        forward_of_part = make_forward(joint, part, replay.kept, first)
+        function = _function(joint, part, forward_of_part, compile_backward(part.backward), replay)
+        reached = [index for index in part.gradients if index is not None]
+        # Without an input, autograd would not take the results for differentiable.
+        nodes.append((function.apply, reached or [joint.gradients[0]]))
+    call = make_training_call(joint, nodes)
+    return call if torch.is_grad_enabled() else torch.enable_grad()(call)
 
+
+def _function(
+    joint: JointGraph, part: Part, forward: Compiled, compiled: Compiled, replay: Replay
+) -> Any:
+    """The autograd function of one part."""
+    inputs, outputs = make_backward_inputs(joint, part), make_backward_outputs(part)
+    dynamic = _has_symbolic_sizes(part.backward)
+    counters["aot"]["symbolic_backwards"] += dynamic
     members = {
-        "forward": staticmethod(
-            make_forward(joint, parts, _without_autocast(forward), replay.kept)
-        ),
-        "backward": staticmethod(
-            _make_backward(compile_backward(parts.backward), parts, pieces, replay, outputs)
-        ),
+        "forward": staticmethod(forward),
+        "backward": staticmethod(_make_backward(compiled, part, replay, inputs, outputs)),
         # Lets the engine tell compiled autograd the saved sizes by name instead of by value.
         "_compiled_autograd_key": staticmethod(
             lambda ctx: (ctx._autograd_function_id, *getattr(ctx, "symbols", ()))
         ),
         "boxed_grads_call": True,
         "weft_aot_id": next(_IDS),
-        "weft_backward_graph": parts.backward,
+        "weft_backward_graph": part.backward,
         "weft_dynamic": dynamic,
         "weft_backward_inputs": staticmethod(inputs),
         "weft_backward_outputs": staticmethod(outputs),
-        "weft_reached": staticmethod(pieces.reached),
+        "weft_reached": staticmethod(functools.partial(_reached, part)),
     }
-    function: Any = type("CompiledFunction", (torch.autograd.Function,), members)
-    call = make_call(joint, function.apply)
-    return call if torch.is_grad_enabled() else torch.enable_grad()(call)
+    return type("CompiledFunction", (torch.autograd.Function,), members)
+
+
+def _reached(part: Part, grads: Sequence[Any]) -> list[bool]:
+    """Which gradients depend on those of the forward values that are there."""
+    return [any(grads[place] is not None for place in places) for places in part.behind]
 
 
 def _make_backward(
-    compiled: Compiled, parts: Partition, pieces: Pieces, replay: Replay, outputs: Compiled
+    compiled: Compiled, part: Part, replay: Replay, inputs: Compiled, outputs: Compiled
 ) -> Compiled:
     """`backward(ctx, *grads)` of the autograd function."""
-    inputs = pieces.arguments
     owning = getattr(compiled, "call_owning", None)
     compiled = _without_autocast(compiled)
 
@@ -102,28 +121,27 @@ def _make_backward(
         # In a list the engine hands gradients over (torch 2.13): nothing else holds them then.
         boxed = len(passed) == 1 and type(passed[0]) is list
         grads = passed[0] if boxed else list(passed)
-        given = pieces.given(grads)
+        given = [grad for grad in grads if grad is not None]
         if not given:
             return (None,) * len(ctx.needs_input_grad)
+        reached = None if len(given) == len(grads) else _reached(part, grads)
         # Those of vmap (is_grads_batched) have no memory that a kernel could read.
-        batched = not all(grad is None or torch._C._has_storage(grad) for grad in grads)
+        batched = not all(map(torch._C._has_storage, given))
+        del given
         if torch.is_grad_enabled() and not batched:
             return replay.gradients(
                 ctx, grads, lambda: outputs(ctx, compiled(*inputs(ctx, *grads)))
             )
-        if batched:
-            outs = parts.backward(*inputs(ctx, *grads))
-        elif pieces.is_whole(given):
-            outs = run(ctx, grads)
-        else:
-            outs = pieces.run(ctx, grads, given)
-        return outputs(ctx, pieces.only_reached(outs, given))
+        outs = part.backward(*inputs(ctx, *grads)) if batched else run(ctx, grads)
+        if reached is not None:
+            outs = [out if there else None for out, there in zip(outs, reached, strict=True)]
+        return outputs(ctx, outs)
 
     return backward
 
 
-def _has_symbolic_sizes(parts: Partition) -> bool:
-    values = [node.meta["val"] for node in parts.backward.graph.find_nodes(op="placeholder")]
+def _has_symbolic_sizes(backward: fx.GraphModule) -> bool:
+    values = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
     sizes = [size for value in values for size in getattr(value, "shape", (value,))]
     return any(isinstance(size, torch.SymInt) for size in sizes)
 

@@ -7,13 +7,13 @@ together, `forward` and `backward_inputs` are the two halves of the autograd fun
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from weft_aot.layout import memory_order
-from weft_aot.records import JointGraph, OutputPlan, Partition, Ref, Saved, ViewStep
+from weft_aot.records import JointGraph, OutputPlan, Part, Ref, Saved, ViewStep
 
 
 class WrapperSource:
@@ -47,27 +47,47 @@ class WrapperSource:
         return function
 
 
-def make_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
+Node = tuple[Callable[..., Any], list[int]]
+"""The `apply` of an autograd function, and the inputs that it makes gradients for."""
+
+
+def make_inference_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[..., Any]:
     """The callable of flat arguments: `run` makes the forward values, the rest is put together."""
     if not joint.mutations and _returns_values_as_they_are(joint):
         return run
-    call = _wrapped(joint, run, "*args")
+    call = _wrapped(joint, "*args", [(run, "values = {}(*args)")])
     owning = getattr(run, "call_owning", None)
     if owning is not None and not joint.mutations and not any(map(_from_input, joint.plans)):
-        call.call_owning = _wrapped(joint, owning, "args")  # type: ignore[attr-defined]
+        owned = _wrapped(joint, "args", [(owning, "values = {}(args)")])
+        call.call_owning = owned  # type: ignore[attr-defined]
     return call
+
+
+def make_training_call(joint: JointGraph, nodes: Sequence[Node]) -> Callable[..., Any]:
+    """The callable of flat arguments: the first of `nodes` makes the forward values.
+
+    Each node gives some of them their history.
+    """
+    inputs = ["".join(f", args[{index}]" for index in reached) for _, reached in nodes]
+    calls = [
+        (apply, f"{{}}(values, args{given})")
+        for (apply, _), given in zip(nodes, inputs, strict=True)
+    ]
+    return _wrapped(joint, "*args", [(None, "values = []"), *calls])
 
 
 def _from_input(plan: OutputPlan) -> bool:
     return isinstance(plan.source, Ref) and plan.source.kind == "input"
 
 
-def _wrapped(joint: JointGraph, run: Callable[..., Any], args: str) -> Callable[..., Any]:
+def _wrapped(joint: JointGraph, args: str, calls: Iterable[tuple[Any, str]]) -> Callable[..., Any]:
+    """Write what makes the `values` of `args`, and the results of these."""
     source = WrapperSource(f"def call({args}):")
     silent = [mutation.index for mutation in joint.mutations if mutation.silent]
     for index in silent:
         source.line(f"v{index} = args[{index}]._version")
-    source.line(f"values = {source.constant(run)}({args})")
+    for function, text in calls:
+        source.line(text.format(source.constant(function)))
     for index in silent:
         restore = source.constant(torch._C._autograd._unsafe_set_version_counter)
         source.line(f"{restore}((args[{index}],), (v{index},))")
@@ -130,58 +150,61 @@ def _expression(ref: Ref) -> str:
 
 def make_forward(
     joint: JointGraph,
-    parts: Partition,
-    compiled: Callable[..., Any],
+    part: Part,
     kept: Iterable[tuple[int, Callable[[Any], Any] | None]],
+    compiled: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
-    """`forward(ctx, *args)` of the autograd function: run, save, return the forward values.
+    """`forward(ctx, values, args, *inputs)` of a part's autograd function.
 
-    `kept` are inputs to leave in ``ctx.kept`` as well, each through a function if one is given.
+    It saves what the part's backward needs of the forward values and of the call's arguments, and
+    returns the values that are differentiable through it. The first part's fills the list of values
+    by `compiled`. `kept` are arguments to leave in ``ctx.kept`` as well, each through a function if
+    one is given.
     """
-    source = WrapperSource("def forward(ctx, *args):")
-    source.line(f"values = {source.constant(compiled)}(*args)")
-    if tensors := _saved(parts.saved, symbolic=False):
+    source = WrapperSource("def forward(ctx, values, args, *inputs):")
+    if compiled is not None:
+        source.line(f"values += {source.constant(compiled)}(*args)")
+    others = set(joint.tangents) - set(part.tangents)
+    if tensors := _saved(part.saved, False, others):
         source.line(f"ctx.save_for_backward({tensors})")
-    if symbols := _saved(parts.saved, symbolic=True):
+    if symbols := _saved(part.saved, True, others):
         source.line(f"ctx.symbols = ({symbols})")
-    if len(joint.tangents) > 1:
-        shapes = "".join(f"values[{k}].shape, " for k in joint.tangents)
+    if len(part.tangents) > 1:
+        shapes = "".join(f"values[{k}].shape, " for k in part.tangents)
         source.line(f"ctx.shapes = ({shapes})")
     items = [f"args[{i}]" if f is None else f"{source.constant(f)}(args[{i}])" for i, f in kept]
     if items:
         source.line(f"ctx.kept = ({', '.join(items)},)")
-    quiet = [k for k in _tensor_values(joint) if k not in joint.tangents]
-    if quiet:
-        source.line(f"ctx.mark_non_differentiable({''.join(f'values[{k}], ' for k in quiet)})")
     source.line("ctx.set_materialize_grads(False)")
-    source.line(f"return ({''.join(f'values[{k}], ' for k in range(joint.num_values))})")
+    source.line(f"return ({''.join(f'values[{k}], ' for k in part.tangents)})")
     return source.build()
 
 
-def _saved(saved: Iterable[Saved], symbolic: bool) -> str:
-    return "".join(f"{_expression(s.source)}, " for s in saved if s.symbolic is symbolic)
+def _saved(saved: Iterable[Saved], symbolic: bool, others: set[int]) -> str:
+    """What is saved; results of `others`, detached: parts that save each other's never die."""
+    return "".join(
+        f"{_expression(s.source)}{'.detach()' if _is_value(s.source, others) else ''}, "
+        for s in saved
+        if s.symbolic is symbolic
+    )
 
 
-def _tensor_values(joint: JointGraph) -> list[int]:
-    return [
-        k
-        for k, node in enumerate(joint.results()[: joint.num_values])
-        if isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor)
-    ]
+def _is_value(source: Ref, indices: set[int]) -> bool:
+    return source.kind == "value" and source.index in indices
 
 
-def make_backward_inputs(joint: JointGraph, parts: Partition) -> Callable[..., Any]:
-    """`backward_inputs(ctx, *grads)`: the flat arguments of the backward graph.
+def make_backward_inputs(joint: JointGraph, part: Part) -> Callable[..., Any]:
+    """`backward_inputs(ctx, *grads)`: the flat arguments of a part's backward graph.
 
     A gradient that nobody asked for becomes zeros; one of another layout than the trace assumed
     is copied into that layout.
     """
     source = WrapperSource("def backward_inputs(ctx, *grads):")
     nodes = joint.results()
-    for place, k in enumerate(joint.tangents):
+    for place, k in enumerate(part.tangents):
         value = nodes[k].meta["val"]
-        source.line(f"t{place} = grads[{k}]")
-        if len(joint.tangents) > 1:
+        source.line(f"t{place} = grads[{place}]")
+        if len(part.tangents) > 1:
             zeros, options = source.constant(torch.zeros), (value.dtype, value.device)
             dtype, device = map(source.constant, options)
             source.line(f"if t{place} is None:")
@@ -194,17 +217,16 @@ def make_backward_inputs(joint: JointGraph, parts: Partition) -> Callable[..., A
         else:
             back = [order.index(dim) for dim in range(len(order))]
             source.line(f"t{place} = t{place}.permute({order}).contiguous().permute({back})")
-    symbols = "*ctx.symbols, " if any(saved.symbolic for saved in parts.saved) else ""
-    tensors = "*ctx.saved_tensors, " if not all(saved.symbolic for saved in parts.saved) else ""
-    tangents = ", ".join(f"t{place}" for place in range(len(joint.tangents)))
+    symbols = "*ctx.symbols, " if any(saved.symbolic for saved in part.saved) else ""
+    tensors = "*ctx.saved_tensors, " if not all(saved.symbolic for saved in part.saved) else ""
+    tangents = ", ".join(f"t{place}" for place in range(len(part.tangents)))
     source.line(f"return [{symbols}{tensors}{tangents}]")
     return source.build()
 
 
-def make_backward_outputs(joint: JointGraph) -> Callable[..., Any]:
-    """`backward_outputs(ctx, outs)`: one gradient or None per argument of the forward."""
-    place = {index: k for k, index in enumerate(joint.gradients)}
+def make_backward_outputs(part: Part) -> Callable[..., Any]:
+    """`backward_outputs(ctx, outs)`: a gradient or None per argument of the part's forward."""
     source = WrapperSource("def backward_outputs(ctx, outs):")
-    entries = [f"outs[{place[i]}]" if i in place else "None" for i in range(joint.num_inputs)]
-    source.line(f"return ({''.join(f'{entry}, ' for entry in entries)})")
+    found = [f"outs[{k}]" for k, index in enumerate(part.gradients) if index is not None]
+    source.line(f"return (None, None, {', '.join(found) or 'None'},)")
     return source.build()

@@ -68,9 +68,6 @@ def inline(
     cls = context._forward_cls
     if any(grad is None for grad in grads) and cls.weft_dynamic:
         return None  # zeros in its place would have sizes that nothing here can name
-    reached = cls.weft_reached(grads)
-    if reached is None:
-        return None
     view = _Sizes(context, saved, symints)
     args = list(cls.weft_backward_inputs(view, *grads))
     if not all(_nameable(low, arg) for arg in args):
@@ -79,7 +76,8 @@ def inline(
     low.aot_uses[cls.weft_aot_id] = uses + 1
     prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
     outputs = _Inliner(low, cls.weft_backward_graph, prefix).run(*args)
-    outputs = [out if there else None for out, there in zip(outputs, reached, strict=True)]
+    pairs = zip(outputs, cls.weft_reached(grads), strict=True)
+    outputs = [out if there else None for out, there in pairs]
     return tuple(cls.weft_backward_outputs(view, outputs))
 
 

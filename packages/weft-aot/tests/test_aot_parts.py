@@ -107,3 +107,60 @@ def test_batched_gradients_of_one_part():
         seeds = torch.eye(16).reshape(16, 4, 4)
         found.append(torch.autograd.grad(hidden, args[1], seeds, is_grads_batched=True))
     assert_same(found)
+
+
+def test_results_that_share_a_weight_only():
+    logs = []
+    for function, args in both(lambda x, a, b, c: ((x @ a).sin().sum(), (x @ b @ a).tanh().sum())):
+        results = function(*args)
+        logs.append([])
+        for result in results:
+            result.backward()
+            logs[-1] += gradients(args)
+    assert_same(logs)
+
+
+def chained(second):
+    """Gradients of `a` after backwards through the results of two graphs in a row."""
+    found = []
+    for compiled in (False, True):
+        x, a, b, c = arguments()
+        first = (x @ a).tanh()
+        args = [first, a, b, c]
+        run = second
+        if compiled:
+            run = aot_compile(function_graph(second, 4), args, fw_compiler=Graphs())
+        one, two = run(*args)
+        one.backward()
+        assert a.grad is None
+        two.backward()
+        found.append([a.grad, b.grad, c.grad])
+    assert_same(found)
+
+
+def test_a_backward_leaves_alone_what_only_other_results_depend_on():
+    chained(lambda h, a, b, c: (b.sin().sum(), (h @ c).sum()))
+
+
+def test_a_backward_leaves_alone_what_was_used_without_gradients():
+    def second(h, a, b, c):
+        with torch.no_grad():
+            target = h * 2
+        return (b - target).pow(2).sum(), (h + c).sin().sum()
+
+    chained(second)
+
+
+def test_an_input_without_gradient_has_no_edge():
+    def detached(h, a, b, c):
+        return (h.detach() * b).sum(), b * 2
+
+    x, a, b, c = arguments()
+    h = (x @ a).tanh()
+    graph = function_graph(detached, 4)
+    results = aot_compile(graph, [h, a, b, c], fw_compiler=Graphs())(h, a, b, c)
+    nodes = [node for result in results for node, _ in result.grad_fn.next_functions]
+    assert h.grad_fn not in nodes
+    results[0].backward()
+    h.sum().backward()
+    assert a.grad is not None

@@ -1,0 +1,148 @@
+"""Results differentiated apart, as eager does it: one node for autograd for each part of a graph.
+
+Results that have history in common are a *part*: their gradients meet in the backward graph. That
+they meet in the gradient of an input does not count, for there the engine adds gradients up. The
+engine runs and frees parts one by one, and comes to an input only from parts that depend on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from weft_aot.cleanup import same_layout
+from weft_aot.records import JointGraph, Part, Partition
+from weft_aot.walk import ancestors
+
+aten = torch.ops.aten
+Bits = int
+"""A set of tangents: bit `k` for the k-th."""
+
+
+def split(joint: JointGraph, cut: Partition) -> list[Part]:
+    """The parts of a graph that was cut, in the order of their first results."""
+    graph = cut.backward.graph
+    results: Any = graph.output_node().args[0]
+    sums = _Sums(results)
+    behind = _behind(graph, len(cut.saved))
+    parts = _meeting(graph, behind, sums)
+    if len(parts) == 1:
+        return [_part(joint, cut, cut.backward, range(len(cut.saved)), parts[0], results, behind)]
+    return [_extract(joint, cut, part, sums, behind) for part in parts]
+
+
+class _Sums:
+    """Gradients of inputs that are sums of gradients; `nodes` are the additions."""
+
+    def __init__(self, results: Sequence[fx.Node | None]) -> None:
+        self.nodes: set[fx.Node] = set()
+        self.terms = [self._terms(result, results.count(result) == 1) for result in results]
+
+    def _terms(self, result: fx.Node | None, alone: bool) -> list[fx.Node]:
+        terms, pending = [], [] if result is None else [result]
+        while pending:
+            node = pending.pop()
+            if alone and len(node.users) == 1 and _is_sum(node):
+                self.nodes.add(node)
+                pending += reversed(node.all_input_nodes)
+            else:
+                terms.append(node)
+        return terms
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """Whether a node adds two tensors like its result."""
+    terms = node.all_input_nodes
+    adds = node.target is aten.add.Tensor and not node.kwargs and len(terms) == 2
+    return adds and all(same_layout(node, term) for term in terms)
+
+
+def _behind(graph: fx.Graph, saved: int) -> dict[fx.Node, Bits]:
+    """The tangents that each node depends on."""
+    behind: dict[fx.Node, Bits] = {}
+    for k, node in enumerate(graph.nodes):
+        tangent = node.op == "placeholder" and k >= saved
+        behind[node] = 1 << (k - saved) if tangent else _union(behind, node.all_input_nodes)
+    return behind
+
+
+def _union(behind: dict[fx.Node, Bits], nodes: Iterable[fx.Node]) -> Bits:
+    return functools.reduce(operator.or_, map(behind.__getitem__, nodes), 0)
+
+
+def _meeting(graph: fx.Graph, behind: dict[fx.Node, Bits], sums: _Sums) -> list[Bits]:
+    """Tangents that meet in a node that is no sum for an input."""
+    parts = [bits for node, bits in behind.items() if node.op == "placeholder" and bits]
+    for node in graph.nodes:
+        bits = behind[node]
+        if bits & (bits - 1) and node.op != "output" and node not in sums.nodes:
+            joined = sum(part for part in parts if part & bits)
+            parts = [part for part in parts if not part & bits] + [joined]
+    return sorted(parts, key=lambda part: part & -part)
+
+
+def _extract(
+    joint: JointGraph, cut: Partition, part: Bits, sums: _Sums, behind: dict[fx.Node, Bits]
+) -> Part:
+    """One part with a backward graph of its own."""
+    terms = [[term for term in found if behind[term] & part] for found in sums.terms]
+    needed = ancestors(term for found in terms for term in found)
+    given = cut.backward.graph.find_nodes(op="placeholder")
+    places = [k for k in range(len(cut.saved)) if given[k] in needed]
+    new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for k, node in enumerate(given):
+        if k in places or behind[node] & part:
+            copies[node] = new.node_copy(node)
+    for node in cut.backward.graph.nodes:
+        if node in needed and node not in copies:
+            copies[node] = new.node_copy(node, copies.__getitem__)
+    results = [_sum(new, [copies[term] for term in found]) for found in terms]
+    new.output(tuple(results))
+    module = _LazyGraphModule(cut.backward, new, "Backward")
+    reach = {copy: behind[node] for node, copy in copies.items()}
+    for found, result in zip(terms, results, strict=True):
+        if result is not None:
+            reach[result] = _union(behind, found)
+    return _part(joint, cut, module, places, part, results, reach)
+
+
+def _sum(graph: fx.Graph, terms: list[fx.Node]) -> fx.Node | None:
+    if not terms:
+        return None
+    total = terms[0]
+    for term in terms[1:]:
+        made = graph.call_function(aten.add.Tensor, (total, term))
+        made.meta.update(total.meta)
+        total = made
+    return total
+
+
+def _part(
+    joint: JointGraph,
+    cut: Partition,
+    backward: fx.GraphModule,
+    places: Sequence[int],
+    part: Bits,
+    results: Sequence[fx.Node | None],
+    behind: dict[fx.Node, Bits],
+) -> Part:
+    own = [k for k in range(len(joint.tangents)) if part >> k & 1]
+    return Part(
+        backward,
+        saved=tuple(cut.saved[place] for place in places),
+        tangents=tuple(joint.tangents[k] for k in own),
+        gradients=tuple(
+            index if result is not None else None
+            for index, result in zip(joint.gradients, results, strict=True)
+        ),
+        behind=tuple(
+            tuple(place for place, k in enumerate(own) if result and behind[result] >> k & 1)
+            for result in results
+        ),
+    )
