@@ -77,19 +77,10 @@ class Frame:
 
     def pop_many(self, count: int) -> list[Value]:
         """Pop `count` values, returned in the order they were pushed."""
-        if count == 0:
-            return []
-        items = self.stack[-count:]
-        del self.stack[-count:]
+        start = len(self.stack) - count
+        items = self.stack[start:]
+        del self.stack[start:]
         return items
-
-    def finish(self, value: Value) -> None:
-        """End the frame with a result."""
-        self.result = value
-
-    def suspend(self, value: Value) -> None:
-        """Stop at a yield."""
-        self.yielded = value
 
     def delegate(self) -> Value | None:
         """Return the iterator that a suspended generator is in `yield from` of, if it is."""

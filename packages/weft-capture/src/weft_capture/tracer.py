@@ -29,7 +29,7 @@ from weft_guards.sources import (
 
 from weft_capture import attributes, class_statements, classes, config, current
 from weft_capture.breaks import Break, NeedsSymbols, Raised
-from weft_capture.bytecode import call_pair, decode
+from weft_capture.bytecode import decode
 from weft_capture.effects import Effects
 from weft_capture.frames import Frame, GeneratorValue
 from weft_capture.graph import GraphBuilder, memory_guards
@@ -42,7 +42,7 @@ from weft_capture.selection import check_inlinable
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
-from weft_capture.values.constant import MADE, NONE, NULL, constant
+from weft_capture.values.constant import MADE
 from weft_capture.values.containers import (
     ListValue,
     SetValue,
@@ -98,7 +98,6 @@ class Tracer:
         self.open_contexts: list[Any] = []
         self.transforms: list[Any] = []  # how to leave each functorch level that was entered
         self.entry_grad_mode = torch.is_grad_enabled()
-        self.none = NONE
 
     # ---- objects to values
 
@@ -118,14 +117,6 @@ class Tracer:
             assert value.source is not None
             value.forced = wrap(self, value.obj, value.source)
         return value.forced
-
-    def literal_const(self, obj: Any) -> Value:
-        """Return the value of a constant of the code object."""
-        if isinstance(obj, tuple):
-            return TupleValue([self.literal_const(item) for item in obj])
-        if isinstance(obj, frozenset):
-            return SetValue([constant(item) for item in obj], None, frozenset, obj)
-        return constant(obj)
 
     def literal(self, obj: Any) -> Value:
         """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
@@ -159,11 +150,6 @@ class Tracer:
     def bound_method(self, function: Value, owner: Value) -> Value:
         """Bind a function to an object."""
         return BoundMethod(function, owner)
-
-    def call_pair(self, callee: Value) -> tuple[Value, Value]:
-        """Return the two stack slots of a callable without self."""
-        pair: tuple[Value, Value] = call_pair(callee, NULL)
-        return pair
 
     # ---- guards
 
@@ -278,10 +264,6 @@ class Tracer:
         return guards
 
     # ---- calls
-
-    def call(self, callee: Value, *args: Value, **kwargs: Value) -> Value:
-        """Call a value."""
-        return callee.call(self, list(args), kwargs)
 
     def apply(
         self, handler: Handler, self_value: Value, args: list[Value], kwargs: Kwargs

@@ -83,10 +83,7 @@ class Writer:
     # Attributes, items, operators; what is changed lies below what changes it.
     load_attr = _named("LOAD_ATTR", 0)
     store_attr = _named("STORE_ATTR", -2)  # pops the object (top) and the value
-    delete_attr = _named("DELETE_ATTR", -1)
     binary_subscr = _plain("BINARY_SUBSCR", -1)
-    store_subscr = _plain("STORE_SUBSCR", -3)  # pops key (top), container, value
-    delete_subscr = _plain("DELETE_SUBSCR", -2)
     compare_op = _named("COMPARE_OP", -1)
     load_method = _named("LOAD_METHOD", 0)  # what `call_method` calls
 

@@ -50,7 +50,7 @@ def _for_iter(frame: Frame, instr: Instr) -> None:
 
 @opcode("RETURN_VALUE")
 def _return_value(frame: Frame, instr: Instr) -> None:
-    frame.finish(frame.stack.pop())
+    frame.result = frame.stack.pop()
 
 
 @opcode("RETURN_GENERATOR")
@@ -62,7 +62,7 @@ def _return_generator(frame: Frame, instr: Instr) -> None:
 
 @opcode("YIELD_VALUE")
 def _yield_value(frame: Frame, instr: Instr) -> None:
-    frame.suspend(frame.stack.pop())
+    frame.yielded = frame.stack.pop()
 
 
 @opcode("SEND")

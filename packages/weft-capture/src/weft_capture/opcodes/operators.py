@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 from weft_capture.breaks import Raised
 from weft_capture.opcodes.table import on_values, opcode
 from weft_capture.rules.operators import binary, compare, contains, identical, unary
-from weft_capture.values.constant import NONE, NULL, constant
+from weft_capture.values.base import Value
+from weft_capture.values.constant import NONE, NULL, constant, is_constant_object
 from weft_capture.values.containers import TupleValue
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
     from weft_capture.frames import Frame
     from weft_capture.tracer import Tracer
+
+
+def _load_const(tx: Tracer, value: object) -> Value:
+    return constant(value) if is_constant_object(value) else tx.literal(value)
+
 
 on_values(
     {
@@ -34,7 +40,7 @@ on_values(
         "GET_ITER": (1, lambda tx, _, x: x.iterate(tx)),
         "GET_YIELD_FROM_ITER": (1, lambda tx, _, x: x.iterate(tx)),
         "LIST_TO_TUPLE": (1, lambda tx, _, x: TupleValue(x.unpack(tx))),
-        "LOAD_CONST": (0, lambda tx, value: tx.literal_const(value)),
+        "LOAD_CONST": (0, _load_const),
         "LOAD_BUILD_CLASS": (0, lambda tx, _: tx.const_object(builtins.__build_class__)),
         "LOAD_ASSERTION_ERROR": (0, lambda tx, _: tx.const_object(AssertionError)),
         # Only ever read by LOAD_FROM_DICT_OR_..., which look at the frame.

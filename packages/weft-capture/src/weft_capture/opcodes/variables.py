@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import original
+from weft_capture.bytecode import call_pair, original
 from weft_capture.classes import SuperValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.scope import import_module, load_global, store_global
@@ -164,7 +164,7 @@ def push_method(frame: Frame, attribute: Value) -> None:
     if isinstance(attribute, BoundMethod):
         frame.stack.extend((attribute.function, attribute.owner))
     else:
-        frame.stack.extend(frame.tx.call_pair(attribute))
+        frame.stack.extend(call_pair(attribute, NULL))
 
 
 @opcode("LOAD_METHOD")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft_capture.breaks import Break, NotConstant, Raised
 
@@ -315,8 +315,7 @@ def _unhashable(kind: type) -> Value:
 def method(kind: type[Value], *names: str) -> Callable[[Handler], Handler]:
     """Add a row to the method table of `kind`: handler(tx, self, *args, **kwargs) -> Value.
 
-    Wrong argument counts become the program's TypeError. A handler returns
-    `tx.none` for a method that returns None.
+    Wrong argument counts become the program's TypeError.
     """
 
     def add(handler: Handler) -> Handler:
@@ -325,8 +324,3 @@ def method(kind: type[Value], *names: str) -> Callable[[Handler], Handler]:
         return handler
 
     return add
-
-
-def unsupported(value: Value, what: str) -> NoReturn:
-    """Raise the break for a use of a value that capture does not know."""
-    raise Break("unsupported-value", f"{what} of {value.describe()}")

@@ -73,10 +73,7 @@ class CellValue(MutableValue):
         out.call(types.CellType, ())
         out.remember(self)
         if self.contents is not None:
-            writer.dup()
-            out.load(self.contents)
-            writer.swap(2)
-            writer.store_attr("cell_contents")
+            out.fill_attributes(self, {"cell_contents": self.contents})
 
     def replay(self, out: Output) -> None:
         if self.contents is None:

@@ -43,16 +43,12 @@ class ObjectKey:
         return number
 
     def __eq__(self, other: object) -> bool:
-        with current.tracer().journal.unchanged("an __eq__ with effects"):
-            return self._equals(other)
-
-    def _equals(self, other: object) -> bool:
-        tx = current.tracer()
-        if isinstance(other, ObjectKey):
-            return tx.is_equal(self.value, other.value)
         if isinstance(other, Value):
             return False
-        return tx.is_equal(self.value, tx.const_object(other))
+        tx = current.tracer()
+        right = other.value if isinstance(other, ObjectKey) else tx.const_object(other)
+        with tx.journal.unchanged("an __eq__ with effects"):
+            return tx.is_equal(self.value, right)
 
 
 class UserObject(MutableValue):
@@ -331,23 +327,14 @@ def _overrides(cls: type) -> bool:
 _MAKING = ("__new__", "__init__", "__init_subclass__", "__class_getitem__")
 
 
-def new_instance(cls: type, base: object = None) -> Any:
+def new_instance(cls: type, *base: object) -> Any:
     """Make an instance without running its class's `__init__` or Python `__new__`."""
-    make: Any
-    if cls is types.SimpleNamespace:
-        return cls()
-    for immutable in (tuple, str, int, float, complex, bytes, frozenset):
-        if issubclass(cls, immutable):
-            make = immutable.__new__
-            return make(cls, base)
-    if issubclass(cls, dict | list | set):
-        builtin = next(k for k in cls.__mro__ if "__new__" in k.__dict__ and not _python(k))
-        make = builtin.__new__
-        return make(cls)
-    return object.__new__(cls)
+    builtin = next(k for k in cls.__mro__ if "__new__" in k.__dict__ and not _is_python(k))
+    make: Any = builtin.__new__
+    return make(cls, *base)
 
 
-def _python(cls: type) -> bool:
+def _is_python(cls: type) -> bool:
     return hasattr(cls.__dict__["__new__"], "__func__")
 
 
