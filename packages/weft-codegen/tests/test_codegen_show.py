@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from codegen_check import program_of, with_lines
 from weft_codegen import compile_graph
-from weft_codegen.compile import _say_once
+from weft_codegen.compile import _say_once, make_program
 from weft_codegen.diagram import svg_of
 from weft_core.events import set_logs
 
@@ -43,9 +43,13 @@ def test_output_code_names_the_source_line_above_each_loop(logs):
 def test_comments_are_no_part_of_a_kernels_identity():
     from weft_codegen.kernels import emit_program
 
-    with_comments = emit_program(program_of(block, X, W))[0]
-    assert not any("gelu" in text for text in with_comments.kernels.values())
-    assert any("gelu" in text for text in with_comments.readable.values())
+    plain, noted = (
+        emit_program(program)[0].kernels
+        for program in (program_of(block, X, W), make_program(with_lines(block), [X, W]))
+    )
+    assert set(plain) == set(noted)
+    assert not any("test_codegen_show.py" in text for text in plain.values())
+    assert any("test_codegen_show.py" in text for text in noted.values())
 
 
 def test_fusion_log_says_why_not(logs):

@@ -31,6 +31,6 @@ def write_program(dump: Dump, program: Program, *, diagram: bool) -> None:
     if diagram:
         dump.write("codegen.diagram.svg", svg_of(program))
     sources, _ = emit_program(program)
-    kernels = dump.write("codegen.kernels.c", sources.kernel_unit(readable=True))
+    kernels = dump.write("codegen.kernels.c", sources.kernel_unit())
     host = dump.write("codegen.host.c", sources.host_unit())
     dump.write("codegen.build.sh", build_script(kernels, host))

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from weft_core.cachedir import atomic_write, cache_dir, read_checked, write_checked
@@ -33,21 +33,19 @@ _UNIT_BYTES = 6000
 class Sources:
     """The C text of a program: the host unit, and each kernel's text by its symbol.
 
-    A symbol must change whenever its text does (see `kernel_symbol`).  `readable` is each
-    kernel's text with comments.
+    A symbol must change whenever its text does, comments aside (see `kernel_symbol`).
     """
 
     host: str
     kernels: Mapping[str, str]
-    readable: Mapping[str, str] = field(default_factory=dict)
 
     def host_unit(self) -> str:
         """The host's translation unit."""
         return _unit(HOST_HEADER, [self.host])
 
-    def kernel_unit(self, *, readable: bool) -> str:
+    def kernel_unit(self) -> str:
         """One translation unit with every kernel."""
-        return _unit(KERNEL_HEADER, list((self.readable if readable else self.kernels).values()))
+        return _unit(KERNEL_HEADER, list(self.kernels.values()))
 
 
 def kernel_symbol(text: str) -> str:

@@ -28,6 +28,7 @@ from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.loops.expr import Expr, Local, Op, walk
 from weft_codegen.loops.index import IndexExpr, const, product
 from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.printer import kernel_text
 from weft_codegen.loops.program import (
     Kernel,
     Loop,
@@ -49,23 +50,22 @@ _TRIGONOMETRY = re.compile(r"\b(sin|cos|tan)_f64\(|\btan_f32\(")
 class KernelCode:
     """A kernel in C: `prototype` declares it to the host, `symbol` names it.
 
-    `readable` is `text` with the origin of every loop above it.
+    Above `text` stands the loop nest, and above every loop where it comes from.
     """
 
     symbol: str
     prototype: str
     text: str
-    readable: str
 
 
 def emit_kernel(kernel: Kernel) -> KernelCode:
     """C text of `kernel` under a symbol made from that text, so equal kernels share it."""
     noted = _KernelWriter(kernel).text()
-    text = without_notes(noted)
-    symbol = kernel_symbol(text)
+    symbol = kernel_symbol(without_notes(noted))
     prototype = f"void {symbol}({_parameters(kernel, restrict=False)});"
-    readable = noted.replace(NOTE, "/* ").replace(_NAME, symbol)
-    return KernelCode(symbol, prototype, text.replace(_NAME, symbol), readable)
+    text = noted.replace(NOTE, "/* ").replace(_NAME, symbol)
+    nest = kernel_text(kernel).replace("*/", "* /")
+    return KernelCode(symbol, prototype, f"/* {nest}\n */\n{text}")
 
 
 def _parameters(kernel: Kernel, *, restrict: bool) -> str:

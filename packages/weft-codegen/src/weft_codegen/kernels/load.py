@@ -21,13 +21,12 @@ from weft_core.events import enabled, logger, span
 from weft_core.fake import is_plain
 
 from weft_codegen.kernels.build import Sources, build, program_path
-from weft_codegen.kernels.emit_c import KernelCode, emit_kernel
+from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.externs import PythonStep, python_step, writes_into
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
 from weft_codegen.kernels.plan import make_plan
-from weft_codegen.loops.printer import kernel_text
-from weft_codegen.loops.program import CPU, Extern, Kernel, Launch, Program
+from weft_codegen.loops.program import CPU, Extern, Launch, Program
 
 _output_code = logger("codegen", "output_code")
 
@@ -139,16 +138,7 @@ def emit_program(program: Program) -> tuple[Sources, str]:
     plan = make_plan(program, frozenset(k for k, s in externs.items() if not writes_into(s)))
     host = HostWriter(program, plan, codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
-    readable = {
-        code.symbol: _readable_kernel(program.kernels[name], code) for name, code in codes.items()
-    }
-    sources = Sources(host, kernels, readable)
-    return sources, "\n\n".join([*readable.values(), host]) + "\n"
-
-
-def _readable_kernel(kernel: Kernel, code: KernelCode) -> str:
-    """A kernel's C below its loop program."""
-    return f"/* {kernel_text(kernel).replace('*/', '* /')}\n */\n{code.readable}"
+    return Sources(host, kernels), "\n\n".join([*kernels.values(), host]) + "\n"
 
 
 # ---- loading ----
