@@ -193,21 +193,6 @@ check_clear(PyObject *object)
     return 0;
 }
 
-static void
-are_registers(Check *self, PyObject *numbers)
-{
-    int fits = PyTuple_CheckExact(numbers);
-    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(numbers); i++) {
-        PyObject *number = PyTuple_GET_ITEM(numbers, i);
-        fits = PyLong_CheckExact(number) && PyLong_AsSsize_t(number) >= 0 &&
-               PyLong_AsSsize_t(number) < self->n_registers;
-    }
-    for (Py_ssize_t i = 0; fits && i < self->n_ops; i++)
-        fits = IS_FETCH(&self->ops[i]);
-    if (!fits)
-        PyErr_SetString(PyExc_ValueError, "a caller reads, and calls with registers it filled");
-}
-
 static PyObject *
 check_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
@@ -229,8 +214,6 @@ check_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     while (self->ops && self->n_ops < count &&
            !read_op(self, PyTuple_GET_ITEM(program, self->n_ops), &self->ops[self->n_ops]))
         self->n_ops++;
-    if (target && !PyErr_Occurred())
-        are_registers(self, residual);
     if (!PyErr_Occurred())
         return (PyObject *)self;
     Py_DECREF(self);

@@ -13,6 +13,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -37,17 +38,15 @@ def _callers() -> str:
     return "".join(traceback.format_list(stack))
 
 
+@dataclass(eq=False)
 class Entry:
     """One piece of compiled code, the check that admits calls to it, and its guards."""
 
-    __slots__ = ("__weakref__", "check", "code", "dead", "guards", "watches")
-
-    def __init__(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> None:
-        self.check = check
-        self.code = code
-        self.guards = tuple(guards)
-        self.dead = False
-        self.watches: list[weakref.ref[Any]] = []
+    check: Check
+    code: CodeType
+    guards: tuple[Guard, ...]
+    dead: bool = False
+    watches: list[weakref.ref[Any]] = field(default_factory=list)
 
 
 class CodeCache:
@@ -84,7 +83,7 @@ class CodeCache:
 
     def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> Entry:
         """Add an entry in front; it is evicted when an object its guards name dies."""
-        entry = Entry(check, code, guards)
+        entry = Entry(check, code, tuple(guards))
         here, there = weakref.ref(self), weakref.ref(entry)
 
         def died(_: object) -> None:

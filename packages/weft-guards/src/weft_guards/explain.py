@@ -27,9 +27,17 @@ class Miss:
     what: str
     old: str
     new: str
-    user_line: str
-    remedy: str
     fix: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What a user can do about it in general."""
+        return KINDS[self.guard.kind].remedy
+
+    @property
+    def user_line(self) -> str:
+        """`file:line` of the innermost user frame, or an empty text."""
+        return "".join(f"{frame.filename}:{frame.lineno}" for frame in self.guard.user_stack[-1:])
 
     def __str__(self) -> str:
         lines = [f"{self.what}: {self.old} -> {self.new}", f"    failed guard: {self.guard}"]
@@ -63,48 +71,33 @@ def explain_miss(
     if not fails(len(ordered)):
         return []
     guard = ordered[bisect_left(range(1, len(ordered)), True, key=fails)]
-    values = [_read(source, func, flat_locals) for source in guard.sources()]
+    try:
+        values = [_read(source, func, flat_locals) for source in guard.sources()]
+    except Exception as error:
+        text = f"cannot be read ({type(error).__name__}: {error})"
+        return [Miss(guard, guard.source.expr(), "readable", text)]
     return _differences(guard, values)
 
 
-@dataclass(frozen=True)
-class _Absent:
-    """Stands for a value that could not be read."""
-
-    error: Exception
-
-    def __str__(self) -> str:
-        return f"cannot be read ({type(self.error).__name__}: {self.error})"
-
-
-def _read(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> object:
-    """Read a source's value now."""
+def _read(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> Any:
+    """Read a source's value now; raises what reading raises."""
     code = func.__code__
     names = CheckNames(arg_names_of(code), code.co_freevars)
-    text = render_whole(source, names)
     values = dict(zip(names.arguments.values(), flat_locals))
-    scope = {**names.namespace, **values, "func": func}
-    try:
-        value: object = eval(text, scope)
-    except Exception as error:
-        return _Absent(error)
-    return value
+    return eval(render_whole(source, names), {**names.namespace, **values, "func": func})
 
 
 def _differences(guard: Guard, values: Sequence[object]) -> list[Miss]:
     """Describe a failed guard by old and new value."""
-    name, line, remedy = guard.source.expr(), guard.user_line(), KINDS[guard.kind].remedy
-    for value in values:
-        if isinstance(value, _Absent):
-            return [Miss(guard, name, "readable", str(value), line, remedy)]
+    name = guard.source.expr()
     if isinstance(guard.payload, TensorSpec):
         found = guard.payload.differences(values[0])
         return [
-            Miss(guard, f"{what} of {name}", old, new, line, remedy, fix_for(guard, what, old))
+            Miss(guard, f"{what} of {name}", old, new, fix_for(guard, what, old))
             for what, old, new in found
         ]
     old, new = _TEXTS.get(guard.kind, _plain)(guard.payload, values)
-    return [Miss(guard, name, old, new, line, remedy, fix_for(guard, name, old))]
+    return [Miss(guard, name, old, new, fix_for(guard, name, old))]
 
 
 # ---- old and new text by kind: (payload, values) -> (old, new)

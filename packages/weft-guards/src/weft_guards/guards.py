@@ -214,13 +214,6 @@ class Guard:
     def __str__(self) -> str:
         return KINDS[self.kind].means.format(x=self.source.expr(), p=self.payload)
 
-    def user_line(self) -> str:
-        """Return `file:line` of the innermost user frame, or an empty text."""
-        if not self.user_stack:
-            return ""
-        frame = self.user_stack[-1]
-        return f"{frame.filename}:{frame.lineno}"
-
 
 class GuardSet(dict[Guard, None]):
     """Guards in the order they were added, each once."""

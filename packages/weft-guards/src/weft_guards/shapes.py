@@ -9,7 +9,7 @@ sympy is imported inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -66,16 +66,13 @@ def symbolic_bindings(inputs: Iterable[tuple[Source, Any]]) -> Iterator[Binding]
         if isinstance(value, torch.SymInt):
             yield source, value
         elif isinstance(value, torch.Tensor):
-            plain = value.layout is torch.strided
-            rows: list[tuple[Any, int, Any]] = [
-                ("size", dim, size) for dim, size in enumerate(value.shape)
-            ]
-            strides = value.stride() if plain else ()
-            rows += [("stride", dim, step) for dim, step in enumerate(strides)]
-            rows += [("storage_offset", 0, value.storage_offset())] if plain else []
-            for prop, dim, amount in rows:
-                if isinstance(amount, torch.SymInt):
-                    yield TensorProperty(source, prop, dim), amount
+            rows: dict[Any, Sequence[Any]] = {"size": value.shape}
+            if value.layout is torch.strided:
+                rows |= {"stride": value.stride(), "storage_offset": [value.storage_offset()]}
+            for prop, amounts in rows.items():
+                for dim, amount in enumerate(amounts):
+                    if isinstance(amount, torch.SymInt):
+                        yield TensorProperty(source, prop, dim), amount
 
 
 def shape_guards(

@@ -1,24 +1,4 @@
-"""Where a value came from. Read the table first; each row is one small class below.
-
-    source                        printed name             a value that came from
-    ----------------------------  -----------------------  --------------------------------------
-    LocalSource("x")              L['x']                   an argument of the frame
-    GlobalSource("g")             G['g']                   the function's globals
-    GlobalsSource()               G                        the globals dict itself (guards only)
-    ClosureSource("c")            C['c']                   a closure cell's contents
-    ModuleSource("math")          M['math']                an imported module
-    ConstSource(v)                its repr                 an object that capture itself holds
-    TorchStateSource()            torch                    settings of the process (guards only)
-    ProgramSource(held)           its name                 a class or function (guards only)
-    AttrSource(b, "a")            b.a                      an attribute (descriptors run!)
-    DictSource(b)                 b.__dict__               an instance's own dict
-    InstanceAttrSource(b, "a")    b.__dict__['a']          an instance attribute, no user code run
-    ItemSource(b, k)              b[k]                     an item; k is a literal
-    DictKeySource(b, i)           list(b)[i]               the i-th key of a dict
-    DictValueSource(b, i)         list(b.values())[i]      the i-th value, for keys not literal
-    TypeSource(b)                 type(b)                  the class of a value
-    TensorProperty(b, "size", 0)  b.size(0)                a size, stride or offset of a tensor
-    CallSource(f, (b, ...))       f(b, ...)                the result of a pure function f
+"""Where a value came from; docs/architecture/guards.md has a table of all sources.
 
 Each source answers three questions: `render` (a Python expression, for the printed name and for
 the compiled check), `emit` (bytecode that loads the value again, through a `Builder`) and `base`

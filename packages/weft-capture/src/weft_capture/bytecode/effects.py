@@ -10,20 +10,11 @@ from collections.abc import Sequence
 
 from .encode import raw_effect
 from .instr import Instr, call_pair
-from .lower import Lowering
+from .lower import INVERSE, Lowering
 from .program import Op
 
 # Conditional jumps are written in a way that depends on the direction; their effect does not.
-_NET = {
-    "FOR_ITER": 1,
-    "JUMP": 0,
-    "LOAD_METHOD": 1,
-    "POP_JUMP_IF_FALSE": -1,
-    "POP_JUMP_IF_NONE": -1,
-    "POP_JUMP_IF_NOT_NONE": -1,
-    "POP_JUMP_IF_TRUE": -1,
-    "SEND": 0,
-}
+_NET = {"FOR_ITER": 1, "JUMP": 0, "LOAD_METHOD": 1, "SEND": 0} | dict.fromkeys(INVERSE, -1)
 
 
 def net_effect(instr: Instr) -> int:

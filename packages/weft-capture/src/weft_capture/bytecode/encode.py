@@ -16,6 +16,7 @@ from .instr import (
     BACKWARD,
     CACHE_UNITS,
     EXTENDED_ARG,
+    FOR_ITER_BACK,
     HAS_ARG,
     NO_FALL_THROUGH,
     FrameShape,
@@ -25,6 +26,7 @@ from .lower import Lowering, Raw
 from .program import Item
 from .tables import exception_table, location_table
 
+_FOR_ITER = dis.opmap["FOR_ITER"]
 _ENDS = frozenset(
     op
     for name, op in dis.opmap.items()
@@ -81,7 +83,7 @@ def _target(raw: Raw) -> int:
     assert raw.jump is not None
     if raw.jump.index is None:
         raise AssemblyError(f"{dis.opname[raw.op]} goes to a label that was never placed")
-    return raw.jump.index - raw.back
+    return raw.jump.index - (FOR_ITER_BACK if raw.op == _FOR_ITER else 0)
 
 
 def _stack_size(raws: list[Raw]) -> int:

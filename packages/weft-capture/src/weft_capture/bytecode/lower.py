@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .instr import COMPARE_SHIFT, FOR_ITER_BACK, INTRINSICS, KIND, PY312, PY313
+from .instr import COMPARE_SHIFT, INTRINSICS, KIND, PY312, PY313
 from .program import Item, Label, Op
 
 _OPS = dis.opmap
@@ -21,7 +21,8 @@ _OPS = dis.opmap
 _COMPARE_MASK = {"<": 2, "<=": 10, "==": 8, "!=": 7, ">": 4, ">=": 12}
 _TO_BOOL_BIT = 16
 _MAKES_BOOL = frozenset(_OPS[n] for n in ("CONTAINS_OP", "IS_OP", "UNARY_NOT"))
-_INVERSE = {
+#: The conditional jumps, and those on the opposite condition.
+INVERSE = {
     "POP_JUMP_IF_TRUE": "POP_JUMP_IF_FALSE",
     "POP_JUMP_IF_FALSE": "POP_JUMP_IF_TRUE",
     "POP_JUMP_IF_NONE": "POP_JUMP_IF_NOT_NONE",
@@ -37,7 +38,6 @@ class Raw:
     arg: int
     source: Op
     jump: Label | None
-    back: int
     width: int = 0
 
 
@@ -69,9 +69,9 @@ class Lowering:
         """The constants in order."""
         return tuple([value for _, value in self._consts.values()])
 
-    def add(self, opname: str, arg: int = 0, jump: Label | None = None, back: int = 0) -> None:
+    def add(self, opname: str, arg: int = 0, jump: Label | None = None) -> None:
         """Append one raw instruction with the source position and handler of the current op."""
-        self.raws.append(Raw(_OPS[opname], arg, self._source, jump, back))
+        self.raws.append(Raw(_OPS[opname], arg, self._source, jump))
 
     def const(self, value: Any) -> int:
         """Index of `value` in the constants."""
@@ -166,7 +166,7 @@ class Lowering:
             self.add(op.opname, 0, op.jump)
         else:  # 3.12 and later branch forward only
             over = Label()
-            self.add(_INVERSE[op.opname], 0, over)
+            self.add(INVERSE[op.opname], 0, over)
             self.add("JUMP_BACKWARD", 0, op.jump)
             over.index = len(self.raws)
 
@@ -186,7 +186,6 @@ _RULES: dict[str, Callable[[Lowering, Op], None]] = {
     "FORMAT_VALUE": Lowering.format_value,
     "UNARY_NOT": Lowering.unary_not,
     "JUMP": Lowering.jump,
-    "FOR_ITER": lambda w, op: w.add("FOR_ITER", 0, op.jump, FOR_ITER_BACK),
-    **dict.fromkeys(_INVERSE, Lowering.pop_jump),
+    **dict.fromkeys(INVERSE, Lowering.pop_jump),
     **dict.fromkeys(INTRINSICS, Lowering.intrinsic),
 }

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from .instr import Positions
 
 _MAX_UNITS = 8  # code units one location entry can cover
-_NO_COLUMNS, _LONG, _NONE = 13, 14, 15  # the kinds of entries used; the others save bytes only
+_LONG, _NONE = 14, 15  # the kinds of entries used; the others only save bytes
 
 
 def _varint(out: bytearray, value: int) -> None:
@@ -47,16 +47,11 @@ def _location(out: bytearray, units: int, positions: Positions, line: int) -> in
     if start is None:
         head(_NONE)
         return line
-    delta = start - line
-    if end is None or column is None or end_column is None:
-        head(_NO_COLUMNS)
-        _signed_varint(out, delta)
-    else:
-        head(_LONG)
-        _signed_varint(out, delta)
-        _varint(out, max(end - start, 0))
-        _varint(out, column + 1)
-        _varint(out, end_column + 1)
+    head(_LONG)
+    _signed_varint(out, start - line)
+    _varint(out, max((end or start) - start, 0))
+    for place in (column, end_column):
+        _varint(out, 0 if place is None else place + 1)
     return start
 
 

@@ -76,7 +76,18 @@ def _make_entry(
 
         def write(tail_call: Any) -> types.CodeType:
             writer = Writer(decoded, tail_call=tail_call, shape=shape)
-            _write_entry(writer, decoded, index, stack, bound, inner)
+            writer.at(decoded.instrs[index])
+            writer.load_stack([stack_name(i) if full else None for i, full in enumerate(stack)])
+            known = tuple(name for name in decoded.varnames if name in bound)
+            step = RealStep(writer, decoded, stack, known)
+            if inner:
+                writer.begin_call()
+                writer.load_const(hook.enter)
+                writer.load_local(_INNER)
+                writer.call(1)
+                step.returned(index)
+            else:
+                step.run(index)
             return writer.finish()
 
         entry = decoded.derived[key] = Entry(write(None), args)
@@ -84,23 +95,6 @@ def _make_entry(
             replacement = decode(entry.code).derived["replacement"] = write(tail_call)
             hook.skip(replacement)
     return entry
-
-
-def _write_entry(
-    writer: Writer, decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str],
-    inner: bool,
-) -> None:  # fmt: skip
-    writer.at(decoded.instrs[index])
-    writer.load_stack([stack_name(i) if is_value else None for i, is_value in enumerate(stack)])
-    step = RealStep(writer, decoded, stack, tuple(n for n in decoded.varnames if n in bound))
-    if not inner:
-        step.run(index)
-        return
-    writer.begin_call()
-    writer.load_const(hook.enter)
-    writer.load_local(_INNER)
-    writer.call(1)
-    step.returned(index)
 
 
 class InnerFrames:
