@@ -178,7 +178,7 @@ def test_recompile_limit_warns_once_and_keeps_what_is_there():
 
 def test_mark_skip():
     cache = CodeCache(CODE)
-    cache.mark_skip("disabled")
+    cache.skip_reason = "disabled"
     assert not cache.may_compile(user_function, (1,))
 
 

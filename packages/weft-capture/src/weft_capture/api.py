@@ -183,7 +183,7 @@ class Capture:
         except Exception as error:
             if self.fullgraph or config.settings.raise_internal_errors:
                 raise
-            cache.mark_skip(f"internal error: {error}")
+            cache.skip_reason = f"internal error: {error}"
             frame.skip(code)
             counters["graph_break"]["internal"] += 1
             text = f"{type(error).__name__}: {error}"
@@ -210,7 +210,7 @@ class Capture:
             assert converted.stopped is not None
             if converted.stopped.code == "uncaught-exception":
                 return None  # another call may go another way
-            cache.mark_skip("capture cannot rebuild the state at the break")
+            cache.skip_reason = "capture cannot rebuild the state at the break"
             frame.skip(code)
             if has_tensor_work(function, flat_args):
                 log.lose(code, converted.stopped)

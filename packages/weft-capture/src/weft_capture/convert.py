@@ -37,7 +37,7 @@ from weft_capture.attributes import class_guards, class_reads
 from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
 from weft_capture.graph import GraphInput
-from weft_capture.output.assemble import Assembled, assemble
+from weft_capture.output.assemble import assemble
 from weft_capture.rules import table
 from weft_capture.selection import device_modes
 from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
@@ -172,7 +172,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
     with _modes_restored(), _own_saved_tensors():
         torch._C._set_grad_enabled(grad_at_end)
         try:
-            assembled: Assembled = assemble(tx, outer, stopped, compile_graph, do.tail_call)
+            code, graph, inputs = assemble(tx, outer, stopped, compile_graph, do.tail_call)
         except Break as error:
             error.user_stack = error.user_stack or tx.user_stack()
             _begin_again(stopped, steps, error)
@@ -182,7 +182,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
             return Converted(None, stopped=failed)
     record = report_break(stopped.error) if stopped is not None else None
     guards = [*tx.all_guards(), *class_guards(reads)]
-    return Converted(assembled.code, guards, assembled.graph, record, assembled.inputs)
+    return Converted(code, guards, graph, record, inputs)
 
 
 def _begin_again(stopped: Stop | None, steps: Steps, error: Break) -> None:

@@ -1,5 +1,6 @@
 """`Writer`: code written with it does what the same Python would."""
 
+import operator
 import types
 
 import pytest
@@ -52,7 +53,7 @@ def test_calls_nest_and_take_keywords():
     assert seen == [((), {}), ((10, 20), {}), ((1, 30), {"key": 5})]
 
 
-def test_methods_ex_calls_and_containers():
+def test_methods_and_containers():
     writer = Writer(decode(sample.__code__))
     writer.load_const("{}-{x}")
     writer.load_method("format")
@@ -61,11 +62,10 @@ def test_methods_ex_calls_and_containers():
     writer.call_method(2, ("x",))
     writer.begin_call()
     writer.load_const(dict)
-    writer.build_tuple(0)
     writer.load_const("k")
     writer.load_local("a")
     writer.build_map(1)
-    writer.call_ex(has_kwargs=True)
+    writer.call(1)
     writer.load_const([1, 2, 3])
     writer.load_const(1)
     writer.load_const(None)
@@ -82,16 +82,21 @@ def test_jumps_forward_and_backward():
     writer.load_const(0)
     writer.store_local("total")
     writer.mark(top)
+    writer.begin_call()
+    writer.load_const(operator.add)
     writer.load_local("total")
     writer.load_local("a")
-    writer.binary_op("+")
-    writer.dup()
+    writer.call(2)
     writer.store_local("total")
+    writer.begin_call()
+    writer.load_const(operator.le)
+    writer.load_local("total")
     writer.load_const(20)
-    writer.compare_op(">")
-    writer.pop_jump_if_true(done)
+    writer.call(2)
+    writer.pop_jump_if_false(done)
     writer.load_local("b")
-    writer.pop_jump_if_true(top)
+    writer.pop_jump_if_false(done)
+    writer.jump(top)
     writer.mark(done)
     writer.load_local("total")
     writer.return_()
@@ -146,9 +151,11 @@ def test_cells_and_free_variables():
     outer = make_closure(100)
     inner_code = next(c for c in outer.__code__.co_consts if isinstance(c, types.CodeType))
     writer = Writer(decode(outer.__code__))
+    writer.begin_call()
+    writer.load_const(operator.add)
     writer.load_cell("start")
     writer.load_const(1)
-    writer.binary_op("+")
+    writer.call(2)
     writer.store_local("count")
     writer.make_function(inner_code)
     writer.return_()

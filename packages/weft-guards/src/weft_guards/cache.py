@@ -66,7 +66,7 @@ class CodeCache:
         self.name = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
         self.lookup: Table = new_table()
         self.recompiles: list[str] = []
-        self.skip_reason: str | None = None
+        self.skip_reason: str | None = None  # why what no entry admits runs eagerly
         self.patience = patience
         self.policy = DynamicPolicy(dynamic)
         # Weak reference callbacks may run anywhere, also inside our own locked sections.
@@ -117,10 +117,6 @@ class CodeCache:
                 self.entries = tuple(entry for entry in self.entries if not entry.dead)
                 counters["guards"]["evicted"] += before - len(self.entries)
 
-    def mark_skip(self, reason: str) -> None:
-        """Run what no entry admits eagerly from now on, for this reason."""
-        self.skip_reason = reason
-
     def clear(self) -> None:
         """Forget all entries, the skip mark and the sizes seen."""
         with self._lock:
@@ -161,7 +157,7 @@ class CodeCache:
         text = self._limit_text([miss for _, misses in reasons for miss in misses])
         if strict:
             raise RecompileLimit(text)
-        self.mark_skip("recompile limit")
+        self.skip_reason = "recompile limit"
         warnings.warn(text, stacklevel=2)
         return False
 

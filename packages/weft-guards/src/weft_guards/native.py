@@ -32,7 +32,7 @@ from weft_guards.sources import (
     Source,
     TypeSource,
 )
-from weft_guards.state import TorchState
+from weft_guards.state import AUTOCAST, TorchState
 
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
@@ -160,7 +160,7 @@ def _test_absent(asm: Assembler, guard: Guard) -> list[Row]:
 
 def _test_state(asm: Assembler, guard: Guard) -> list[Row]:
     state: TorchState = guard.payload
-    if state.autocast is not None or state.words is None:
+    if AUTOCAST in dict(state.values) or state.words is None:
         raise NotNative
     return [(asm.code.STATE, 0, 0, state.words)]
 

@@ -7,7 +7,6 @@ original's cell variables that it hands to closures.
 
 from __future__ import annotations
 
-import opcode
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from .liveness import reachable
 from .program import Cover, Item, Label, Op, program_of, prologue_of
 from .resume import Resume, stack_name
 
-_BINARY = {symbol: number for number, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
 _CELL_OPS = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"})
 _FAST_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
 
@@ -84,7 +82,6 @@ class Writer:
     load_attr = _named("LOAD_ATTR", 0)
     store_attr = _named("STORE_ATTR", -2)  # pops the object (top) and the value
     binary_subscr = _plain("BINARY_SUBSCR", -1)
-    compare_op = _named("COMPARE_OP", -1)
     load_method = _named("LOAD_METHOD", 0)  # what `call_method` calls
 
     # Containers, of values from the stack.
@@ -104,7 +101,6 @@ class Writer:
 
     # Control flow.
     jump = _jump("JUMP", 0)
-    pop_jump_if_true = _jump("POP_JUMP_IF_TRUE", -1)
     pop_jump_if_false = _jump("POP_JUMP_IF_FALSE", -1)
     return_ = _plain("RETURN_VALUE", -1)
     raise_ = _plain("RAISE_VARARGS", -1, 1)
@@ -139,10 +135,6 @@ class Writer:
             return
         self._emit("LOAD_CONST", 1, argval=value)
 
-    def binary_op(self, symbol: str) -> None:
-        """Replace two values by `left symbol right`, symbol as in '+' or '+='."""
-        self._emit("BINARY_OP", -1, arg=_BINARY[symbol])
-
     # Calls.
 
     def begin_call(self) -> None:
@@ -155,11 +147,6 @@ class Writer:
         """Call what followed `begin_call` with `count` arguments, the last ones by keyword."""
         self._place_null(count)
         self._emit("CALL", -count, arg=count, argval=kwnames)
-
-    def call_ex(self, has_kwargs: bool = False) -> None:
-        """Call what followed `begin_call` with an args tuple and, maybe, a kwargs dict."""
-        self._place_null(1 + has_kwargs)
-        self._emit("CALL_FUNCTION_EX", -1 - has_kwargs, arg=int(has_kwargs))
 
     def in_place_of(self, index: int) -> None:
         """Handle what the last instruction raises as the original does at instruction `index`."""

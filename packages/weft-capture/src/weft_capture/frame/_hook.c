@@ -1,21 +1,14 @@
 /* Frame-evaluation hook: run replacement code for chosen Python functions.
  *
  * While a thread is inside run(on_miss, ...), every Python frame that it starts comes through
- * hook_eval(). A code object is unknown, skipped (runs as it is), or has a lookup; the state lies
- * in the code object's extra slot. With a lookup, lookup(func, *flat_args) gives a code object to
- * run instead of the frame, or None, upon which on_miss(func, code, flat_args) may give one.
- * Lookups and on_miss run with the hook off in their thread.
- *
- * A replacement may return tail_call(func, *args): the hook then calls func in its place, so a
- * loop that breaks its graph in every iteration does not nest frames.
+ * hook_eval(); what happens to it lies in its code object's extra slot. The package's docstring
+ * says what the functions do, docs/architecture/capture-bytecode.md why.
  */
 #include "compat.h"
 
-typedef enum { UNKNOWN = 0, SKIP, LOOKUP } StateKind;
-
 typedef struct {
-    StateKind kind;
-    PyObject *lookup; /* strong, LOOKUP only */
+    int skip;         /* its frames run as they are */
+    PyObject *lookup; /* strong, or NULL */
     PyObject *owner;  /* the on_miss for whose runs the lookup is; borrowed, only compared */
 } CodeState;
 
@@ -125,7 +118,7 @@ get_state(PyCodeObject *code)
 }
 
 static PyObject *
-set_state(PyObject *code, StateKind kind, PyObject *lookup, PyObject *owner)
+set_state(PyObject *code, int skip, PyObject *lookup, PyObject *owner)
 {
     if (!PyCode_Check(code)) {
         return PyErr_Format(PyExc_TypeError, "expected a code object, got %.100s",
@@ -142,7 +135,7 @@ set_state(PyObject *code, StateKind kind, PyObject *lookup, PyObject *owner)
             return NULL;
         }
     }
-    state->kind = kind;
+    state->skip = skip;
     state->owner = owner;
     Py_XSETREF(state->lookup, Py_XNewRef(lookup));
     Py_RETURN_NONE;
@@ -284,8 +277,7 @@ intercept(Frame *frame, PyCodeObject *code, CodeState *state, int is_tail, PyObj
     /* The frame keeps func and the arguments alive: it is not started, nobody can change it. */
     args[0] = (PyObject *)func;
     memcpy(args + 1, frame_slots(frame), count * sizeof(PyObject *));
-    int ours = state != NULL && state->kind == LOOKUP
-               && (state->owner == NULL || state->owner == hook.on_miss);
+    int ours = state != NULL && (state->owner == NULL || state->owner == hook.on_miss);
     PyObject *lookup = ours ? state->lookup : NULL;
     PyObject *found = find_replacement(hook.on_miss, lookup, code, args, count);
     int as_it_is = found == Py_None;
@@ -326,7 +318,7 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
         return eval_default(tstate, frame, throwing); /* its frames: what called it runs eagerly */
     }
     CodeState *state = get_state(code);
-    if ((state != NULL && state->kind == SKIP) || (code->co_flags & NEVER)
+    if ((state != NULL && state->skip) || (code->co_flags & NEVER)
         || (code->co_flags & FUNCTION_FLAGS) != FUNCTION_FLAGS) {
         return eval_default(tstate, frame, throwing);
     }
@@ -399,19 +391,19 @@ set_lookup(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         PyErr_SetString(PyExc_TypeError, "set_lookup(code, lookup[, on_miss])");
         return NULL;
     }
-    return set_state(args[0], LOOKUP, args[1], nargs == 3 ? args[2] : NULL);
+    return set_state(args[0], 0, args[1], nargs == 3 ? args[2] : NULL);
 }
 
 static PyObject *
 skip(PyObject *module, PyObject *code)
 {
-    return set_state(code, SKIP, NULL, NULL);
+    return set_state(code, 1, NULL, NULL);
 }
 
 static PyObject *
 forget(PyObject *module, PyObject *code)
 {
-    return set_state(code, UNKNOWN, NULL, NULL);
+    return set_state(code, 0, NULL, NULL);
 }
 
 static PyObject *

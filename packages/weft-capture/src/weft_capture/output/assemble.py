@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,23 +36,16 @@ if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
 
 
-@dataclass(frozen=True)
-class Assembled:
-    """A finished capture: the new code, and the graph it calls (None for an empty graph)."""
-
-    code: types.CodeType
-    graph: GraphModule | None
-    inputs: list[GraphInput]
-
-
 def assemble(
     tx: Tracer,
     frame: OuterFrame,
     stopped: Stop | None,
     compile_graph: Callable[[GraphModule, list[GraphInput]], Any],
     tail_call: Any = None,
-) -> Assembled:
+) -> tuple[types.CodeType, GraphModule | None, list[GraphInput]]:
     """Write the code for a capture that returned (`stopped` None) or broke.
+
+    Returns the code, the graph that it calls (None for an empty one), and the graph's inputs.
 
     Args:
         compile_graph: (module, inputs) -> callable on the inputs' values.
@@ -84,7 +76,7 @@ def assemble(
     if compiled is not None:
         final.call_graph(compiled, inputs)
     final.body(dict(outputs))
-    return Assembled(final.writer.finish(), graph, inputs)
+    return final.writer.finish(), graph, inputs
 
 
 def _run_in(inference: bool, function: Callable[..., Any], *args: Any) -> Any:

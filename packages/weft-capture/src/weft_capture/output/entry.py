@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft_capture import frame as hook
@@ -38,12 +37,8 @@ _INNER = "_weft_inner"
 _MARK = ".<entry at "
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An entry's code and what it is called with; `args` as in `bytecode.Resume`."""
-
-    code: types.CodeType
-    args: tuple[int | str, ...]
+Entry = tuple[types.CodeType, tuple[int | str, ...]]
+"""An entry's code and what it is called with, as in `bytecode.Resume.args`."""
 
 
 def is_entry(code: types.CodeType) -> bool:
@@ -90,9 +85,9 @@ def _make_entry(
                 step.run(index)
             return writer.finish()
 
-        entry = decoded.derived[key] = Entry(write(None), args)
+        entry = decoded.derived[key] = (write(None), args)
         if tail_call is not None:
-            replacement = decode(entry.code).derived["replacement"] = write(tail_call)
+            replacement = decode(entry[0]).derived["replacement"] = write(tail_call)
             hook.skip(replacement)
     return entry
 
@@ -123,12 +118,12 @@ class InnerFrames:
         live = frozenset(frame.locals) if whole else live_at(decoded, index)
         bound = (live - decoded.cells).intersection(frame.locals)
         stack = tuple(value is not NULL for value in frame.stack)
-        entry = _make_entry(decoded, index, stack, bound, inner, tail_call)
+        code, args = _make_entry(decoded, index, stack, bound, inner, tail_call)
 
         function = out.load_temp(frame.function)
-        args = [out.load_temp(_argument(frame, arg)) for arg in entry.args]
-        cells = [out.load_temp(frame.cells[name]) for name in entry.code.co_freevars]
-        return entry.code, function, args, cells
+        given = [out.load_temp(_argument(frame, arg)) for arg in args]
+        cells = [out.load_temp(frame.cells[name]) for name in code.co_freevars]
+        return code, function, given, cells
 
     def call(self) -> None:
         """Push the result of the outermost entry; `RealStep.returned` goes on."""
