@@ -314,12 +314,8 @@ class DictKeySource(Source):
         _item(builder, self.index)
 
 
-@dataclass(frozen=True, eq=False)
-class DictValueSource(Source):
+class DictValueSource(DictKeySource):
     """The i-th value of a dict, where its key is no literal."""
-
-    base: Source
-    index: int
 
     text = "list({base}.values())[{0.index}]"
 

@@ -18,22 +18,6 @@ are not intercepted. Generators and coroutines never are.
 
 from __future__ import annotations
 
-from ._hook import (
-    enter,
-    forget,
-    is_active,
-    run,
-    set_lookup,
-    skip,
-    tail_call,
-)
+from ._hook import enter, forget, is_active, run, set_lookup, skip, tail_call
 
-__all__ = [
-    "enter",
-    "forget",
-    "is_active",
-    "run",
-    "set_lookup",
-    "skip",
-    "tail_call",
-]
+__all__ = ["enter", "forget", "is_active", "run", "set_lookup", "skip", "tail_call"]

@@ -17,14 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft_capture import frame as hook
-from weft_capture.bytecode import (
-    Decoded,
-    Writer,
-    decode,
-    live_at,
-    stack_name,
-    state_at,
-)
+from weft_capture.bytecode import Decoded, Writer, decode, live_at, stack_name, state_at
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import Value
