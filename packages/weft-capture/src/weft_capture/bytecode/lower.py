@@ -48,7 +48,8 @@ class Lowering:
         self.raws: list[Raw] = []
         self.names: dict[str, int] = {}
         self._consts: dict[int, tuple[int, Any]] = {}  # by identity
-        self._slots = {name: i for i, name in enumerate(slots)}
+        # Slot of a variable, cell or free variable; raises KeyError for an undeclared one.
+        self.slot = {name: i for i, name in enumerate(slots)}.__getitem__
         self._index = {"const": self.const, "name": self.name, "local": self.slot}
         self._source = Op("NOP")
         self._fresh_block = True
@@ -80,10 +81,6 @@ class Lowering:
     def name(self, name: str) -> int:
         """Index of `name` in co_names."""
         return self.names.setdefault(name, len(self.names))
-
-    def slot(self, name: str) -> int:
-        """Slot of a variable, cell or free variable; raises KeyError for an undeclared one."""
-        return self._slots[name]
 
     def plain(self, op: Op) -> None:
         """An opcode that is the same in both forms."""
