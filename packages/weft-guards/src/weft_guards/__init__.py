@@ -16,7 +16,7 @@ from weft_guards.dynamic import (
 )
 from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import KINDS, Guard, GuardSet
-from weft_guards.loading import call_with
+from weft_guards.native import call_with
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
 from weft_guards.sources import Source
 from weft_guards.state import TorchState

@@ -25,7 +25,7 @@ from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
 from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import Guard
-from weft_guards.table import Table, new_table
+from weft_guards.native import usable_extension
 
 _guards_log = logger("guards", "guards")
 _recompiles_log = logger("guards", "recompiles")
@@ -36,6 +36,30 @@ def _callers() -> str:
     """Return the user's frames on the stack as a traceback prints them."""
     stack = [f for f in traceback.extract_stack() if "weft_" not in f.filename.replace("-", "_")]
     return "".join(traceback.format_list(stack))
+
+
+Row = tuple[Check, CodeType, "Entry"]
+
+
+class Table:
+    """The rows of one code object, the one hit last in front; C has a type that does the same."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[Row, ...] = ()
+        self.hits = 0
+        self.misses = 0
+
+    def __call__(self, func: object, *flat_locals: object) -> CodeType | None:
+        """Return the code whose check holds, or None."""
+        rows = self.rows
+        for row in rows:
+            if row[0](func, *flat_locals):
+                self.hits += 1
+                if row is not rows[0] and self.rows is rows:
+                    self.rows = (row, *[other for other in rows if other is not row])
+                return row[1]
+        self.misses += 1
+        return None
 
 
 @dataclass(eq=False)
@@ -64,7 +88,8 @@ class CodeCache:
 
     def __init__(self, code: CodeType, dynamic: bool | None = None, patience: int = 1) -> None:
         self.name = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
-        self.lookup: Table = new_table()
+        native = usable_extension()
+        self.lookup: Table = Table() if native is None else native.Table()
         self.recompiles: list[str] = []
         self.skip_reason: str | None = None  # why what no entry admits runs eagerly
         self.patience = patience

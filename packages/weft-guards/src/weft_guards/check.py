@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from weft_guards.abi import extension
-from weft_guards.config import settings
 from weft_guards.guards import KINDS, Guard
-from weft_guards.native import Assembler
+from weft_guards.native import Assembler, usable_extension
 from weft_guards.sources import CallSource, Source, TorchStateSource
 
 Check = Callable[..., bool]
@@ -143,7 +142,7 @@ def compile_check(
         KeyError: when a source names an argument or cell that is not there.
     """
     ordered = in_order(guards)
-    native = extension() if settings.native_checks else None
+    native = usable_extension()
     if native is None:
         return _python_check(ordered, arg_names, free_names)
     assembler = Assembler(arg_names, free_names)

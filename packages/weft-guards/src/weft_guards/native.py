@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from weft_guards.abi import dtype_number, extension, state_words
+from weft_guards.config import settings
 from weft_guards.guards import Guard
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, TensorSpec
 from weft_guards.sources import (
@@ -35,6 +36,11 @@ from weft_guards.sources import (
 from weft_guards.state import AUTOCAST, TorchState
 
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
+
+
+def usable_extension() -> Any:
+    """Return the C extension where it can be used and the settings want it, else None."""
+    return extension() if settings.native_checks else None
 
 
 class NotNative(Exception):
@@ -225,3 +231,47 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
     "GRAD_MODE": _test_grad_mode,
     "GLOBAL_STATE": _test_state,
 }
+
+
+# ---- calling compiled code with the inputs it reads from modules and containers
+
+_READS = (AttrSource, DictSource, ItemSource, TypeSource)
+_FEW = 8  # so few reads are made by bytecode as fast
+
+
+class _Reads(Assembler):
+    """Assembles reads alone; whatever is not a read is a root, which the caller passes."""
+
+    def __init__(self) -> None:
+        super().__init__((), ())
+        self.roots: list[Source] = []
+
+    def fetch(self, source: Source) -> int:
+        looked_up = isinstance(source, CallSource) and source.function is operator.getitem
+        if looked_up or isinstance(source, _READS) or source in self.registers:
+            return super().fetch(source)
+        register = self.registers[source] = len(self.registers)
+        self.rows.append((self.code.ARG, 0, len(self.roots), None))
+        self.roots.append(source)
+        return register
+
+
+def call_with(
+    target: Callable[..., Any], sources: Sequence[Source]
+) -> tuple[Callable[..., Any], list[Source]] | None:
+    """Return a function that calls `target` with the values of sources, and what to pass it.
+
+    A graph of many layers has hundreds of parameters for inputs. Reading each through its chain of
+    dicts takes bytecode longer than the guards take, so C does it from the roots that the bytecode
+    loads, and remembers what it read as a check does. The function takes None and then the values
+    of the returned roots. None instead of the pair where that would gain nothing, or C cannot be
+    used.
+    """
+    native = usable_extension()
+    if native is None:
+        return None
+    reads = _Reads()
+    registers = tuple([reads.fetch(source) for source in sources])
+    if len(reads.rows) - len(reads.roots) <= _FEW:
+        return None
+    return native.Check(tuple(reads.rows), len(reads.roots), registers, target), reads.roots
