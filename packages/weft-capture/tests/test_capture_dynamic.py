@@ -292,3 +292,25 @@ def test_a_position_that_moves_stays_symbolic_in_every_kind_of_index():
         assert all(map(torch.equal, actual, expected))
         assert torch.equal(cache, twin)
     assert len(compiled._weft_capture.graphs) == 2
+
+
+def test_equal_sizes_share_a_symbol_until_a_call_where_they_differ():
+    def scaled(x, y):
+        return (x * 2).sum(-1) + y.mean(-1) * x.shape[1] - y.shape[0]
+
+    optimised = weft_capture.capture(scaled, lambda graph, _: graph.forward, dynamic=True)
+    graphs = optimised._weft_capture.graphs
+    for rows, left, right, expected in (
+        (4, 5, 5, 1),
+        (6, 7, 7, 1),
+        (6, 7, 3, 2),  # no longer equal: another graph, with a symbol each
+        (6, 9, 2, 2),
+        (8, 8, 8, 2),
+    ):
+        x, y = torch.randn(rows, left), torch.randn(rows, right)
+        torch.testing.assert_close(optimised(x, y), scaled(x, y))
+        assert len(graphs) == expected
+    sizes = [
+        sum("size" in node.name for node in g.graph.find_nodes(op="placeholder")) for g in graphs
+    ]
+    assert sizes == [2, 3]
