@@ -243,11 +243,10 @@ class KernelRun:
     ) -> None:
         """Keep the first extreme (value, position); nan counts as the extreme."""
         best, at = targets
+        many, positions = (value.expand(self._count) for value in values)
         if isinstance(where, torch.Tensor):
-            many, positions = (value.expand(self._count) for value in values)
             pairs = [(int(k), many[n], positions[n]) for n, k in enumerate(where)]
         else:
-            many, positions = (value.expand(self._count) for value in values)
             pick = REDUCTIONS[op].reference(many.long() if many.dtype is torch.bool else many)
             pairs = [(int(where), many[pick], positions[pick])]
         for place, value, position in pairs:

@@ -15,27 +15,16 @@ def _filled(call: Call, value: Any) -> LazyTensor:
     return pointwise(call, lambda value: value, (value,), compute_dtype(call.fake.dtype))
 
 
-@lowers("aten.full", "aten.full_like", "aten.new_full", "aten.fill")
-def _full(call: Call, like: Any, *args: Any, **kwargs: Any) -> LazyTensor:
-    return _filled(call, args[-1] if args else kwargs["fill_value"])
-
-
-@lowers("aten.scalar_tensor")
-def _scalar_tensor(call: Call, value: Any, **kwargs: Any) -> LazyTensor:
-    return _filled(call, value)
+@lowers("aten.full", "aten.full_like", "aten.new_full", "aten.fill", "aten.scalar_tensor")
+def _full(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
+    return _filled(call, kwargs.get("fill_value", args[-1]))
 
 
 # Uninitialised memory may as well be zero: as a constant it vanishes when it is overwritten.
 @lowers("aten.empty", "aten.empty_like", "aten.empty_permuted", "aten.empty_strided")
 @lowers("aten.new_empty", "aten.new_empty_strided")
-@lowers("aten.zeros", "aten.zeros_like", "aten.new_zeros")
-def _zeros(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
+def _empty(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
     return _filled(call, 0)
-
-
-@lowers("aten.ones", "aten.ones_like", "aten.new_ones")
-def _ones(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
-    return _filled(call, 1)
 
 
 @lowers("prims.iota")

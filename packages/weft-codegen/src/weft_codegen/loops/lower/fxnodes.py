@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from weft_codegen.loops.expr import Expr, apply
+from weft_codegen.loops.expr import apply
 from weft_codegen.loops.lower.pointwise import number
 from weft_codegen.loops.lower.shapes import NoLowering, to_index
 from weft_codegen.loops.lower.values import contiguous_strides
 
 _aten = torch.ops.aten
-_VIEW_OPS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "unsqueeze",
-        "squeeze",
-        "alias",
-        "detach",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "diagonal",
-    ]
-)
 
 
 def count_uses(gm: fx.GraphModule) -> dict[fx.Node, int]:
@@ -44,11 +22,17 @@ def count_uses(gm: fx.GraphModule) -> dict[fx.Node, int]:
     for node in reversed(gm.graph.nodes):
         total = 0
         for user in node.users:
-            view = getattr(user.target, "__name__", "").split(".")[0] in _VIEW_OPS
-            getitem = getattr(user.target, "__name__", "") == "getitem"
-            total += uses.get(user, 1) if view or getitem else 1
+            total += uses.get(user, 1) if _is_view(user.target) else 1
         uses[node] = total
     return uses
+
+
+def _is_view(target: Any) -> bool:
+    """Whether a call only renames what it is given: a view, or one of several results."""
+    if target is operator.getitem or target is _aten._unsafe_view.default:
+        return True
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def added_product(node: fx.Node, sums: set[fx.Node]) -> tuple[Any, ...] | None:
@@ -77,26 +61,23 @@ def symbolic(node: fx.Node, args: Any) -> Any:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt | int):
         return to_index(value)
-    operation = _FLOAT_ARITHMETIC.get(node.target)
-    if isinstance(value, torch.SymFloat) and operation is not None:
-        return operation(*(number(arg, torch.float64) for arg in args))
+    if isinstance(value, torch.SymFloat):
+        numbers = [number(arg, torch.float64) for arg in args]
+        if node.target is torch.sym_float:
+            return numbers[0]
+        if node.target in (pow, operator.pow):
+            return apply("pow", *numbers)
+        if node.target in _FLOAT_ARITHMETIC:
+            return node.target(*numbers)
     raise NoLowering(f"call of {node.target}")
 
 
-_FLOAT_ARITHMETIC: dict[Any, Callable[..., Expr]] = {
-    torch.sym_float: lambda value: value,
-    **{
-        function: functools.partial(apply, name)
-        for function, name in {
-            operator.add: "add",
-            operator.sub: "sub",
-            operator.mul: "mul",
-            operator.truediv: "div",
-            operator.pow: "pow",
-            operator.neg: "neg",
-            pow: "pow",
-        }.items()
-    },
+_FLOAT_ARITHMETIC = {
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.neg,
 }
 
 

@@ -89,20 +89,22 @@ def _source(call: Call, x: LazyTensor) -> LazyTensor:
     return x
 
 
+def _slices(call: Call, x: LazyTensor, dim: int, index: LazyTensor) -> LazyTensor:
+    """The slices of `x` along `dim` that `index` names, its dimensions in the place of `dim`."""
+    rows = _positions(call, index, x.shape[dim], dim, "lookup")
+    x, end = _source(call, x), dim + len(index.shape)
+    return call.lazy(lambda place: x.at([*place[:dim], rows.at(place[dim:end]), *place[end:]]))
+
+
 @lowers("aten.embedding")
 def _embedding(call: Call, weight: LazyTensor, indices: LazyTensor, *rest: Any) -> LazyTensor:
-    rows = _positions(call, indices, weight.shape[0], 0, "lookup")
-    weight = _source(call, weight)
-    return call.lazy(lambda place: weight.at([rows.at(place[:-1]), place[-1]]))
+    return _slices(call, weight, 0, indices)
 
 
 @lowers("aten.index_select")
 def _index_select(call: Call, x: LazyTensor, dim: int, index: LazyTensor) -> LazyTensor:
     require(len(x.shape) > 0 and len(index.shape) == 1, "index_select of a scalar")
-    dim = normalise_dim(dim, len(x.shape))
-    rows = _positions(call, index, x.shape[dim], dim, "lookup")
-    x = _source(call, x)
-    return call.lazy(lambda place: x.at([*place[:dim], rows.at([place[dim]]), *place[dim + 1 :]]))
+    return _slices(call, x, normalise_dim(dim, len(x.shape)), index)
 
 
 @lowers("aten.gather")
