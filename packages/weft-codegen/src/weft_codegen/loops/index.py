@@ -14,7 +14,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 Monomial = tuple["Atom", ...]
@@ -235,10 +235,7 @@ def least(left: IndexLike, right: IndexLike) -> IndexExpr:
 
 def product(factors: Iterable[IndexLike]) -> IndexExpr:
     """The product of `factors`; one when there are none."""
-    total = ONE
-    for factor in factors:
-        total = total * factor
-    return total
+    return index(prod(factors, start=ONE))
 
 
 def _divide_terms(num: IndexExpr, den: IndexExpr) -> tuple[IndexExpr, IndexExpr]:

@@ -6,13 +6,14 @@ same text are the same kernel.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Op, Read, walk
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import Atom, IndexExpr, Value
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.nodes import Compute, Lowered
@@ -79,8 +80,7 @@ def node_text(node: Expr, text: Any) -> str:
         mask = "" if node.mask is None else f" if {text(node.mask)}"
         return f"{node.buffer}[{index_text(node.index)}{mask}]"
     if isinstance(node, Read):
-        scalar = node.local.extent.is_const and node.local.extent.value == 1
-        return node.local.name if scalar else f"{node.local.name}[{index_text(node.index)}]"
+        return _target(node.local, node.index)
     if isinstance(node, Cast):
         return f"{dtype_text(node.dtype)}({text(node.arg)})"
     assert isinstance(node, Op)
@@ -102,58 +102,46 @@ def shared(exprs: tuple[Expr, ...]) -> dict[Expr, int]:
     return uses
 
 
-class _BodyPrinter:
-    """Prints the statements of one body; a value used twice is printed once, as `vN = ...`."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def body(self, body: tuple[Stmt, ...], indent: str) -> Iterator[str]:
-        exprs = tuple(expr for stmt in body for expr in stmt_exprs(stmt))
-        uses = shared(exprs)
-        names: dict[Expr, str] = {}
-        for stmt in body:
-            if isinstance(stmt, Loop):
-                limit = "" if stmt.limit is None else f" while < {index_text(stmt.limit)}"
-                kind = " parallel" if stmt.kind == "parallel" else ""
-                extent = index_text(stmt.axis.extent)
-                yield f"{indent}for {stmt.axis.key} in 0..{extent}{limit}{kind}:"
-                yield from self.body(stmt.body, indent + "    ")
-                continue
-            for root in stmt_exprs(stmt):
-                yield from self._define(root, uses, names, indent)
-            yield indent + self._stmt(stmt, names)
-
-    def _define(
-        self, root: Expr, uses: dict[Expr, int], names: dict[Expr, str], indent: str
-    ) -> Iterator[str]:
-        for node in walk(root):
-            if uses.get(node, 0) > 1 and node not in names and not isinstance(node, Const | Read):
-                text = expr_text(node, names)
-                names[node] = f"v{self._count}"
-                self._count += 1
-                yield f"{indent}{names[node]} = {text}"
-
-    def _stmt(self, stmt: Stmt, names: dict[Expr, str]) -> str:
-        if isinstance(stmt, Store):
-            sign = "=" if stmt.mode == "set" else "+="
-            return f"{stmt.buffer}[{index_text(stmt.index)}] {sign} {expr_text(stmt.value, names)}"
-        if isinstance(stmt, Reduce):
-            targets = ", ".join(_target(local, stmt.index) for local in stmt.targets)
-            values = ", ".join(expr_text(value, names) for value in stmt.values)
-            return f"{targets} {stmt.op}= {values}"
-        assert isinstance(stmt, Set)
-        return f"{_target(stmt.local, stmt.index)} = {expr_text(stmt.value, names)}"
-
-
-def _target(local: Any, where: IndexExpr) -> str:
-    scalar = local.extent.is_const and local.extent.value == 1
-    return local.name if scalar else f"{local.name}[{index_text(where)}]"
-
-
 def body_text(body: tuple[Stmt, ...], indent: str = "    ") -> str:
     """Text of a body, one statement a line."""
-    return "\n".join(_BodyPrinter().body(body, indent))
+    return "\n".join(_body(body, indent, itertools.count()))
+
+
+def _body(body: tuple[Stmt, ...], indent: str, numbers: Iterator[int]) -> Iterator[str]:
+    """The lines of one body; a value used twice is printed once, as `vN = ...`."""
+    uses = shared(tuple(expr for stmt in body for expr in stmt_exprs(stmt)))
+    names: dict[Expr, str] = {}
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            limit = "" if stmt.limit is None else f" while < {index_text(stmt.limit)}"
+            kind = " parallel" if stmt.kind == "parallel" else ""
+            extent = index_text(stmt.axis.extent)
+            yield f"{indent}for {stmt.axis.key} in 0..{extent}{limit}{kind}:"
+            yield from _body(stmt.body, indent + "    ", numbers)
+            continue
+        for node in walk(*stmt_exprs(stmt)):
+            if uses.get(node, 0) > 1 and node not in names and not isinstance(node, Const | Read):
+                text = expr_text(node, names)
+                names[node] = f"v{next(numbers)}"
+                yield f"{indent}{names[node]} = {text}"
+        yield indent + _stmt(stmt, names)
+
+
+def _stmt(stmt: Stmt, names: dict[Expr, str]) -> str:
+    if isinstance(stmt, Store):
+        sign = "=" if stmt.mode == "set" else "+="
+        return f"{stmt.buffer}[{index_text(stmt.index)}] {sign} {expr_text(stmt.value, names)}"
+    if isinstance(stmt, Reduce):
+        targets = ", ".join(_target(local, stmt.index) for local in stmt.targets)
+        values = ", ".join(expr_text(value, names) for value in stmt.values)
+        return f"{targets} {stmt.op}= {values}"
+    assert isinstance(stmt, Set)
+    return f"{_target(stmt.local, stmt.index)} = {expr_text(stmt.value, names)}"
+
+
+def _target(local: Local, where: IndexExpr) -> str:
+    scalar = local.extent.is_const and local.extent.value == 1
+    return local.name if scalar else f"{local.name}[{index_text(where)}]"
 
 
 def signature_text(kernel: Kernel) -> str:

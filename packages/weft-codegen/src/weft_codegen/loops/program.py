@@ -57,7 +57,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Expr, Load, Local, computed_parts, walk
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr, product
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, product
 
 CPU = torch.device("cpu")
 
@@ -75,12 +75,10 @@ class Buffer:
     @property
     def storage(self) -> IndexExpr:
         """Number of elements from the first to past the last one."""
-        last = ZERO
-        for extent, stride in zip(self.shape, self.strides, strict=True):
-            if extent is ZERO:
-                return ZERO
-            last = last + (extent - 1) * stride
-        return last + 1
+        if ZERO in self.shape:
+            return ZERO
+        dims = zip(self.shape, self.strides, strict=True)
+        return sum(((extent - 1) * stride for extent, stride in dims), start=ONE)
 
     @property
     def numel(self) -> IndexExpr:

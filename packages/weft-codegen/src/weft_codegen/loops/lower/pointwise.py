@@ -68,30 +68,18 @@ def pointwise(call: Call, function: Function, operands: tuple[Any, ...], dtype: 
 
 
 def operands_dtype(operands: tuple[Any, ...]) -> torch.dtype:
-    """The dtype a comparison of `operands` happens in, by torch's promotion rules."""
-    tensors = [o for o in operands if isinstance(o, LazyTensor)]
-    first = tensors[0].dtype
-    if len(tensors) == len(operands) and all(t.dtype is first for t in tensors):
-        return compute_dtype(first)
-    stand_ins = [
-        torch.empty((1,) * min(len(o.shape), 1), dtype=o.dtype, device="meta")
-        if isinstance(o, LazyTensor)
-        else _stand_in(o)
-        for o in operands
-    ]
-    # Read from the module: weft_core.fake puts a function there that does not load sympy.
-    _, dtype = torch._prims_common.elementwise_dtypes(
-        *stand_ins,
-        type_promotion_kind=torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT,
-    )
-    return compute_dtype(dtype)
+    """The dtype a comparison of two operands happens in, by torch's promotion rules."""
+    return compute_dtype(torch.result_type(*map(_stand_in, operands)))
 
 
-def _stand_in(scalar: Any) -> Any:
-    """A Python number of the kind that `scalar` is."""
-    if isinstance(scalar, Expr):
+def _stand_in(operand: Any) -> Any:
+    """What promotes as `operand` does: a tensor, or a number of its kind."""
+    if isinstance(operand, LazyTensor):
+        shape = (1,) * min(len(operand.shape), 1)
+        return torch.empty(shape, dtype=operand.dtype, device="meta")
+    if isinstance(operand, Expr):
         return 0.5
-    return 0 if isinstance(scalar, IndexExpr | torch.SymInt) else scalar
+    return 0 if isinstance(operand, IndexExpr | torch.SymInt) else operand
 
 
 def _one(name: str) -> Function:

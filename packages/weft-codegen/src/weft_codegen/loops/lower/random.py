@@ -23,6 +23,7 @@ from weft_codegen.loops.lower.table import Call, lowers, require
 from weft_codegen.loops.lower.values import Indices, LazyTensor, flatten
 
 Words = Callable[[int], Expr]
+Make = Callable[[Words, torch.dtype], Expr]
 # Random bits of a uniform number: as many as its dtype holds, so that rounding never makes it 1.
 _DIGITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
 
@@ -60,7 +61,7 @@ def _stream(call: Call) -> tuple[LazyTensor, int]:
     return graph.seed, graph.draws
 
 
-def _drawn(call: Call, make: Callable[[Words, torch.dtype], Expr], dtype: torch.dtype) -> Any:
+def _drawn(call: Call, make: Make, dtype: torch.dtype) -> Any:
     """index -> a number that `make` derives from random words, another one in each operator."""
     require(dtype in _DIGITS and call.fake.device.type == "cpu", "dtype or device")
     seed, number = _stream(call)
@@ -75,14 +76,12 @@ def _drawn(call: Call, make: Callable[[Words, torch.dtype], Expr], dtype: torch.
     return element
 
 
-@lowers("aten.rand", "aten.rand_like")
-def _rand(call: Call, like: Any, **kwargs: Any) -> LazyTensor:
-    return call.lazy(_drawn(call, _uniform, call.fake.dtype))
+def _standard(make: Make) -> Callable[..., LazyTensor]:
+    return lambda call, like, **kwargs: call.lazy(_drawn(call, make, call.fake.dtype))
 
 
-@lowers("aten.randn", "aten.randn_like")
-def _randn(call: Call, like: Any, **kwargs: Any) -> LazyTensor:
-    return call.lazy(_drawn(call, _normal, call.fake.dtype))
+lowers("aten.rand", "aten.rand_like")(_standard(_uniform))
+lowers("aten.randn", "aten.randn_like")(_standard(_normal))
 
 
 @lowers("aten.uniform")

@@ -100,17 +100,25 @@ def reduce(
     The result has x's shape with the dims removed (or of size one).
     """
     where, over = index_space(x.shape)
-    kept = [k for k in range(len(x.shape)) if k not in dims]
-    axes = tuple(loop for loop in over if any(loop is single(where[k]) for k in kept))
-    reduced = tuple(loop for loop in over if loop not in axes)
+    inside = [single(where[k]) for k in dims]
+    reduced = tuple(loop for loop in over if loop in inside)
+    axes = tuple(loop for loop in over if loop not in inside)
     values = value(where)
     alone = _one_hot_sum(values[0], reduced[0]) if op == "sum" and len(reduced) == 1 else None
     if alone is not None:
         values, reduced = (alone,), ()
     raw = call.graph.reduction(call, op, axes, reduced, values, dtype)
-    shape = tuple(ONE if k in dims else n for k, n in enumerate(x.shape))
-    if not keepdim:
-        shape = tuple(x.shape[k] for k in kept)
+    return _shown(raw, x, dims, keepdim, call.uses)
+
+
+def _shown(
+    raw: LazyTensor, x: LazyTensor, dims: Sequence[int], keepdim: bool, uses: int = 1
+) -> LazyTensor:
+    """What reducing `dims` of x made, with those dims removed or of size one."""
+    kept = [k for k in range(len(x.shape)) if k not in dims]
+    shape = [x.shape[k] for k in kept]
+    if keepdim:
+        shape = [ONE if k in dims else n for k, n in enumerate(x.shape)]
 
     def element(place: Indices) -> Expr:
         inner = [place[k] for k in kept] if keepdim else list(place)
@@ -118,7 +126,7 @@ def reduce(
         return raw.at(inner)
 
     # The reduction's buffer is row-major over the kept dims: the result is a view of it.
-    return _derived(raw, shape, element, call.uses, root=raw)
+    return _derived(raw, shape, element, uses, root=raw)
 
 
 def _derived(
@@ -240,11 +248,8 @@ def _moments(
 
     squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
     freedom = _freedom(_count(x, over), 1 if correction is None else correction, inner)
-    if keepdim:
-        shown = mean
-    else:
-        again = reduce_view(x, over, total)
-        shown = _scaled(call, again, count, inner)
+    assert total.root is not None
+    shown = mean if keepdim else _scaled(call, _shown(total.root, x, over, False), count, inner)
     return shown, _scaled(call, squares, freedom, inner)
 
 
@@ -254,17 +259,6 @@ def _freedom(count: IndexExpr, correction: Any, dtype: torch.dtype) -> Expr:
         return number(max(count.value - correction, 0), dtype)
     freedom = number(count, dtype) - number(correction, dtype)
     return apply("maximum", freedom, literal(freedom, 0))
-
-
-def reduce_view(x: LazyTensor, over: Sequence[int], kept: LazyTensor) -> LazyTensor:
-    """A reduction's result that kept its dims, without them."""
-    shape = tuple(n for k, n in enumerate(x.shape) if k not in over)
-
-    def element(place: Indices) -> Expr:
-        rest = list(place)
-        return kept.at([ZERO if k in over else rest.pop(0) for k in range(len(x.shape))])
-
-    return _derived(kept, shape, element, root=kept.root)
 
 
 @lowers("aten.var")

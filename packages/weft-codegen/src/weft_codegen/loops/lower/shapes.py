@@ -58,15 +58,8 @@ def _is_data(symbol: Any) -> bool:
     return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
-def _sum(parts: list[IndexExpr]) -> IndexExpr:
-    total = const(0)
-    for part in parts:
-        total = total + part
-    return total
-
-
 _BUILD: dict[str, Callable[[list[IndexExpr]], IndexExpr]] = {
-    "Add": _sum,
+    "Add": lambda parts: sum(parts, start=const(0)),
     "Mul": product,
     "FloorDiv": lambda parts: parts[0] // parts[1],
     "CleanDiv": lambda parts: parts[0] // parts[1],
