@@ -88,6 +88,34 @@ def test_folded_blocks_match_eager(name):
     assert "aten.convolution.default" not in counted
 
 
+class Linears(nn.Module):
+    """Products with and without bias, with a weight as it is and turned."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(48, 64), nn.Linear(64, 32, bias=False)
+        self.third = nn.Parameter(torch.randn(32, 32))
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        return self.second(F.gelu(self.first(x))) @ self.third
+
+
+@pytest.mark.parametrize("least, packed", [(0, 3), (1 << 30, 0)])
+def test_weights_of_large_products_are_packed(least, packed, monkeypatch):
+    monkeypatch.setattr("weft_codegen.folding._LEAST", least)
+    model, x = Linears(), torch.randn(2, 9, 48)
+    events.counters.clear()
+    _, call = frozen(model, x)
+    for value in (0.0, float("nan"), float("inf")):
+        x[0, 0, 0] += value
+        torch.testing.assert_close(call(x), model(x), equal_nan=True, **CLOSE)
+    model.first.weight.mul_(2)
+    torch.testing.assert_close(call(x), model(x), equal_nan=True, **CLOSE)
+    assert events.counters["extern"]["mkldnn._linear_pointwise.default"] == 2 * packed
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(dtype):
     model, x = Block().to(dtype), torch.randn(3, 8, 10, 12, dtype=dtype)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from codegen_check import program_of, with_lines
 from weft_codegen import compile_graph
-from weft_codegen.compile import _say_once, make_program
+from weft_codegen.compile import make_program
 from weft_codegen.diagram import svg_of
 from weft_core.events import set_logs
 
@@ -61,14 +61,6 @@ def test_fusion_log_says_why_not(logs):
     logs.clear()
     between(lambda x, w: (x.exp() * 2, (x.exp() @ w) + x.exp()), X, W)
     assert any(r.name.endswith("schedule") for r in logs.records)
-
-
-def test_an_option_without_effect_is_named_once(logs):
-    _say_once.cache_clear()
-    for _ in range(2):
-        compile_graph(with_lines(block), [X, W], options={"shape_padding": True})
-    hints = [r.getMessage() for r in logs.records if r.name.endswith("perf_hints")]
-    assert sum("shape_padding" in hint for hint in hints) == 1
 
 
 def test_trace_writes_every_stage(tmp_path, monkeypatch):

@@ -7,8 +7,6 @@ group `weft_autograd` (weft-aot does).  Without one they run eagerly, with one w
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_codegen.compile import compile_graph, decompositions
+from weft_codegen.compile import compile_graph, decompositions, warn_once
 from weft_codegen.freezing import frozen_inputs
 
 
@@ -37,7 +35,10 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
         return compile_graph(gm, example_inputs, options=options, inference=True, frozen=frozen)
     autograd = _autograd_stage()
     if autograd is None:
-        _warn_no_autograd()
+        warn_once(
+            "weft_codegen compiles inference graphs; install weft-aot to compile training too. "
+            "This graph runs eagerly."
+        )
         return gm.forward
 
     def compile_aten(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -55,12 +56,3 @@ def _trains(inputs: Sequence[Any]) -> bool:
 def _autograd_stage() -> Callable[..., Any] | None:
     found = next(iter(entry_points(group="weft_autograd")), None)
     return None if found is None else found.load()
-
-
-@functools.cache
-def _warn_no_autograd() -> None:
-    warnings.warn(
-        "weft_codegen compiles inference graphs; install weft-aot to compile training too. "
-        "This graph runs eagerly.",
-        stacklevel=4,
-    )

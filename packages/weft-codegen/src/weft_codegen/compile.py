@@ -14,7 +14,6 @@ Each step takes a value and returns the next one; nothing here knows how a step 
 from __future__ import annotations
 
 import functools
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -78,7 +77,6 @@ def compile_graph(
         BackendCompilerError: a stage of the compilation failed, or `freezing` and no inference.
     """
     chosen = Options.parse(options)
-    _say_once(chosen.without_effect())
     if chosen.freezing and not inference:
         text = "options={'freezing': True} is for inference, and this graph needs gradients"
         raise BackendCompilerError("codegen", text, remedy="call it under torch.no_grad()")
@@ -95,7 +93,7 @@ def compile_graph(
         except NoLowering as reason:
             _hints.info("graph runs without generated code: %s", reason)
         except CompilerNotFound as missing:
-            _warn_once(str(missing))
+            warn_once(f"{missing}\nGraphs run eagerly until then.")
         except WeftError:
             raise
         except Exception as error:
@@ -204,15 +202,9 @@ def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
 
 @functools.cache
-def _say_once(names: tuple[str, ...]) -> None:
-    for name in names:
-        _hints.info("the option %s has no effect on what is compiled here", name)
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warnings.warn(f"{text}\nGraphs run eagerly until then.", stacklevel=4)
-    logging.getLogger("weft.codegen").debug("eager fallback: %s", text)
+def warn_once(text: str) -> None:
+    """Warn that graphs run eagerly, the first time."""
+    warnings.warn(text, stacklevel=4)
 
 
 def _first_op(gm: fx.GraphModule) -> str | None:

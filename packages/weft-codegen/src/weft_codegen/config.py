@@ -33,10 +33,6 @@ class CodegenSettings(Settings):
 settings = CodegenSettings()
 
 
-# Accepted, so that a program keeps its dictionary of options when it switches to weft.
-_NO_EFFECT = ("shape_padding", "triton.cudagraphs")
-
-
 def _option(default: bool, doc: str, name: str | None = None) -> Any:
     """An option: what it does, and its name where that is none that a field can have."""
     return field(default=default, metadata={"doc": doc, "name": name})
@@ -44,7 +40,10 @@ def _option(default: bool, doc: str, name: str | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """What one compilation may be told; names are torch.compile's, with `.` as `_`."""
+    """What one compilation may be told; names are torch.compile's, with `.` as `_`.
+
+    Those without effect are accepted so that a program keeps its options when it switches to weft.
+    """
 
     epilogue_fusion: bool = _option(True, "fuse pointwise work into the kernels before it")
     max_autotune: bool = _option(False, "matrix products as loops where that measures faster")
@@ -71,10 +70,6 @@ class Options:
         """Every option's name in torch.compile with its default and what it does."""
         rows = {item.metadata["name"] or item.name: item for item in fields(cls)}
         return {name: (item.default, item.metadata["doc"]) for name, item in rows.items()}
-
-    def without_effect(self) -> tuple[str, ...]:
-        """The options that are set and that nothing here listens to, in torch.compile's names."""
-        return tuple(name for name in _NO_EFFECT if getattr(self, name.replace(".", "_")))
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> Options:

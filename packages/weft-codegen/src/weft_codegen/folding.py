@@ -15,6 +15,8 @@ from torch import fx
 from weft_codegen.layout import fake_call, has_onednn, is_plain_convolution
 
 _aten = torch.ops.aten
+# Elements of a weight, and rows beside it, from which a product is faster with the weight packed.
+_LEAST, _ROWS = 1 << 18, 8
 _SCALES = frozenset([_aten.mul.Tensor, _aten.div.Tensor])
 _SHIFTS = frozenset([_aten.add.Tensor, _aten.sub.Tensor])
 _SYMMETRIC = frozenset([_aten.mul.Tensor, _aten.add.Tensor])
@@ -84,17 +86,19 @@ def _one_a_channel(other: Any, dims: int, channels: int) -> bool:
 
 
 def pack_weights(graph: fx.Graph, constants: set[fx.Node]) -> None:
-    """Pack constant weights of float32 convolutions in channels-last memory, in place.
+    """Pack constant weights of float32 convolutions in channels-last memory, and of large float32
+    products, in place.
 
     Args:
         constants: nodes that have the same value in every call; new ones are added.
     """
+    if not has_onednn():
+        return
+    for op in (_aten.mm.default, _aten.addmm.default):
+        for product in graph.find_nodes(op="call_function", target=op):
+            _pack_product(product, constants)
     for conv in graph.find_nodes(op="call_function", target=_aten.convolution.default):
-        if (
-            not has_onednn()
-            or not is_plain_convolution(conv)
-            or not all(map(_fits, (conv, conv.args[0])))
-        ):
+        if not is_plain_convolution(conv) or not all(map(_fits, (conv, conv.args[0]))):
             continue
         x, weight, bias, stride, padding, dilation, _, _, groups = conv.args
         if weight not in constants or any(len(sizes) != 2 for sizes in (stride, padding, dilation)):
@@ -111,15 +115,52 @@ def pack_weights(graph: fx.Graph, constants: set[fx.Node]) -> None:
         _replace(made, conv)
 
 
-def _fits(node: Any) -> bool:
-    """Whether a value is float32, of known sizes above zero, and in channels-last memory."""
+def _pack_product(node: fx.Node, constants: set[fx.Node]) -> None:
+    """Pack the right operand of an mm or addmm, if that is constant and large enough to gain."""
+    operands: list[Any] = list(node.args)
+    *biases, x, weight = operands
+    if node.kwargs or weight not in constants or not _is_float32(x, 2):
+        return
+    fake = weight.meta["val"]
+    plain_bias = all(
+        _is_float32(bias, 1) and bias.meta["val"].shape == fake.shape[1:] for bias in biases
+    )
+    rows = x.meta["val"].shape[0]
+    if rows < _ROWS or fake.numel() < _LEAST or not plain_bias:
+        return
+
+    def call(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return node.graph.call_function(op, args, kwargs)
+
+    with node.graph.inserting_before(node):
+        turned = call(_aten.permute.default, weight, [1, 0])
+        plain = call(_aten.clone.default, turned, memory_format=torch.contiguous_format)
+        packed = call(torch.ops.mkldnn._reorder_linear_weight.default, plain, rows)
+        for made in (turned, plain):
+            made.meta = {"val": fake_call(made)}
+        packed.meta = dict(plain.meta)  # of its shape; nobody may look inside
+        constants.update((turned, plain, packed))
+        bias = biases[0] if biases else None
+        run = torch.ops.mkldnn._linear_pointwise.default
+        _replace(call(run, x, packed, bias, "none", [], ""), node)
+
+
+def _is_float32(node: Any, dims: int) -> bool:
+    """Whether a value is a float32 tensor on the CPU of so many dimensions, all of known size."""
     fake = node.meta.get("val") if isinstance(node, fx.Node) else None
     return (
         isinstance(fake, torch.Tensor)
-        and fake.dim() == 4
+        and fake.dim() == dims
         and fake.dtype is torch.float32
+        and fake.device.type == "cpu"
         and all(type(size) is int and size > 0 for size in fake.shape)
-        and fake.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _fits(node: Any) -> bool:
+    """Whether a value is float32, of known sizes above zero, and in channels-last memory."""
+    return _is_float32(node, 4) and bool(
+        node.meta["val"].is_contiguous(memory_format=torch.channels_last)
     )
 
 

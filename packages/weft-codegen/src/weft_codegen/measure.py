@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import statistics
 import threading
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -107,14 +107,14 @@ class Trial:
 
     def _decide(self, eager: Run) -> None:
         fused, plain = zip(*self._seconds, strict=True)
-        pays = any(statistic(fused) <= _CLEARLY * statistic(plain) for statistic in (min, _median))
+        pays = any(statistic(fused) <= _CLEARLY * statistic(plain) for statistic in (min, median))
         report = _hints.debug if pays else _hints.info
         report(
             "%s %s: %.1f µs compiled, %.1f µs eager",
             eager,
             "pays" if pays else "does not pay and runs eagerly",
-            _median(fused) * 1e6,
-            _median(plain) * 1e6,
+            median(fused) * 1e6,
+            median(plain) * 1e6,
         )
         self._keep(pays)
         self._settle(pays)
@@ -128,10 +128,6 @@ class Trial:
             return
         self._run = self._compiled
         self._eager = None
-
-
-def _median(values: tuple[float, ...]) -> float:
-    return statistics.median(values)
 
 
 class Eager:

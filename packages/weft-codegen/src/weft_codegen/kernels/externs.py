@@ -115,7 +115,8 @@ def shim_call(
 
 
 def _shim_name(op: Any) -> str:
-    name = op._schema.name.removeprefix("aten::").replace("mkldnn::", "mkldnn_")
+    name = op._schema.name.replace("mkldnn::_linear_pointwise", "aten::_linear_pointwise")
+    name = name.removeprefix("aten::").replace("mkldnn::", "mkldnn_")
     if "::" in name:
         return ""
     overload = op._schema.overload_name
