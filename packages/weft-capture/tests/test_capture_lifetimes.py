@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import itertools
+import types
 import weakref
 
 import torch
@@ -104,5 +106,105 @@ def test_the_class_of_a_dataclass_is_the_class_it_was_made_of():
         made = dataclasses.dataclass(plain)
         print(end="")
         return made is plain, dataclasses.asdict(plain(1)), made == plain, (x + 1).tolist()
+
+    agree(function, X)
+
+
+class Loud:
+    alive = 0
+
+    def __del__(self):
+        type(self).alive -= 1
+
+
+def test_what_a_container_lets_go_of_dies_there():
+    def function(x, held, named):
+        y = x + 1
+        named["one"] = None
+        del named, held
+        return y.tolist(), Loud.alive
+
+    def fresh():
+        Loud.alive = 3
+        return [Loud(), Loud()], {"one": Loud()}
+
+    assert function(X, *fresh()) == weft_capture.capture(function, run)(X, *fresh())
+
+
+def test_reversed_reads_its_list_live():
+    def function(x):
+        items = [1, 2, 3, 4]
+        backwards = reversed(items)
+        first = next(backwards)
+        items[:] = [10, 20, 30, 40, 50]
+        print(end="")
+        return first, list(backwards), type(backwards).__name__, (x + 1).tolist()
+
+    agree(function, X)
+
+
+def test_a_group_ends_when_the_next_is_asked_for():
+    def function(x):
+        groups = itertools.groupby([1, 1, 2, 2, 3])
+        first = next(groups)
+        second = next(groups)
+        taken = next(second[1])
+        return list(first[1]), taken, list(second[1]), [k for k, _ in groups], (x + 1).tolist()
+
+    agree(function, X)
+
+
+class Names(dict):
+    pass
+
+
+def test_a_mappingproxy_shows_what_is_written():
+    def function(x, table):
+        shown, seen = types.MappingProxyType(table), table.keys().mapping
+        table["a"] = 1
+        try:
+            shown["b"] = 2
+        except TypeError as error:
+            text = str(error)
+        return dict(shown), len(seen), text, shown == table, list(shown), (x + 1).tolist()
+
+    agree(function, X, {})
+
+
+def test_views_of_a_dict_subclass_stay_views():
+    def function(x):
+        table = Names()
+        keys = table.keys()
+        torch._C._get_tracing_state()
+        shown = keys.mapping
+        table["a"] = x + 1
+        return list(keys), len(shown), table["a"].tolist()
+
+    agree(function, X)
+
+
+def test_an_iterator_that_its_own_function_holds():
+    def function(x):
+        def ask():
+            return x.tolist() and 2
+
+        ask.iterator = iter(ask, 2)
+        print(end="")
+        return next(ask.iterator, "end"), ask.iterator is ask.iterator
+
+    agree(function, X)
+
+
+class Wrong(int):
+    __eq__ = str.__eq__
+    __hash__ = int.__hash__
+
+
+def test_a_method_of_another_class_refuses():
+    def function(x):
+        try:
+            return Wrong(1) == Wrong(1)
+        except TypeError as error:
+            return str(error), (x + 1).tolist()
 
     agree(function, X)

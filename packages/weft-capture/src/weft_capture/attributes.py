@@ -215,6 +215,14 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     return tx.wrap(real, AttrSource(owner.source, name) if owner.source else ConstSource(real))
 
 
+def _bind_c_method(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    kind = getattr(found[1], "__objclass__", object)
+    if not issubclass(cls, kind):
+        text = f"requires a '{kind.__name__}' object but received a '{cls.__name__}'"
+        tx.raise_(TypeError, f"descriptor '{name}' {text}")
+    return MethodOf(owner, name)
+
+
 C_METHODS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -230,7 +238,7 @@ _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
     staticmethod: lambda tx, found, name, owner, cls: tx.const_object(found[1].__func__),
-    **dict.fromkeys(C_METHODS, lambda tx, found, name, owner, cls: MethodOf(owner, name)),
+    **dict.fromkeys(C_METHODS, _bind_c_method),
     types.MemberDescriptorType: _bind_slot,
     types.GetSetDescriptorType: _bind_slot,
 }

@@ -396,5 +396,6 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 
 @rule(type.__subclasses__)
 def _subclasses(tx: Tracer, cls: Value) -> Value:
-    assert isinstance(cls, ClassValue)
+    if not isinstance(cls, MadeClass):
+        raise Break("unknown-call", "the subclasses of a class from outside the frame")
     return ListValue([tx.const_object(kind) for kind in cls.obj.__subclasses__()])

@@ -9,9 +9,11 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
+from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.objects import DELETED
+from weft_capture.values.containers import Container
+from weft_capture.values.objects import DELETED, may_finalize
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -29,6 +31,8 @@ class Effects:
     def note(self, value: MutableValue) -> None:
         """Record that an existing object changes; taken back with the step."""
         if value not in self.changed:
+            if isinstance(value, Container) and may_finalize(value):
+                raise Break("unsupported-value", "a container that holds objects with a __del__")
             self.changed[value] = None
             self.tx.journal.on_rollback(lambda: self.changed.pop(value, None))
 

@@ -283,7 +283,8 @@ class GeneratorValue(MutableValue):
         return None
 
     def reconstruct(self, out: Output) -> None:
-        if self.started or self.function.attributes:
+        version = self.function.globals.get("__name__") == "weft_capture.polyfills"
+        if self.started or self.function.attributes or (version and self.original is None):
             what = "has started" if self.started else "may have had another name"
             text = f"a generator that {what} is needed after a graph break"
             raise Break("generator", text, self.made_at)

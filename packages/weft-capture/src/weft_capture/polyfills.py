@@ -80,18 +80,31 @@ def accumulate(
 
 
 def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
-    """Give runs of items with equal keys."""
-    label, members = _MISSING, []
-    for item in iterable:
-        mine = item if key is None else key(item)
-        if label is not _MISSING and label == mine:
-            members.append(item)
-            continue
-        if label is not _MISSING:
-            yield label, iter(members)
-        label, members = mine, [item]
-    if label is not _MISSING:
-        yield label, iter(members)
+    """Give runs of items with equal keys; a run ends when the next one is asked for."""
+    iterator = iter(iterable)
+    item = label = wanted = _MISSING
+    number = 0
+
+    def step() -> bool:
+        nonlocal item, label
+        item = next(iterator, _MISSING)
+        if item is not _MISSING:
+            label = item if key is None else key(item)
+        return item is not _MISSING
+
+    def run(mine: int, wanted: Any) -> Iterator[Any]:
+        nonlocal item
+        while number == mine and (item is not _MISSING or step()) and [wanted] == [label]:
+            given, item = item, _MISSING
+            yield given
+
+    while True:
+        number += 1
+        while label is _MISSING or (wanted is not _MISSING and [wanted] == [label]):
+            if not step():
+                return
+        wanted = label
+        yield label, run(number, wanted)
 
 
 def tee(iterable: Iterable[Any], n: int = 2) -> tuple[Iterator[Any], ...]:

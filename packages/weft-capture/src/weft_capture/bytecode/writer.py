@@ -267,6 +267,8 @@ class Writer:
         cells = set(cellvars + shape.freevars)
         _resolve_variables(items, cells)
         varnames = _variable_names(items, shape.varnames, cells)
+        # The interpreter's texts of errors suggest the names of variables, used or not.
+        varnames += tuple(n for n in self._decoded.varnames if n not in {*varnames, *cells})
         shape = replace(shape, varnames=varnames, cellvars=cellvars)
         line = self._decoded.firstlineno
         return assemble(prologue_of(shape, (line, line, None, None)) + items, shape)

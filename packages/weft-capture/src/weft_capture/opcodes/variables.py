@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from types import FunctionType
 from typing import TYPE_CHECKING, NoReturn
 
 from weft_capture.breaks import Break
@@ -15,7 +14,7 @@ from weft_capture.values.base import Value
 from weft_capture.values.constant import NONE, NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, CellValue
-from weft_capture.values.objects import DELETED
+from weft_capture.values.objects import DELETED, may_finalize
 
 if TYPE_CHECKING:
     from weft_capture.bytecode import Instr
@@ -80,13 +79,12 @@ def _delete_fast(frame: Frame, instr: Instr) -> None:
 
 def _let_go(frame: Frame, old: Value | None) -> None:
     """An object from outside may die here: its `__del__` must run now, and weak references tell."""
-    if old is None or old.source is None or any(old is one for one in frame.stack):
+    if old is None or any(old is one for one in frame.stack):
         return
-    obj = getattr(old, "obj", None)
-    finalizer = getattr(type(obj), "__del__", None)
-    if isinstance(finalizer, FunctionType):
+    if may_finalize(old):
         raise Break("unsupported-value", "a variable lets go of an object with a __del__")
-    frame.tx.let_go.add(id(obj))
+    if old.source is not None:
+        frame.tx.let_go.add(id(getattr(old, "obj", None)))
 
 
 @opcode("LOAD_CLOSURE")

@@ -17,6 +17,7 @@ from weft_capture.values.constant import MADE, NULL, Constant, class_value, cons
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
+from weft_capture.values.iterators import IteratorValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -45,6 +46,7 @@ class Output:
         self.graph_outputs: dict[Node, int] = {}
         self.made_at = made_at
         self._temps: dict[Value, str] = {}
+        self._building: set[Value] = set()
         self.writes: list[Callable[[], None]] = []
 
     def load(self, value: Value) -> None:
@@ -71,6 +73,12 @@ class Output:
         if value.source is not None:
             value.source.emit(self.writer)
             return
+        if value in self._building:
+            raise Break(
+                "unsupported-value", f"rebuilding {value.describe()}, which leads to itself"
+            )
+        if isinstance(value, IteratorValue) or getattr(value, "base", None) is not None:
+            self._building.add(value)
         value.reconstruct(self)
         if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside
             self.writer.pop()

@@ -28,7 +28,7 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, DictView
-from weft_capture.values.iterators import CallIterator, CombinedIterator
+from weft_capture.values.iterators import CallIterator, CombinedIterator, ReversedIterator
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
@@ -391,6 +391,8 @@ for _maps in (map, filter, itertools.starmap, itertools.filterfalse):
 
 @rule(reversed)
 def _reversed(tx: Tracer, items: Value) -> Value:
+    if type(items) in (ListValue, TupleValue):
+        return ReversedIterator(items)  # type: ignore[arg-type]
     if isinstance(items, Constant | RangeValue | ListValue | TupleValue | DictValue | DictView):
         return tx.iterator_over(items.unpack(tx)[::-1])
     kind = items.python_type()

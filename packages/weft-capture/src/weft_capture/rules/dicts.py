@@ -6,12 +6,12 @@ from collections import OrderedDict, defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-from weft_capture.breaks import Raised
+from weft_capture.breaks import Break, Raised
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import SetValue
-from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.dicts import DictValue, DictView, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue, chain
 
 if TYPE_CHECKING:
@@ -63,6 +63,13 @@ def _defaultdict(
     return target
 
 
+@rule(MappingProxyType)
+def _mapping_proxy(tx: Tracer, mapping: Value) -> Value:
+    if not isinstance(mapping, DictValue):
+        raise Break("unknown-call", f"a mappingproxy of {mapping.describe()}")
+    return MappingProxy(getattr(mapping, "inner", mapping))
+
+
 @rule(dict.fromkeys)
 def _fromkeys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
     return DictValue([(key, value) for key in keys.unpack(tx)])
@@ -98,7 +105,7 @@ def _get(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Valu
 def _view(kind: str) -> None:
     @method(DictValue, kind)
     def view(tx: Tracer, self: DictValue) -> Value:
-        return DictView(self, kind)
+        return DictView(getattr(self, "inner", self), kind)
 
 
 for _kind in ("keys", "values", "items"):
@@ -120,8 +127,6 @@ def _isdisjoint(tx: Tracer, self: DictView, other: Value) -> Value:
 
 @method(DictValue, "__setitem__")
 def _setitem(tx: Tracer, self: DictValue, key: Value, value: Value) -> Value:
-    if self.cls is MappingProxyType:
-        tx.raise_(TypeError, "'mappingproxy' object does not support item assignment")
     tx.mutate(self)
     self.put(key, value)
     return NONE

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import typing
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +65,9 @@ def _dispatch(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kw
     cls = args[0].as_constant() if len(args) == 1 else None
     if function.obj is None or not isinstance(cls, type) or cls in MADE or tx.effects:
         raise Break("unknown-call", "dispatch of what was made or may have changed in the frame")
+    cache = inspect.getclosurevars(function.obj).nonlocals["dispatch_cache"]
+    if type(cache) is not weakref.WeakKeyDictionary:
+        raise Break("unknown-call", "dispatch through another cache than the library's")
     owner = function.source or ConstSource(function.obj)
     return tx.wrap(function.obj(cls), CallSource(operator.call, (owner, ConstSource(cls))))
 

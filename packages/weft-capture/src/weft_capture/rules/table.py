@@ -59,12 +59,15 @@ def load() -> None:
         importlib.import_module(f"weft_capture.rules.{family}")
 
 
+def hashes_silently(obj: object) -> bool:
+    """Say whether hashing an object runs no code of the program."""
+    kind = type(obj)
+    return isinstance(kind.__hash__, types.WrapperDescriptorType) or kind.__module__ == "torch._ops"
+
+
 def find(obj: object) -> Handler | None:
     """Return the rule of a callable, or None."""
-    try:
-        found = RULES.get(obj)
-    except TypeError:  # unhashable
-        return None
+    found = RULES.get(obj) if hashes_silently(obj) else None
     if found is None and isinstance(obj, types.FunctionType):
         original = obj.__dict__.get("_torchdynamo_orig_callable")
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
@@ -83,7 +86,9 @@ def is_leaf(function: object) -> bool:
     """Say whether a Python function has a rule or is a graph node, and so must not be inlined."""
     from weft_capture.rules.torch_rules import is_graph_function  # noqa: PLC0415 - it adds rows
 
-    return find(function) is not None or function in GRAPH or is_graph_function(function)
+    if find(function) is not None or is_graph_function(function):
+        return True
+    return hashes_silently(function) and function in GRAPH
 
 
 def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
@@ -130,11 +135,8 @@ def _owner(obj: Any) -> type:
 
 def is_pure(obj: Any) -> bool:
     """Say whether a callable is run while capturing when its arguments are constant."""
-    try:
-        if obj in PURE:
-            return True
-    except TypeError:
-        return False
+    if hashes_silently(obj) and obj in PURE:
+        return True
     # A method of a constant, such as ", ".join, reached as a bound builtin.
     owner = getattr(obj, "__self__", None)
     return isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType) and isinstance(

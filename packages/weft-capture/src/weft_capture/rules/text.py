@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import operator
 import threading
 from collections.abc import Callable
@@ -46,6 +47,16 @@ _INSIDE_ITSELF: dict[type, str] = {
 """What the text of a container shows where it contains itself."""
 
 
+_thread_state = ctypes.pythonapi.PyThreadState_GetDict
+_thread_state.restype = ctypes.c_void_p  # a borrowed reference
+
+
+def _inside_real_text() -> bool:
+    """Say whether the interpreter is making the text of a container, of which it keeps a note."""
+    notes = ctypes.cast(_thread_state(), ctypes.py_object).value
+    return bool(notes.get("Py_Repr"))
+
+
 def text_of(tx: Tracer, value: Value, function: Function) -> str:
     """Return `function(value)` for str, repr or ascii.
 
@@ -55,6 +66,8 @@ def text_of(tx: Tracer, value: Value, function: Function) -> str:
     value = tx.force(value)
     writer = next((w for kind, w in _WRITERS if isinstance(value, kind)), _plain_text)
     active: list[Value] = _state.__dict__.setdefault("active", [])
+    if not active and _inside_real_text():
+        raise Break("unsupported-value", "text that is a part of the text of a real container")
     if any(one is value for one in active) and not isinstance(value, UserObject):
         return _INSIDE_ITSELF.get(value.python_type(), "...")
     active.append(value)

@@ -12,7 +12,7 @@ from weft_core.tracing import ASSERT
 
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import compare
-from weft_capture.rules.table import PURE, rule
+from weft_capture.rules.table import PURE, hashes_silently, rule
 from weft_capture.values.base import Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import SizeValue
@@ -62,11 +62,8 @@ def is_graph_function(function: Any) -> bool:
     """Say whether calling `function` becomes one node of the graph."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return True
-    try:
-        if function in _native_functions():
-            return True
-    except TypeError:  # unhashable
-        return False
+    if hashes_silently(function) and function in _native_functions():
+        return True
     if not isinstance(function, types.FunctionType) or function in _INLINED:
         return False
     # `boolean_dispatch` makes max_pool2d and its kind: nested functions of this module.

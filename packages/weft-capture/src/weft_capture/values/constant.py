@@ -38,7 +38,7 @@ _RAISES_ARE_PYTHONS = (ArithmeticError, LookupError, ValueError, TypeError, Attr
 
 def is_constant_object(obj: object) -> bool:
     """Say whether a Python object is wrapped as `Constant`."""
-    return type(obj) in CONSTANT_TYPES or isinstance(obj, enum.Enum)
+    return type(obj) in CONSTANT_TYPES or issubclass(type(obj), enum.Enum)
 
 
 class Constant(Value):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Kwargs, MutableValue, Value
+from weft_capture.values.base import Handler, Kwargs, MutableValue, Value
 from weft_capture.values.constant import NONE
 from weft_capture.values.containers import Container, check_keys, refill
 from weft_guards.sources import CallSource
@@ -147,7 +147,7 @@ class DictValue(Container, MutableValue):
         if self.cls is defaultdict:
             made = None if self.default_factory is NONE else each(self.default_factory)
             return defaultdict(made, pairs)
-        return MappingProxyType(dict(pairs)) if self.cls is MappingProxyType else self.cls(pairs)
+        return self.cls(pairs)
 
     def snapshot(self) -> Callable[[], None]:
         if self.log is None and self.source is not None:
@@ -216,20 +216,67 @@ class DictValue(Container, MutableValue):
         return fresh
 
 
-class DictView(Value):
-    """The result of keys, values or items of a dict."""
+class MappingProxy(DictValue):
+    """A read-only view of a dict, which shows what is written to it."""
 
-    __slots__ = ("kind", "owner")
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: DictValue, source: Source | None = None) -> None:
+        self.inner = inner
+        super().__init__(None, source, MappingProxyType)
+
+    @property
+    def entries(self) -> dict[object, tuple[Value, Value]]:
+        """Those of the dict."""
+        return self.inner.entries
+
+    @entries.setter
+    def entries(self, entries: dict[object, tuple[Value, Value]]) -> None:
+        pass
+
+    def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
+        return MappingProxyType(self.inner.build(each, key))
+
+    @classmethod
+    def find_method(cls, name: str) -> Handler | None:
+        return super().find_method(name) if hasattr(MappingProxyType, name) else None
+
+    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+        tx.raise_(TypeError, "'mappingproxy' object does not support item assignment")
+
+    def delitem(self, tx: Tracer, key: Value) -> None:
+        tx.raise_(TypeError, "'mappingproxy' object doesn't support item deletion")
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(MappingProxyType, [self.inner])
+
+    def iterate(self, tx: Tracer) -> Value:
+        return self.inner.iterate(tx)
+
+    def copy(self) -> DictValue:
+        return self.inner.copy()
+
+
+class DictView(Value):
+    """The result of keys, values or items of a dict; `holder` is the object it is the base of."""
+
+    __slots__ = ("holder", "kind", "owner")
 
     def __init__(self, owner: DictValue, kind: str) -> None:
         super().__init__(None)
         self.owner = owner
         self.kind = kind
+        self.holder: Value = owner
 
     def python_type(self) -> type:
         return {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}[
             self.kind
         ]
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "mapping" and self.holder is self.owner:
+            return MappingProxy(self.owner)
+        return super().getattr(tx, name)
 
     def truth(self, tx: Tracer) -> bool:
         return bool(self.owner.entries)
@@ -245,6 +292,4 @@ class DictView(Value):
         return tx.dict_iterator(self)
 
     def reconstruct(self, out: Output) -> None:
-        out.load(self.owner)
-        out.writer.load_method(self.kind)
-        out.writer.call_method(0)
+        out.call(getattr(self.owner.cls, self.kind), [self.holder])

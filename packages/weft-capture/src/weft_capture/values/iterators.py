@@ -87,17 +87,48 @@ class SequenceIterator(IteratorValue):
             assert isinstance(over, ListValue)
             out.load(over)
             writer.call(1)
-            writer.dup()
-            writer.load_method("__setstate__")
-            writer.load_const(self.position)
-            writer.call_method(1)
-            writer.pop()
+            _set_state(out, self.position)
             return
         items: Any = over.items if isinstance(over, ListValue | TupleValue) else over
         rest = list(items)[self.position :]
         out.load_all(rest)
         writer.build_tuple(len(rest))
         writer.call(1)
+
+
+def _set_state(out: Output, position: int) -> None:
+    """Put the iterator on the stack where it stood."""
+    out.writer.dup()
+    out.writer.load_method("__setstate__")
+    out.writer.load_const(position)
+    out.writer.call_method(1)
+    out.writer.pop()
+
+
+class ReversedIterator(IteratorValue):
+    """`reversed` of a list, read live, or of a tuple; `position` is that of the next item."""
+
+    __slots__ = ("over",)
+
+    def __init__(self, over: ListValue | TupleValue) -> None:
+        super().__init__()
+        self.over = over
+        self.position = len(over.items) - 1
+
+    def python_type(self) -> type:
+        return type(reversed([])) if isinstance(self.over, ListValue) else reversed
+
+    def next(self, tx: Tracer) -> Value | None:
+        tx.journal.touch(self)
+        if not 0 <= self.position < len(self.over.items):
+            self.position = -1
+            return None
+        self.position -= 1
+        return tx.force(self.over.items[self.position + 1])
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(reversed, [self.over])
+        _set_state(out, self.position)
 
 
 class ListedIterator(SequenceIterator):
@@ -307,6 +338,11 @@ class CallIterator(CombinedIterator):
 
     def __init__(self, function: Value, sentinel: Value) -> None:
         super().__init__(iter, [], [function, sentinel])
+
+    def next(self, tx: Tracer) -> Value | None:
+        before = self.prefix
+        item = super().next(tx)
+        return item if self.prefix is before else None  # the call may have come to the end
 
     def end(self, tx: Tracer) -> Value | None:
         tx.journal.touch(self)

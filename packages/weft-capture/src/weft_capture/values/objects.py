@@ -17,8 +17,8 @@ from weft_capture import attributes, current
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import class_value, constant
-from weft_capture.values.containers import SetValue
-from weft_capture.values.dicts import DictValue
+from weft_capture.values.containers import Container, SetValue
+from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import ItemIterator
 
 if TYPE_CHECKING:
@@ -90,8 +90,10 @@ class UserObject(MutableValue):
                 raise Break("unsupported-value", f"{self.describe()} as a dict key")
             if self.obj is None and self.base is not None:
                 return self.base.hash_key()
-        elif not (generated == "<string>" or attributes.is_trusted(found[0].__module__)):
+        elif generated != "<string>" and not attributes.is_trusted(found[0].__module__):
             return ObjectKey(self)
+        elif found[0].__module__ == "unittest.mock":  # it counts how often it is asked
+            raise Break("unsupported-value", f"{self.describe()} as a dict key")
         return ObjectKey(self) if self.obj is None else self.obj
 
     def as_constant(self) -> Any:
@@ -242,6 +244,8 @@ class UserObject(MutableValue):
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
         result = self.base.call_method(tx, name, args, kwargs)
+        if isinstance(result, DictView):
+            result.holder = self
         if isinstance(self.base, MutableValue) and self.base.epoch == tx.journal.epoch:
             tx.mutate(self)
             self.base_changed = True
@@ -314,6 +318,20 @@ class UserObject(MutableValue):
             out.later(fill_instance, self, self.base)
         setter = torch.nn.Module if isinstance(self, ModuleValue) else object
         out.replay_attributes(self, self.attrs, setter.__setattr__, setter.__delattr__)
+
+
+def may_finalize(value: Value) -> bool:
+    """Say whether an object with a `__del__` from outside may die with a value."""
+    pending, seen = [value], set()
+    while pending:
+        one = pending.pop()
+        finalizer = getattr(type(getattr(one, "obj", None)), "__del__", None)
+        if isinstance(finalizer, types.FunctionType):
+            return True
+        if one not in seen and isinstance(one, Container):
+            seen.add(one)
+            one.build(pending.append)
+    return False
 
 
 def _overrides(cls: type) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import operator
 import random
 import types
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_capture.attributes import check_hashes, metadata_of
+from weft_capture.attributes import check_hashes, lookup, metadata_of
 from weft_capture.breaks import Break
 from weft_capture.classes import ClassValue
 from weft_capture.rules.table import find, is_leaf, is_pure
@@ -36,7 +37,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.contexts import AutocastContext, InferenceContext
 from weft_capture.values.deques import DequeValue
-from weft_capture.values.dicts import DictValue, LazyValue
+from weft_capture.values.dicts import DictValue, LazyValue, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import (
     BoundMethod,
@@ -217,6 +218,25 @@ def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     return value
 
 
+def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
+    held = ConstSource(shown_by(obj)) if isinstance(source, ConstSource) else None
+    inner = wrap(tx, shown_by(obj), held or CallSource(shown_by, (source,)))
+    if not isinstance(inner, DictValue):
+        raise Break("unsupported-value", f"a mappingproxy of {inner.describe()}")
+    return MappingProxy(inner, source)
+
+
+def _wrap_module_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
+    if isinstance(lookup(type(obj), "__getattribute__")[1], types.FunctionType):  # type: ignore[index]
+        raise Break("unsupported-value", "a module with a __getattribute__ of its own")
+    return _identical(ModuleObject)(tx, obj, source)
+
+
+def shown_by(proxy: types.MappingProxyType[Any, Any]) -> Any:
+    """Return the mapping behind a mappingproxy."""
+    return gc.get_referents(proxy)[0]
+
+
 def wrap_key(tx: Tracer, key: Any) -> Value:
     """Return the value of a dict key, whose identity or value the guard on the keys fixes."""
     if isinstance(key, tuple):
@@ -386,7 +406,7 @@ _ITERATORS: tuple[Any, ...] = (
     iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()),
     iter(""), zip(), enumerate(()), map(str, ()), filter(None, ()), reversed([]), (_ for _ in ()),
 )  # fmt: skip
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict, types.MappingProxyType)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _DESCRIPTORS = (
     types.MethodDescriptorType,
@@ -404,6 +424,7 @@ EXACT: dict[type, Wrapper] = {
     tuple: _wrap_tuple,
     torch.Size: _wrap_tuple,
     **dict.fromkeys(_DICTS, _wrap_dict),
+    types.MappingProxyType: _wrap_mapping_proxy,
     set: _wrap_set,
     frozenset: _wrap_set,
     collections.deque: _wrap_deque,
@@ -429,23 +450,23 @@ EXACT: dict[type, Wrapper] = {
 }
 
 FAMILIES: tuple[tuple[Callable[[Any], bool], Wrapper], ...] = (
-    (lambda obj: isinstance(obj, torch.Tensor), _wrap_tensor),
-    (lambda obj: isinstance(obj, tuple) and hasattr(type(obj), "_fields"), _wrap_tuple),
-    (lambda obj: isinstance(obj, _HINTS), _identical(TypeHint)),
-    (lambda obj: isinstance(obj, types.ModuleType), _identical(ModuleObject)),
-    (lambda obj: isinstance(obj, type), _identical(ClassValue)),
+    (lambda obj: issubclass(type(obj), torch.Tensor), _wrap_tensor),
+    (lambda obj: issubclass(type(obj), tuple) and hasattr(type(obj), "_fields"), _wrap_tuple),
+    (lambda obj: issubclass(type(obj), _HINTS), _identical(TypeHint)),
+    (lambda obj: issubclass(type(obj), types.ModuleType), _wrap_module_subclass),
+    (lambda obj: issubclass(type(obj), type), _identical(ClassValue)),
     (
-        lambda obj: isinstance(obj, torch.nn.Module),
+        lambda obj: issubclass(type(obj), torch.nn.Module),
         _typed(lambda obj, source: ModuleValue(type(obj), obj, source)),
     ),
-    (lambda obj: isinstance(obj, torch.autocast | torch.inference_mode), _wrap_mode),
+    (lambda obj: issubclass(type(obj), torch.autocast | torch.inference_mode), _wrap_mode),
     (is_plain_stream, _wrap_stream),
-    (lambda obj: isinstance(obj, BaseException), _wrap_exception),
+    (lambda obj: issubclass(type(obj), BaseException), _wrap_exception),
     (lambda obj: callable(obj) and find(obj) is not None, _identical(BuiltinValue)),
-    (lambda obj: isinstance(obj, _OPERATORS), _identical(BuiltinValue)),
-    (lambda obj: isinstance(obj, _OPAQUE), _identical(ObjectConstant)),
-    (lambda obj: isinstance(obj, dict), _wrap_dict_subclass),
-    (lambda obj: isinstance(obj, list | tuple), _wrap_sequence_subclass),
-    (lambda obj: isinstance(obj, int | float | str | bytes), _wrap_scalar_subclass),
+    (lambda obj: issubclass(type(obj), _OPERATORS), _identical(BuiltinValue)),
+    (lambda obj: issubclass(type(obj), _OPAQUE), _identical(ObjectConstant)),
+    (lambda obj: issubclass(type(obj), dict), _wrap_dict_subclass),
+    (lambda obj: issubclass(type(obj), list | tuple), _wrap_sequence_subclass),
+    (lambda obj: issubclass(type(obj), int | float | str | bytes), _wrap_scalar_subclass),
     (lambda obj: True, _typed(lambda obj, source: UserObject(type(obj), obj, source))),
 )
