@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,17 +92,6 @@ def node_text(node: Expr, text: Any) -> str:
     return template.format(*args)
 
 
-def shared(exprs: tuple[Expr, ...]) -> dict[Expr, int]:
-    """How often each node under `exprs` is used (by another node or as a root)."""
-    uses: dict[Expr, int] = {}
-    for node in walk(*exprs):
-        for child in node.children:
-            uses[child] = uses.get(child, 0) + 1
-    for root in exprs:
-        uses[root] = uses.get(root, 0) + 1
-    return uses
-
-
 def body_text(body: tuple[Stmt, ...], indent: str = "    ") -> str:
     """Text of a body, one statement a line."""
     return "\n".join(_body(body, indent, itertools.count()))
@@ -109,7 +99,8 @@ def body_text(body: tuple[Stmt, ...], indent: str = "    ") -> str:
 
 def _body(body: tuple[Stmt, ...], indent: str, numbers: Iterator[int]) -> Iterator[str]:
     """The lines of one body; a value used twice is printed once, as `vN = ...`."""
-    uses = shared(tuple(expr for stmt in body for expr in stmt_exprs(stmt)))
+    roots = [expr for stmt in body for expr in stmt_exprs(stmt)]
+    uses = Counter([*roots, *(child for node in walk(*roots) for child in node.children)])
     names: dict[Expr, str] = {}
     for stmt in body:
         if isinstance(stmt, Loop):
@@ -120,7 +111,7 @@ def _body(body: tuple[Stmt, ...], indent: str, numbers: Iterator[int]) -> Iterat
             yield from _body(stmt.body, indent + "    ", numbers)
             continue
         for node in walk(*stmt_exprs(stmt)):
-            if uses.get(node, 0) > 1 and node not in names and not isinstance(node, Const | Read):
+            if uses[node] > 1 and node not in names and not isinstance(node, Const | Read):
                 text = expr_text(node, names)
                 names[node] = f"v{next(numbers)}"
                 yield f"{indent}{names[node]} = {text}"

@@ -57,7 +57,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Expr, Load, Local, computed_parts, walk
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, product
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr
 
 CPU = torch.device("cpu")
 
@@ -79,11 +79,6 @@ class Buffer:
             return ZERO
         dims = zip(self.shape, self.strides, strict=True)
         return sum(((extent - 1) * stride for extent, stride in dims), start=ONE)
-
-    @property
-    def numel(self) -> IndexExpr:
-        """Number of elements."""
-        return product(self.shape)
 
 
 @dataclass(frozen=True)

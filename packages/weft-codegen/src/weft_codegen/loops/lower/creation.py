@@ -30,14 +30,12 @@ def _empty(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
 @lowers("prims.iota")
 def _iota(call: Call, length: Any, *, start: Any, step: Any, **kwargs: Any) -> LazyTensor:
     dtype = call.fake.dtype
-    require(isinstance(start, int) and isinstance(step, int), "float range")
-    return call.lazy(lambda place: index_value(place[0] * step + start, dtype))
+    integral = all(isinstance(v, int | IndexExpr) for v in (start, step))
+    require(integral and dtype in SUPPORTED, "float range")
+    return call.lazy(lambda place: cast(index_value(place[0] * step + start), compute_dtype(dtype)))
 
 
 @lowers("aten.arange")
 def _arange(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
     start, step = args[0] if len(args) > 1 else 0, args[2] if len(args) > 2 else 1
-    dtype = call.fake.dtype
-    integral = all(isinstance(v, int | IndexExpr) for v in (start, step))
-    require(integral and dtype in SUPPORTED, "float range")
-    return call.lazy(lambda place: cast(index_value(place[0] * step + start), compute_dtype(dtype)))
+    return _iota(call, None, start=start, step=step)

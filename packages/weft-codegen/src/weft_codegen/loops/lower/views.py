@@ -38,7 +38,7 @@ from weft_codegen.loops.lower.values import (
 )
 
 
-@lowers("aten.view", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze")
+@lowers("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze")
 def _view(call: Call, x: LazyTensor, *args: Any) -> LazyTensor:
     """The same elements in row-major order under another shape."""
     require(call.fake.dtype is x.dtype, "view as another dtype")
