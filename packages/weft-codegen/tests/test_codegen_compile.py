@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from codegen_check import with_lines
 from torch import fx
 from weft_codegen import compile_graph
 from weft_codegen.config import settings
@@ -92,3 +93,16 @@ def test_nothing_of_torchs_compiler_is_imported():
         "assert not bad, bad\n"
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_written_complex_input():
+    def step(x, y):
+        x.mul_(2)
+        y.copy_(x)
+        return x.real
+
+    args = [torch.randn(3, 4, dtype=torch.complex64) for _ in range(2)]
+    copies = [arg.clone() for arg in args]
+    (real,) = compile_graph(with_lines(step), args)(*args)
+    torch.testing.assert_close(real, step(*copies))
+    torch.testing.assert_close(args, copies)

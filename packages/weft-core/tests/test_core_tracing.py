@@ -217,3 +217,28 @@ def test_size_arithmetic(arithmetic):
     gm = trace_aten(lambda x: (arithmetic(x.shape[0]), x * 2), [x])
     for size in (6, 8, 11):
         assert gm(torch.randn(size, 3))[0] == arithmetic(size)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "RNN", "LSTM"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_between_the_layers_of_an_rnn(kind, dynamic):
+    torch.manual_seed(0)
+    rnn = getattr(torch.nn, kind)(3, 2, 3, dropout=0.5, bidirectional=True, batch_first=True)
+    x, params = torch.randn(4, 5, 3), list(rnn.named_parameters())
+
+    def run(x, *values):
+        given = dict(zip([name for name, _ in params], values, strict=True))
+        return torch.func.functional_call(rnn, given, (x,))
+
+    mode = fake_mode(make_shape_env() if dynamic else None)
+    fakes = [to_fake(mode, x, [0] if dynamic else None)]
+    gm = trace_aten(run, fakes + [to_fake(mode, value.detach()) for _, value in params])
+    drawn = ("bernoulli", "native_dropout")
+    names = [str(target) for target in targets(gm)]
+    assert len([name for name in names if any(op in name for op in drawn)]) == 2
+    if not dynamic:
+        torch.manual_seed(1)
+        expected = rnn(x)
+        torch.manual_seed(1)
+        found = gm(x, *[value.detach() for _, value in params])
+        torch.testing.assert_close(found[0], expected[0].detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ class AdapterMode(TorchFunctionMode):
 
     `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update of
     the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides a workspace tensor
-    between its forward and its backward, and leaves it undefined without one. A pure `bernoulli`
+    between its forward and its backward, and leaves it undefined without one. What torch traces of
+    an RNN of several layers misses the dropout between them. A pure `bernoulli`
     draws in plain order; traced, it stands for `bernoulli_`, which draws in the order of memory.
     """
 
@@ -55,8 +57,12 @@ def _lstm(
     x: Any, hidden: Any, weights: Any, biases: Any, layers: Any = None, dropout: Any = None,
     train: Any = None, bidirectional: Any = None, batch_first: Any = None,
 ) -> Any:  # fmt: skip
-    if batch_first is None:
+    if isinstance(hidden, torch.Tensor):
         return None  # packed sequences are not computed by oneDNN
+    if dropout and train and layers > 1:
+        return _layer_by_layer(
+            _lstm, x, hidden, weights, biases, layers, dropout, train, bidirectional, batch_first
+        )
     from torch._decomp import decompositions as known  # noqa: PLC0415 - rarely needed
 
     projected = hidden[0].size(2) != hidden[1].size(2)
@@ -69,6 +75,28 @@ def _lstm(
     return out, *(torch.stack(parts, 0) for parts in zip(*finals, strict=True))
 
 
+def _layer_by_layer(
+    function: Any, x: Any, hidden: Any, weights: Any, biases: Any, layers: Any, dropout: Any,
+    train: Any, bidirectional: Any, batch_first: Any,
+) -> Any:  # fmt: skip
+    """The layers of an RNN one by one; torch's decomposition leaves out the dropout between."""
+    if not isinstance(weights, list | tuple) or not (dropout and train and layers > 1):
+        return None
+    single = isinstance(hidden, torch.Tensor)
+    states = [hidden] if single else hidden
+    count, share = 1 + bidirectional, len(weights) // layers
+    out, finals = x.transpose(0, 1) if batch_first else x, []
+    for layer in range(layers):
+        out = torch.dropout(out, dropout, True) if layer else out
+        own = [state.narrow(0, layer * count, count) for state in states]
+        own_weights = weights[layer * share : (layer + 1) * share]
+        start = own[0] if single else own
+        out, *last = function(out, start, own_weights, biases, 1, 0.0, train, bidirectional, False)
+        finals.append(last)
+    joined = (torch.cat(parts, 0) for parts in zip(*finals, strict=True))
+    return (out.transpose(0, 1) if batch_first else out), *joined
+
+
 def _bernoulli(x: Any, p: Any = None, **rest: Any) -> Any:
     if not isinstance(p, float | int) or rest:
         return None
@@ -79,6 +107,10 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
     torch.lstm: _lstm,
+    **{
+        function: functools.partial(_layer_by_layer, function)
+        for function in (torch.gru, torch.rnn_tanh, torch.rnn_relu)
+    },
     torch.nn.functional.batch_norm: _functional_batch_norm,
     torch.batch_norm: _torch_batch_norm,
 }

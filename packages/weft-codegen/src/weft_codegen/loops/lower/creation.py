@@ -12,6 +12,7 @@ from weft_codegen.loops.lower.values import LazyTensor
 
 
 def _filled(call: Call, value: Any) -> LazyTensor:
+    require(call.fake.dtype in SUPPORTED, f"a tensor of {call.fake.dtype}")
     return pointwise(call, lambda value: value, (value,), compute_dtype(call.fake.dtype))
 
 

@@ -41,7 +41,7 @@ from weft_codegen.loops.lower.fxnodes import (
 )
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.shapes import NoLowering, to_index, to_shape
-from weft_codegen.loops.lower.table import LOWERINGS, Call, Place, Shape
+from weft_codegen.loops.lower.table import LOWERINGS, Call, Place, Shape, require
 from weft_codegen.loops.lower.values import (
     Element,
     LazyTensor,
@@ -53,7 +53,7 @@ from weft_codegen.loops.lower.values import (
     offset_of,
 )
 from weft_codegen.loops.nodes import Compute, Item, Lowered
-from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.ops import DTYPES, OPS
 from weft_codegen.loops.program import Alias, Buffer, Extern, Input, Output, Ref
 
 # Operators that read a number or the size of their result out of a tensor.
@@ -333,6 +333,7 @@ class Walk:
         value: Expr,
         origins: tuple[str, ...],
     ) -> None:
+        require(buffer.dtype in DTYPES, f"a kernel that stores {buffer.dtype}")
         self._buffers[buffer.name] = buffer
         position, value = offset_of(where, buffer.strides), cast(value, buffer.dtype)
         self._items.append(Compute(buffer.name, axes, (), None, (value,), position, origins))
