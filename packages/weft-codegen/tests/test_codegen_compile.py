@@ -106,3 +106,12 @@ def test_a_written_complex_input():
     (real,) = compile_graph(with_lines(step), args)(*args)
     torch.testing.assert_close(real, step(*copies))
     torch.testing.assert_close(args, copies)
+
+
+def test_labels_after_a_minus_one_do_not_count():
+    def loss(x, labels):
+        return torch.nn.functional.multilabel_margin_loss(x, labels)
+
+    args = [torch.randn(4, 5), torch.tensor([[1, -1, 2, 0, 3]] * 4)]
+    (found,) = compile_graph(with_lines(loss), args)(*args)
+    torch.testing.assert_close(found, loss(*args))

@@ -242,3 +242,12 @@ def test_dropout_between_the_layers_of_an_rnn(kind, dynamic):
         torch.manual_seed(1)
         found = gm(x, *[value.detach() for _, value in params])
         torch.testing.assert_close(found[0], expected[0].detach())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_loss_whose_decomposition_is_wrong_is_not_taken_apart(dynamic):
+    mode = fake_mode(make_shape_env() if dynamic else None)
+    args = torch.randn(4, 5), torch.full((4, 5), -1)
+    fakes = [to_fake(mode, arg, [0] if dynamic else None) for arg in args]
+    gm = trace_aten(torch.nn.functional.multilabel_margin_loss, fakes)
+    assert aten.multilabel_margin_loss_forward.default in targets(gm)

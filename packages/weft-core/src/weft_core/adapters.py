@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
@@ -97,13 +98,23 @@ def _layer_by_layer(
     return (out.transpose(0, 1) if batch_first else out), *joined
 
 
+def _below_python(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function whose decomposition, which torch's Python dispatcher prefers, is wrong."""
+    with torch._C._DisablePythonDispatcher():
+        return function(*args, **kwargs)
+
+
 def _bernoulli(x: Any, p: Any = None, **rest: Any) -> Any:
     if not isinstance(p, float | int) or rest:
         return None
     return torch.empty_like(x, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
+_MULTILABEL = torch._C._nn.multilabel_margin_loss
+
 _ADAPTERS: dict[Any, Callable[..., Any]] = {
+    _MULTILABEL: functools.partial(_below_python, _MULTILABEL),
+    F.multilabel_margin_loss: functools.partial(_below_python, F.multilabel_margin_loss),
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
     torch.lstm: _lstm,
