@@ -104,6 +104,15 @@ def test_a_decision_on_data_has_its_own_error() -> None:
         bool(torch.ops.aten._local_scalar_dense(number) == 1)
 
 
+def test_guards_are_recorded_after_torch_failed_to_switch_them_on_again() -> None:
+    broken = make_shape_env()
+    broken._suppress_guards_enter()
+    env = make_shape_env()
+    assert new_symint(env, 5, "n") == 5
+    assert len(env.guards) == 1
+    broken._suppress_guards_exit()
+
+
 @pytest.mark.parametrize("name", ["_unique", "_unique2", "unique_dim", "nonzero"])
 def test_results_sized_by_data_have_no_fake(name: str) -> None:
     mode = fake_mode()

@@ -348,6 +348,10 @@ def _shape_env_class() -> type[ShapeEnv]:
 
 def make_shape_env() -> ShapeEnv:
     """A shape environment for dynamic sizes. Imports sympy on first use (0.35 s)."""
+    from torch.fx.experimental.symbolic_shapes import TLS  # noqa: PLC0415 - sympy
+
+    # A stack that overflows while torch leaves `suppress_guards` would lose all later guards.
+    TLS.suppress_guards = False
     return _shape_env_class()()
 
 
