@@ -1,14 +1,8 @@
 """Functions that run for real in each call: output, clocks, random numbers.
 
 Capture never runs them for the program. It records the call, and the replacement code makes it:
-early, before the graph, or late, right after it, each in the program's order. Writes to objects
-come after both, exceptions too. Nothing can tell the difference, under these conditions:
-
-- The function does not look at what the program changes: it writes to the library's own streams
-  and handlers (`rules.messages`), and no write to those is pending.
-- Its arguments are known, made by earlier calls, or tensors that do not change until the call.
-- It does not fail inside a `try`.
-- No operation follows a clock that was read behind another one: it would be measured wrongly.
+early, before the graph, or late, right after it, each in the program's order, and before writes to
+objects. The conditions under which nothing can tell are checked; docs/architecture has them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Entering inlined frames again where a break interrupted them.
+"""Entering inlined frames again where a break interrupted them (docs/architecture has the picture).
 
-When a break lies in an inlined call, the replacement of the captured frame rebuilds its own frame
-up to the call, and calls an *entry* in the place of the original callee: a function with the
-callee's name, file and lines that gets the callee's live variables and operand stack. The entry
-of the innermost frame runs the breaking instruction for real; that of a frame between calls the
-next entry, which it gets in a list as one more argument. Both then go on in a resume function. An
-exception finds each frame's own handlers around it, and the traceback shows each frame once.
-
-Entries depend on nothing but (instruction, stack shape, bound variables): they need no guards.
+An entry has the name, file, lines and exception handlers of an inlined function, and gets its live
+variables and operand stack. The innermost one runs the breaking instruction for real, the others
+call the next entry; all go on in a resume function. They depend on no guards.
 """
 
 from __future__ import annotations

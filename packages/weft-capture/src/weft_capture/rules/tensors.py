@@ -26,19 +26,9 @@ _COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state deci
 GRAPH.update((torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not))
 
 
-def _metadata(tx: Tracer, self: TensorValue, method_name: str, dim: int) -> Value:
-    """One size or stride: known now, or a node of the graph when it is symbolic."""
-    if method_name == "size":
-        return tx.graph.size(self, dim)
-    number = getattr(self.fake, method_name)(dim)
-    if isinstance(number, torch.SymInt):
-        return tx.graph.emit("call_method", method_name, [self, constant(dim)], {})
-    return constant(number)
-
-
 @tensor_attribute("shape")
 def _shape(tx: Tracer, self: TensorValue) -> Value:
-    return SizeValue([_metadata(tx, self, "size", dim) for dim in range(self.fake.dim())])
+    return SizeValue([tx.graph.size(self, dim) for dim in range(self.fake.dim())])
 
 
 @tensor_attribute("data")
@@ -70,23 +60,11 @@ def _set_data(tx: Tracer, self: TensorValue, value: Value) -> Value:
 def _size(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
     if dim is None or dim is NONE:
         return _shape(tx, self)
-    return _metadata(tx, self, "size", _dimension(tx, self, dim))
-
-
-@method(TensorValue, "stride")
-def _stride(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
-    if dim is None or dim is NONE:
-        dims = range(self.fake.dim())
-        return tx.tuple_of([_metadata(tx, self, "stride", each) for each in dims])
-    return _metadata(tx, self, "stride", _dimension(tx, self, dim))
-
-
-def _dimension(tx: Tracer, self: TensorValue, dim: Value) -> int:
     rank, number = self.fake.dim(), int(dim.as_constant())
     if not -rank <= number < rank:
         message = f"expected to be in range of [{-rank}, {rank - 1}], but got {number}"
         tx.raise_(IndexError, f"Dimension out of range ({message})")
-    return number % rank
+    return tx.graph.size(self, number % rank)
 
 
 @method(TensorValue, "numel", "nelement")
@@ -101,7 +79,7 @@ def _numel(tx: Tracer, self: TensorValue) -> Value:
 def _len(tx: Tracer, self: TensorValue) -> Value:
     if self.fake.dim() == 0:
         tx.raise_(TypeError, "len() of a 0-d tensor")
-    return _metadata(tx, self, "size", 0)
+    return tx.graph.size(self, 0)
 
 
 @method(TensorValue, "item")
