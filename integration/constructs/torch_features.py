@@ -6,6 +6,7 @@ from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops import map as map_rows
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from constructs import case
 
@@ -119,6 +120,31 @@ def no_grad_and_detach(x):
         y = w * 2
     z = (w * 3).detach()
     return y, y.requires_grad, z.requires_grad, (w * 3).requires_grad
+
+
+class Doubled(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.__name__)
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.sin else result
+
+
+@case
+def function_mode(x):
+    with Doubled() as mode:
+        y = torch.sin(x) + x.shape[0]
+    return y, torch.sin(x), mode.seen
+
+
+@case
+def function_modes_in_each_other(x):
+    with Doubled() as outer, Doubled() as inner:
+        y = torch.sin(x) + torch.ones(3)
+    return y, outer.seen, inner.seen
 
 
 @case

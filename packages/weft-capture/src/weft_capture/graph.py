@@ -174,6 +174,12 @@ class GraphBuilder:
         Raises:
             Break: when the operation cannot run on fake tensors, or its result is not for a graph.
         """
+        function = getattr(torch.Tensor, target) if op == "call_method" else target
+        of_python = getattr(target, "__module__", None) in ("_operator", "builtins")
+        plainly = functools.partial(self._emit, op, target)
+        return self.tx.function_modes.evaluate(function, args, kwargs, plainly, of_python)
+
+    def _emit(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
         if floats.concern(args, kwargs):
             return floats.emit(self.tx, op, target, args, kwargs)
         return self.emit_plain(op, target, args, kwargs)

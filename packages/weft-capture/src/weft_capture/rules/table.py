@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from weft_capture.breaks import Break
 from weft_capture.values.base import Handler, Kwargs, Value
 from weft_capture.values.constant import fold
@@ -31,8 +33,8 @@ CODE_RULES: dict[types.CodeType, Handler] = {}
 _FAMILIES = (
     "builtins", "operator_module", "text", "sequences", "dicts", "tensors", "indexing",
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
-    "torch_rules", "stdlib", "contexts", "generators", "sets", "polyfilled", "copying",
-    "namespaces", "values_of_stdlib", "messages", "randomness", "arrays", "control_flow",
+    "torch_rules", "function_modes", "stdlib", "contexts", "generators", "sets", "polyfilled",
+    "copying", "namespaces", "values_of_stdlib", "messages", "randomness", "arrays", "control_flow",
 )  # fmt: skip
 
 _DESCRIPTORS = (
@@ -100,9 +102,19 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     Raises:
         Break: with code unknown-call, when nothing of that applies.
     """
+    return tx.function_modes.evaluate(obj, args, kwargs, functools.partial(_call_rule, tx, obj))
+
+
+def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     handler = find(obj)
     if handler is not None:
         return apply(tx, handler, args, kwargs)
+    name = getattr(obj, "__name__", "")
+    if type(obj) is types.MethodWrapperType and name == "__get__" and len(args) == 1:
+        described: Any = obj.__self__
+        return args[0].getattr(tx, described.__name__)
+    if type(obj) is types.FunctionType and vars(torch.Tensor).get(name) is obj:
+        return args[0].call_method(tx, name, args[1:], kwargs)
     if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
         return args[0].call_base_method(tx, _owner(obj), obj.__name__, args[1:], kwargs)
     if is_leaf(obj):

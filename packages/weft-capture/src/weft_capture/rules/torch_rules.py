@@ -7,7 +7,6 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import overrides
 from weft_core.tracing import ASSERT
 
 from weft_capture.breaks import Break
@@ -30,7 +29,7 @@ _NATIVE = (
 )
 """Namespaces of C functions that compute on tensors."""
 
-_PYTHON_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
+_PYTHON_MODULES = frozenset(("torch.nn.functional", "torch.functional"))
 """Python functions defined here are nodes of their own: AOT sees through them later."""
 
 _INLINED: frozenset[object] = frozenset(
@@ -66,6 +65,8 @@ def is_graph_function(function: Any) -> bool:
         return True
     if not isinstance(function, types.FunctionType) or function in _INLINED:
         return False
+    if function.__module__ == "torch._tensor":
+        return function.__name__[0] != "_" and getattr(torch.Tensor, function.__name__) is function
     # `boolean_dispatch` makes max_pool2d and its kind: nested functions of this module.
     home = function.__module__ in _PYTHON_MODULES or function.__module__ == "torch._jit_internal"
     return home and not function.__name__.startswith(("_", "has_torch_function"))
@@ -93,9 +94,7 @@ def _always(known: Value, *functions: object) -> None:
 _no = functools.partial(_always, FALSE)
 _no(torch._jit_internal.is_scripting, torch.jit._trace.is_tracing, torch._C._is_tracing)
 _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
-_no(torch._C._has_torch_function, torch._C._has_torch_function_unary)
-_no(torch._C._has_torch_function_variadic, overrides.has_torch_function)
-_no(torch.is_deterministic_algorithms_warn_only_enabled, torch._C._is_torch_function_mode_enabled)
+_no(torch.is_deterministic_algorithms_warn_only_enabled)
 
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)

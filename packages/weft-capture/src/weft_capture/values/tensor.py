@@ -40,6 +40,10 @@ METADATA_ATTRIBUTES = frozenset(_METADATA.split())
 GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 """Become a getattr node."""
 
+_OF_C = vars(torch._C.TensorBase).items()
+READERS = frozenset(name for name, one in _OF_C if isinstance(one, types.GetSetDescriptorType))
+"""Attributes that C computes: function modes see that they are read."""
+
 _STORAGE_OR_VALUE = """
     numpy data_ptr backward register_post_accumulate_grad_hook storage
     untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory
@@ -107,6 +111,10 @@ class TensorValue(Value):
         return self if self.real is None else identity_key(self.real)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
+        if tx.function_modes.modes and name in READERS:
+            handled = tx.function_modes.dispatch(getattr, [self, constant(name)], {})
+            if handled is not None:
+                return handled
         if self.overlay is not None and name in self.overlay.attrs:
             return tx.force(self.overlay.attrs[name])
         reader = TENSOR_ATTRIBUTES.get(name)
@@ -145,6 +153,8 @@ class TensorValue(Value):
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         handler: Handler | None = self.find_method(f"set:{name}")
+        if tx.function_modes.modes and name in READERS:
+            raise Break("unsupported-value", f"setting {name} of a tensor under a function mode")
         if handler is not None:
             handler(tx, self, value)
         elif hasattr(self.tensor_type, name):
@@ -163,7 +173,12 @@ class TensorValue(Value):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         handler = self.find_method(name)
         if handler is not None:
-            return tx.apply(handler, self, args, kwargs)
+
+            def plainly(args: list[Value], kwargs: Kwargs) -> Value:
+                return tx.apply(handler, args[0], args[1:], kwargs)
+
+            function = getattr(torch.Tensor, name)
+            return tx.function_modes.evaluate(function, [self, *args], kwargs, plainly)
         if name in REAL_ONLY:
             raise Break("unsupported-method", f"Tensor.{name}")
         if not hasattr(torch.Tensor, name):
@@ -174,6 +189,8 @@ class TensorValue(Value):
         raise Break("data-dependent-branch", "truth of a tensor")
 
     def iterate(self, tx: Tracer) -> Value:
+        if tx.function_modes.modes:
+            return tx.const_object(torch.Tensor.__iter__).call(tx, [self], {})
         if self.fake.dim() == 0:
             tx.raise_(TypeError, "iteration over a 0-d tensor")
         rows = self.call_method(tx, "unbind", [constant(0)], {})
