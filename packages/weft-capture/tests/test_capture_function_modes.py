@@ -104,7 +104,13 @@ def in_place(x, y):
 
 
 def both_ways(x, y):
-    return x.detach() + 1, isinstance(x, torch.Tensor), torch.ones_like(x), torch.arange(3)
+    _ = torch.promote_types(x.dtype, torch.float64), torch.finfo(x.dtype), torch.arange(3)
+    return (
+        x.detach() + 1,
+        isinstance(x, torch.Tensor),
+        torch.ones_like(x),
+        x.to(torch.device("cpu")),
+    )
 
 
 PROGRAMS = [arithmetic, functions, questions, methods, in_place, both_ways]
@@ -215,8 +221,20 @@ def test_the_stack_of_modes_is_asked():
     check_same(whole(function)(torch.ones(3)), function(torch.ones(3)))
 
 
+def without_gradients(x):
+    with torch.no_grad():
+        return torch.sin(x)
+
+
+def wave(x):
+    return torch.sin(x) * 2
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
-@pytest.mark.parametrize("use", [torch.nn.Parameter, torch.Tensor.numpy, print])
+@pytest.mark.parametrize(
+    "use",
+    [nn.Parameter, torch.Tensor.numpy, print, without_gradients, weft_capture.allow_in_graph(wave)],
+)
 def test_what_is_not_traced_under_a_mode_is_right(use):
     def function(x):
         with Counts() as mode:

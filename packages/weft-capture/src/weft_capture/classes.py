@@ -69,7 +69,8 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
     if issubclass(kind, BaseException):
         instance: Value = ExceptionValue(kind, list(args))
     elif table.is_pure(kind):
-        return fold(tx, kind, args, kwargs)
+        plainly = functools.partial(fold, tx, kind)
+        return tx.function_modes.evaluate(kind, args, kwargs, plainly)
     else:
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):

@@ -174,7 +174,7 @@ class GraphBuilder:
         Raises:
             Break: when the operation cannot run on fake tensors, or its result is not for a graph.
         """
-        function = getattr(torch.Tensor, target) if op == "call_method" else target
+        function = getattr(torch.Tensor, target, None) if op == "call_method" else target
         of_python = getattr(target, "__module__", None) in ("_operator", "builtins")
         plainly = functools.partial(self._emit, op, target)
         return self.tx.function_modes.evaluate(function, args, kwargs, plainly, of_python)

@@ -11,7 +11,7 @@ from torch.utils._device import DeviceContext
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import constant
+from weft_capture.values.constant import NONE, constant
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.objects import UserObject
 
@@ -42,7 +42,7 @@ def _push(tx: Tracer, mode: Value) -> Value:
     if not isinstance(mode, UserObject) or issubclass(mode.cls, DeviceContext):
         raise Break("unknown-call", "entering a mode of torch")
     tx.function_modes.push(mode)
-    return tx.none
+    return NONE
 
 
 @rule(torch._C._pop_torch_function_stack)

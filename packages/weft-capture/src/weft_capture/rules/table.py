@@ -113,7 +113,7 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
     if type(obj) is types.MethodWrapperType and name == "__get__" and len(args) == 1:
         described: Any = obj.__self__
         return args[0].getattr(tx, described.__name__)
-    if type(obj) is types.FunctionType and vars(torch.Tensor).get(name) is obj:
+    if args and type(obj) is types.FunctionType and vars(torch.Tensor).get(name) is obj:
         return args[0].call_method(tx, name, args[1:], kwargs)
     if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
         return args[0].call_base_method(tx, _owner(obj), obj.__name__, args[1:], kwargs)

@@ -66,7 +66,7 @@ def is_graph_function(function: Any) -> bool:
     if not isinstance(function, types.FunctionType) or function in _INLINED:
         return False
     if function.__module__ == "torch._tensor":
-        return function.__name__[0] != "_" and getattr(torch.Tensor, function.__name__) is function
+        return function.__name__[0] != "_" and vars(torch.Tensor).get(function.__name__) is function
     # `boolean_dispatch` makes max_pool2d and its kind: nested functions of this module.
     home = function.__module__ in _PYTHON_MODULES or function.__module__ == "torch._jit_internal"
     return home and not function.__name__.startswith(("_", "has_torch_function"))

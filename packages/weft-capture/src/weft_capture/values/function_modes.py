@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from weft_capture.breaks import Break
+from weft_capture.rules import table
 from weft_capture.rules.pytree import real_tree, tree_value
 from weft_capture.values.base import Kwargs, MutableValue, Value
 from weft_capture.values.constant import Constant
@@ -90,10 +91,8 @@ class FunctionModes(MutableValue):
         if of_python or _tells_modes(function):
             handled = self.dispatch(function, args, kwargs)
             return plainly(args, kwargs) if handled is None else handled
-        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
-        known = all(one.is_constant() for one in (*args, *kwargs.values()))
-        if name.startswith("torch.") and "torch_function" not in name and not known:
-            raise Break("unknown-call", f"{name} under a function mode of the program")
+        if _may_tell_modes(function):
+            raise Break("unknown-call", f"{function} under a function mode of the program")
         return plainly(args, kwargs)
 
     def dispatch(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
@@ -153,10 +152,17 @@ def _example(value: Value) -> Any:
     return tensor.as_subclass(value.python_type())
 
 
+def _may_tell_modes(function: Any) -> bool:
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+    answers = getattr(table.find(function), "__qualname__", "").startswith("_always.")
+    quiet = answers or "torch_function" in name or function in table.PURE
+    return function in table.GRAPH or (name.startswith("torch.") and not quiet)
+
+
 def _tells_modes(function: Any) -> bool:
     from weft_capture.rules.torch_rules import is_graph_function  # noqa: PLC0415 - it adds rows
 
     if isinstance(function, types.MethodWrapperType):
         function = function.__self__  # a descriptor, of which this is the `__get__`
     of_tensors = getattr(function, "__objclass__", None) is torch._C.TensorBase
-    return of_tensors or is_graph_function(function)
+    return of_tensors or function is torch.device or is_graph_function(function)

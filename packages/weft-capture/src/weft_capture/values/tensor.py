@@ -177,7 +177,7 @@ class TensorValue(Value):
             def plainly(args: list[Value], kwargs: Kwargs) -> Value:
                 return tx.apply(handler, args[0], args[1:], kwargs)
 
-            function = getattr(torch.Tensor, name)
+            function = getattr(torch.Tensor, name, None)
             return tx.function_modes.evaluate(function, [self, *args], kwargs, plainly)
         if name in REAL_ONLY:
             raise Break("unsupported-method", f"Tensor.{name}")
