@@ -213,14 +213,6 @@ def test_a_mode_that_enters_itself_again():
     check_same(whole(function)(torch.ones(3)), function(torch.ones(3)))
 
 
-def test_the_stack_of_modes_is_asked():
-    def function(x):
-        with Shifts():
-            return torch.sin(x), torch._C._len_torch_function_stack()
-
-    check_same(whole(function)(torch.ones(3)), function(torch.ones(3)))
-
-
 def without_gradients(x):
     with torch.no_grad():
         return torch.sin(x)

@@ -48,8 +48,3 @@ def _push(tx: Tracer, mode: Value) -> Value:
 @rule(torch._C._pop_torch_function_stack)
 def _pop(tx: Tracer) -> Value:
     return tx.function_modes.pop()
-
-
-@rule(torch._C._len_torch_function_stack)
-def _count(tx: Tracer) -> Value:
-    return constant(len(tx.function_modes.modes) + torch._C._len_torch_function_stack())
