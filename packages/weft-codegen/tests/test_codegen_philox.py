@@ -185,6 +185,12 @@ def test_what_eager_checks_or_draws_otherwise_stays_eagers() -> None:
     assert "aten.randint.low" in names
 
 
+def test_a_generator_of_its_own_is_not_the_graphs_seed() -> None:
+    generator = torch.Generator()
+    names = externs(_program(lambda x: torch.rand(4, generator=generator) + x, torch.rand(4)))
+    assert names == ["aten.rand.generator"]
+
+
 def test_dropping_all_and_none() -> None:
     x = torch.randn(64)
 

@@ -77,7 +77,11 @@ def _drawn(call: Call, make: Make, dtype: torch.dtype) -> Any:
 
 
 def _standard(make: Make) -> Callable[..., LazyTensor]:
-    return lambda call, like, **kwargs: call.lazy(_drawn(call, make, call.fake.dtype))
+    def lowering(call: Call, like: Any, *, generator: Any = None, **kwargs: Any) -> LazyTensor:
+        require(generator is None, "a generator of its own")
+        return call.lazy(_drawn(call, make, call.fake.dtype))
+
+    return lowering
 
 
 lowers("aten.rand", "aten.rand_like")(_standard(_uniform))
