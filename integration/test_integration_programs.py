@@ -497,3 +497,20 @@ def test_scaled_gradients():
         return [step(torch.ones(2, 4)) for _ in range(3)], [p.detach() for p in model.parameters()]
 
     torch.testing.assert_close(train(weft.compile), train(lambda step: step))
+
+
+def test_batched_gradients_inside_a_broken_function():
+    """The backward graph runs operator by operator then; captured, it would read no memory."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    seeds = torch.eye(3).unsqueeze(1).expand(3, 8, 3)
+
+    def step(x):
+        x = x.requires_grad_()
+        y = model(x)
+        weft.graph_break()
+        return torch.autograd.grad(y, x, seeds, is_grads_batched=True)[0]
+
+    for x in (torch.randn(8, 6), torch.randn(8, 6)):
+        expected = step(x.clone())
+        torch.testing.assert_close(weft.compile(step, dynamic=True)(x.clone()), expected)

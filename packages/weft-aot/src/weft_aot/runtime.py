@@ -132,7 +132,9 @@ def _make_backward(
             return replay.gradients(
                 ctx, grads, lambda: outputs(ctx, compiled(*inputs(ctx, *grads)))
             )
-        outs = part.backward(*inputs(ctx, *grads)) if batched else run(ctx, grads)
+        # Interpreted: a frame of its own might be captured, and batched tensors have no memory.
+        args = inputs(ctx, *grads) if batched else []
+        outs = fx.Interpreter(part.backward).run(*args) if batched else run(ctx, grads)
         if reached is not None:
             outs = [out if there else None for out, there in zip(outs, reached, strict=True)]
         return outputs(ctx, outs)
