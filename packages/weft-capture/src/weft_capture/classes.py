@@ -25,6 +25,7 @@ from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import BoundMethod, ObjectConstant
 from weft_capture.values.objects import ModuleValue, UserObject
+from weft_capture.values.overrides import has_handler, retyped
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -70,7 +71,7 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         instance: Value = ExceptionValue(kind, list(args))
     elif table.is_pure(kind):
         plainly = functools.partial(fold, tx, kind)
-        return tx.function_modes.evaluate(kind, args, kwargs, plainly)
+        return tx.overrides.evaluate(kind, args, kwargs, plainly)
     else:
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):
@@ -100,7 +101,8 @@ def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwar
 
 def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
     kind = cls.obj
-    if issubclass(kind, torch.Tensor | torch.autograd.Function):
+    made_by_torch = issubclass(kind, torch.Tensor) and not has_handler(kind)
+    if made_by_torch or issubclass(kind, torch.autograd.Function):
         raise Break("unknown-call", f"making a {kind.__qualname__}")
     if issubclass(kind, torch.nn.Module) and attributes.global_hooks(tx):
         raise Break("unknown-call", f"making a {kind.__qualname__} while all modules have hooks")
@@ -120,6 +122,8 @@ def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
         if issubclass(kind, base):
             _check_no_finalizer(kind)
             return UserObject(kind, base=make(tx, args))
+    if has_handler(kind) and len(args) == 1 and issubclass(args[0].python_type(), torch.Tensor):
+        return retyped(tx, kind, args[0])
     new = attributes.lookup(kind, "__new__")
     if new is not None and new[0] is not object and new[0].__module__ != "typing":
         raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")

@@ -158,9 +158,9 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
             splits = stopped is not None and stopped.error.code != _RAISES
             if stopped is not None and splits and do.fullgraph:
                 raise _refused(report_break(stopped.error))
-            if tx.function_modes.opened:
-                mode = Break("modes", "a function mode is still entered where the graph ends")
-                raise BreakAtStep(tx.function_modes.opened[0], stopped.error if stopped else mode)
+            if tx.overrides.opened:
+                mode = Break("modes", "a block with handlers that this graph does not end")
+                raise BreakAtStep(tx.overrides.opened[0], stopped.error if stopped else mode)
         grad_at_end = torch.is_grad_enabled()
     if stopped is not None and in_prologue(outer.decoded, outer.ip):
         return Converted(None, stopped=report_break(stopped.error))

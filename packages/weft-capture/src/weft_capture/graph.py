@@ -177,7 +177,7 @@ class GraphBuilder:
         function = getattr(torch.Tensor, target, None) if op == "call_method" else target
         of_python = getattr(target, "__module__", None) in ("_operator", "builtins")
         plainly = functools.partial(self._emit, op, target)
-        return self.tx.function_modes.evaluate(function, args, kwargs, plainly, of_python)
+        return self.tx.overrides.evaluate(function, args, kwargs, plainly, of_python)
 
     def _emit(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
         if floats.concern(args, kwargs):

@@ -53,8 +53,9 @@ class RealCalls:
             Break: when an argument comes later than the call.
         """
         tx = self.tx
-        if tx.function_modes.modes:
-            raise Break("unknown-call", "an effect under a function mode of the program")
+        handlers = tx.overrides
+        if handlers.modes or handlers.level or handlers.concern(list(args), {}):
+            raise Break("unknown-call", "an effect under handlers of the program")
         late = bool(tx.graph.op_count) and not early
         if not late and any(one.late for arg in args for one in origins(arg.source)):
             raise Break("data-dependent-value", "an argument that is known only after the graph")

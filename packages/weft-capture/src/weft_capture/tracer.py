@@ -50,11 +50,11 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView, LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
-from weft_capture.values.function_modes import FunctionModes
 from weft_capture.values.functions import BoundMethod, FunctionValue
 from weft_capture.values.instance_dicts import instance_dict
 from weft_capture.values.iterators import DictIterator, SequenceIterator
 from weft_capture.values.made import MadeValue, origins
+from weft_capture.values.overrides import Overrides
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import literal, wrap
 
@@ -98,7 +98,7 @@ class Tracer:
         self.keep_alive: list[object] = []
         self.open_contexts: list[Any] = []
         self.transforms: list[Any] = []  # how to leave each functorch level that was entered
-        self.function_modes = FunctionModes(self)
+        self.overrides = Overrides(self)
         self.entry_grad_mode = torch.is_grad_enabled()
 
     # ---- objects to values

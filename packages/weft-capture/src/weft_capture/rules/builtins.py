@@ -104,7 +104,16 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
         return constant(issubclass(kind, wanted))
     if isinstance(value, Constant):
         return constant(isinstance(value.value, wanted))
+    if isinstance(value, UserObject) and issubclass(kind, torch.Tensor):
+        for marked, name in _MARKS.items():
+            mark = value.own_attribute(tx, name) if marked in wanted else None
+            if mark is not None and mark.truth(tx):
+                return TRUE
     return constant(_subclass(kind, wanted))
+
+
+_MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+"""What tensors of other classes have that stand for these, as their metaclasses say."""
 
 
 @rule(issubclass)

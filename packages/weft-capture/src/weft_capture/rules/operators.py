@@ -207,7 +207,8 @@ def _is_foreign(receiver: Value, argument: Value) -> bool:
         return isinstance(argument, UserObject) and not hasattr(kind, "__torch_function__")
     if not isinstance(receiver, Constant) or isinstance(receiver.value, str | bytes):
         return False
-    return not argument.is_constant() and getattr(argument, "base", None) is None
+    base = getattr(argument, "base", None)
+    return not argument.is_constant() and (base is None or isinstance(base, TensorValue))
 
 
 def _attempt(tx: Tracer, attempts: list[tuple[Value, str, Value]]) -> Value | None:

@@ -33,7 +33,7 @@ CODE_RULES: dict[types.CodeType, Handler] = {}
 _FAMILIES = (
     "builtins", "operator_module", "text", "sequences", "dicts", "tensors", "indexing",
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
-    "torch_rules", "function_modes", "stdlib", "contexts", "generators", "sets", "polyfilled",
+    "torch_rules", "overrides", "stdlib", "contexts", "generators", "sets", "polyfilled",
     "copying", "namespaces", "values_of_stdlib", "messages", "randomness", "arrays", "control_flow",
 )  # fmt: skip
 
@@ -102,7 +102,7 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
     Raises:
         Break: with code unknown-call, when nothing of that applies.
     """
-    return tx.function_modes.evaluate(obj, args, kwargs, functools.partial(_call_rule, tx, obj))
+    return tx.overrides.evaluate(obj, args, kwargs, functools.partial(_call_rule, tx, obj))
 
 
 def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:

@@ -34,7 +34,7 @@ class CachedFunction(ObjectConstant):
         return tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
 
     def _call_real(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> tuple[bool, Any]:
-        if tx.transforms or tx.function_modes.modes:
+        if tx.transforms or tx.overrides.modes:
             return False, None
         try:
             real = [_real(tx, arg) for arg in args]

@@ -347,9 +347,17 @@ _MAKING = ("__new__", "__init__", "__init_subclass__", "__class_getitem__")
 
 def new_instance(cls: type, *base: object) -> Any:
     """Make an instance without running its class's `__init__` or Python `__new__`."""
+    if issubclass(cls, torch.Tensor):
+        return as_kind(base[0], cls)
     builtin = next(k for k in cls.__mro__ if "__new__" in k.__dict__ and not _is_python(k))
     make: Any = builtin.__new__
     return make(cls, *base)
+
+
+def as_kind(tensor: Any, kind: type = torch.Tensor) -> Any:
+    """Return a tensor of a class on the memory, and with the history, of another."""
+    with torch._C.DisableTorchFunction(), torch.enable_grad():
+        return tensor.as_subclass(kind)
 
 
 def _is_python(cls: type) -> bool:

@@ -42,7 +42,7 @@ GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 
 _OF_C = vars(torch._C.TensorBase).items()
 READERS = frozenset(name for name, one in _OF_C if isinstance(one, types.GetSetDescriptorType))
-"""Attributes that C computes: function modes see that they are read."""
+"""Attributes that C computes: handlers of the program see that they are read."""
 
 _STORAGE_OR_VALUE = """
     numpy data_ptr backward register_post_accumulate_grad_hook storage
@@ -67,7 +67,7 @@ def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
 class TensorValue(Value):
     """A tensor in the graph; `real` is the one seen at capture, for an input of the graph."""
 
-    __slots__ = ("fake", "hooked_at", "node", "overlay", "real", "tensor_type")
+    __slots__ = ("fake", "hooked_at", "node", "overlay", "owner", "real", "tensor_type")
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class TensorValue(Value):
         self.fake = fake
         self.tensor_type = tensor_type
         self.real = real
+        self.owner: Value | None = None  # the object of a subclass that this is the memory of
         self.overlay: TensorAttributes | None = None
         self.hooked_at = -1  # the step that registered a hook in the graph
 
@@ -111,8 +112,8 @@ class TensorValue(Value):
         return self if self.real is None else identity_key(self.real)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        if tx.function_modes.modes and name in READERS:
-            handled = tx.function_modes.dispatch(getattr, [self, constant(name)], {})
+        if tx.overrides.modes and name in READERS:
+            handled = tx.overrides.dispatch(getattr, [self, constant(name)], {})
             if handled is not None:
                 return handled
         if self.overlay is not None and name in self.overlay.attrs:
@@ -153,7 +154,7 @@ class TensorValue(Value):
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         handler: Handler | None = self.find_method(f"set:{name}")
-        if tx.function_modes.modes and name in READERS:
+        if tx.overrides.modes and name in READERS:
             raise Break("unsupported-value", f"setting {name} of a tensor under a function mode")
         if handler is not None:
             handler(tx, self, value)
@@ -178,7 +179,7 @@ class TensorValue(Value):
                 return tx.apply(handler, args[0], args[1:], kwargs)
 
             function = getattr(torch.Tensor, name, None)
-            return tx.function_modes.evaluate(function, [self, *args], kwargs, plainly)
+            return tx.overrides.evaluate(function, [self, *args], kwargs, plainly)
         if name in REAL_ONLY:
             raise Break("unsupported-method", f"Tensor.{name}")
         if not hasattr(torch.Tensor, name):
@@ -189,7 +190,7 @@ class TensorValue(Value):
         raise Break("data-dependent-branch", "truth of a tensor")
 
     def iterate(self, tx: Tracer) -> Value:
-        if tx.function_modes.modes:
+        if tx.overrides.modes:
             return tx.const_object(torch.Tensor.__iter__).call(tx, [self], {})
         if self.fake.dim() == 0:
             tx.raise_(TypeError, "iteration over a 0-d tensor")

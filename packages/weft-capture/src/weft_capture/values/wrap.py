@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.attributes import check_hashes, lookup, metadata_of
 from weft_capture.breaks import Break
 from weft_capture.classes import ClassValue
@@ -51,7 +52,14 @@ from weft_capture.values.functions import (
 )
 from weft_capture.values.iterators import ExternalIterator
 from weft_capture.values.made import RandomValue
-from weft_capture.values.objects import ModuleValue, StreamValue, UserObject, is_plain_stream
+from weft_capture.values.objects import (
+    ModuleValue,
+    StreamValue,
+    UserObject,
+    as_kind,
+    is_plain_stream,
+)
+from weft_capture.values.overrides import OverridingTensor, has_handler
 from weft_capture.values.proxies import Proxy
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_core.fake import is_plain
@@ -158,6 +166,12 @@ def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
+    if has_handler(type(obj)):
+        tx.guard(source, "TYPE", type(obj))
+        with unset_fake_temporarily():
+            plain = as_kind(obj)
+        base = wrap(tx, plain, CallSource(as_kind, (source,)))
+        return OverridingTensor(type(obj), base, obj, source)
     if not is_plain(type(obj)):
         raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
     if obj.is_sparse or obj.layout is not torch.strided or obj.is_nested:

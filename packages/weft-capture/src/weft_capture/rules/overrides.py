@@ -1,0 +1,120 @@
+"""Tensor subclasses with a `__torch_function__`, and function modes: what they call of torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import overrides
+from torch.utils._device import DeviceContext
+
+from weft_capture.breaks import Break
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import FALSE, NONE, constant
+from weft_capture.values.contexts import NullContext
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.objects import UserObject
+from weft_capture.values.overrides import retyped
+from weft_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+
+@method(TensorValue, "as_subclass")
+def _as_subclass(tx: Tracer, self: TensorValue, cls: Value) -> Value:
+    return retyped(tx, cls.as_constant(), self)
+
+
+@rule(torch.Tensor._make_subclass)
+def _make_subclass(tx: Tracer, cls: Value, data: Value, require_grad: Value = FALSE) -> Value:
+    if require_grad.truth(tx):
+        raise Break("unknown-call", "a new leaf of a tensor subclass")
+    return retyped(tx, cls.as_constant(), data, detached=True)
+
+
+@rule(torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
+def _has_any(tx: Tracer, *args: Value) -> Value:
+    return constant(tx.overrides.concern(list(args), {}))
+
+
+@rule(torch._C._has_torch_function, overrides.has_torch_function)
+def _has_among(tx: Tracer, args: Value) -> Value:
+    return constant(tx.overrides.concern(args.unpack(tx), {}))
+
+
+@rule(torch._C._is_torch_function_mode_enabled)
+def _is_mode_enabled(tx: Tracer) -> Value:
+    return constant(bool(tx.overrides.modes) and tx.overrides.level < 2)
+
+
+@rule(overrides.get_default_nowrap_functions)
+def _unwrapped(tx: Tracer) -> Value:
+    return tx.literal(set(overrides.get_default_nowrap_functions()))
+
+
+@rule(overrides.handle_torch_function)
+def _handle(
+    tx: Tracer, public_api: Value, relevant_args: Value, *args: Value, **kwargs: Value
+) -> Value:
+    given = [tx.force(one) for one in relevant_args.unpack(tx)]
+    owners = overrides._get_overloaded_args(given, lambda value: value.python_type())
+    words = DictValue([(constant(name), value) for name, value in kwargs.items()])
+    kinds = [one.python_type() for one in owners]
+    return tx.overrides.ask(public_api, kinds, [tx.tuple_of(args), words])
+
+
+class HandlersOff(NullContext):
+    """DisableTorchFunctionSubclass (level 1) and DisableTorchFunction (level 2)."""
+
+    __slots__ = ("before",)
+    before: int
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(self.cls, [])
+
+
+_LEVELS: dict[Any, int] = {
+    torch._C.DisableTorchFunctionSubclass: 1,
+    torch._C.DisableTorchFunction: 2,
+}
+
+
+@rule(torch._C.DisableTorchFunctionSubclass)
+def _classes_off(tx: Tracer) -> Value:
+    return HandlersOff(torch._C.DisableTorchFunctionSubclass)
+
+
+@rule(torch._C.DisableTorchFunction)
+def _all_off(tx: Tracer) -> Value:
+    return HandlersOff(torch._C.DisableTorchFunction)
+
+
+@method(HandlersOff, "__enter__")
+def _enter(tx: Tracer, self: HandlersOff) -> Value:
+    self.before = tx.overrides.level
+    tx.overrides.open(max(_LEVELS[self.cls], self.before), tx.overrides.modes)
+    return NONE
+
+
+@method(HandlersOff, "__exit__")
+def _exit(tx: Tracer, self: HandlersOff, *error: Value) -> Value:
+    tx.overrides.close(self.before, tx.overrides.modes)
+    return FALSE
+
+
+@rule(torch._C._push_on_torch_function_stack)
+def _push(tx: Tracer, mode: Value) -> Value:
+    if not isinstance(mode, UserObject) or issubclass(mode.cls, DeviceContext):
+        raise Break("unknown-call", "entering a mode of torch")
+    tx.overrides.open(tx.overrides.level, (*tx.overrides.modes, mode))
+    return NONE
+
+
+@rule(torch._C._pop_torch_function_stack)
+def _pop(tx: Tracer) -> Value:
+    modes = tx.overrides.modes
+    tx.overrides.close(tx.overrides.level, modes[:-1])
+    return modes[-1]

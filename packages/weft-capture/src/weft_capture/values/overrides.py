@@ -1,0 +1,322 @@
+"""Handlers of the program for torch's functions: `__torch_function__` of classes, function modes.
+
+Torch itself tells what a handler gets: a call that concerns one is made for real on stand-ins of
+the arguments, under a mode that notes function, classes and arguments and does nothing else. The
+handler is then inlined like any function, with the values in the places of their stand-ins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from weft_capture import attributes
+from weft_capture.breaks import Break
+from weft_capture.rules import table
+from weft_capture.rules.pytree import real_tree, tree_value
+from weft_capture.values.base import Kwargs, MutableValue, Value
+from weft_capture.values.constant import MADE, Constant, constant
+from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.dicts import LazyValue, identity_key
+from weft_capture.values.floats import FloatValue
+from weft_capture.values.objects import UserObject
+from weft_capture.values.tensor import READERS, TensorValue
+
+if TYPE_CHECKING:
+    from weft_capture.tracer import Tracer
+    from weft_guards.sources import Source
+
+_HANDLER = "__torch_function__"
+_SILENT = ("__set__", "__setitem__", "__delitem__")
+
+_STATE = """
+    grad _grad grad_fn _base retains_grad _backward_hooks _post_accumulate_grad_hooks output_nr
+    _version _cdata name volatile _is_view register_hook retain_grad requires_grad_ detach_ t_
+    transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ resize_ resize_as_ set_ rename_
+    resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_ apply_ map_ map2_
+"""
+_OF_THE_OBJECT = frozenset(_STATE.split())
+"""Attributes and methods that read or change more than the memory, which alone is shared."""
+
+
+def has_handler(kind: type) -> bool:
+    """Say whether tensors of a class are plain but for a `__torch_function__`."""
+    if not issubclass(kind, torch.Tensor) or kind is torch.Tensor or kind in MADE:
+        return False
+    plain = type(kind) is type(torch.Tensor)
+    handler, dispatch = (attributes.lookup(kind, n) for n in (_HANDLER, "__torch_dispatch__"))
+    assert handler is not None and dispatch is not None
+    handles = handler[1] is not torch._C._disabled_torch_function_impl
+    return plain and handles and dispatch[1] is vars(torch.Tensor)["__torch_dispatch__"]
+
+
+class OverridingTensor(UserObject):
+    """A tensor of a class with a handler; `base` is a plain tensor on the same memory."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, cls: type, base: Value, obj: Any = None, source: Source | None = None
+    ) -> None:
+        super().__init__(cls, obj, source, base)
+        self.plain().owner = self
+
+    def plain(self) -> TensorValue:
+        """Return the plain tensor."""
+        return cast("TensorValue", self.base)
+
+    def hash_key(self) -> object:
+        return self if self.obj is None else identity_key(self.obj)
+
+    def graph_arg(self) -> Any:
+        raise Break("unsupported-value", f"a {self.cls.__name__} deep inside of an argument")
+
+    def truth(self, tx: Tracer) -> bool:
+        raise Break("data-dependent-branch", "truth of a tensor")
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        found = attributes.lookup(self.cls, name)
+        own = self.has_special("__getattribute__")
+        if own or name not in READERS or found is None or found[0] is not torch._C.TensorBase:
+            return super().getattr(tx, name)
+        result = tx.overrides.dispatch(getattr, [self, constant(name)], {})
+        if result is not None:
+            return result
+        if name in _OF_THE_OBJECT or (name == "is_leaf" and self.plain().fake.requires_grad):
+            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
+        return self.plain().getattr(tx, name)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        return self.call_method(tx, "__getitem__", [key], {})
+
+    def base_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        def plainly(args: list[Value], kwargs: Kwargs) -> Value:
+            return args[0].call_method(tx, name, args[1:], kwargs)
+
+        return tx.overrides.evaluate(getattr(torch.Tensor, name), [self, *args], kwargs, plainly)
+
+
+def retyped(tx: Tracer, kind: Any, tensor: Value, detached: bool = False) -> Value:
+    """Return a tensor of a class on the memory of another.
+
+    Raises:
+        Break: for a class that does more than handle functions.
+    """
+    base = _plain(tx, tensor)
+    if not isinstance(base, TensorValue) or not (kind is torch.Tensor or has_handler(kind)):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    if attributes.lookup(kind, "__del__") is not None:
+        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
+    alias = torch.ops.aten.detach.default if detached else torch.ops.aten.alias.default
+    made = tx.graph.emit_plain("call_function", alias, [base], {})
+    return made if kind is torch.Tensor else OverridingTensor(kind, made)
+
+
+def _is_overriding(value: Value) -> bool:
+    if isinstance(value, LazyValue):
+        return (
+            has_handler(type(value.obj)) if value.forced is None else _is_overriding(value.forced)
+        )
+    if type(value) is TupleValue or type(value) is ListValue:
+        return any(map(_is_overriding, value.items))
+    return isinstance(value, OverridingTensor)
+
+
+def _plain(tx: Tracer, value: Value) -> Value:
+    """Return a value with plain tensors in the places of those with handlers."""
+    if not _is_overriding(value):
+        return value
+    value = tx.force(value)
+    if isinstance(value, TupleValue | ListValue):
+        return type(value)([_plain(tx, item) for item in value.items])
+    return cast("OverridingTensor", value).plain()
+
+
+class _Listener(TorchFunctionMode):
+    """Notes the calls that it gets, and answers with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, *rest: Any) -> Any:
+        self.calls.append((func, types, rest))
+        return self
+
+
+class Overrides(MutableValue):
+    """Which handlers are in force where the program stands.
+
+    `modes` are the function modes it has entered, innermost last; `level` is 1 where the handlers
+    of classes are off, 2 where modes are too; `opened` has the steps at which blocks began that
+    change any of this and are still open: no graph ends inside.
+    """
+
+    __slots__ = ("level", "modes", "opened", "tx")
+    changing = ("level", "modes", "opened")
+
+    def __init__(self, tx: Tracer) -> None:
+        super().__init__()
+        self.tx = tx
+        self.modes: tuple[Value, ...] = ()
+        self.level = int(not torch._C._is_torch_function_enabled())
+        self.opened: tuple[int, ...] = ()
+
+    def open(self, level: int, modes: tuple[Value, ...]) -> None:
+        """Begin a block with other handlers."""
+        if not torch._C._is_torch_function_enabled():  # which of the levels is not guarded
+            raise Break("unknown-call", "a function mode where handlers are off for real")
+        self.tx.journal.touch(self)
+        self.level, self.modes, self.opened = level, modes, (*self.opened, self.tx.steps.now)
+
+    def close(self, level: int, modes: tuple[Value, ...]) -> None:
+        """End a block.
+
+        Raises:
+            Break: for one that did not begin in this capture.
+        """
+        if not self.opened:
+            raise Break("unknown-call", "leaving a mode that was entered for real")
+        self.tx.journal.touch(self)
+        self.level, self.modes, self.opened = level, modes, self.opened[:-1]
+
+    def concern(self, args: list[Value], kwargs: Kwargs) -> bool:
+        """Say whether a call of a function of torch is one for a handler."""
+        if self.level == 0 and not self.modes:
+            return any(map(_is_overriding, (*args, *kwargs.values())))
+        return bool(self.modes) and self.level < 2
+
+    def evaluate(
+        self, function: Any, args: list[Value], kwargs: Kwargs,
+        plainly: Callable[[list[Value], Kwargs], Value], of_python: bool = False,
+    ) -> Value:  # fmt: skip
+        """Ask the handlers for what a function of torch gives, or do it `plainly`.
+
+        Args:
+            of_python: the function is an operator of Python's that works on tensors.
+
+        Raises:
+            Break: for a function that does not tell handlers, but whose parts may.
+        """
+        overriding = any(map(_is_overriding, (*args, *kwargs.values())))
+        if not (overriding or self.modes):
+            return plainly(args, kwargs)
+        if of_python or _tells_handlers(function):
+            handled = self.dispatch(function, args, kwargs)
+            if handled is not None:
+                return handled
+            return self._on_memory(function, args, kwargs, plainly)
+        if self.concern(args, kwargs) and _may_tell_handlers(function):
+            raise Break("unknown-call", f"{function} under handlers of the program")
+        return plainly(args, kwargs)
+
+    def _on_memory(
+        self, function: Any, args: list[Value], kwargs: Kwargs,
+        plainly: Callable[[list[Value], Kwargs], Value],
+    ) -> Value:  # fmt: skip
+        """Do a function with plain tensors in the places of those with handlers."""
+        given = [_plain(self.tx, one) for one in args]
+        words = {name: _plain(self.tx, one) for name, one in kwargs.items()}
+        changed = [one for one in args if not any(one is other for other in given)]
+        name = getattr(function, "__name__", "")
+        if (changed and name in _OF_THE_OBJECT) or words.get("out") is not kwargs.get("out"):
+            raise Break("unsupported-method", f"{name} on the object of a tensor subclass")
+        result = plainly(given, words)
+        return (isinstance(result, TensorValue) and result.owner) or result
+
+    def dispatch(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
+        """Ask the handlers that a call comes to; None where torch would ask none.
+
+        Raises:
+            Break: when handlers are asked for a part of what the function does.
+        """
+        if not self.concern(args, kwargs):
+            return None
+        tx, listener = self.tx, _Listener()
+        known: dict[int, tuple[Any, Value]] = {}
+
+        def stand_in(value: Value) -> Any:
+            made = _example(value)
+            known.setdefault(id(made), (made, value))
+            return made
+
+        def value_of(obj: Any) -> Value:
+            if isinstance(obj, torch.Tensor | _Listener) and id(obj) not in known:
+                raise Break("unsupported-value", "a tensor made on the way to a handler")
+            return known[id(obj)][1] if id(obj) in known else tx.literal(obj)
+
+        trees = [real_tree(tx, arg, None) for arg in args]
+        named = {name: real_tree(tx, arg, None) for name, arg in kwargs.items()}
+        classes_off = (
+            torch._C.DisableTorchFunctionSubclass if self.level else contextlib.nullcontext
+        )
+        with unset_fake_temporarily(), classes_off():
+            given, words = pytree.tree_map(stand_in, (trees, named))
+            try:
+                with listener:
+                    result = function(*given, **words)
+            except Exception as error:
+                raise Break("op-failed", str(error)[:300]) from None
+        if not listener.calls:
+            return None
+        func, kinds, rest = listener.calls[0]
+        silent = result is None and func.__name__ in _SILENT
+        if len(listener.calls) != 1 or not (result is listener or silent):
+            raise Break("unsupported-method", f"handlers of functions inside of {function}")
+        values = [tree_value(tx, pytree.tree_map(value_of, one)) for one in rest]
+        return self.ask(tx.const_object(func), kinds, values)
+
+    def ask(self, func: Value, kinds: list[type], rest: list[Value]) -> Value:
+        """Call the handler of the innermost mode, else those of classes, as torch does."""
+        tx, modes = self.tx, self.modes
+        given = [func, TupleValue([tx.const_object(kind) for kind in kinds]), *rest]
+        if modes:
+            self.modes = modes[:-1]
+            try:
+                result = modes[-1].call_method(tx, _HANDLER, given, {})
+            finally:
+                self.modes = modes
+            if _declined(result):
+                raise Break("op-failed", "a function mode that does not know a function")
+            return result
+        for kind in kinds:
+            found = attributes.lookup(kind, _HANDLER)
+            if found is None or not isinstance(found[1], classmethod | staticmethod):
+                raise Break("unsupported-method", "a __torch_function__ that is no classmethod")
+            result = tx.const_object(kind).getattr(tx, _HANDLER).call(tx, given, {})
+            if not _declined(result):
+                return result
+        raise Break("op-failed", f"no handler for {func.describe()}")
+
+
+def _example(value: Value) -> Any:
+    if not isinstance(value, TensorValue | OverridingTensor):
+        return value.hint + 0.0 if isinstance(value, FloatValue) else value.example()
+    fake = value.example()
+    return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(value.python_type())
+
+
+def _declined(result: Value) -> bool:
+    return isinstance(result, Constant) and result.value is NotImplemented
+
+
+def _may_tell_handlers(function: Any) -> bool:
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+    answers = getattr(table.find(function), "__qualname__", "").startswith("_always.")
+    quiet = answers or "torchfunction" in name.replace("_", "").lower() or function in table.PURE
+    return function in table.GRAPH or (name.startswith("torch.") and not quiet)
+
+
+def _tells_handlers(function: Any) -> bool:
+    from weft_capture.rules.torch_rules import is_graph_function  # noqa: PLC0415 - it adds rows
+
+    if isinstance(function, types.MethodWrapperType):
+        function = function.__self__  # a descriptor, of which this is the `__get__`
+    of_tensors = getattr(function, "__objclass__", None) is torch._C.TensorBase
+    return of_tensors or function is torch.device or is_graph_function(function)
