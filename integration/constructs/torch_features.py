@@ -147,6 +147,57 @@ def function_modes_in_each_other(x):
     return y, outer.seen, inner.seen
 
 
+class Unit(torch.Tensor):
+    """A quantity whose unit goes from operands to results."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if type(result) is cls:
+            units = [one.unit for one in args if isinstance(one, cls)]
+            result.unit = "*".join(units) if func is torch.Tensor.mul else units[0]
+        return result
+
+    def in_unit(self, unit):
+        result = self.as_subclass(torch.Tensor).as_subclass(Unit)
+        result.unit = unit
+        return result
+
+
+class Logged(torch.Tensor):
+    """Writes down what is called, and gives up its class."""
+
+    calls = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls.append(func.__name__)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@case
+def tensor_subclass(x):
+    length = x.as_subclass(Unit).in_unit("m")
+    area = length * length[0]
+    return area.unit, type(area).__name__, (-area).unit, area.as_subclass(torch.Tensor) + 1
+
+
+@case
+def tensor_subclass_with_effects(x):
+    Logged.calls.clear()
+    y = torch.cat([x.as_subclass(Logged), x]).sum(0)
+    z = F.relu(x.as_subclass(Logged) - 1)
+    return y, z, type(z).__name__, list(Logged.calls)
+
+
+@case(inputs=lambda: (torch.arange(3.0).requires_grad_().as_subclass(Unit),))
+def tensor_subclass_from_outside(x):
+    x.unit = "s"
+    y = torch.sin(x) * x
+    return y.unit, y.shape, y.sum().as_subclass(torch.Tensor), x.unit
+
+
 @case
 def inference_mode(x):
     with torch.inference_mode():

@@ -171,6 +171,7 @@ def test_a_mappingproxy_shows_what_is_written():
     agree(function, X, {})
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_views_of_a_dict_subclass_stay_views():
     def function(x):
         table = Names()
@@ -200,6 +201,7 @@ class Wrong(int):
     __hash__ = int.__hash__
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_a_method_of_another_class_refuses():
     def function(x):
         try:
