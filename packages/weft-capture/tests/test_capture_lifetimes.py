@@ -6,6 +6,7 @@ import itertools
 import types
 import weakref
 
+import pytest
 import torch
 import weft_capture
 
