@@ -60,7 +60,10 @@ def _len(tx: Tracer, value: Value) -> Value:
         return constant(len(value.unpack(tx)))
     if isinstance(value, Constant):
         return fold(tx, len, [value], {})
-    return value.call_method(tx, "__len__", [], {})
+    length = value.call_method(tx, "__len__", [], {})
+    if not issubclass(length.python_type(), int):
+        raise Break("unsupported-value", f"a length that is a {length.python_type().__name__}")
+    return length
 
 
 @rule(bool, operator.truth)
