@@ -163,3 +163,38 @@ def test_a_break_among_attention_backends_runs_in_them():
 
     found = weft_capture.capture(function, eager_backend)(q)
     torch.testing.assert_close(found, function(q))
+
+
+def made_inside(x):
+    with torch.device("meta"):
+        y = torch.ones(1)
+    return y.device, torch.ones(1).device, x + 1, y
+
+
+def split_inside(x):
+    with torch.device("meta"):
+        y = torch.ones(1)
+        weft_capture.graph_break()
+        z = torch.ones(2)
+    return y.device, z.device, torch.ones(1).device, x + 1
+
+
+def raised_inside(x):
+    try:
+        with torch.device("meta"):
+            raise ValueError
+    except ValueError:
+        return torch.ones(1).device, x + 1
+
+
+def made_in_a_call(x):
+    return made_inside(x + 1)[0], split_inside(x * 2)[1], torch.ones(1).device
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("function", [made_inside, split_inside, raised_inside, made_in_a_call])
+def test_a_device_block_inside_is_entered_each_time(function):
+    optimised, x = weft_capture.capture(function, eager_backend), torch.ones(2)
+    for _ in range(3):
+        assert repr(optimised(x)) == repr(function(x))
+        assert torch._C._len_torch_function_stack() == 0

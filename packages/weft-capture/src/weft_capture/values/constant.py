@@ -103,6 +103,8 @@ class Constant(Value):
         bound = getattr(self.value, name, None)
         if isinstance(bound, types.MethodType) or bound is None:
             return self.getattr(tx, name).call(tx, args, kwargs)
+        if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
+            raise Break("modes", "with torch.device: entered for real, and guarded inside")
         if isinstance(self.value, str) and name == "join":
             args = [tx.tuple_of(arg.unpack(tx)) for arg in args]
         return fold(tx, bound, args, kwargs)
