@@ -514,3 +514,13 @@ def test_batched_gradients_inside_a_broken_function():
     for x in (torch.randn(8, 6), torch.randn(8, 6)):
         expected = step(x.clone())
         torch.testing.assert_close(weft.compile(step, dynamic=True)(x.clone()), expected)
+
+
+def test_compiling_under_another_default_device():
+    """The code generator's own constants do not follow the caller's `with torch.device`."""
+    compiled = weft.compile(lambda x: (x * 2).sigmoid() + 1.5)
+    x = torch.randn(5)
+    with torch.device("meta"):
+        found = compiled(x)
+    torch.testing.assert_close(found, (x * 2).sigmoid() + 1.5)
+    assert torch.ones(1).device.type == "cpu"

@@ -220,3 +220,18 @@ def test_float_read_out_of_a_tensor():
     for size in (3, 5):
         x = torch.arange(float(size))
         assert str(read_out(x)) == str(optimised(x))
+
+
+def test_results_of_foreach_are_tuples():
+    def function(a, b):
+        return (
+            torch._foreach_mul([a, b], 2.0),
+            torch._foreach_norm([a, b]),
+            torch._foreach_add_([a], 1),
+        )
+
+    a, b = torch.ones(2), torch.ones(3)
+    expected = function(a.clone(), b)
+    found = weft_capture.capture(function, eager_backend, fullgraph=True)(a.clone(), b)
+    assert [type(r) for r in found] == [type(r) for r in expected]
+    torch.testing.assert_close(found, expected)

@@ -86,7 +86,8 @@ def compile_graph(
     with events.span("codegen"):
         try:
             gm = _aten(gm, inputs)
-            compiled = _compile(gm, inputs, chosen, inference)
+            with torch._C.DisableTorchFunction():  # `with torch.device(...)` of the caller
+                compiled = _compile(gm, inputs, chosen, inference)
             if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
                 return measured(compiled, gm)
             return compiled
