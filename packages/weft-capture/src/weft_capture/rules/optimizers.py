@@ -124,7 +124,7 @@ def _foreach(name: str) -> None:
             if single in _SCALARS and len(row) == 4:
                 named[_SCALARS[single]] = row.pop()
             results.append(_one(tx, target, row, named))
-        return NONE if single.endswith("_") else TupleValue(results)
+        return args[0] if single.endswith("_") else TupleValue(results)
 
 
 def _one(tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
