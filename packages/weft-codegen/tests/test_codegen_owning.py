@@ -110,3 +110,32 @@ def test_a_step_needs_no_more_memory_than_eager():
     torch.testing.assert_close(results[3], results[2], rtol=1e-4, atol=1e-4)
     gradients = 4 * weights[0].nbytes
     assert gradients < peaks[3] <= peaks[2]
+
+
+def test_a_repeated_weight_is_transposed_once():
+    """A gradient's transpositions meet and cancel: sums of them need no memory of their own."""
+    weight, h = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
+    graphs = []
+
+    def steps(weight, h):
+        for _ in range(4):
+            h = torch.nn.functional.linear(h, weight).tanh()
+        return (h,)
+
+    def keep(gm, inputs, **rest):
+        graphs.append(gm)
+        return weft_codegen.compile_graph(gm, inputs)
+
+    graph = fx.Graph()
+    args = (graph.placeholder("weight"), graph.placeholder("h"))
+    graph.output(graph.call_function(steps, args))
+    table = weft_codegen.decompositions()
+    gm = fx.GraphModule({}, graph)
+    function = aot_compile(gm, [weight, h], fw_compiler=keep, decompositions=table)
+    function(weight, h)[0].sum().backward()
+    products = [n for n in graphs[-1].graph.nodes if n.target is torch.ops.aten.mm.default]
+    aten = torch.ops.aten
+    turns = (aten.t.default, aten.transpose.int, aten.permute.default)
+    turned = [n for n in graphs[-1].graph.nodes if n.target in turns]
+    assert len(products) == 7
+    assert 0 < len(turned) < len(products)
