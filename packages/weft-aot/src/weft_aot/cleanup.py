@@ -95,7 +95,8 @@ def _by_one(node: fx.Node, source: fx.Node) -> fx.Node | None:
 
 def _twice(node: fx.Node, source: fx.Node) -> fx.Node | None:
     """t(t(x)) = x. Equal sizes alone would not do: a square matrix is not its transpose."""
-    undone = source.args[0] if source.target is node.target else None
+    back = source.target is node.target and set(source.args[1:]) == set(node.args[1:])
+    undone = source.args[0] if back else None
     return undone if isinstance(undone, fx.Node) else None
 
 
@@ -112,6 +113,7 @@ _RULES: dict[Any, Callable[[fx.Node, fx.Node], fx.Node | None]] = {
     aten._to_copy.default: _unchanged,
     aten.permute.default: _in_order,
     aten.t.default: _twice,
+    aten.transpose.int: _twice,
     aten.mul.Tensor: _by_one,
     aten.mul.Scalar: _by_one,
     aten.div.Tensor: _by_one,

@@ -89,11 +89,6 @@ def _permute(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     return call.view(x, element)
 
 
-@lowers("aten.t")  # whole, for weft_aot knows that two of it are none
-def _t(call: Call, x: LazyTensor) -> LazyTensor:
-    return _permute(call, x, range(len(x.shape))[::-1])
-
-
 @lowers("aten.transpose")
 def _transpose(call: Call, x: LazyTensor, first: int, second: int) -> LazyTensor:
     dims = list(range(len(x.shape)))
