@@ -17,7 +17,7 @@ INTEGER = ["add", "sub", "mul", "neg", "abs", "maximum", "minimum", "truncdiv", 
 INTEGER += ["remainder", "fmod", "eq", "lt", "ge", *sorted(INTEGER_ONLY)]
 
 
-def _operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+def operands_of(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     torch.manual_seed(0)
     spread = [torch.randn(3000) * 4 for _ in range(OPS[name].arity)]
     special = torch.tensor(SPECIAL)
@@ -32,7 +32,7 @@ def _operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 @pytest.mark.parametrize("name", FLOAT)
 def test_float_operation(name: str, dtype: torch.dtype) -> None:
-    operands = _operands(name, dtype)
+    operands = operands_of(name, dtype)
     (actual,) = compile_program(unary(name, dtype, len(operands[0])))(*operands)
     expected = OPS[name].reference(*operands)
     if not expected.dtype.is_floating_point:
