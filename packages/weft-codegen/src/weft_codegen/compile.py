@@ -34,7 +34,7 @@ from weft_codegen.layout import in_channels_last
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
-from weft_codegen.loops.printer import lowered_text, program_text
+from weft_codegen.loops.printer import program_text
 from weft_codegen.loops.program import Extern, Launch, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
@@ -120,7 +120,7 @@ def make_program(
     with events.span("codegen.lower"):
         lowered = lower_graph(gm, options.fallback_random)
     if dump:
-        dump.write("codegen.loops.txt", lowered_text(lowered) + "\n")
+        dump.write("codegen.loops.txt", program_text(lowered) + "\n")
     with events.span("codegen.schedule"):
         prefer = loop_wins if options.max_autotune else None
         program = schedule(lowered, fuse=options.epilogue_fusion, prefer=prefer)

@@ -7,9 +7,11 @@ Python call of the same step, so the user sees eager's exception.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,36 +33,6 @@ OUT_FUNCTIONS: dict[Any, str] = {
     _aten.baddbmm.default: "aoti_torch_cpu_baddbmm_out",
 }
 
-# What a dtype is called in libtorch's C functions (c10::ScalarType).
-DTYPE_CODES: dict[torch.dtype, int] = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex32: 8,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.float8_e5m2: 23,
-    torch.float8_e4m3fn: 24,
-    torch.float8_e5m2fnuz: 25,
-    torch.float8_e4m3fnuz: 26,
-    torch.uint16: 27,
-    torch.uint32: 28,
-    torch.uint64: 29,
-}
-_MEMORY_FORMATS = {
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
-
 
 class _NotRepresentable(Exception):
     """An argument that the C function cannot take; the step runs in Python."""
@@ -72,6 +44,22 @@ class Handle(str):
 
 class Integer(str):
     """The C text of an int that is known when the program runs."""
+
+
+def torch_library(name: str) -> str:
+    """The path of one of torch's own shared libraries."""
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}")
+
+
+@functools.cache
+def number_of(value: Any) -> int:
+    """What libtorch's C functions call a dtype, layout or memory format."""
+    name = f"aoti_torch_{type(value).__name__}_{str(value).removeprefix('torch.')}"
+    function = getattr(ctypes.CDLL(torch_library("torch_cpu")), name, None)
+    if function is None:
+        raise _NotRepresentable(value)
+    return int(function())
 
 
 def results_of(op: Any) -> int:
@@ -154,13 +142,13 @@ def _arguments(op: Any, args: Any, kwargs: dict[str, Any], floating: bool) -> It
             raise _NotRepresentable(kind)
 
 
-def _one(ctype: str, text: Callable[[Any], str]) -> Callable[..., list[str]]:
+def _one(ctype: str, text: Callable[[Any], str | int]) -> Callable[..., list[str]]:
     """An argument that is passed by address when it is optional."""
 
     def convert(value: Any, optional: bool) -> list[str]:
         if value is None:
             return ["NULL"]
-        return [f"({ctype}[]){{{text(value)}}}" if optional else text(value)]
+        return [f"({ctype}[]){{{text(value)}}}" if optional else str(text(value))]
 
     return convert
 
@@ -184,15 +172,6 @@ def _real(value: Any) -> str:
 
 def _flag(value: Any) -> str:
     return str(int(bool(value)))
-
-
-def _code(table: dict[Any, int]) -> Callable[[Any], str]:
-    def text(value: Any) -> str:
-        if value not in table:
-            raise _NotRepresentable(value)
-        return str(table[value])
-
-    return text
 
 
 def _string(value: Any) -> str:
@@ -240,9 +219,9 @@ _CONVERT: dict[str, Callable[..., list[str]]] = {
     "Scalar": _one("double", _real),
     "bool": _one("int32_t", _flag),
     "str": _one("const char*", _string),
-    "ScalarType": _one("int32_t", _code(DTYPE_CODES)),
-    "Layout": _one("int32_t", _code({torch.strided: 0})),
-    "MemoryFormat": _one("int32_t", _code(_MEMORY_FORMATS)),
+    "ScalarType": _one("int32_t", number_of),
+    "Layout": _one("int32_t", number_of),
+    "MemoryFormat": _one("int32_t", number_of),
     "Device": _device,
     "List[int]": _many("int64_t", _integer),
     "List[bool]": _many("int32_t", _flag),

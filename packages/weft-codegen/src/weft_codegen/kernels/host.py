@@ -16,9 +16,9 @@ from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
 from weft_codegen.kernels.externs import (
-    DTYPE_CODES,
     Handle,
     Integer,
+    number_of,
     python_step,
     results_of,
     shim_call,
@@ -70,7 +70,7 @@ class HostWriter:
                 self._launch(step)
             elif isinstance(step, Extern):
                 self._extern(position, step)
-            else:
+            elif isinstance(step, Alias):
                 self._alias(step)
             self._release(position)
         self._outputs()
@@ -124,7 +124,7 @@ class HostWriter:
     def _expect(self, name: str, copy: str, what: str) -> None:
         """Check a tensor that others made; in other strides it is copied to `copy`."""
         handle, buffer = self._handles[name], self._program.buffers[name]
-        layout, code = self._layout_arguments(buffer), DTYPE_CODES[buffer.dtype]
+        layout, code = self._layout_arguments(buffer), number_of(buffer.dtype)
         self._check(f'weft_expect(call, {handle}, "{what}", {code})')
         self._check(f'weft_layout(call, &{handle}, {copy}, "{what}", {layout}, {code})')
         self._pointer(name, f"weft_data({handle})")
@@ -136,7 +136,7 @@ class HostWriter:
         elif size:
             slot = self._slot("")
             dims = f"(const int64_t[]){{{size}}}, (const int64_t[]){{1}}"
-            self._check(f"weft_empty(&{slot}, 1, {dims}, {DTYPE_CODES[torch.uint8]})")
+            self._check(f"weft_empty(&{slot}, 1, {dims}, {number_of(torch.uint8)})")
             self._line(f"char *const scratch = weft_data({slot});")
 
     # ---- steps ----
@@ -165,7 +165,7 @@ class HostWriter:
             over = self._plan.over.get(root)
             layout, slot = self._layout_arguments(buffer), self._slot(root)
             if over is None:
-                self._check(f"weft_empty(&{slot}, {layout}, {DTYPE_CODES[buffer.dtype]})")
+                self._check(f"weft_empty(&{slot}, {layout}, {number_of(buffer.dtype)})")
             elif self._program.buffers[over] == replace(buffer, name=over):
                 slot = self._handles[over]  # the same tensor under another name
                 self._dying[self._plan.last[over]].remove(over)
@@ -203,7 +203,7 @@ class HostWriter:
             address = f"{self._scratch_address(root)} + {index_c(offset)}"
             self._check(
                 f"torch.create_tensor_from_blob({address}, {layout}, 0, "
-                f"{DTYPE_CODES[buffer.dtype]}, 0, 0, &{slot})"
+                f"{number_of(buffer.dtype)}, 0, 0, &{slot})"
             )
         else:
             self._make(root)

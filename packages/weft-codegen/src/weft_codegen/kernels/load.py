@@ -22,7 +22,7 @@ from weft_core.fake import is_plain
 
 from weft_codegen.kernels.build import Sources, build, program_path
 from weft_codegen.kernels.emit_c import emit_kernel
-from weft_codegen.kernels.externs import PythonStep, python_step, writes_into
+from weft_codegen.kernels.externs import PythonStep, python_step, torch_library, writes_into
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
 from weft_codegen.kernels.plan import make_plan
@@ -148,10 +148,8 @@ def _open(path: Path) -> ctypes.PyDLL:
     """Load a shared object and look up what it needs of libtorch."""
     library = ctypes.PyDLL(str(path))
     library.weft_load.restype = ctypes.c_char_p
-    folder = Path(torch.__file__).parent / "lib"
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    names = [str(folder / f"lib{name}.{suffix}").encode() for name in ("torch_cpu", "torch_python")]
-    missing = library.weft_load(*names)
+    names = ("torch_cpu", "torch_python")
+    missing = library.weft_load(*(torch_library(name).encode() for name in names))
     if missing is not None:
         raise BackendCompilerError(
             "codegen.load", f"torch {torch.__version__} has no {missing.decode()}"

@@ -73,7 +73,7 @@ class _Run:
                 self._launch(step)
             elif isinstance(step, Extern):
                 self._extern(step)
-            else:
+            elif isinstance(step, Alias):
                 self._alias(step)
         return [self._output(output) for output in self._program.outputs]
 

@@ -17,12 +17,11 @@ import torch
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import Atom, IndexExpr, Value
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.nodes import Compute, Lowered
 from weft_codegen.loops.ops import DTYPES, OPS
 from weft_codegen.loops.program import (
     Alias,
     Buffer,
-    Extern,
+    Compute,
     Kernel,
     Launch,
     Loop,
@@ -172,7 +171,8 @@ def step_text(step: Step) -> str:
     if isinstance(step, Launch):
         args = [*step.buffers, *map(index_text, step.sizes)]
         return f"{step.kernel}({', '.join(args)}){origins}"
-    assert isinstance(step, Extern)
+    if isinstance(step, Compute):
+        return f"{_compute_text(step)}{origins}"
     args = [_value_text(a) for a in step.args]
     args += [f"{name}={_value_text(value)}" for name, value in step.kwargs]
     results = ", ".join(name or "_" for name in step.results)
@@ -180,26 +180,18 @@ def step_text(step: Step) -> str:
     return f"{results} = {step.op}({', '.join(args)}){when}{origins}"
 
 
+def _compute_text(node: Compute) -> str:
+    axes = ", ".join(f"{loop.key} in 0..{index_text(loop.extent)}" for loop in node.axes)
+    reduced = ", ".join(f"{k.key} in 0..{index_text(k.extent)}" for k in node.reduced)
+    over = f"{node.op} over {reduced} of " if node.op else ""
+    if node.scan:
+        over = f"{node.scan} so far along {', '.join(loop.key for loop in node.along)} of "
+    values = ", ".join(map(expr_text, node.values))
+    return f"{node.result}[{index_text(node.index)}] = {over}{values}  for {axes or '()'}"
+
+
 def _output_text(output: Output) -> str:
     return "None" if output is None else _value_text(output)
-
-
-def lowered_text(lowered: Lowered) -> str:
-    """A lowered graph: buffers, then each item with what it computes."""
-    lines = [f"  {buffer_text(buffer)}" for buffer in lowered.buffers.values()]
-    for item in lowered.items:
-        if not isinstance(item, Compute):
-            lines.append(step_text(item))
-            continue
-        lines += [f"# {text}" for text in by_line(item.origins)]
-        axes = ", ".join(f"{loop.key} in 0..{index_text(loop.extent)}" for loop in item.axes)
-        reduced = ", ".join(f"{k.key} in 0..{index_text(k.extent)}" for k in item.reduced)
-        over = f"{item.op} over {reduced} of " if item.op else ""
-        if item.scan:
-            over = f"{item.scan} so far along {', '.join(loop.key for loop in item.along)} of "
-        value = f"{over}{', '.join(map(expr_text, item.values))}  for {axes or '()'}"
-        lines.append(f"{item.result}[{index_text(item.index)}] = {value}")
-    return "\n".join([*lines, f"return {', '.join(map(_output_text, lowered.outputs))}"])
 
 
 def program_text(program: Program) -> str:

@@ -6,6 +6,7 @@
     step    = Launch(kernel, buffers, sizes)       run a kernel on these buffers
             | Extern(op, args, kwargs, results)    call a torch operator through the dispatcher
             | Alias(name, base, offset)            `name` shares the storage of `base`; no copy
+            | Compute(result, axes, ...)           a loop nest that nothing is decided about yet
     output  = Ref(buffer) | IndexExpr | None       (a size, or nothing)
 
     Kernel  = (name, params, sizes, locals, body, origins)   formal parameters: no buffer names
@@ -44,13 +45,14 @@ Rules (verify.py checks them):
   * Two different buffers of a Launch do not overlap, except that the memory plan may put an
     output on an input which the kernel reads only at the element it stores (`in_place`).
 
-Equal kernels are one object in `Program.kernels` (names of buffers and sizes are abstracted), so
-repeated layers are emitted, compiled and cached once.
+Lowering makes a Program of Compute, Extern and Alias steps; the scheduler turns the Computes into
+kernels and Launches. Equal kernels are one object in `Program.kernels` (names of buffers and sizes
+are abstracted), so repeated layers are emitted, compiled and cached once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,8 +225,39 @@ class Alias:
     offset: IndexExpr = ZERO
 
 
-Step = Launch | Extern | Alias
+@dataclass(frozen=True)
+class Compute:
+    """result[index] = op over `reduced` of values, for every point of `axes`.
+
+    Without `op`, `reduced` is empty and there is one value.  argmax and argmin have two values
+    (the compared one, the position) and store the position.  With `update` ("set" or "add", no
+    `op`) the buffer was filled before and some of its elements, at computed places perhaps, are
+    stored or added to, in the order of `axes` where they meet.  With `scan` (an op of one state;
+    no `op`) the element stored is that of all values up to here along the axes `along`.
+    """
+
+    result: str
+    axes: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    op: str | None
+    values: tuple[Expr, ...]
+    index: IndexExpr
+    origins: tuple[str, ...] = ()
+    update: str | None = None
+    scan: str | None = None
+    along: tuple[Axis, ...] = ()
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Every distinct load of the node."""
+        exprs = (*self.values, *computed_parts(self.index))
+        return tuple(node for node in walk(*exprs) if isinstance(node, Load))
+
+
+Step = Compute | Launch | Extern | Alias
 Output = Ref | IndexExpr | None
+Kernels = Mapping[str, Kernel]
+_NO_KERNELS: Kernels = {}
 
 
 @dataclass(frozen=True)
@@ -271,8 +304,11 @@ def refs(value: Any) -> Iterator[str]:
             yield from refs(item)
 
 
-def step_reads(step: Step, kernels: dict[str, Kernel]) -> tuple[str, ...]:
-    """The buffers a step reads, those it updates in place included."""
+def step_reads(step: Step, kernels: Kernels = _NO_KERNELS) -> tuple[str, ...]:
+    """The buffers a step reads, those it updates in place included; `kernels` are for Launches."""
+    if isinstance(step, Compute):
+        updated = [step.result] if step.update else []
+        return tuple(dict.fromkeys([*(load.buffer for load in step.loads), *updated]))
     if isinstance(step, Alias):
         return (step.base,)
     if isinstance(step, Extern):
@@ -283,8 +319,10 @@ def step_reads(step: Step, kernels: dict[str, Kernel]) -> tuple[str, ...]:
     return tuple(name for param, name in pairs if param.name in loaded)
 
 
-def step_writes(step: Step, kernels: dict[str, Kernel]) -> tuple[str, ...]:
+def step_writes(step: Step, kernels: Kernels = _NO_KERNELS) -> tuple[str, ...]:
     """The buffers a step writes or makes."""
+    if isinstance(step, Compute):
+        return (step.result,)
     if isinstance(step, Alias):
         return (step.name,)
     if isinstance(step, Extern):

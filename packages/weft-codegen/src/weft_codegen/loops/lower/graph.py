@@ -1,4 +1,4 @@
-"""Lowering an aten graph: fx nodes in, loop nodes, extern calls and aliases out.
+"""Lowering an aten graph: fx nodes in, a program of loop nodes, extern calls and aliases out.
 
 Walks the graph once.  A node with a row in the table becomes a lazy tensor; whatever has none (or
 whose row declines the case) becomes an Extern through the dispatcher.  Lazy tensors get a buffer
@@ -52,9 +52,18 @@ from weft_codegen.loops.lower.values import (
     is_dense,
     offset_of,
 )
-from weft_codegen.loops.nodes import Compute, Item, Lowered
 from weft_codegen.loops.ops import DTYPES, OPS
-from weft_codegen.loops.program import Alias, Buffer, Extern, Input, Output, Ref
+from weft_codegen.loops.program import (
+    Alias,
+    Buffer,
+    Compute,
+    Extern,
+    Input,
+    Output,
+    Program,
+    Ref,
+    Step,
+)
 
 # Operators that read a number or the size of their result out of a tensor.
 _BY_DATA = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
@@ -66,7 +75,7 @@ _RECOMPUTE_LIMIT = 5
 _CHAIN_LIMIT = 64
 
 
-def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> Lowered:
+def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> Program:
     """Lower an aten graph whose nodes carry `meta["val"]`.
 
     With `fallback_random` random operators are externs, else numbers of random.py.
@@ -87,7 +96,7 @@ class Walk:
         self.draws = 0
         self._env: dict[fx.Node, Any] = {}
         self._buffers: dict[str, Buffer] = {}
-        self._items: list[Item] = []
+        self._items: list[Step] = []
         self._inputs: list[Input] = []
         self._constants: dict[str, torch.Tensor] = {}
         self._outputs: list[Output] = []
@@ -99,7 +108,7 @@ class Walk:
         self._weights: dict[LazyTensor, int] = {}
         self._checked: set[tuple[LazyTensor, IndexExpr, bool]] = set()
 
-    def run(self) -> Lowered:
+    def run(self) -> Program:
         visit: dict[str, Callable[[fx.Node], None]] = {
             "placeholder": self._placeholder,
             "get_attr": self._get_attr,
@@ -111,11 +120,12 @@ class Walk:
                 raise NoLowering(f"{node.target} makes a tensor without memory")
             visit[node.op](node)
         mutations = self._mutate()
-        return Lowered(
+        return Program(
             self._bound_sizes(),
             tuple(self._inputs),
             self._constants,
             self._buffers,
+            {},
             tuple(self._items),
             tuple(self._outputs),
             mutations,
@@ -473,13 +483,7 @@ class Walk:
     # ---- the fx graph
 
     def _arguments(self, value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return self._env[value]
-        if isinstance(value, list | tuple):
-            return [self._arguments(item) for item in value]
-        if isinstance(value, dict):
-            return {name: self._arguments(item) for name, item in value.items()}
-        return value
+        return fx.map_arg(value, self._env.__getitem__)
 
 
 def _tensors(value: Any) -> list[LazyTensor]:

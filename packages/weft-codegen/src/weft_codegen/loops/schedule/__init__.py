@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from weft_codegen.loops.nodes import Lowered
-from weft_codegen.loops.program import Alias, Buffer, Extern, Program, Step
+from dataclasses import replace
+
+from weft_codegen.loops.program import Program, Step, step_writes
 from weft_codegen.loops.schedule.again import compute_again, outside_readers
 from weft_codegen.loops.schedule.assemble import assemble
 from weft_codegen.loops.schedule.both import share_rows
@@ -17,7 +18,7 @@ from weft_codegen.loops.schedule.stages import in_stages
 __all__ = ["schedule"]
 
 
-def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = None) -> Program:
+def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = None) -> Program:
     """The program of a lowered graph; without `fuse` every node gets a kernel of its own.
 
     `prefer` decides which larger matrix products become loops too (see matmul.py).
@@ -31,37 +32,18 @@ def schedule(lowered: Lowered, *, fuse: bool = True, prefer: Prefer | None = Non
         units = share_rows(compute_again(units, lowered), lowered, buffers)
     outside = outside_readers(units, lowered).keys()
     steps: list[Step] = []
-    stored: set[str] = set()
+    # What is fused away has no buffer.
+    named = {item.name for item in lowered.inputs} | set(lowered.constants)
     for unit in units:
         if not isinstance(unit, Group):
             steps.append(unit)
+            named.update(step_writes(unit))
             continue
         needed = frozenset(unit.results.keys() & outside)
         nest = assemble(unit, needed, mutated, buffers)
         origins = tuple(dict.fromkeys(text for m in unit.members for text in m.node.origins))
         launch = table.launch(nest, buffers, origins)
         steps.append(launch)
-        stored.update(launch.buffers)
-    return Program(
-        lowered.sizes,
-        lowered.inputs,
-        lowered.constants,
-        _used_buffers(lowered, buffers, steps, stored),
-        table.kernels,
-        tuple(steps),
-        lowered.outputs,
-        lowered.mutations,
-    )
-
-
-def _used_buffers(
-    lowered: Lowered, buffers: dict[str, Buffer], steps: list[Step], stored: set[str]
-) -> dict[str, Buffer]:
-    """Buffers that the steps still name; fused-away ones are gone."""
-    names = {item.name for item in lowered.inputs} | set(lowered.constants) | stored
-    for step in steps:
-        if isinstance(step, Alias):
-            names.add(step.name)
-        elif isinstance(step, Extern):
-            names.update(name for name in step.results if name is not None)
-    return {name: buffer for name, buffer in buffers.items() if name in names}
+        named.update(launch.buffers)
+    used = {name: buffer for name, buffer in buffers.items() if name in named}
+    return replace(lowered, buffers=used, kernels=table.kernels, steps=tuple(steps))

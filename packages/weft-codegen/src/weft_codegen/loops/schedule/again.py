@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft_codegen.loops.expr import Op, walk
-from weft_codegen.loops.nodes import Lowered
 from weft_codegen.loops.ops import OPS
-from weft_codegen.loops.program import Buffer, Extern, Ref
-from weft_codegen.loops.schedule.dependences import reads
+from weft_codegen.loops.program import Buffer, Extern, Program, Ref, step_reads
 from weft_codegen.loops.schedule.fuse import Unit
 from weft_codegen.loops.schedule.group import Group, Member, join
 
@@ -22,7 +20,7 @@ _MOST = 8
 _LARGE = 16384
 
 
-def outside_readers(units: Iterable[Unit], lowered: Lowered) -> dict[str, set[int]]:
+def outside_readers(units: Iterable[Unit], lowered: Program) -> dict[str, set[int]]:
     """The places of the units that read what they do not make, by buffer; -1: it is an output.
 
     What a group makes and is not in here has no memory.
@@ -37,14 +35,14 @@ def outside_readers(units: Iterable[Unit], lowered: Lowered) -> dict[str, set[in
 def taken(unit: Unit) -> set[str]:
     """What a unit reads and does not make itself."""
     if not isinstance(unit, Group):
-        return set(reads(unit))
+        return set(step_reads(unit))
     made = {member.node.result for member in unit.members if not member.node.update}
-    return {name for member in unit.members for name in reads(member.node)} - made
+    return {name for member in unit.members for name in step_reads(member.node)} - made
 
 
-def compute_again(units: list[Unit], lowered: Lowered) -> list[Unit]:
+def compute_again(units: list[Unit], lowered: Program) -> list[Unit]:
     """`units` in which values that are cheap for all their readers are no longer stored."""
-    if lowered.mutations or any(isinstance(i, Extern) and i.mutates for i in lowered.items):
+    if lowered.mutations or any(isinstance(i, Extern) and i.mutates for i in lowered.steps):
         return units  # what a value is made of may have changed
     readers = outside_readers(units, lowered)
     for group in [unit for unit in units if isinstance(unit, Group)]:

@@ -19,12 +19,10 @@ import torch
 from weft_codegen.loops.expr import Expr, load
 from weft_codegen.loops.index import IndexExpr, as_axis, axis, const, product
 from weft_codegen.loops.lower.values import contiguous_strides
-from weft_codegen.loops.nodes import Lowered
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.program import CPU, Alias, Buffer, Extern
+from weft_codegen.loops.program import CPU, Alias, Buffer, Extern, Program, step_writes
 from weft_codegen.loops.schedule.again import storage_bytes, taken
 from weft_codegen.loops.schedule.align import linear, new_axis, row_major
-from weft_codegen.loops.schedule.dependences import writes
 from weft_codegen.loops.schedule.fuse import Unit
 from weft_codegen.loops.schedule.group import Group, Member, join, rewritten
 from weft_codegen.loops.schedule.merge import merge_axes
@@ -37,15 +35,15 @@ _TILE = 8
 _MOST = 1 << 14
 
 
-def share_rows(units: list[Unit], lowered: Lowered, buffers: dict[str, Buffer]) -> list[Unit]:
+def share_rows(units: list[Unit], lowered: Program, buffers: dict[str, Buffer]) -> list[Unit]:
     """`units` with column reductions in the kernels that reduce rows of what they read.
 
     `buffers` gets those of the blocks' results.
     """
     mutated = frozenset(lowered.mutations)
-    if any(isinstance(item, Extern) and item.mutates for item in lowered.items):
+    if any(isinstance(item, Extern) and item.mutates for item in lowered.steps):
         return units
-    if any(isinstance(item, Alias) and item.base in mutated for item in lowered.items):
+    if any(isinstance(item, Alias) and item.base in mutated for item in lowered.steps):
         return units  # memory changes under another name than that of the unit that writes it
     large = [unit for unit in units if isinstance(unit, Group) and _reads(unit, buffers) >= _LEAST]
     for columns, rows in itertools.permutations(large, 2):
@@ -86,7 +84,7 @@ def _ordered(first: Unit, then: Unit) -> bool:
 def _touched(unit: Unit) -> tuple[set[str], set[str]]:
     """What a unit reads and what it writes."""
     nodes = [member.node for member in unit.members] if isinstance(unit, Group) else [unit]
-    return taken(unit), {name for node in nodes for name in writes(node)}
+    return taken(unit), {name for node in nodes for name in step_writes(node)}
 
 
 def _shared(

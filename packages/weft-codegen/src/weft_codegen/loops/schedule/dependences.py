@@ -7,52 +7,40 @@ from collections.abc import Iterator
 
 import torch
 
-from weft_codegen.loops.nodes import Compute, Item, Lowered
-from weft_codegen.loops.program import Alias, Extern, Ref, refs, storage_roots
+from weft_codegen.loops.program import (
+    Extern,
+    Program,
+    Ref,
+    Step,
+    step_reads,
+    step_writes,
+    storage_roots,
+)
 
 Edges = dict[int, set[int]]
 
 
-def reads(item: Item) -> list[str]:
-    """The buffers an item reads."""
-    if isinstance(item, Compute):
-        updated = [item.result] if item.update else []
-        return list(dict.fromkeys([*(load.buffer for load in item.loads), *updated]))
-    if isinstance(item, Alias):
-        return [item.base]
-    return list(refs([item.args, [value for _, value in item.kwargs]]))
-
-
-def writes(item: Item) -> list[str]:
-    """The buffers an item makes or stores to."""
-    if isinstance(item, Compute):
-        return [item.result]
-    if isinstance(item, Alias):
-        return [item.name]
-    return [name for name in (*item.results, *item.mutates) if name is not None]
-
-
-def live_items(lowered: Lowered) -> list[Item]:
+def live_items(lowered: Program) -> list[Step]:
     """The items whose results somebody needs, random draws and checks."""
     needed = {output.name for output in lowered.outputs if isinstance(output, Ref)}
     needed.update(lowered.mutations)
-    kept: list[Item] = []
-    for item in reversed(lowered.items):
-        if needed.intersection(writes(item)) or _draws(item) or _checks(item):
+    kept: list[Step] = []
+    for item in reversed(lowered.steps):
+        if needed.intersection(step_writes(item)) or _draws(item) or _checks(item):
             kept.append(item)
-            needed.update(reads(item))
+            needed.update(step_reads(item))
     return kept[::-1]
 
 
-def _draws(item: Item) -> bool:
+def _draws(item: Step) -> bool:
     return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
 
 
-def _checks(item: Item) -> bool:
+def _checks(item: Step) -> bool:
     return isinstance(item, Extern) and item.when is not None
 
 
-def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edges]:
+def dependences(items: list[Step], mutated: frozenset[str]) -> tuple[Edges, Edges]:
     """(before, after) of each item: writer and reader, reader and later writer, draw and draw."""
     roots = storage_roots(items)
     writer: dict[str, int] = {}
@@ -61,11 +49,11 @@ def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edge
     edges: Edges = {}
     for order, item in enumerate(items):
         before: set[int] = set()
-        for name in reads(item):
+        for name in step_reads(item):
             root = roots.get(name, name)
             before.update(w for w in (writer.get(name), writer.get(root)) if w is not None)
             readers.setdefault(root, []).append(order)
-        for name in writes(item):
+        for name in step_writes(item):
             if name in mutated or (isinstance(item, Extern) and name in item.mutates):
                 before.update(readers.get(name, ()))
                 before.update(w for w in (writer.get(name),) if w is not None)
@@ -82,7 +70,7 @@ def dependences(items: list[Item], mutated: frozenset[str]) -> tuple[Edges, Edge
     return edges, after
 
 
-def as_late_as_possible(items: list[Item], mutated: frozenset[str]) -> list[Item]:
+def as_late_as_possible(items: list[Step], mutated: frozenset[str]) -> list[Step]:
     """`items` with each one just before the first that needs it; what only makes an output, early.
 
     Backward graphs begin with everything that is recomputed; run in that order, recomputation

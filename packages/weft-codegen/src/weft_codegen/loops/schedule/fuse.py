@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from weft_core import events
 
-from weft_codegen.loops.nodes import Compute, Item, Lowered
-from weft_codegen.loops.program import Alias, Extern
-from weft_codegen.loops.schedule.dependences import dependences, in_order, reads, writes
+from weft_codegen.loops.program import Compute, Program, Step, step_reads, step_writes
+from weft_codegen.loops.schedule.dependences import dependences, in_order
 from weft_codegen.loops.schedule.group import Group, join, single
 
 _log = events.logger("codegen", "fusion")
 
-Unit = Group | Extern | Alias
+Unit = Group | Step
 
 # Readers of the same elements share a kernel only when their places in the program are this close:
 # computing a value long before its use keeps it alive all the while.
@@ -25,7 +24,7 @@ _NEAR = 24
 class Fusion:
     """The dependence graph of a lowered program while its nodes are being joined."""
 
-    def __init__(self, lowered: Lowered, items: list[Item]) -> None:
+    def __init__(self, lowered: Program, items: list[Step]) -> None:
         self._mutated = frozenset(lowered.mutations)
         self._items = items
         self.units: dict[int, Unit] = {}
@@ -44,14 +43,21 @@ class Fusion:
             if not isinstance(item, Compute):
                 continue
             self._join_earlier(order, item, touching)
-            for name in (*reads(item), item.result):
+            for name in (*step_reads(item), item.result):
                 touching.setdefault(name, []).append(order)
         return self._sorted()
 
     def _join_earlier(self, order: int, item: Compute, touching: dict[str, list[int]]) -> None:
         """Try the makers of what `item` reads, nearest first, then its fellow readers."""
-        made = [o for name in reads(item) for o in touching.get(name, ()) if self._makes(o, name)]
-        shared = [o for name in reads(item) for o in touching.get(name, ()) if order - o <= _NEAR]
+        made = [
+            o
+            for name in step_reads(item)
+            for o in touching.get(name, ())
+            if name in step_writes(self._items[o])
+        ]
+        shared = [
+            o for name in step_reads(item) for o in touching.get(name, ()) if order - o <= _NEAR
+        ]
         tried: set[int] = set()
         for earlier in (*sorted(made, reverse=True), *sorted(shared, reverse=True)):
             a, b = self._unit_of[earlier], self._unit_of[order]
@@ -59,9 +65,6 @@ class Fusion:
                 continue
             tried.add(a)
             self._try(a, b)
-
-    def _makes(self, order: int, name: str) -> bool:
-        return name in writes(self._items[order])
 
     def _try(self, a: int, b: int) -> None:
         left, right = self.units[a], self.units[b]

@@ -17,8 +17,7 @@ import torch
 from weft_codegen.loops.expr import Expr, apply
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, product
 from weft_codegen.loops.lower.values import LazyTensor, broadcast_at, contiguous_strides
-from weft_codegen.loops.nodes import Compute, Item, Lowered
-from weft_codegen.loops.program import CPU, Buffer, Extern, Ref
+from weft_codegen.loops.program import CPU, Buffer, Compute, Extern, Program, Ref, Step
 from weft_codegen.loops.schedule.align import new_axis
 
 _aten = torch.ops.aten
@@ -35,15 +34,15 @@ _MOST_MEASURED = 1 << 26
 _SUMS = ((64, 512), (0, 128))
 
 
-def small_products(lowered: Lowered, prefer: Prefer | None) -> Lowered:
+def small_products(lowered: Program, prefer: Prefer | None) -> Program:
     """`lowered` with the small matrix products among its externs as loop nodes, and those that
     `prefer` wants as such."""
     buffers = dict(lowered.buffers)
-    items = tuple(part for item in lowered.items for part in _parts(item, buffers, prefer))
-    return replace(lowered, items=items, buffers=buffers)
+    steps = tuple(part for item in lowered.steps for part in _parts(item, buffers, prefer))
+    return replace(lowered, steps=steps, buffers=buffers)
 
 
-def _parts(item: Item, buffers: dict[str, Buffer], prefer: Prefer | None) -> Iterator[Item]:
+def _parts(item: Step, buffers: dict[str, Buffer], prefer: Prefer | None) -> Iterator[Step]:
     found = _operands(item, buffers, prefer) if isinstance(item, Extern) else None
     if found is None:
         yield item

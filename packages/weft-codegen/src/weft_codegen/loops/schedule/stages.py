@@ -14,9 +14,8 @@ from dataclasses import replace
 from weft_codegen.loops.expr import Rewriter, load
 from weft_codegen.loops.index import Axis, IndexExpr, as_axis, axis, const, product
 from weft_codegen.loops.lower.values import contiguous_strides, flatten
-from weft_codegen.loops.nodes import Compute, Item, Lowered
 from weft_codegen.loops.ops import REDUCTIONS
-from weft_codegen.loops.program import CPU, Buffer
+from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
 from weft_codegen.loops.schedule.align import new_axis, replacing
 from weft_codegen.loops.schedule.group import single
 
@@ -27,16 +26,16 @@ _LEAST_BLOCK = 4096
 _BLOCKS = range(64, 7, -1)
 
 
-def in_stages(lowered: Lowered) -> Lowered:
+def in_stages(lowered: Program) -> Program:
     """`lowered` with each large reduction that leaves few elements cut in two."""
     buffers = dict(lowered.buffers)
-    items = tuple(part for item in lowered.items for part in _parts(item, buffers))
-    return lowered if len(items) == len(lowered.items) else replace(
-        lowered, items=items, buffers=buffers
+    steps = tuple(part for item in lowered.steps for part in _parts(item, buffers))
+    return lowered if len(steps) == len(lowered.steps) else replace(
+        lowered, steps=steps, buffers=buffers
     )  # fmt: skip
 
 
-def _parts(item: Item, buffers: dict[str, Buffer]) -> Iterator[Item]:
+def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
     cut = _cut(item, buffers) if isinstance(item, Compute) and item.op is not None else None
     if cut is None:
         yield item
