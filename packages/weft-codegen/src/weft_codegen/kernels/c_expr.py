@@ -15,11 +15,11 @@ from weft_codegen.kernels.exprs import ExprWriter, division, is_scalar, rounds
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
 from weft_codegen.loops.index import Atom, IndexExpr, Least, Quotient, Remainder
 from weft_codegen.loops.ops import OPS
-from weft_codegen.loops.render import render
+from weft_codegen.loops.render import Style, render
 
 COSTLY = 4
 
-_STYLE: dict[type[Atom], Callable[[Atom, str, str], str]] = {
+_STYLE: Style = {
     Quotient: division("/", "weft_floordiv({}, {})"),
     Remainder: division("%", "weft_mod({}, {})"),
     Least: lambda _, left, right: f"weft_min({left}, {right})",

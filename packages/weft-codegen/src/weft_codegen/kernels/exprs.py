@@ -13,7 +13,7 @@ import torch
 
 from weft_codegen.kernels.c_types import HALVES
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Local, Read, walk
-from weft_codegen.loops.index import Atom, Quotient, Remainder, Value, nonnegative
+from weft_codegen.loops.index import Atom, Pair, Value, nonnegative
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
 
 Saved = tuple[dict[Expr, str], dict[Expr, int]]
@@ -113,8 +113,8 @@ def division(sign: str, exact: str) -> Callable[[Atom, str, str], str]:
     is floor only where nothing is negative; elsewhere the format `exact` calls a function."""
 
     def write(atom: Atom, left: str, right: str) -> str:
-        assert isinstance(atom, Quotient | Remainder)
-        if nonnegative(atom.num):
+        assert isinstance(atom, Pair)
+        if nonnegative(atom.left):
             return f"({_operand(left)} {sign} {_operand(right)})"
         return exact.format(left, right)
 

@@ -22,7 +22,7 @@ import math
 import operator
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -358,11 +358,18 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             stack.extend((child, False) for child in reversed(node.children))
 
 
+def cost(nodes: Iterable[Expr], load: int = 0) -> int:
+    """Rough cost of computing these nodes once, in float additions; a load costs `load`."""
+    prices = {Op: lambda node: OPS[node.name].cost, Load: lambda node: load}
+    return sum(prices[type(node)](node) for node in nodes if type(node) in prices)
+
+
 class Rewriter:
-    """Rebuilds expressions bottom-up, once per node: override `leaf` and/or `at`.
+    """Rebuilds expressions bottom-up, once per node.
 
     at(index) gives the new index expression; leaf(node) may replace a node before its children
-    are looked at, None leaves it to the default.
+    are looked at, None leaves it to the default.  A subclass may give buffers, locals and the axes
+    of loops (`split.rewritten`) other names.
     """
 
     def __init__(
@@ -373,6 +380,18 @@ class Rewriter:
         self._leaf = leaf
         self._at = at or (lambda where: where)
         self._done: dict[Expr, Expr] = {}
+
+    def buffer(self, name: str) -> str:
+        """The new name of a buffer."""
+        return name
+
+    def local(self, local: Local) -> Local:
+        """What takes the place of a local."""
+        return local
+
+    def axis(self, loop: Axis) -> Axis:
+        """What takes the place of a loop's axis."""
+        return loop
 
     def __call__(self, node: Expr) -> Expr:
         """`node` rebuilt."""
@@ -393,11 +412,12 @@ class Rewriter:
             return cast(self(node.arg), node.dtype)
         if isinstance(node, Load):
             mask = None if node.mask is None else self(node.mask)
-            return load(node.buffer, self.index(node.index), node.dtype, mask)
+            where = self.index(node.index)
+            return load(self.buffer(node.buffer), where, node.dtype, mask)
         if isinstance(node, Index):
             return index_value(self.index(node.index), node.dtype)
         if isinstance(node, Read):
-            return read(node.local, self.index(node.index))
+            return read(self.local(node.local), self.index(node.index))
         return node
 
     def index(self, where: IndexExpr) -> IndexExpr:

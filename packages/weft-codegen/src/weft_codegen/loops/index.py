@@ -43,27 +43,23 @@ class Size(Atom):
 
 
 @dataclass(frozen=True, eq=False)
-class Quotient(Atom):
-    """Floor of num / den."""
-
-    num: IndexExpr
-    den: IndexExpr
-
-
-@dataclass(frozen=True, eq=False)
-class Remainder(Atom):
-    """num - den * floor(num / den)."""
-
-    num: IndexExpr
-    den: IndexExpr
-
-
-@dataclass(frozen=True, eq=False)
-class Least(Atom):
-    """The smaller of two index expressions."""
+class Pair(Atom):
+    """An operation on two index expressions."""
 
     left: IndexExpr
     right: IndexExpr
+
+
+class Quotient(Pair):
+    """Floor of left / right."""
+
+
+class Remainder(Pair):
+    """left - right * floor(left / right)."""
+
+
+class Least(Pair):
+    """The smaller of the two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +176,10 @@ def _atom(atom: Atom) -> IndexExpr:
     return _polynomial({(atom,): 1})
 
 
+def _pair(kind: type[Pair], left: IndexExpr, right: IndexExpr, key: str) -> IndexExpr:
+    return _atom(_intern((kind, left, right), lambda: kind(key, left, right)))
+
+
 def const(value: int) -> IndexExpr:
     """The integer `value` as an index expression."""
     found = _constants.get(value)
@@ -229,8 +229,7 @@ def least(left: IndexLike, right: IndexLike) -> IndexExpr:
         return left
     if nonnegative(left - right):
         return right
-    key = f"min({left}, {right})"
-    return _atom(_intern((Least, left, right), lambda: Least(key, left, right)))
+    return _pair(Least, left, right, f"min({left}, {right})")
 
 
 def product(factors: Iterable[IndexLike]) -> IndexExpr:
@@ -286,13 +285,12 @@ def floordiv(num: IndexExpr, den: IndexExpr) -> IndexExpr:
             return floordiv(scaled, const(den.value // common))
     inner = single(rest)
     if isinstance(inner, Quotient):
-        return floordiv(inner.num, inner.den * den)
+        return floordiv(inner.left, inner.right * den)
     if isinstance(inner, Remainder):
-        outer, left = _divide_terms(inner.den, den)
+        outer, left = _divide_terms(inner.right, den)
         if not left.terms:
-            return mod(floordiv(inner.num, den), outer)
-    key = f"({rest})//({den})"
-    return _atom(_intern((Quotient, rest, den), lambda: Quotient(key, rest, den)))
+            return mod(floordiv(inner.left, den), outer)
+    return _pair(Quotient, rest, den, f"({rest})//({den})")
 
 
 def mod(num: IndexExpr, den: IndexExpr) -> IndexExpr:
@@ -304,11 +302,10 @@ def mod(num: IndexExpr, den: IndexExpr) -> IndexExpr:
         return rest
     inner = single(rest)
     if isinstance(inner, Remainder):
-        _, left = _divide_terms(inner.den, den)
+        _, left = _divide_terms(inner.right, den)
         if not left.terms:
-            return mod(inner.num, den)
-    key = f"({rest})%({den})"
-    return _atom(_intern((Remainder, rest, den), lambda: Remainder(key, rest, den)))
+            return mod(inner.left, den)
+    return _pair(Remainder, rest, den, f"({rest})%({den})")
 
 
 def single(expr: IndexExpr) -> Atom | None:
@@ -325,17 +322,17 @@ def _atom_max(atom: Atom) -> IndexExpr:
     if isinstance(atom, Axis | Value):
         return atom.extent - 1
     if isinstance(atom, Remainder):
-        return atom.den - 1
+        return atom.right - 1
     if isinstance(atom, Quotient):
-        top = upper(atom.num)
+        top = upper(atom.left)
         if top is not None:
-            return floordiv(top, atom.den)
+            return floordiv(top, atom.right)
     return _atom(atom)
 
 
 def _atom_nonnegative(atom: Atom) -> bool:
     if isinstance(atom, Quotient):
-        return nonnegative(atom.num)
+        return nonnegative(atom.left)
     if isinstance(atom, Least):
         return nonnegative(atom.left) and nonnegative(atom.right)
     return True
@@ -395,19 +392,15 @@ def atoms(expr: IndexExpr) -> Iterator[Atom]:
 
 def parts(atom: Atom) -> tuple[IndexExpr, ...]:
     """The index expressions an atom is made of (not an axis's extent)."""
-    if isinstance(atom, Quotient | Remainder):
-        return atom.num, atom.den
-    if isinstance(atom, Least):
-        return atom.left, atom.right
-    return ()
+    return (atom.left, atom.right) if isinstance(atom, Pair) else ()
 
 
-_REBUILD: dict[type[Atom], Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
+_REBUILD: dict[type[Pair], Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
     Quotient: floordiv,
     Remainder: mod,
     Least: least,
 }
-_VALUE: dict[type[Atom], Callable[[Any, Any], Any]] = {
+_VALUE: dict[type[Pair], Callable[[Any, Any], Any]] = {
     Quotient: operator.floordiv,
     Remainder: operator.mod,
     Least: lambda left, right: left - (left - right) * (left > right),
@@ -452,11 +445,14 @@ def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
     for monomial, scale in expr.terms:
         term: Any = scale
         for atom in monomial:
+            if not isinstance(atom, Pair):
+                term = term * leaf(atom)
+                continue
             pieces = [evaluate(piece, leaf) for piece in parts(atom)]
             if any(isinstance(piece, IndexExpr) for piece in pieces):
                 term = term * _REBUILD[type(atom)](*map(index, pieces))
             else:
-                term = term * (_VALUE[type(atom)](*pieces) if pieces else leaf(atom))
+                term = term * _VALUE[type(atom)](*pieces)
         total = total + term
     return total
 

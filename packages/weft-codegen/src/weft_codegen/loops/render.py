@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from weft_codegen.loops.index import Atom, IndexExpr, Least, Quotient, Remainder, parts, single
+from weft_codegen.loops.index import (
+    Atom,
+    IndexExpr,
+    Least,
+    Pair,
+    Quotient,
+    Remainder,
+    parts,
+    single,
+)
 
 # (atom, left text, right text) -> text: an atom of two parts in some language.
-Style = Mapping[type[Atom], Callable[[Atom, str, str], str]]
+Style = Mapping[type[Pair], Callable[[Atom, str, str], str]]
 
 
 def _infix(sign: str) -> Callable[[Atom, str, str], str]:
@@ -47,7 +56,7 @@ def render(
 
 
 def _render_atom(atom: Atom, leaf: Callable[[Atom], str], style: Style) -> str:
-    if not parts(atom):
+    if not isinstance(atom, Pair):
         return leaf(atom)
     left, right = (render(piece, leaf, style) for piece in parts(atom))
     return style[type(atom)](atom, left, right)

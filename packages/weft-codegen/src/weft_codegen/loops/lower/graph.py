@@ -17,7 +17,7 @@ from torch import fx
 from weft_core.tracing import ASSERT
 
 from weft_codegen.loops import checks
-from weft_codegen.loops.expr import Expr, Load, Op, apply, cast, constant, walk
+from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
 from weft_codegen.loops.index import (
     ONE,
     ZERO,
@@ -52,7 +52,7 @@ from weft_codegen.loops.lower.values import (
     is_dense,
     offset_of,
 )
-from weft_codegen.loops.ops import DTYPES, OPS
+from weft_codegen.loops.ops import DTYPES
 from weft_codegen.loops.program import (
     Alias,
     Buffer,
@@ -239,15 +239,10 @@ class Walk:
     def _costly(self, tensor: LazyTensor) -> bool:
         _, where, value = self._element(tensor)
         inner = next((at for at, n in zip(where, tensor.strides, strict=True) if n is ONE), ZERO)
-        cost = 0
-        for node in walk(value):
-            if inner is not ZERO and as_axis(inner) not in node.axes:
-                continue  # moves out of the innermost loop
-            if isinstance(node, Op):
-                cost += OPS[node.name].cost
-            elif isinstance(node, Load):
-                cost += 2
-        return cost > _RECOMPUTE_LIMIT
+        nodes = walk(value)
+        if inner is not ZERO:  # what does not change along it moves out of the innermost loop
+            nodes = (node for node in nodes if as_axis(inner) in node.axes)
+        return cost(nodes, load=2) > _RECOMPUTE_LIMIT
 
     def extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
         """The results of a call through the dispatcher, shaped like the fake ones of `call`."""

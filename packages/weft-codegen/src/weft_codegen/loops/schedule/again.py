@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft_codegen.loops.expr import Op, walk
-from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.expr import cost, walk
 from weft_codegen.loops.program import Buffer, Extern, Program, Ref, step_reads
 from weft_codegen.loops.schedule.fuse import Unit
 from weft_codegen.loops.schedule.group import Group, Member, join
@@ -76,9 +75,8 @@ def _joined(
         return None
     node = group.results[name].node
     known = {part for m in group.members if m.node is not node for part in walk(*m.node.values)}
-    new = [part for part in walk(*node.values) if part not in known and isinstance(part, Op)]
+    new = [part for part in walk(*node.values) if part not in known]
     read = {load.buffer for load in node.loads} - taken(unit) - unit.results.keys()
     sizes = {each: storage_bytes(buffers[each]) for each in read}
     stored = all(each in readers or 8 * sizes[each] <= size for each in read)
-    cheap = sum(OPS[part.name].cost for part in new) <= _MOST
-    return group if stored and cheap and 8 * sum(sizes.values()) <= 9 * size else None
+    return group if stored and cost(new) <= _MOST and 8 * sum(sizes.values()) <= 9 * size else None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, Rewriter, read, walk
+from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, Rewriter, cost, read, walk
 from weft_codegen.loops.index import ZERO, Axis
-from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.program import Reduce, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.schedule.split import rewritten
 
@@ -28,7 +27,7 @@ def hoist(
     def leaf(node: Expr) -> Expr | None:
         if node in moved:
             return moved[node]
-        if isinstance(node, Op) and not node.axes & varying and _cost(node) > _WORTH:
+        if isinstance(node, Op) and not node.axes & varying and cost(walk(node)) > _WORTH:
             if running & {part.local for part in walk(node) if isinstance(part, Read)}:
                 return None  # a scan's result so far
             local = new_local(node.dtype)
@@ -39,10 +38,6 @@ def hoist(
 
     rewrite = Rewriter(leaf)
     return before, [rewritten(stmt, rewrite) for stmt in statements]
-
-
-def _cost(root: Expr) -> int:
-    return sum(OPS[node.name].cost for node in walk(root) if isinstance(node, Op))
 
 
 def split_conflicts(stores: list[Stmt], new_local: NewLocal) -> list[Stmt]:

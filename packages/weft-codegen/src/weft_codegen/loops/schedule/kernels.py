@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft_codegen.loops.expr import Expr, Load, Local, Read, Rewriter, load, read, walk
-from weft_codegen.loops.index import Atom, Axis, IndexExpr, Size, as_axis, atoms, axis, size
-from weft_codegen.loops.index import substitute as substitute_index
+from weft_codegen.loops.expr import Expr, Load, Local, Read, Rewriter, walk
+from weft_codegen.loops.index import (
+    Atom,
+    Axis,
+    IndexExpr,
+    Size,
+    as_axis,
+    atoms,
+    axis,
+    size,
+    substitute,
+)
 from weft_codegen.loops.printer import body_text, signature_text
 from weft_codegen.loops.program import (
     Buffer,
@@ -19,14 +28,13 @@ from weft_codegen.loops.program import (
     Launch,
     Loop,
     Param,
-    Reduce,
-    Set,
     Stmt,
     Store,
     statements,
     stmt_exprs,
 )
 from weft_codegen.loops.schedule.assemble import Nest
+from weft_codegen.loops.schedule.split import rewritten
 
 
 class KernelTable:
@@ -39,9 +47,10 @@ class KernelTable:
     def launch(self, nest: Nest, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Launch:
         """The launch that runs `nest`, its kernel entered in the table unless it is there."""
         naming = _Naming()
-        body = naming.body(nest.body)
+        body = tuple(rewritten(stmt, naming) for stmt in nest.body)
+        written = {stmt.buffer for stmt in statements(body) if isinstance(stmt, Store)}
         params = tuple(
-            Param(formal, buffers[actual].dtype, actual in naming.written)
+            Param(formal, buffers[actual].dtype, formal in written)
             for actual, formal in naming.buffers.items()
         )
         kernel = Kernel(
@@ -61,67 +70,35 @@ class KernelTable:
         return Launch(found.name, tuple(naming.buffers), actual_sizes, origins)
 
 
-class _Naming:
+class _Naming(Rewriter):
     """Renames one nest; dicts keep the order of first use."""
 
     def __init__(self) -> None:
+        super().__init__(at=lambda where: substitute(where, self._atom))
         self.buffers: dict[str, str] = {}
         self.sizes: dict[str, str] = {}
         self.locals: dict[Local, Local] = {}
-        self.written: set[str] = set()
         self._axes: dict[Axis, IndexExpr] = {}
-        self._rewrite = Rewriter(self._leaf, self._at)
-
-    def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(self._stmt(stmt) for stmt in body)
-
-    def _stmt(self, stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            limit = None if stmt.limit is None else self._at(stmt.limit)
-            loop = as_axis(self._axis(stmt.axis))
-            return Loop(loop, self.body(stmt.body), stmt.kind, limit, stmt.notes)
-        if isinstance(stmt, Reduce):
-            values = tuple(self._rewrite(value) for value in stmt.values)
-            targets = tuple(self._local(target) for target in stmt.targets)
-            return Reduce(stmt.op, targets, self._at(stmt.index), values)
-        value = self._rewrite(stmt.value)
-        if isinstance(stmt, Set):
-            return Set(self._local(stmt.local), self._at(stmt.index), value)
-        self.written.add(stmt.buffer)
-        index = self._rewrite.index(stmt.index)
-        return Store(self._buffer(stmt.buffer), index, value, stmt.mode)
-
-    def _leaf(self, node: Expr) -> Expr | None:
-        if isinstance(node, Load):
-            mask = None if node.mask is None else self._rewrite(node.mask)
-            where = self._rewrite.index(node.index)
-            return load(self._buffer(node.buffer), where, node.dtype, mask)
-        if isinstance(node, Read):
-            return read(self._local(node.local), self._at(node.index))
-        return None
-
-    def _at(self, where: IndexExpr) -> IndexExpr:
-        return substitute_index(where, self._atom)
 
     def _atom(self, atom: Atom) -> IndexExpr | None:
         if isinstance(atom, Axis):
-            return self._axis(atom)
+            if atom not in self._axes:
+                self._axes[atom] = axis(f"i{len(self._axes)}", self.index(atom.extent))
+            return self._axes[atom]
         if isinstance(atom, Size):
             return size(self.sizes.setdefault(atom.key, f"n{len(self.sizes)}"))
         return None
 
-    def _axis(self, loop: Axis) -> IndexExpr:
-        if loop not in self._axes:
-            self._axes[loop] = axis(f"i{len(self._axes)}", self._at(loop.extent))
-        return self._axes[loop]
+    def axis(self, loop: Axis) -> Axis:
+        return as_axis(self.index(axis(loop.key, loop.extent)))
 
-    def _buffer(self, name: str) -> str:
+    def buffer(self, name: str) -> str:
         return self.buffers.setdefault(name, f"a{len(self.buffers)}")
 
-    def _local(self, local: Local) -> Local:
+    def local(self, local: Local) -> Local:
         if local not in self.locals:
             name = f"t{len(self.locals)}"
-            self.locals[local] = Local(name, local.dtype, self._at(local.extent))
+            self.locals[local] = Local(name, local.dtype, self.index(local.extent))
         return self.locals[local]
 
 

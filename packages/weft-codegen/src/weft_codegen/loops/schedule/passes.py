@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft_codegen.loops.expr import Expr, Load, Op, walk
+from weft_codegen.loops.expr import cost, walk
 from weft_codegen.loops.index import product
-from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.schedule.group import Group, Member
 
 # Keep a value between sweeps when computing it again costs more than this (in float adds).
@@ -87,7 +86,7 @@ def _temporaries(group: Group, draft: Plan) -> tuple[dict[str, int], frozenset[s
         if name in draft.stored or len(sweeps) < 2:
             continue
         node = makers[name].node
-        if node.scan is None and cost(node.values) <= _RECOMPUTE_COST:
+        if node.scan is None and cost(walk(*node.values), load=1) <= _RECOMPUTE_COST:
             continue
         if small:
             temporaries[name] = min(sweeps)
@@ -113,14 +112,3 @@ def _use_sweeps(group: Group, draft: Plan) -> dict[str, set[int]]:
             if makers[source].node.op is None and source in draft.sweep:
                 used.setdefault(source, set()).update(sweeps)
     return used
-
-
-def cost(values: tuple[Expr, ...]) -> int:
-    """Rough cost of evaluating `values` once, in float adds."""
-    total = 0
-    for node in walk(*values):
-        if isinstance(node, Op):
-            total += OPS[node.name].cost
-        elif isinstance(node, Load):
-            total += 1
-    return total

@@ -23,7 +23,7 @@ from weft_codegen.loops.index import (
     substitute,
     upper,
 )
-from weft_codegen.loops.program import Loop, Reduce, Stmt, statements, stmt_exprs
+from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
 from weft_codegen.loops.schedule.align import replacing
 
 # More parts than this cost more in code than they save.
@@ -97,13 +97,18 @@ def _parts(loop: Loop, cuts: list[int]) -> Iterator[Stmt]:
 
 
 def rewritten(stmt: Stmt, rewrite: Rewriter) -> Stmt:
-    """`stmt` with its expressions and places rewritten."""
+    """`stmt` with its expressions, places and names rewritten."""
     if isinstance(stmt, Loop):
         limit = None if stmt.limit is None else rewrite.index(stmt.limit)
+        axis = rewrite.axis(stmt.axis)
         body = tuple(rewritten(inner, rewrite) for inner in stmt.body)
-        return replace(stmt, body=body, limit=limit)
-    index = rewrite.index(stmt.index)
+        return replace(stmt, axis=axis, body=body, limit=limit)
     if isinstance(stmt, Reduce):
         values = tuple(rewrite(value) for value in stmt.values)
-        return replace(stmt, index=index, values=values)
-    return replace(stmt, index=index, value=rewrite(stmt.value))
+        targets = tuple(rewrite.local(target) for target in stmt.targets)
+        return replace(stmt, index=rewrite.index(stmt.index), targets=targets, values=values)
+    value = rewrite(stmt.value)
+    index = rewrite.index(stmt.index)
+    if isinstance(stmt, Set):
+        return Set(rewrite.local(stmt.local), index, value)
+    return replace(stmt, buffer=rewrite.buffer(stmt.buffer), index=index, value=value)
