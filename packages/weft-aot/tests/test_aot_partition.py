@@ -135,6 +135,20 @@ def test_recomputation_stands_before_its_use():
     assert order.index(aten.mul.Tensor) < len(order) - 1
 
 
+def test_states_of_a_recurrence_are_not_all_recomputed():
+    def fn(x, w):
+        h = c = x
+        for _ in range(12):
+            gate = h @ w
+            c = torch.sigmoid(gate) * c + gate
+            h = torch.tanh(c)
+        return h
+
+    joint, parts = split(fn, leaf(4, 4), leaf(4, 4))
+    # The twelve gates, and a state every few steps: chains end there.
+    assert 12 < len(extras(joint, parts)) < 18
+
+
 def test_a_policy_of_ones_own():
     class SaveAll(MemoryPolicy):
         def recomputable(self, node):

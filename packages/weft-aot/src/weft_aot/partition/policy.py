@@ -34,6 +34,8 @@ _POINTWISE = """
     empty empty_like new_empty new_empty_strided _unsafe_view cat
 """
 _FUSIBLE = frozenset(_POINTWISE.split())
+# How many matmuls or the like a chain of recomputed values may run past.
+_STAGES = 3
 _SCALAR = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
@@ -68,9 +70,10 @@ class MemoryPolicy:
 
     def __init__(self, joint_inputs: set[fx.Node], values: set[fx.Node]) -> None:
         self._free = joint_inputs | values
+        self._far = _far_from_saved(next(iter(joint_inputs)).graph) if joint_inputs else set()
 
     def recomputable(self, node: fx.Node) -> bool:
-        return is_fusible(node)
+        return is_fusible(node) and node not in self._far
 
     def cost(self, node: fx.Node) -> int | None:
         value = node.meta.get("val")
@@ -85,6 +88,23 @@ class MemoryPolicy:
         size = _byte_count(value)
         in_memory = not is_fusible(node) or any(not is_fusible(user) for user in node.users)
         return 2 + (size if in_memory else 2 * size)
+
+
+def _far_from_saved(graph: fx.Graph) -> set[fx.Node]:
+    """Fusible nodes at which a chain of recomputed values would have run past too many stages.
+
+    The state of a recurrence could be computed again from its first one and what each step adds.
+    But the backward takes the states last to first: all would be in memory when it begins.
+    """
+    depth: dict[fx.Node, int] = {}
+    passed: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        sources, fusible = node.all_input_nodes, is_fusible(node)
+        depth[node] = max((depth[s] for s in sources), default=0) + (not fusible)
+        chains = [passed[s] + (depth[node] > depth[s]) for s in sources if s in passed]
+        if fusible and max(chains, default=0) <= _STAGES:
+            passed[node] = max(chains, default=0)
+    return {node for node in graph.nodes if is_fusible(node) and node not in passed}
 
 
 class SavingPolicy(MemoryPolicy):
