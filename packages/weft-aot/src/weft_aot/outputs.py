@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.symnodes import SymValue
 from weft_core.tracing import Tracer
 
 from weft_aot.inputs import TracedInput, ValueTable
 from weft_aot.records import OutputPlan, Ref, ViewStep
 from weft_aot.walk import is_view, view_root
-
-SymValue = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class OutputPlanner:

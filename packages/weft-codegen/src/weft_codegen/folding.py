@@ -7,6 +7,7 @@ is the convolution with other weights: (w * x + b) * s + t = (w s) * x + (b s + 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -51,12 +52,7 @@ def _fold_user(conv: fx.Node, constants: set[fx.Node]) -> fx.Node | None:
     if not _one_a_channel(other, conv.meta["val"].dim(), channels):
         return None
 
-    def call(op: Any, *args: Any) -> fx.Node:
-        made = user.graph.call_function(op, args)
-        made.meta = {"val": fake_call(made)}
-        constants.add(made)
-        return made
-
+    call = functools.partial(_constant, constants, user.graph)
     with user.graph.inserting_before(user):
         flat = call(_aten.expand.default, call(_aten.reshape.default, other, [-1]), [channels])
         if user.target in _SCALES:
@@ -107,9 +103,7 @@ def pack_weights(graph: fx.Graph, constants: set[fx.Node]) -> None:
         with graph.inserting_before(conv):
             size = list(x.meta["val"].shape)
             pack = torch.ops.mkldnn._reorder_convolution_weight.default
-            packed = graph.call_function(pack, (weight, *geometry, size))
-            packed.meta = {"val": weight.meta["val"]}  # of its shape; nobody may look inside
-            constants.add(packed)
+            packed = _constant(constants, graph, pack, weight, *geometry, size, like=weight)
             run = torch.ops.mkldnn._convolution_pointwise.default
             made = graph.call_function(run, (x, packed, bias, *geometry, "none", [], ""))
         _replace(made, conv)
@@ -129,20 +123,30 @@ def _pack_product(node: fx.Node, constants: set[fx.Node]) -> None:
     if rows < _ROWS or fake.numel() < _LEAST or not plain_bias:
         return
 
-    def call(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return node.graph.call_function(op, args, kwargs)
-
+    call = functools.partial(_constant, constants, node.graph)
     with node.graph.inserting_before(node):
         turned = call(_aten.permute.default, weight, [1, 0])
         plain = call(_aten.clone.default, turned, memory_format=torch.contiguous_format)
-        packed = call(torch.ops.mkldnn._reorder_linear_weight.default, plain, rows)
-        for made in (turned, plain):
-            made.meta = {"val": fake_call(made)}
-        packed.meta = dict(plain.meta)  # of its shape; nobody may look inside
-        constants.update((turned, plain, packed))
+        packed = call(torch.ops.mkldnn._reorder_linear_weight.default, plain, rows, like=plain)
         bias = biases[0] if biases else None
         run = torch.ops.mkldnn._linear_pointwise.default
-        _replace(call(run, x, packed, bias, "none", [], ""), node)
+        made = node.graph.call_function(run, (x, packed, bias, "none", [], ""))
+    _replace(made, node)
+
+
+def _constant(
+    constants: set[fx.Node],
+    graph: fx.Graph,
+    op: Any,
+    *args: Any,
+    like: fx.Node | None = None,
+    **kwargs: Any,
+) -> fx.Node:
+    """Add a call to `constants`; `like` has its shape where nobody may look inside the result."""
+    made = graph.call_function(op, args, kwargs)
+    made.meta = {"val": fake_call(made) if like is None else like.meta["val"]}
+    constants.add(made)
+    return made
 
 
 def _is_float32(node: Any, dims: int) -> bool:

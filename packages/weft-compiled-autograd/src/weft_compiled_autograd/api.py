@@ -72,5 +72,5 @@ def reset() -> None:
     """Forget all captured backwards, the sizes seen, the reasons told, and the counters."""
     engine.clear_cache()
     cache.forget()
-    report.forget()
+    report.tell_once.cache_clear()
     counters.pop("compiled_autograd", None)

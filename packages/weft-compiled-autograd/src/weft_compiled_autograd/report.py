@@ -9,6 +9,7 @@ the one about sizes differently, so it is put here in the documented words:
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -25,29 +26,20 @@ _SIZE = re.compile(r"sizes\[(\d+)\]")
 _NATIVE = re.compile(r"Cache miss due to changed shapes: marking size idx")
 _COMMENT = re.compile(r"^(\s*)# File: autograd:0 in backward, code: (.*)$", re.MULTILINE)
 
-_told: set[str] = set()
-
-
 EAGER = "backward not captured, it runs on the eager engine"
 TAPE = "backward not captured, it runs node by node"
 IN_PART = "backward captured, but one node of it runs as it is"
 
 
+@functools.cache
 def tell_once(reason: str, what: str = EAGER) -> None:
     """Log why a backward does not run as one graph, once for each reason."""
-    if reason not in _told:
-        _told.add(reason)
-        graph_log.warning("%s: %s", what, reason)
+    graph_log.warning("%s: %s", what, reason)
 
 
 def first_line(problem: Exception) -> str:
     """An exception's type and the first line of its text."""
     return f"{type(problem).__name__}: {problem}".strip().split("\n", 1)[0]
-
-
-def forget() -> None:
-    """Forget which reasons were told."""
-    _told.clear()
 
 
 def verbose_wanted() -> bool:

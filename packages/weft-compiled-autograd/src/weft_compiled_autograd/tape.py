@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 from weft_core.fake import defer_disable
 
@@ -141,7 +142,9 @@ class Recorder:
             stand_in = torch.empty_strided(*layout, dtype=tensor.dtype, device="meta")
             self._bind(stand_in, self._item("inputs", index))
             stand_ins.append(stand_in)
-        symbols = self._symbols(sizes)
+        symbols: list[Any] = [torch.SymInt(SizeRef()) for _ in sizes]
+        for index, symbol in enumerate(symbols):
+            self._bind(symbol.node, self._item("sizes", index))
         self._mode = _RecordFactories(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return stand_ins, symbols
@@ -176,8 +179,7 @@ class Recorder:
         return self._stand_in(self.emit(target, tuple(args), **self._ref(kwargs)))
 
     def _emit_list(self, target: Callable[..., Any], args: tuple[Any, ...], count: int) -> Any:
-        node = self.emit(target, args)
-        return [self._stand_in(self._getitem(node, index)) for index in range(count)]
+        return self._items(self.emit(target, args), range(count))
 
     def _getitem(self, node: Node, index: int) -> Node:
         item = self.tape.graph.call_function(operator.getitem, (node, index))
@@ -202,31 +204,17 @@ class Recorder:
         self._keep.append(value)  # ids stay unique while the objects live
         self._nodes[id(value)] = node
 
-    def _symbols(self, sizes: Sequence[int]) -> list[Any]:
-        symbols = [torch.SymInt(SizeRef()) for _ in sizes]
-        for index, symbol in enumerate(symbols):
-            self._bind(symbol.node, self._item("sizes", index))
-        return symbols
-
     def _ref(self, value: Any) -> Any:
         """Replace stand-ins and symbols by the tape nodes that made them."""
-        if isinstance(value, (list, tuple)):
-            return (
-                type(value)(map(self._ref, value))
-                if type(value) in (list, tuple)
-                else tuple(map(self._ref, value))
-            )
-        if isinstance(value, dict):
-            return {key: self._ref(item) for key, item in value.items()}
-        if isinstance(value, torch.SymInt):
-            return self._lookup(value.node, "a computed size")
-        if isinstance(value, torch.Tensor):
-            return self._lookup(value, "a tensor that is no input of the backward")
-        return value
+        return map_aggregate(value, self._node_of)
 
-    def _lookup(self, value: object, what: str) -> Node:
-        node = self._nodes.get(id(value))
+    def _node_of(self, value: Any) -> Any:
+        symbolic = isinstance(value, torch.SymInt)
+        if not symbolic and not isinstance(value, torch.Tensor):
+            return value
+        node = self._nodes.get(id(value.node if symbolic else value))
         if node is None:
+            what = "a computed size" if symbolic else "a tensor that is no input of the backward"
             raise NotCapturable(f"{self._origin} uses {what}")
         return node
 
@@ -276,10 +264,7 @@ class Recorder:
             hooks.call_backward, (target, list(saved), list(metadata), symints, list(inputs))
         )
         node.meta["hook_index"] = index
-        return tuple(
-            None if meta is None else self._stand_in(self._getitem(node, position))
-            for position, meta in enumerate(metadata)
-        )
+        return tuple(self._items(node, metadata))
 
     def _hook(self, hook_type: str, hook: Node, *args: Any) -> Node:
         self.tape.effects = True

@@ -15,10 +15,16 @@ Each message has the same four parts: code, what happened, why, what to do.
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import traceback
 from collections.abc import Iterable, Sequence
 
+import torch
+
 UserStack = Sequence[traceback.FrameSummary]
+_FRAME = re.compile(r'File "([^"]+)", line (\d+).*(?:\n +(.*))?')
+_TORCH = os.path.dirname(torch.__file__)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
@@ -30,6 +36,16 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 def format_stack(stack: UserStack) -> str:
     """Print a user stack the way a traceback does; empty text for an empty stack."""
     return "".join(traceback.format_list(list(stack))).rstrip()
+
+
+def user_frame(printed: str | None) -> tuple[str, ...]:
+    """File, line and code of the user's frame in a printed stack; nothing where there is none.
+
+    That is the innermost one outside of torch; nn.Linear's own line tells a user nothing.
+    """
+    frames: list[tuple[str, ...]] = _FRAME.findall(printed or "")
+    own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    return (own or frames or [()])[-1]
 
 
 class WeftError(RuntimeError):

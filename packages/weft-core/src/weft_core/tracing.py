@@ -134,10 +134,9 @@ class Recorder(TorchDispatchMode):
                     item = self._new_node(operator.getitem, (node, i), {})
                     self.bind(item, element)
 
-    def keep_arithmetic(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Record Python arithmetic on floats as it is: its expression may round otherwise."""
-        if isinstance(result, SymValue):
-            self.bind(self._new_node(func, self.node_of(args), self.node_of(kwargs)), result)
+    def keep(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Record the call of `func` that gave `result`."""
+        self.bind(self._new_node(func, self.node_of(args), self.node_of(kwargs)), result)
 
     def alias(self, value: torch.Tensor, original: torch.Tensor) -> None:
         """Let `value` mean the node of `original` from now on."""
@@ -223,9 +222,7 @@ class Recorder(TorchDispatchMode):
         leaves = out if isinstance(out, (tuple, list)) else (out,)
         kinds = (torch.Tensor, SymValue, tuple, list)
         if any(isinstance(leaf, kinds) for leaf in leaves) or func._schema.is_mutable:
-            node_args = tuple([self.node_of(arg) for arg in args])
-            node_kwargs = {name: self.node_of(arg) for name, arg in kwargs.items()}
-            self.bind(self._new_node(func, node_args, node_kwargs), out)
+            self.keep(func, args, kwargs, out)
         return out
 
     def _record_bernoulli(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -251,10 +248,8 @@ class Recorder(TorchDispatchMode):
         pure = getattr(getattr(aten, _base_name(func)[:-1], None), func._overloadname, None)
         if pure is None:
             raise NotImplementedError(f"a decomposition uses {func}, which has no pure variant")
-        node_args = tuple([self.node_of(arg) for arg in args])
-        node_kwargs = {name: self.node_of(arg) for name, arg in kwargs.items()}
         out = func(*args, **kwargs)
-        self.bind(self._new_node(pure, node_args, node_kwargs), out)
+        self.keep(pure, args, kwargs, out)
         return out
 
 
@@ -365,8 +360,9 @@ class Tracer:
     def _run(self, gm: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "call_function":
             result = node.target(*args, **kwargs)  # type: ignore[operator]
-            if any(isinstance(value, torch.SymFloat) for value in (result, *args)):
-                self.recorder.keep_arithmetic(node.target, args, kwargs, result)
+            floats = any(isinstance(value, torch.SymFloat) for value in (result, *args))
+            if floats and isinstance(result, SymValue):  # its expression may round otherwise
+                self.recorder.keep(node.target, args, kwargs, result)
             return result
         if node.op == "call_method":
             return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]

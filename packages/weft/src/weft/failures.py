@@ -7,25 +7,20 @@ op instead, with one warning.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-import os
-import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 from weft_core import cachedir, events
 from weft_core.dumps import graph_script
-from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
+from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError, user_frame
 
 from weft.settings import umbrella
 
 _log = logging.getLogger("weft.umbrella.errors")
-_warned: set[str] = set()
-
-_TORCH = os.path.dirname(torch.__file__)
 _REPRO = """\
 # A graph that weft failed to compile. Run this file to see the failure.
 import operator
@@ -36,7 +31,6 @@ from torch import device, inf, nan
 import weft
 
 """
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def describe(gm: fx.GraphModule) -> str:
@@ -47,13 +41,8 @@ def describe(gm: fx.GraphModule) -> str:
 
 
 def user_line(node: fx.Node) -> str:
-    """Return `file:line` of the user's code that a node stands for, or an empty text.
-
-    That is the innermost frame outside of torch; nn.Linear's own line tells a user nothing.
-    """
-    frames = [(f["file"], f["line"]) for f in _FRAME.finditer(node.meta.get("stack_trace") or "")]
-    own = [frame for frame in frames if not frame[0].startswith(_TORCH)] or frames
-    return ":".join(own[-1]) if own else ""
+    """Return `file:line` of the user's code that a node stands for, or an empty text."""
+    return ":".join(user_frame(node.meta.get("stack_trace"))[:2])
 
 
 def guard(
@@ -81,13 +70,12 @@ def guard(
 
 def reset() -> None:
     """Forget which warnings were given."""
-    _warned.clear()
+    _warn_once.cache_clear()
 
 
+@functools.cache
 def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        _log.warning(text)
+    _log.warning(text)
 
 
 def _report(error: Exception, gm: fx.GraphModule) -> BackendCompilerError:

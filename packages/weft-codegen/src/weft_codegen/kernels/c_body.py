@@ -32,7 +32,6 @@ from weft_codegen.loops.expr import Cast, Expr, Load, Local, Op, walk
 from weft_codegen.loops.index import (
     ZERO,
     Axis,
-    axis,
     coefficient,
     substitute,
 )
@@ -287,7 +286,7 @@ class BodyWriter:
     def _fetch(self, along: Axis, start: str, count: int) -> None:
         """Ask for the next row's part of what is read again (a hint: it may lie past the end)."""
         row = self._row
-        after = ZERO if row is None else axis(row.key, row.extent) + 1
+        after = ZERO if row is None else row.at + 1
         for load in self._again:
             begin = substitute(load.index, lambda atom: ZERO if atom is along else None)
             place = self._exprs.at(substitute(begin, lambda x: after if x is row else None))

@@ -42,24 +42,6 @@ class Place(Enum):
     SCRATCH = "scratch"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Where every buffer is.
-
-    root: buffer -> the buffer whose storage it shares; place: root -> Place.
-    last: root -> the last step that touches it (len(steps) for outputs).
-    over: root -> the root that dies where this one is first written, and whose memory it takes.
-    offset: scratch root -> byte offset.  fixed: bytes of the scratch block.
-    """
-
-    root: Mapping[str, str]
-    place: Mapping[str, Place]
-    last: Mapping[str, int]
-    over: Mapping[str, str]
-    offset: Mapping[str, int]
-    fixed: int
-
-
 def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
     """Plan the memory of `program`.
 
@@ -69,11 +51,11 @@ def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
     root = {name: name for name in program.buffers} | storage_roots(program.steps)
     place = _places(program, root, allocates)
     last = _last_uses(program, root)
-    layout = _Layout(program, root, place, last, _exclusive(program, root, allocates))
+    plan = Plan(program, root, place, last, _exclusive(program, root, allocates))
     for position, step in enumerate(program.steps):
-        layout.place_results(position, step)
-        layout.release(position)
-    return Plan(root, place, last, layout.over, layout.offset, layout.fixed)
+        plan.place_results(position, step)
+        plan.release(position)
+    return plan
 
 
 def _places(
@@ -136,8 +118,15 @@ def storage_bytes(program: Program, name: str) -> IndexExpr:
 
 
 @dataclass
-class _Layout:
-    """Assigns memory step by step."""
+class Plan:
+    """Where every buffer is; memory is assigned step by step.
+
+    root: buffer -> the buffer whose storage it shares; place: root -> Place.
+    last: root -> the last step that touches it (len(steps) for outputs).
+    exclusive: the roots whose memory nothing but the program's own steps can know.
+    over: root -> the root that dies where this one is first written, and whose memory it takes.
+    offset: scratch root -> byte offset.  fixed: bytes of the scratch block.
+    """
 
     program: Program
     root: Mapping[str, str]

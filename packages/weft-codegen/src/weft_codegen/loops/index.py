@@ -36,6 +36,11 @@ class Axis(Atom):
 
     extent: IndexExpr
 
+    @property
+    def at(self) -> IndexExpr:
+        """The axis as an index expression."""
+        return axis(self.key, self.extent)
+
 
 @dataclass(frozen=True, eq=False)
 class Size(Atom):

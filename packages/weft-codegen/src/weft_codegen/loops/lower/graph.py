@@ -26,7 +26,6 @@ from weft_codegen.loops.index import (
     Size,
     as_axis,
     atoms,
-    axis,
     single,
 )
 from weft_codegen.loops.lower import install
@@ -362,8 +361,7 @@ class Walk:
         fake = call.fake[0] if isinstance(call.fake, tuple | list) else call.fake
         buffer = Buffer(self._fresh(), dtype, shape, contiguous_strides(shape), fake.device)
         self._buffers[buffer.name] = buffer
-        where = [axis(loop.key, loop.extent) for loop in axes]
-        position = flatten(where, shape)
+        position = flatten([loop.at for loop in axes], shape)
         # Over dimensions of size one there is nothing to combine: the value (or position) itself.
         kind = op if reduced else None
         if not reduced:

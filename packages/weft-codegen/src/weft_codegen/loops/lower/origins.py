@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import functools
-import os
-import re
 from collections.abc import Iterable
 
-import torch
 from torch import fx
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+).*(?:\n +(.*))?')
-
-_TORCH = os.path.dirname(torch.__file__)
+from weft_core.errors import user_frame
 
 
 @functools.lru_cache(maxsize=4096)
 def _place(trace: str) -> str:
-    frames = _FRAME.findall(trace)
-    if not frames:
+    frame = user_frame(trace)
+    if not frame:
         return ""
-    own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
-    path, line, code = (own or frames)[-1]
+    path, line, code = frame
     return f" at {path.rsplit('/', 1)[-1]}:{line}{': ' if code else ''}{code.strip()}"
 
 

@@ -230,10 +230,20 @@ def _mean(
     return _scaled(call, total, number(_count(x, over), inner), call.fake.dtype)
 
 
-def _moments(
-    call: Call, x: LazyTensor, dims: Any, correction: Any, keepdim: bool
-) -> tuple[LazyTensor, LazyTensor]:
-    """Mean (kept dims) and variance of x over `dims`."""
+def _freedom(count: IndexExpr, correction: Any, dtype: torch.dtype) -> Expr:
+    """max(count - correction, 0), folded when the count is known."""
+    if count.is_const:
+        return number(max(count.value - correction, 0), dtype)
+    freedom = number(count, dtype) - number(correction, dtype)
+    return apply("maximum", freedom, literal(freedom, 0))
+
+
+@lowers("aten.var", "aten.var_mean")
+def _variance(
+    call: Call, x: LazyTensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    """The variance of x over `dims`; for var_mean, the mean too."""
+    require(not isinstance(dims, bool), "legacy overload")
     require(x.dtype in SUPPORTED and x.dtype.is_floating_point, "dtype")
     inner = compute_dtype(x.dtype)
     over = reduced_dims(dims, len(x.shape))
@@ -248,34 +258,9 @@ def _moments(
 
     squares = reduce(call, "sum", x, over, keepdim, deviation, inner)
     freedom = _freedom(_count(x, over), 1 if correction is None else correction, inner)
+    if not isinstance(call.fake, tuple | list):
+        return _scaled(call, squares, freedom, call.fake.dtype)
+    dtype = call.fake[0].dtype
     assert total.root is not None
-    shown = mean if keepdim else _scaled(call, _shown(total.root, x, over, False), count, inner)
-    return shown, _scaled(call, squares, freedom, inner)
-
-
-def _freedom(count: IndexExpr, correction: Any, dtype: torch.dtype) -> Expr:
-    """max(count - correction, 0), folded when the count is known."""
-    if count.is_const:
-        return number(max(count.value - correction, 0), dtype)
-    freedom = number(count, dtype) - number(correction, dtype)
-    return apply("maximum", freedom, literal(freedom, 0))
-
-
-@lowers("aten.var")
-def _var(
-    call: Call, x: LazyTensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> LazyTensor:
-    require(not isinstance(dims, bool), "legacy overload")
-    _, variance = _moments(call, x, dims, correction, keepdim)
-    variance.dtype = call.fake.dtype
-    return variance
-
-
-@lowers("aten.var_mean")
-def _var_mean(
-    call: Call, x: LazyTensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[LazyTensor, LazyTensor]:
-    require(not isinstance(dims, bool), "legacy overload")
-    mean, variance = _moments(call, x, dims, correction, keepdim)
-    mean.dtype = variance.dtype = call.fake[0].dtype
-    return variance, mean
+    shown = total if keepdim else _shown(total.root, x, over, False)
+    return _scaled(call, squares, freedom, dtype), _scaled(call, shown, count, dtype)

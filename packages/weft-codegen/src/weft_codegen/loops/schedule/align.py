@@ -63,7 +63,7 @@ def new_axis(extent: IndexExpr) -> IndexExpr:
 
 def row_major(loops: Sequence[Axis]) -> IndexExpr:
     """The row-major place of an iteration of `loops` among all of them."""
-    return flatten([axis(loop.key, loop.extent) for loop in loops], [x.extent for x in loops])
+    return flatten([loop.at for loop in loops], [x.extent for x in loops])
 
 
 def linear(where: IndexExpr, axes: Iterable[Axis]) -> list[tuple[IndexExpr, Axis]] | None:

@@ -11,6 +11,7 @@ Rows are chosen when a reduced axis is the contiguous one, columns when a kept o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,10 +119,9 @@ class _Assembly:
             cuts.update({row: blocked(row, height, "row")} if height > 1 else {})
         cuts[lane] = blocked(lane, size or _BLOCK, "lane")
         kept = tuple(loop for loop in self._group.kept if loop not in cuts)
-        reduced = tuple(loop for loop in self._group.axes if loop in self._group.reduced)
         blocks = tuple(cut.block for cut in cuts.values() if cut.block is not None)
         self._lanes, self._limit = tuple(cut.inner for cut in cuts.values()), cuts[lane].limit
-        axes = (*kept, *blocks, *self._lanes, *reduced)
+        axes = (*kept, *blocks, *self._lanes, *self._group.swept)
         self._group = substituted(self._group, cuts, axes)
 
     def build(self) -> Nest:
@@ -152,11 +152,11 @@ class _Assembly:
             for member in columns
         ]
         rows = _loops(self._tile, tuple(body), "serial")
-        rows += _loops((*self._tile, *self._swept), tuple(sums), "serial")
+        rows += _loops((*self._tile, *self._group.swept), tuple(sums), "serial")
         return [
-            *_loops(self._swept, tuple(first), "serial"),
+            *_loops(self._group.swept, tuple(first), "serial"),
             *_loops(columns[0].node.reduced[:-1], rows, "serial"),
-            *_loops(self._swept, tuple(last), "serial"),
+            *_loops(self._group.swept, tuple(last), "serial"),
         ]
 
     def _pointwise(self) -> Nest:
@@ -196,7 +196,7 @@ class _Assembly:
         statements = self._statements(sweep)
         if not statements:
             return []
-        reduced = self._swept
+        reduced = self._group.swept
         if not self._lanes:
             before, statements = hoist(statements, frozenset(reduced), self._new_local)
             notes, outer = self._notes(sweep), reduced[:-1]
@@ -283,7 +283,7 @@ class _Assembly:
 
     def _keep(self, member: Member, sweep: int) -> Stmt:
         """Fill a row temporary."""
-        loops = (*self._tile, *self._swept, *self._lanes)
+        loops = (*self._tile, *self._group.swept, *self._lanes)
         value = self._value(member, sweep)
         local = self._new_local(value.dtype, product(loop.extent for loop in loops))
         self._temporaries[member.node.result] = local
@@ -323,7 +323,7 @@ class _Assembly:
             return cast(read(self._locals[name][-1], self._at), node.dtype)
         made = self._plan.sweep[name]
         if name in self._temporaries and self._plan.temporaries[name] < sweep:
-            place = row_major((*self._tile, *self._swept, *self._lanes))
+            place = row_major((*self._tile, *self._group.swept, *self._lanes))
             return cast(read(self._temporaries[name], place), node.dtype)
         if name in self._plan.stored and made < sweep:
             return None
@@ -331,13 +331,9 @@ class _Assembly:
 
     # ---- locals
 
-    @property
-    def _swept(self) -> tuple[Axis, ...]:
-        return tuple(loop for loop in self._group.axes if loop in self._group.reduced)
-
     def _along(self, member: Member) -> tuple[Axis, ...]:
         """The axes that the accumulators of a member lie along."""
-        return self._swept if self._group.sums_columns(member) else self._lanes or self._tile
+        return self._group.swept if self._group.sums_columns(member) else self._lanes or self._tile
 
     def _place(self, member: Member) -> IndexExpr:
         return row_major(self._along(member))
@@ -374,14 +370,9 @@ def _lane(group: Group) -> tuple[Axis, Axis | None] | None:
     for products the axis of rows."""
     if not group.reduced or not group.kept:
         return None
-    votes: dict[Axis, int] = {}
-    every = len(group.axes)
-    for member in group.members:
-        for wheres in member.accesses.values():
-            for where in wheres:
-                strides = linear(where, group.axes) or []
-                if len(strides) == every and strides[-1][0] is ONE:
-                    votes[strides[-1][1]] = votes.get(strides[-1][1], 0) + 1
+    walks = [linear(where, group.axes) or [] for where in group.accesses]
+    full = [strides[-1] for strides in walks if len(strides) == len(group.axes)]
+    votes = Counter(loop for stride, loop in full if stride is ONE)
     if not votes:
         return _product_lanes(group)
     best = max(votes, key=lambda loop: votes[loop])

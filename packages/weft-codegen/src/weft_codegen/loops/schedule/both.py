@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Expr, load
-from weft_codegen.loops.index import IndexExpr, as_axis, axis, const, product
+from weft_codegen.loops.index import IndexExpr, as_axis, const, product
 from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Alias, Buffer, Extern, Program, step_writes
@@ -150,7 +150,7 @@ def _in_blocks(
     tiles = row.extent.value // _TILE // blocks
     block, tile, inner = (new_axis(const(n)) for n in (blocks, tiles, _TILE))
     loops = (as_axis(block), as_axis(tile), as_axis(inner))
-    mapped = {loop: axis(loop.key, loop.extent) for loop in joined.axes}
+    mapped = {loop: loop.at for loop in joined.axes}
     mapped[row] = (block * tiles + tile) * _TILE + inner
     shape = (const(blocks), product(loop.extent for loop in columns.kept))
     ops = {member.node.result: member.node.op for member in sums}
@@ -194,6 +194,5 @@ def _parts(name: str) -> str:
 
 def _walks_rows(group: Group) -> bool:
     """Whether rows lie in memory one after another wherever all axes are walked along."""
-    wheres = [where for m in group.members for found in m.accesses.values() for where in found]
-    full = [strides for where in wheres if len(strides := linear(where, group.axes) or []) > 1]
-    return all(strides[-1][1] in group.reduced for strides in full)
+    walks = [linear(where, group.axes) or [] for where in group.accesses]
+    return all(strides[-1][1] in group.reduced for strides in walks if len(strides) > 1)

@@ -58,9 +58,19 @@ class Group:
         """The axes that reductions leave."""
         return tuple(loop for loop in self.axes if loop not in self.reduced)
 
+    @property
+    def swept(self) -> tuple[Axis, ...]:
+        """The other axes, outermost first."""
+        return tuple(loop for loop in self.axes if loop in self.reduced)
+
     def sums_columns(self, member: Member) -> bool:
         """Whether a member reduces kept axes, in a group that reduces others (see both.py)."""
         return not self.reduced.issuperset(member.node.reduced)
+
+    @property
+    def accesses(self) -> list[IndexExpr]:
+        """Where the members touch memory."""
+        return [at for m in self.members for found in m.accesses.values() for at in found]
 
     @property
     def results(self) -> dict[str, Member]:
@@ -201,10 +211,9 @@ def _refusal(group: Group, mutated: frozenset[str]) -> str | None:
     """Why the group is none: a member does not fit the loops, or reads what is not made yet."""
     every, kept = frozenset(group.axes), frozenset(group.kept)
     made: dict[str, Member] = {}
-    swept = tuple(loop for loop in group.axes if loop in group.reduced)
     for member in group.members:
         node = member.node
-        if node.scan is not None and node.along != swept:
+        if node.scan is not None and node.along != group.swept:
             return f"{node.result} runs along other axes than the rest, or in another order"
         if node.op is not None:
             if frozenset(node.reduced) != group.reduced or frozenset(node.axes) != kept:

@@ -90,7 +90,7 @@ class _Naming(Rewriter):
         return None
 
     def axis(self, loop: Axis) -> Axis:
-        return as_axis(self.index(axis(loop.key, loop.extent)))
+        return as_axis(self.index(loop.at))
 
     def buffer(self, name: str) -> str:
         return self.buffers.setdefault(name, f"a{len(self.buffers)}")

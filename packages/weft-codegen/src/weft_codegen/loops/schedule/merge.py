@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft_codegen.loops.expr import computed_parts, walk
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, axis, coefficient
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, coefficient, product
 from weft_codegen.loops.schedule.align import new_axis
 from weft_codegen.loops.schedule.group import Group, rewritten
 
@@ -19,8 +19,8 @@ from weft_codegen.loops.schedule.group import Group, rewritten
 def merge_axes(group: Group) -> Group:
     """`group` with as few axes as its accesses allow; kept and reduced axes stay apart."""
     wheres = _index_expressions(group)
-    kept = _merge(list(group.kept), wheres)
-    reduced = _merge([loop for loop in group.axes if loop in group.reduced], wheres)
+    kept = _merge(group.kept, wheres)
+    reduced = _merge(group.swept, wheres)
     mapped: dict[Axis, IndexExpr] = {}
     new_kept = _name(kept, mapped)
     new_reduced = _name(reduced, mapped)
@@ -43,7 +43,7 @@ def _index_expressions(group: Group) -> list[IndexExpr]:
     return list(found)
 
 
-def _merge(axes: list[Axis], wheres: Sequence[IndexExpr]) -> list[list[Axis]]:
+def _merge(axes: Sequence[Axis], wheres: Sequence[IndexExpr]) -> list[list[Axis]]:
     """`axes` grouped into runs that merge."""
     runs: list[list[Axis]] = []
     for loop in axes:
@@ -63,14 +63,11 @@ def _name(runs: list[list[Axis]], mapped: dict[Axis, IndexExpr]) -> list[Axis]:
     """A new axis for each run: the innermost old axis becomes it, the outer ones vanish."""
     named: list[Axis] = []
     for run in runs:
-        extent = run[0].extent
-        for loop in run[1:]:
-            extent = extent * loop.extent
         if len(run) == 1:
-            mapped[run[0]] = axis(run[0].key, run[0].extent)
+            mapped[run[0]] = run[0].at
             named.append(run[0])
             continue
-        merged = new_axis(extent)
+        merged = new_axis(product(loop.extent for loop in run))
         for loop in run[:-1]:
             mapped[loop] = ZERO
         mapped[run[-1]] = merged

@@ -78,7 +78,7 @@ def _temporaries(group: Group, draft: Plan) -> tuple[dict[str, int], frozenset[s
     """Values to keep between sweeps: in row temporaries, or (too long for one) in their buffer."""
     makers = group.results
     used_in = _use_sweeps(group, draft)
-    length = product(loop.extent for loop in group.axes if loop in group.reduced)
+    length = product(loop.extent for loop in group.swept)
     small = length.is_const and length.value <= _TEMPORARY_LIMIT
     temporaries: dict[str, int] = {}
     spilled: set[str] = set()

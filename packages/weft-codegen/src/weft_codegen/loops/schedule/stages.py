@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft_codegen.loops.expr import Rewriter, load
-from weft_codegen.loops.index import Axis, IndexExpr, as_axis, axis, const, product
+from weft_codegen.loops.index import Axis, as_axis, const, product
 from weft_codegen.loops.lower.values import contiguous_strides, flatten
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
@@ -30,9 +30,7 @@ def in_stages(lowered: Program) -> Program:
     """`lowered` with each large reduction that leaves few elements cut in two."""
     buffers = dict(lowered.buffers)
     steps = tuple(part for item in lowered.steps for part in _parts(item, buffers))
-    return lowered if len(steps) == len(lowered.steps) else replace(
-        lowered, steps=steps, buffers=buffers
-    )  # fmt: skip
+    return replace(lowered, steps=steps, buffers=buffers)
 
 
 def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
@@ -50,6 +48,7 @@ def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
     shape = (*(kept.extent for kept in item.axes), const(blocks))
     dtype = item.values[0].dtype
     buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape))
+    places = [kept.at for kept in item.axes]
     reduced = tuple(as_axis(inner) if other is loop else other for other in item.reduced)
     yield replace(
         item,
@@ -57,15 +56,11 @@ def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
         axes=(*item.axes, as_axis(outer)),
         reduced=reduced,
         values=tuple(rewrite(value) for value in item.values),
-        index=flatten([*map(_at, item.axes), outer], shape),
+        index=flatten([*places, outer], shape),
     )
     last = new_axis(const(blocks))
-    value = load(name, flatten([*map(_at, item.axes), last], shape), dtype)
+    value = load(name, flatten([*places, last], shape), dtype)
     yield replace(item, reduced=(as_axis(last),), values=(value,))
-
-
-def _at(loop: Axis) -> IndexExpr:
-    return axis(loop.key, loop.extent)
 
 
 def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:

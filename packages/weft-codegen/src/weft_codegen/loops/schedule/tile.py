@@ -25,6 +25,7 @@ from weft_codegen.loops.index import (
     coefficient,
 )
 from weft_codegen.loops.program import Loop, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.schedule.align import row_major
 from weft_codegen.loops.schedule.group import Group, rewritten
 from weft_codegen.loops.schedule.split import rewritten as rewritten_stmt
 
@@ -101,7 +102,7 @@ def _large(loop: Axis) -> bool:
 
 def substituted(group: Group, blocks: dict[Axis, Blocked], axes: tuple[Axis, ...]) -> Group:
     """`group` over `axes`, each key of `blocks` replaced by its blocked position."""
-    mapped = {loop: axis(loop.key, loop.extent) for loop in group.axes}
+    mapped = {loop: loop.at for loop in group.axes}
     mapped.update({loop: cut.position for loop, cut in blocks.items()})
     members = tuple(rewritten(member, mapped) for member in group.members)
     return Group(members, axes, group.reduced)
@@ -133,8 +134,7 @@ def turned(
     ]
     if not all(isinstance(stmt, Store) for stmt in statements):
         return (), statements
-    across = axis(column.inner.key, column.inner.extent)
-    place = axis(row.inner.key, row.inner.extent) * column.inner.extent + across
+    place = row_major((row.inner, column.inner))
     fills: list[Stmt] = []
     held: dict[Expr, Expr] = {}
     for node in loads:
