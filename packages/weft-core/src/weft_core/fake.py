@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core import static_shapes
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NamedSource",
-    "defer_disable",
+    "defer_dynamo",
     "detect_mode",
     "fake_mode",
     "make_shape_env",
@@ -207,78 +206,37 @@ def _narrow_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None
     return tuple(torch._prims_common.compute_elementwise_output_strides(*whole))
 
 
-_DISABLE_WRAPPER = torch._compile._disable_dynamo(lambda: None).__code__
-_WRAPPED_MODULES = (
-    "torch._meta_registrations",
-    "torch._refs",
-    "torch._refs.fft",
-    "torch._refs.linalg",
-    "torch._refs.nn.functional",
-    "torch._refs.special",
-    "torch._decomp.decompositions",
-    "torch._prims",
-    "torch.library",
-)
-
-
 # Functions of torch._prims_common that import sympy for values that need not be symbolic.
 _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_false")
 
 
-class _DisableOnceDynamoIsLoaded:
-    """Stands where `torch._disable_dynamo` caches its result, and puts off importing Dynamo.
+def _until_dynamo(function: Any, name: str, default: Any) -> Any:
+    """What `torch._compile` gets when it asks a function for its twin that Dynamo leaves alone."""
+    known = getattr(function, name, default)
+    loaded = hasattr(sys.modules.get(_DYNAMO), "disable")
+    return known if known is not None or loaded else function
 
-    Hiding a function from Dynamo matters only where Dynamo runs, yet torch imports it on the first
-    call of any function so marked: every reference implementation and every dispatch mode.
+
+def defer_dynamo() -> None:
+    """Keep the first call of a function that torch hides from Dynamo from importing Dynamo.
+
+    Hiding matters only where Dynamo runs, yet every reference implementation and every dispatch
+    mode is marked so. Until Dynamo is loaded, such a function is its own hidden twin.
     """
-
-    def __init__(self, function: Any, recursive: bool) -> None:
-        self.function, self.recursive = function, recursive
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        dynamo = sys.modules.get(_DYNAMO)
-        if dynamo is None or not hasattr(dynamo, "disable"):
-            return self.function(*args, **kwargs)
-        self.function.__dynamo_disable = dynamo.disable(
-            self.function, self.recursive, wrapping=False
-        )
-        return self.function.__dynamo_disable(*args, **kwargs)
-
-
-def defer_disable(function: Any) -> None:
-    """Keep calls of `function`, and of what it wraps, from importing Dynamo.
-
-    Decorators of torch nest, and not all of them set ``__wrapped__``: follow the closures.
-    """
-    pending, seen = [function], set()
-    while pending:
-        current = pending.pop()
-        if not isinstance(current, types.FunctionType) or current in seen:
-            continue
-        seen.add(current)
-        cells = zip(current.__code__.co_freevars, current.__closure__ or (), strict=True)
-        free = {name: _contents(cell) for name, cell in cells}
-        if current.__code__ is _DISABLE_WRAPPER and not hasattr(free["fn"], "__dynamo_disable"):
-            free["fn"].__dynamo_disable = _DisableOnceDynamoIsLoaded(free["fn"], free["recursive"])
-        pending += free.values()
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
+    vars(torch._compile)["getattr"] = _until_dynamo
 
 
 @functools.cache
 def _prepare_torch() -> None:
     """Once a process: the stand-ins for Dynamo and sympy, the functions that would import them."""
     static_shapes.install()
-    users = ("torch._prims_common", "torch._subclasses.fake_impls", *_WRAPPED_MODULES)
+    defer_dynamo()
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.")]
+    scopes = [vars(module) for module in modules if isinstance(module, types.ModuleType)]
     for name in _SYMPY_IMPORTERS:
         function = getattr(torch._prims_common, name, None)
         copy = function and _rebind(function)
-        for scope in [vars(sys.modules[user]) for user in users if user in sys.modules]:
+        for scope in scopes:
             if name in scope and scope[name] is function:
                 scope[name] = copy
     # A real import of either module rebinds the attribute.
@@ -286,14 +244,6 @@ def _prepare_torch() -> None:
         vars(torch._functorch)["config"] = _FUNCTORCH_SETTINGS
     if "_dynamo" not in torch.__dict__:
         setattr(torch, "_dynamo", _DynamoStandIn())  # noqa: B010 - no mention of the module itself
-    for name in _WRAPPED_MODULES:
-        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
-            defer_disable(value)
-    modes = [TorchDispatchMode]
-    while modes:
-        mode = modes.pop()
-        modes += mode.__subclasses__()
-        defer_disable(mode.__dict__.get("__torch_dispatch__"))
 
 
 @dataclass(frozen=True)
