@@ -35,7 +35,7 @@ from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
 from weft_codegen.loops.printer import program_text
-from weft_codegen.loops.program import Extern, Launch, Program
+from weft_codegen.loops.program import CPU, Extern, Launch, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
@@ -151,8 +151,9 @@ def _compile(
     program = make_program(gm, inputs, options)
     if settings.interpret:
         return lambda *args: run_program(program, args)
-    if not any(isinstance(step, Launch | Extern) for step in program.steps):
-        return Eager(gm)  # nothing but views
+    elsewhere = any(buffer.device != CPU for buffer in program.buffers.values())
+    if elsewhere and not any(isinstance(step, Launch | Extern) for step in program.steps):
+        return Eager(gm)  # nothing but views of what another device holds
     compiled = compile_program(program)
     _count(compiled.loadable)
     if key is not None:
