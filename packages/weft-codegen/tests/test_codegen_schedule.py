@@ -171,6 +171,28 @@ def test_large_total_is_reduced_in_two_stages():
     assert any(name.endswith("_parts") for name in program.buffers)
 
 
+def test_threads_share_the_rows_of_column_reductions(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+    def bias_backward(x, g):
+        g = torch.where(x > 0, g, 0)
+        return g, g.sum(0)
+
+    given = torch.randn(512, 300), torch.randn(512, 300)
+    program = check(bias_backward, *given, native=True, rtol=1e-4, atol=1e-4)
+    assert launches(program) == 2
+    first = next(iter(program.kernels.values())).body[0]
+    assert isinstance(first, Loop) and first.kind == "parallel"
+    assert first.axis.extent.value == 8  # blocks of 64 rows each
+
+
+def test_threads_share_columns_of_small_matrices(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    kernel = only_kernel(check(lambda x: x.erf().sum(0), torch.randn(64, 256), native=True))
+    (nest,) = kernel.body
+    assert isinstance(nest, Loop) and nest.axis.extent.value == 8
+
+
 def test_small_total_is_one_kernel():
     assert launches(check(lambda x: x.sum(), torch.randn(64, 64))) == 1
 
@@ -275,7 +297,7 @@ def test_a_product_with_another_use_is_added_by_a_loop():
 
 
 def test_row_and_column_sums_share_a_kernel(monkeypatch):
-    monkeypatch.setattr(both, "_LEAST", 0)
+    monkeypatch.setattr(both, "LARGE", 0)
 
     def backward(x, g, w, mean, rstd):
         normal = (x - mean) * rstd
@@ -289,13 +311,13 @@ def test_row_and_column_sums_share_a_kernel(monkeypatch):
     # Rows with the sums of each block, and the blocks added up.
     assert launches(program) == 2
     assert sum(stmt.kind == "parallel" for k in program.kernels.values() for stmt in k.body) == 2
-    monkeypatch.setattr(both, "_LEAST", 1 << 24)
+    monkeypatch.setattr(both, "LARGE", 1 << 24)
     assert len(check(backward, *args).buffers) == len(program.buffers) - 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_columns_of_what_rows_make(dtype, monkeypatch):
-    monkeypatch.setattr(both, "_LEAST", 0)
+    monkeypatch.setattr(both, "LARGE", 0)
 
     def fn(x):
         shifted = x - x.amax(1, True)
@@ -306,5 +328,5 @@ def test_columns_of_what_rows_make(dtype, monkeypatch):
 
 
 def test_rows_that_need_the_columns_stay_apart(monkeypatch):
-    monkeypatch.setattr(both, "_LEAST", 0)
+    monkeypatch.setattr(both, "LARGE", 0)
     check(lambda x: ((x - x.mean(0)).softmax(1), x.sum(1)), torch.randn(128, 64))

@@ -36,6 +36,7 @@ from weft_codegen.loops.schedule.split import split_loops
 from weft_codegen.loops.schedule.tile import (
     CPU_TILE,
     OTHER_TILE,
+    TILE,
     Blocked,
     blocked,
     inside_tile,
@@ -48,6 +49,8 @@ from weft_codegen.loops.schedule.tile import (
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
 _WIDE_BLOCK = 1024
+# Elements from which there may be as many blocks as threads, if only a cache line wide.
+_WORTH_THREADS = 16384
 
 
 def identity(op: str, dtype: torch.dtype) -> Expr:
@@ -109,10 +112,7 @@ class _Assembly:
     def _split_lane(self, lane: Axis, row: Axis | None) -> None:
         """Block the lane axis, and the row axis of a product."""
         extent = lane.extent
-        # More columns of wide rows, so that a page serves longer; each thread keeps a block.
-        parts = max(4, torch.get_num_threads())
-        wide = min(extent.value // parts // _BLOCK * _BLOCK, _WIDE_BLOCK) if extent.is_const else 0
-        size = min(extent.value, max(_BLOCK, wide)) if extent.is_const else _BLOCK
+        size = self._columns(lane) if extent.is_const else _BLOCK
         cuts: dict[Axis, Blocked] = {}
         if row is not None and (shape := product_block(row.extent, extent)):
             height, size = shape
@@ -123,6 +123,17 @@ class _Assembly:
         self._lanes, self._limit = tuple(cut.inner for cut in cuts.values()), cuts[lane].limit
         axes = (*kept, *blocks, *self._lanes, *self._group.swept)
         self._group = substituted(self._group, cuts, axes)
+
+    def _columns(self, lane: Axis) -> int:
+        """Columns of a block: many, so that a page of wide rows serves long, but one a thread."""
+        extent, threads = lane.extent.value, torch.get_num_threads()
+        others = product(loop.extent for loop in self._group.kept if loop is not lane)
+        around = max(1, others.value) if others.is_const else 1
+        least, elements = _BLOCK, product(loop.extent for loop in self._group.axes)
+        if elements.is_const and elements.value >= _WORTH_THREADS:
+            least = min(_BLOCK, max(TILE, extent * around // threads // TILE * TILE))
+        wide = extent // -(-max(4, threads) // around) // _BLOCK * _BLOCK
+        return min(extent, max(least, min(wide, _WIDE_BLOCK)))
 
     def build(self) -> Nest:
         group = self._group

@@ -28,7 +28,7 @@ from weft_codegen.loops.schedule.group import Group, Member, join, rewritten
 from weft_codegen.loops.schedule.merge import merge_axes
 
 # Bytes of what both read; less stays in the last cache, where two kernels are as fast or faster.
-_LEAST = 1 << 24
+LARGE = 1 << 24
 # Rows that are summed while they are in cache.
 _TILE = 8
 # Elements of all accumulators of a block: they should stay in the first two caches.
@@ -45,7 +45,7 @@ def share_rows(units: list[Unit], lowered: Program, buffers: dict[str, Buffer]) 
         return units
     if any(isinstance(item, Alias) and item.base in mutated for item in lowered.steps):
         return units  # memory changes under another name than that of the unit that writes it
-    large = [unit for unit in units if isinstance(unit, Group) and _reads(unit, buffers) >= _LEAST]
+    large = [unit for unit in units if isinstance(unit, Group) and _reads(unit, buffers) >= LARGE]
     for columns, rows in itertools.permutations(large, 2):
         place = _place(units, rows, columns)
         made = None if place is None else _shared(rows, columns, buffers, mutated)
@@ -99,7 +99,7 @@ def _shared(
         any(node.scan or node.update or buffers[node.result].device != CPU for node in nodes)
         or any(REDUCTIONS[str(member.node.op)].states > 1 for member in sums)
         or not all(loop.extent.is_const for loop in (*rows.axes, *columns.axes))
-        or sum(storage_bytes(buffers[name]) for name in both) < _LEAST
+        or sum(storage_bytes(buffers[name]) for name in both) < LARGE
         or len(sums) * width.value > _MOST
     ):
         return None

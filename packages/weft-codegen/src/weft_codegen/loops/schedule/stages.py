@@ -1,9 +1,10 @@
-"""Reductions of nearly everything, in two stages so that threads can share them.
+"""Reductions of nearly everything, and of columns that are few, in two stages for threads to share.
 
     total = sum over i of x[i]      becomes     parts[b] = sum over j of x[b*size + j]
                                                 total    = sum over b of parts[b]
 
-Only where the blocks are even and the work is worth a parallel region.
+Only where the blocks are even and the work is worth a parallel region.  Columns could be shared as
+they are, but then a thread walks through a piece of each row, of every page; so it has whole rows.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft_codegen.loops.expr import Rewriter, load
+import torch
+
+from weft_codegen.loops.expr import Op, Rewriter, load
 from weft_codegen.loops.index import Axis, as_axis, const, product
-from weft_codegen.loops.lower.values import contiguous_strides, flatten
+from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
-from weft_codegen.loops.schedule.align import new_axis, replacing
+from weft_codegen.loops.schedule import both
+from weft_codegen.loops.schedule.align import new_axis, replacing, row_major
 from weft_codegen.loops.schedule.group import single
 
-# Fewer kept elements than this leave threads idle.
-_FEW = 16
 _LEAST_ELEMENTS = 65536
-_LEAST_BLOCK = 4096
-_BLOCKS = range(64, 7, -1)
+# At most so many kept elements leave threads idle; the blocks of such a reduction, in elements.
+_FEW, _LEAST_BLOCK, _BLOCKS = 16, 4096, range(64, 7, -1)
+# Fewer columns a thread are narrow pieces of rows; the blocks of their reduction, in rows.
+_NARROW, _LEAST_ROWS = 1024, 16
 
 
 def in_stages(lowered: Program) -> Program:
@@ -40,26 +44,24 @@ def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
         return
     assert isinstance(item, Compute)
     loop, blocks = cut
-    outer = new_axis(const(blocks))
+    outer, last = new_axis(const(blocks)), new_axis(const(blocks))
     size = const(loop.extent.value // blocks)
     inner = new_axis(size)
     rewrite = Rewriter(at=replacing({loop: outer * size + inner}))
     name = f"{item.result}_parts"
-    shape = (*(kept.extent for kept in item.axes), const(blocks))
     dtype = item.values[0].dtype
+    axes = (as_axis(outer), *item.axes)
+    shape = tuple(kept.extent for kept in axes)
     buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape))
-    places = [kept.at for kept in item.axes]
-    reduced = tuple(as_axis(inner) if other is loop else other for other in item.reduced)
     yield replace(
         item,
         result=name,
-        axes=(*item.axes, as_axis(outer)),
-        reduced=reduced,
+        axes=axes,
+        reduced=tuple(as_axis(inner) if other is loop else other for other in item.reduced),
         values=tuple(rewrite(value) for value in item.values),
-        index=flatten([*places, outer], shape),
+        index=row_major(axes),
     )
-    last = new_axis(const(blocks))
-    value = load(name, flatten([*places, last], shape), dtype)
+    value = load(name, row_major((as_axis(last), *item.axes)), dtype)
     yield replace(item, reduced=(as_axis(last),), values=(value,))
 
 
@@ -68,15 +70,27 @@ def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
     assert item.op is not None
     kept = product(loop.extent for loop in item.axes)
     total = product(loop.extent for loop in item.reduced)
-    if not kept.is_const or not total.is_const or kept.value > _FEW:
+    if not kept.is_const or not total.is_const:
         return None
     if REDUCTIONS[item.op].states > 1 or buffers[item.result].device != CPU:
         return None
-    if kept.value * total.value < _LEAST_ELEMENTS:
+    axes, size = single(0, item).axes, kept.value * total.value
+    if size < _LEAST_ELEMENTS:
         return None
-    for loop in single(0, item).axes:
-        extent = loop.extent.value
-        for blocks in _BLOCKS if loop in item.reduced else ():
-            if extent % blocks == 0 and total.value // blocks >= _LEAST_BLOCK:
+    least, counts = _LEAST_BLOCK, _BLOCKS
+    if kept.value > _FEW:
+        threads = torch.get_num_threads()
+        taken = size * item.values[0].dtype.itemsize
+        large = taken >= both.LARGE or kept.value >= _NARROW * threads
+        if threads == 1 or large or axes[-1] in item.reduced or _is_product(item):
+            return None
+        least, counts = _LEAST_ROWS, range(2 * threads, threads - 1, -1)
+    for loop in axes:
+        for blocks in counts if loop in item.reduced else ():
+            if loop.extent.value % blocks == 0 and total.value // blocks >= least:
                 return loop, blocks
     return None
+
+
+def _is_product(item: Compute) -> bool:
+    return any(isinstance(value, Op) and value.name == "product" for value in item.values)
