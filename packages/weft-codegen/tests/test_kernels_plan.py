@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_programs import F32, buffer, pointwise, program
-from weft_codegen.kernels.plan import LARGE, Place, make_plan, storage_bytes
+from weft_codegen.kernels.plan import LARGE, Place, make_plan
 from weft_codegen.loops.expr import apply, constant, load
 from weft_codegen.loops.index import axis, size
 from weft_codegen.loops.program import Alias, Kernel, Launch, Program
@@ -43,7 +43,7 @@ def test_live_buffers_do_not_overlap(made: Program) -> None:
         for b in scratch:
             if a < b and first[a] <= plan.last[b] and first[b] <= plan.last[a]:
                 low, high = sorted((a, b), key=lambda name: plan.offset[name])
-                end = plan.offset[low] + storage_bytes(made, low).value
+                end = plan.offset[low] + made.buffers[low].bytes.value
                 assert end <= plan.offset[high]
     assert all(plan.offset[name] % 64 == 0 for name in scratch)
 

@@ -69,12 +69,12 @@ ASKED: dict[str, list[tuple[Any, ...]]] = {
     "_iterate_nodes": [((2, 3),), (torch.ones(2),)],
     "compute_unbacked_bindings": [(None, torch.ones(2))],
 }
-FUNCTIONS = {name: answer for answer, names in _ANSWERS.items() for name in names if name in ASKED}
+FUNCTIONS = {name: answer for name, answer in _ANSWERS.items() if name in ASKED}
 
 
 def test_every_answer_is_asked_for() -> None:
-    classes = {name for answer, names in _ANSWERS.items() for name in names if type(answer) is type}
-    assert set(FUNCTIONS) | classes == {name for names in _ANSWERS.values() for name in names}
+    classes = {name for name, answer in _ANSWERS.items() if type(answer) is type}
+    assert set(FUNCTIONS) | classes == set(_ANSWERS)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from weft_core import events
 from weft_core.dumps import dump_graph
 from weft_core.errors import Unsupported
-from weft_core.fake import detect_mode, fake_mode, to_fake
+from weft_core.fake import fake_inputs
 from weft_core.tracing import Decompositions
 
 from weft_aot.config import settings
@@ -51,7 +50,7 @@ def aot_compile(
         A callable of flat positional arguments that returns a tuple or list of the graph's results.
         Programs that cannot be made functional run as they are (with a log line).
     """
-    fakes = _fake_inputs(gm, inputs)
+    fakes = fake_inputs(gm, inputs)
     try:
         with events.span("aot.joint"):
             joint = trace_joint(gm, fakes, decompositions, same_as=first_occurrences(inputs))
@@ -111,28 +110,6 @@ def _show(artifact: str, title: str, module: fx.GraphModule) -> None:
     if events.enabled(artifact):
         text = module.print_readable(print_output=False)
         events.logger("aot", artifact).info("%s\n%s", title, text)
-
-
-def _fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """One fake per input: the one that capture made where there is one, else a new one."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(inputs):
-        raise ValueError(f"the graph takes {len(placeholders)} inputs, got {len(inputs)} examples")
-    known = [node.meta.get("example_value") for node in placeholders]
-    mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
-    return [_fake_input(mode, example, given) for example, given in zip(known, inputs, strict=True)]
-
-
-def _fake_input(mode: FakeTensorMode, example: Any, given: Any) -> Any:
-    if not isinstance(given, torch.Tensor):
-        return given if example is None else example
-    if not isinstance(example, FakeTensor):
-        return to_fake(mode, given)
-    if example.requires_grad == given.requires_grad and example.is_leaf == given.is_leaf:
-        return example
-    with mode, torch.enable_grad():
-        fake = example.detach().requires_grad_(given.requires_grad)
-        return fake if given.is_leaf else torch.ops.aten.alias.default(fake)
 
 
 def _inputs_overlap(inputs: Sequence[Any]) -> bool:

@@ -23,7 +23,7 @@ from torch import fx
 from weft_core import events
 from weft_core.dumps import graph_script
 from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
-from weft_core.fake import detect_mode, fake_mode, to_fake
+from weft_core.fake import fake_inputs
 from weft_core.tracing import trace_aten
 
 from weft_codegen import warm
@@ -192,13 +192,7 @@ def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     """An aten graph as it is; one made of a torch-level graph, for inference."""
     if _is_aten(gm):
         return gm
-    holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    known = [node.meta.get("example_value") for node in holders]
-    mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
-    fakes: list[Any] = []
-    for value, given in zip(known, inputs, strict=True):
-        value = given if value is None else value
-        fakes.append(to_fake(mode, value) if isinstance(value, torch.Tensor) else value)
+    fakes = fake_inputs(gm, inputs)
     with events.span("codegen.trace"), torch.no_grad():
         return trace_aten(gm, fakes, decompositions=decompositions())
 

@@ -14,11 +14,12 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
 from torch._subclasses.fake_tensor import (
@@ -36,6 +37,7 @@ __all__ = [
     "NamedSource",
     "defer_dynamo",
     "detect_mode",
+    "fake_inputs",
     "fake_mode",
     "make_shape_env",
     "new_symint",
@@ -409,3 +411,33 @@ def detect_mode(values: Iterable[object]) -> FakeTensorMode | None:
         if isinstance(value, FakeTensor):
             return value.fake_mode
     return None
+
+
+def fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """One fake per input: the one that capture made where there is one, else a new one.
+
+    Args:
+        gm: a captured graph; ``meta["example_value"]`` of a placeholder, if there, is its fake.
+        inputs: real (or fake) tensors and numbers.
+
+    Raises:
+        ValueError: the graph takes another number of inputs.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(inputs):
+        raise ValueError(f"the graph takes {len(placeholders)} inputs, got {len(inputs)} examples")
+    known = [node.meta.get("example_value") for node in placeholders]
+    mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
+    return [_fake_input(mode, example, given) for example, given in zip(known, inputs, strict=True)]
+
+
+def _fake_input(mode: FakeTensorMode, example: Any, given: Any) -> Any:
+    if not isinstance(given, torch.Tensor):
+        return given if example is None else example
+    if not isinstance(example, FakeTensor):
+        return to_fake(mode, given)
+    if example.requires_grad == given.requires_grad and example.is_leaf == given.is_leaf:
+        return example
+    with mode, torch.enable_grad():
+        fake = example.detach().requires_grad_(given.requires_grad)
+        return fake if given.is_leaf else torch.ops.aten.alias.default(fake)

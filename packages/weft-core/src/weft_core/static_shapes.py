@@ -40,14 +40,12 @@ class _StandIn(types.ModuleType):
         self._real: types.ModuleType | None = None
         self._lent: list[tuple[dict[str, Any], str]] = []
         self._lock = threading.RLock()
-        for answer, names in _ANSWERS.items():
-            for plain in names:
-                vars(self)[f"_static_{plain}"] = _asker(self, plain, answer)
+        self._static = {plain: _asker(self, plain, answer) for plain, answer in _ANSWERS.items()}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        static = vars(self).get(f"_static_{name}") if self._real is None else None
+        static = self._static.get(name) if self._real is None else None
         if static is None:
             return getattr(self.load(), name)
         importer = sys._getframe(1)
@@ -63,7 +61,7 @@ class _StandIn(types.ModuleType):
                     del sys.modules[_FULL_NAME]
                 self._real = importlib.import_module(_FULL_NAME)
                 for scope, name in self._lent:
-                    if scope.get(name) is vars(self)[f"_static_{name}"]:
+                    if scope.get(name) is self._static[name]:
                         scope[name] = getattr(self._real, name)
                 self._lent.clear()
             return self._real
@@ -122,51 +120,30 @@ def _equal(left: Any, right: Any) -> Any:
     return pair[0] == pair[1] if plain else NotImplemented
 
 
-def _all(*values: Any) -> Any:
-    return all(values)
-
-
-def _any(*values: Any) -> Any:
-    return any(values)
-
-
-def _true(*_: Any, **__: Any) -> Any:
-    return True
-
-
-def _false(*_: Any, **__: Any) -> Any:
-    return False
-
-
-def _no_symbols(*_: Any, **__: Any) -> Any:
-    return ()
-
-
-def _no_bindings(shape_env: Any, *_: Any, **__: Any) -> Any:
-    return None if shape_env is None else NotImplemented
-
-
 class _DataDependent(RuntimeError):
     """Stands for GuardOnDataDependentSymNode, which only the real module can raise."""
 
 
-_ANSWERS: dict[Callable[..., Any], tuple[str, ...]] = {
-    _itself: (
-        "guard_or_true",
-        "guard_or_false",
-        "guard_size_oblivious",
-        "statically_known_true",
-        "expect_true",
-        "guard_bool",
-        "guard_int",
-        "guarding_hint_or_throw",
-    ),
-    _equal: ("sym_eq",),
-    _all: ("sym_and",),
-    _any: ("sym_or",),
-    _true: ("has_guarding_hint", "has_hint"),  # the second: in torch 2.11
-    _false: ("is_nested_int", "has_free_unbacked_symbols"),
-    _no_symbols: ("free_unbacked_symbols", "_iterate_exprs", "_iterate_nodes"),
-    _no_bindings: ("compute_unbacked_bindings",),
-    _DataDependent: ("GuardOnDataDependentSymNode",),
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
+
+
+_ITSELF = """
+    guard_or_true guard_or_false guard_size_oblivious statically_known_true expect_true guard_bool
+    guard_int guarding_hint_or_throw
+"""
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_ITSELF.split(), _itself),
+    "sym_eq": _equal,
+    "sym_and": lambda *values: all(values),
+    "sym_or": lambda *values: any(values),
+    "has_guarding_hint": _always(True),
+    "has_hint": _always(True),  # in torch 2.11
+    "is_nested_int": _always(False),
+    "has_free_unbacked_symbols": _always(False),
+    "free_unbacked_symbols": _always(()),
+    "_iterate_exprs": _always(()),
+    "_iterate_nodes": _always(()),
+    "compute_unbacked_bindings": lambda env, *_, **__: None if env is None else NotImplemented,
+    "GuardOnDataDependentSymNode": _DataDependent,
 }

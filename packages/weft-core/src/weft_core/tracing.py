@@ -387,7 +387,11 @@ def drop_dead_nodes(graph: fx.Graph) -> None:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether an aten node does more than make its value: it writes, checks or is random."""
-    target = node.target
+    return is_effect(node.target)
+
+
+def is_effect(target: Any) -> bool:
+    """Whether a call of `target` does: then it matters although nobody uses what it makes."""
     if not isinstance(target, OpOverload):
         return False
     seeded = torch.Tag.nondeterministic_seeded in target.tags

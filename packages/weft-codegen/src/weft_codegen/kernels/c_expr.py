@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from weft_codegen.kernels.c_types import C_TYPES, convert, literal, wrap
-from weft_codegen.kernels.exprs import ExprWriter, division, is_scalar, rounds
+from weft_codegen.kernels.exprs import ExprWriter, division, rounds
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
 from weft_codegen.loops.index import Atom, IndexExpr, Least, Quotient, Remainder
 from weft_codegen.loops.ops import OPS
@@ -49,7 +49,7 @@ class CExprWriter(ExprWriter):
 
     def local(self, local: Local, where: IndexExpr) -> str:
         """An element of a local."""
-        return local.name if is_scalar(local) else f"{local.name}[{self.at(where)}]"
+        return local.name if local.is_scalar else f"{local.name}[{self.at(where)}]"
 
     def _const(self, node: Const) -> str:
         return literal(node.value, node.dtype)

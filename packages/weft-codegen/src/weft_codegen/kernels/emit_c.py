@@ -22,7 +22,7 @@ from weft_codegen.kernels.c_body import BodyWriter
 from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_text import NOTE, CText, for_head, without_notes
 from weft_codegen.kernels.c_types import C_TYPES
-from weft_codegen.kernels.exprs import is_scalar, locals_of
+from weft_codegen.kernels.exprs import locals_of
 from weft_codegen.kernels.simd import collides
 from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.loops.expr import Expr, Local, Op, walk
@@ -253,7 +253,7 @@ class _KernelWriter:
         """Declare what a parallel iteration owns, but for what a simd loop keeps private."""
         for local in locals_here:
             kind = C_TYPES[local.dtype].value
-            if is_scalar(local):
+            if local.is_scalar:
                 if local not in self._private:
                     self._text.line(f"{kind} {local.name};")
             elif _on_stack(local):

@@ -125,11 +125,6 @@ def _operand(text: str) -> str:
     return text if text.replace("_", "").isalnum() else f"({text})"
 
 
-def is_scalar(local: Local) -> bool:
-    """Whether a local is a single value, written without an index."""
-    return local.extent.is_const and local.extent.value == 1
-
-
 def locals_read(*roots: Expr) -> frozenset[Local]:
     """The locals that expressions read."""
     return frozenset(node.local for node in walk(*roots) if isinstance(node, Read))

@@ -15,7 +15,6 @@ from enum import Enum
 import torch
 
 from weft_codegen.kernels.externs import returns_views
-from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.program import (
     Alias,
     Extern,
@@ -77,7 +76,7 @@ def _places(
             if result is not None and result in root:
                 place.setdefault(root[result], Place.OWNED)
     for name in root.values():
-        size = storage_bytes(program, name)
+        size = program.buffers[name].bytes
         small = size.is_const and size.value < LARGE
         place.setdefault(name, Place.SCRATCH if small else Place.OWNED)
     return place
@@ -109,12 +108,6 @@ def _last_uses(program: Program, root: Mapping[str, str]) -> dict[str, int]:
         if isinstance(output, Ref):
             last[root[output.name]] = len(program.steps)
     return last
-
-
-def storage_bytes(program: Program, name: str) -> IndexExpr:
-    """The bytes that buffer `name` needs."""
-    buffer = program.buffers[name]
-    return buffer.storage * buffer.dtype.itemsize
 
 
 @dataclass
@@ -155,7 +148,7 @@ class Plan:
                 self._assign(root, over)
 
     def _assign(self, name: str, over: str | None) -> None:
-        size = storage_bytes(self.program, name)
+        size = self.program.buffers[name].bytes
         extent = max(ALIGN, -(-size.value // ALIGN) * ALIGN)
         if over is not None:
             start = self.offset[over]

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.index import (
+    ONE,
     Atom,
     Axis,
     IndexExpr,
@@ -156,6 +157,11 @@ class Local:
     name: str
     dtype: torch.dtype
     extent: IndexExpr
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is a single value, written without an index."""
+        return self.extent is ONE
 
 
 @dataclass(frozen=True, eq=False, repr=False)

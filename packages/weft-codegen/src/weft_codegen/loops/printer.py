@@ -130,8 +130,7 @@ def _stmt(stmt: Stmt, names: dict[Expr, str]) -> str:
 
 
 def _target(local: Local, where: IndexExpr) -> str:
-    scalar = local.extent.is_const and local.extent.value == 1
-    return local.name if scalar else f"{local.name}[{index_text(where)}]"
+    return local.name if local.is_scalar else f"{local.name}[{index_text(where)}]"
 
 
 def signature_text(kernel: Kernel) -> str:

@@ -82,6 +82,11 @@ class Buffer:
         dims = zip(self.shape, self.strides, strict=True)
         return sum(((extent - 1) * stride for extent, stride in dims), start=ONE)
 
+    @property
+    def bytes(self) -> IndexExpr:
+        """The bytes that it needs."""
+        return self.storage * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Input:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from weft_codegen.kernels.exprs import changed, is_scalar, locals_of, reads_of
+from weft_codegen.kernels.exprs import changed, locals_of, reads_of
 from weft_codegen.kernels.triton.values import (
     Lanes,
     NoTritonForm,
@@ -225,7 +225,7 @@ class _Function(ValueWriter):
 
     def _check_rows(self, loop: Loop, whole: bool, accumulated: set[Local]) -> None:
         for local in locals_of(loop.body):
-            if not is_scalar(local) and not whole:
+            if not local.is_scalar and not whole:
                 raise NoTritonForm(
                     f"row {local.name} of kernel {self.kernel.name}: its loop over "
                     f"{loop.axis.extent} elements does not fit one block of {LARGEST_BLOCK}"
@@ -264,7 +264,7 @@ class _Function(ValueWriter):
         elif isinstance(statement, Set):
             self.check_row_index(statement.local, statement.index)
             value = self.text(statement.value)
-            if self.lanes and not is_scalar(statement.local):
+            if self.lanes and not statement.local.is_scalar:
                 value = f"tl.broadcast_to({value}, [{self.lanes.size}])"
             self.line(
                 f"{statement.local.name} = tl.cast({value}, {type_name(statement.local.dtype)})"
@@ -313,7 +313,7 @@ def _peel(body: tuple[Stmt, ...], *, parallel_only: bool) -> tuple[list[Axis], t
 
 
 def _is_flat(body: tuple[Stmt, ...]) -> bool:
-    return all(isinstance(s, Store) or (isinstance(s, Set) and is_scalar(s.local)) for s in body)
+    return all(isinstance(s, Store) or (isinstance(s, Set) and s.local.is_scalar) for s in body)
 
 
 def _has_loops(loop: Loop) -> bool:

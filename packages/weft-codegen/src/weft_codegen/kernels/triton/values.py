@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from weft_core.errors import WeftError
 
-from weft_codegen.kernels.exprs import ExprWriter, division, is_scalar
+from weft_codegen.kernels.exprs import ExprWriter, division
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
 from weft_codegen.loops.index import (
     Axis,
@@ -57,8 +57,8 @@ class ValueWriter(ExprWriter):
 
     def check_row_index(self, local: Local, where: IndexExpr) -> None:
         """Refuse a row that is not indexed by the lane it lives in."""
-        if is_scalar(local) or self.lanes is None:
-            if not is_scalar(local):
+        if local.is_scalar or self.lanes is None:
+            if not local.is_scalar:
                 raise NoTritonForm(f"row {local.name} is used outside its lanes")
             return
         axes = [atom for atom in atoms(where) if isinstance(atom, Axis)]

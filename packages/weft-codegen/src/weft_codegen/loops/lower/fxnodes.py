@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.tracing import is_effect
 
 from weft_codegen.loops.expr import apply
 from weft_codegen.loops.lower.pointwise import number
@@ -84,13 +85,6 @@ _FLOAT_ARITHMETIC = {
 def attribute(node: fx.Node) -> Any:
     """What a `get_attr` node names."""
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
-
-
-def is_effect(target: Any) -> bool:
-    """Whether a call without users still matters: it writes, or advances the random stream."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
 
 
 def is_pure(target: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core.tracing import ASSERT
+from weft_core.tracing import ASSERT, is_effect
 
 from weft_codegen.loops import checks
 from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
@@ -33,7 +33,6 @@ from weft_codegen.loops.lower.fxnodes import (
     added_product,
     attribute,
     count_uses,
-    is_effect,
     secretly_written,
     symbolic,
     without_alias,

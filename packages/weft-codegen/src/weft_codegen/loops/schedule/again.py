@@ -59,7 +59,7 @@ def compute_again(units: list[Unit], lowered: Program) -> list[Unit]:
 
 def storage_bytes(buffer: Buffer) -> int:
     """The bytes of a buffer; 0 if that is not known."""
-    return buffer.storage.value * buffer.dtype.itemsize if buffer.storage.is_const else 0
+    return buffer.bytes.value if buffer.bytes.is_const else 0
 
 
 def _joined(

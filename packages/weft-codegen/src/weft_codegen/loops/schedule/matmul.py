@@ -15,8 +15,13 @@ from dataclasses import replace
 import torch
 
 from weft_codegen.loops.expr import Expr, apply
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, product
-from weft_codegen.loops.lower.values import LazyTensor, broadcast_at, contiguous_strides
+from weft_codegen.loops.index import ONE, IndexExpr, as_axis, product
+from weft_codegen.loops.lower.values import (
+    LazyTensor,
+    broadcast_at,
+    contiguous_strides,
+    offset_of,
+)
 from weft_codegen.loops.program import CPU, Buffer, Compute, Extern, Program, Ref, Step
 from weft_codegen.loops.schedule.align import new_axis
 
@@ -84,14 +89,9 @@ def _node(
     value: Expr,
     origins: tuple[str, ...],
 ) -> Compute:
-    place = ZERO
-    for position, stride in zip(kept, target.strides, strict=True):
-        place = place + position * stride
-    return Compute(target.name, _loops(kept), _loops(reduced), op, (value,), place, origins)
-
-
-def _loops(axes: tuple[IndexExpr, ...]) -> tuple[Axis, ...]:
-    return tuple(as_axis(loop) for loop in axes)
+    axes, over = tuple(map(as_axis, kept)), tuple(map(as_axis, reduced))
+    place = offset_of(kept, target.strides)
+    return Compute(target.name, axes, over, op, (value,), place, origins)
 
 
 def _operands(
