@@ -57,7 +57,8 @@ def make_inference_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[
         return run
     call = _wrapped(joint, "*args", [(run, "values = {}(*args)")])
     owning = getattr(run, "call_owning", None)
-    if owning is not None and not joint.mutations and not any(map(_from_input, joint.plans)):
+    given = any(plan.source is not None and plan.source.kind == "input" for plan in joint.plans)
+    if owning is not None and not joint.mutations and not given:
         owned = _wrapped(joint, "args", [(owning, "values = {}(args)")])
         call.call_owning = owned  # type: ignore[attr-defined]
     return call
@@ -74,10 +75,6 @@ def make_training_call(joint: JointGraph, nodes: Sequence[Node]) -> Callable[...
         for (apply, _), given in zip(nodes, inputs, strict=True)
     ]
     return _wrapped(joint, "*args", [(None, "values = []"), *calls])
-
-
-def _from_input(plan: OutputPlan) -> bool:
-    return isinstance(plan.source, Ref) and plan.source.kind == "input"
 
 
 def _wrapped(joint: JointGraph, args: str, calls: Iterable[tuple[Any, str]]) -> Callable[..., Any]:
@@ -182,15 +179,12 @@ def make_forward(
 
 def _saved(saved: Iterable[Saved], symbolic: bool, others: set[int]) -> str:
     """What is saved; results of `others`, detached: parts that save each other's never die."""
+    hidden = {Ref("value", index) for index in others}
     return "".join(
-        f"{_expression(s.source)}{'.detach()' if _is_value(s.source, others) else ''}, "
+        f"{_expression(s.source)}{'.detach()' if s.source in hidden else ''}, "
         for s in saved
         if s.symbolic is symbolic
     )
-
-
-def _is_value(source: Ref, indices: set[int]) -> bool:
-    return source.kind == "value" and source.index in indices
 
 
 def make_backward_inputs(joint: JointGraph, part: Part) -> Callable[..., Any]:

@@ -29,7 +29,8 @@ def loop_wins(item: Extern, buffers: dict[str, Buffer]) -> bool:
     names = tuple(dict.fromkeys(refs(item.args)))
     result = item.results[0]
     assert result is not None
-    what = f"{item.op}({', '.join(_layout(buffers[name]) for name in names)})"
+    layouts = (buffer_text(buffers[name]).split(": ", 1)[1] for name in names)
+    what = f"{item.op}({', '.join(layouts)})"
     parts = (what, find_toolchain().fingerprint, torch.__version__, str(torch.get_num_threads()))
     path = cache_dir("tuned") / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     verdict = read_checked(path)
@@ -47,10 +48,6 @@ def loop_wins(item: Extern, buffers: dict[str, Buffer]) -> bool:
         times = f"{library * 1e6:.1f} us in the library, {loop * 1e6:.1f} us as a loop"
         _hints.info("max_autotune: %s takes %s", what, times)
     return verdict == b"1"
-
-
-def _layout(buffer: Buffer) -> str:
-    return buffer_text(buffer).split(": ", 1)[1]
 
 
 def _random(buffer: Buffer) -> torch.Tensor:

@@ -130,7 +130,7 @@ class Entry:
             dynamic, values = with_aot_sizes(self.tape, contexts, inputs, dynamic)
             symbolic = {k for k, size in enumerate(sizes) if size in values} | self.changed
         with span("compiled_autograd", f"{len(self.tape.names)} autograd nodes"):
-            lowered = _lower(self.tape, contexts, inputs, sizes, dynamic, symbolic)
+            lowered = lower(self.tape, contexts, inputs, sizes, dynamic, symbolic)
             check = guards.build_check(lowered, inputs, sizes)
         counters["compiled_autograd"]["graphs"] += 1
         report.show_graph(lowered.module)
@@ -247,13 +247,3 @@ def with_aot_sizes(
                 values.update(inputs[index].shape[dim] for dim in found)
         values.update(getattr(context, "symbols", ()))
     return [sorted(found) for found in dims], values
-
-
-def _lower(*arguments: Any) -> Lowered:
-    """Lower, and turn what torch's fake tensors cannot do into NotCapturable."""
-    try:
-        return lower(*arguments)
-    except NotCapturable:
-        raise
-    except Exception as problem:
-        raise NotCapturable(f"tracing failed: {report.first_line(problem)}") from problem

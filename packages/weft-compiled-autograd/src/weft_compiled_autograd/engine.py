@@ -65,11 +65,6 @@ class Session:
         self.compiler_failed = False
         self.callbacks: list[Callable[[], None]] = []
 
-    def close(self) -> None:
-        """Leave what a failed capture left open."""
-        if self.capture is not None:
-            self.capture.close()
-
 
 class _ThreadState(threading.local):
     """Per thread: the compilers of nested `enable` blocks (None: disabled), the open session."""
@@ -250,7 +245,8 @@ class EngineGate:
             return None, str(problem).strip().split("\n", 1)[0]
         finally:
             thread.session = None
-            session.close()
+            if session.capture is not None:
+                session.capture.close()  # leaves what a failed capture left open
             window.close()
             _one_at_a_time.release()
 

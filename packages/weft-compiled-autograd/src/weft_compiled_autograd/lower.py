@@ -317,4 +317,9 @@ def lower(
         NotCapturable: when something on the tape has no graph form.
     """
     env = make_shape_env() if symbolic or any(dynamic) else None
-    return Lowering(tape, contexts, env).run(inputs, sizes, dynamic, symbolic)
+    try:
+        return Lowering(tape, contexts, env).run(inputs, sizes, dynamic, symbolic)
+    except NotCapturable:
+        raise
+    except Exception as problem:  # what torch's fake tensors cannot do
+        raise NotCapturable(f"tracing failed: {report.first_line(problem)}") from problem

@@ -33,11 +33,6 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def format_stack(stack: UserStack) -> str:
-    """Print a user stack the way a traceback does; empty text for an empty stack."""
-    return "".join(traceback.format_list(list(stack))).rstrip()
-
-
 def user_frame(printed: str | None) -> tuple[str, ...]:
     """File, line and code of the user's frame in a printed stack; nothing where there is none.
 
@@ -76,7 +71,8 @@ class Unsupported(WeftError):
         if self.remedy:
             parts.append(f"  What to do: {self.remedy}")
         if self.user_stack:
-            parts.append("  From user code:\n" + format_stack(self.user_stack))
+            stack = "".join(traceback.format_list(list(self.user_stack)))
+            parts.append("  From user code:\n" + stack.rstrip())
         return "\n".join(parts)
 
 

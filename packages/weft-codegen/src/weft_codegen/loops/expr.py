@@ -279,10 +279,6 @@ def apply(name: str, *args: Expr) -> Expr:
     return folded if folded is not None else _make(Op, dtype, name, args)
 
 
-def _is_const(arg: Expr, value: Number) -> bool:
-    return isinstance(arg, Const) and arg.value == value
-
-
 # Identities that hold for every operand, nan and -0.0 included: (op, operand position, constant).
 _NEUTRAL = (("mul", 0, 1), ("mul", 1, 1), ("div", 1, 1), ("sub", 1, 0))
 _NEUTRAL_INTEGERS = (*_NEUTRAL, ("add", 0, 0), ("add", 1, 0))
@@ -334,7 +330,8 @@ def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
     if name == "and" and args[0].dtype is torch.bool:
         return _conjunction(*args)
     for op, position, value in _NEUTRAL if args[0].dtype.is_floating_point else _NEUTRAL_INTEGERS:
-        if name == op and _is_const(args[position], value):
+        arg = args[position] if name == op else None
+        if isinstance(arg, Const) and arg.value == value:
             return args[1 - position]
     if name == "where":
         condition, yes, no = args

@@ -10,6 +10,7 @@ Rows are chosen when a reduced axis is the contiguous one, columns when a kept o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -381,7 +382,8 @@ def _lane(group: Group) -> tuple[Axis, Axis | None] | None:
     for products the axis of rows."""
     if not group.reduced or not group.kept:
         return None
-    walks = [linear(where, group.axes) or [] for where in group.accesses]
+    wheres = itertools.chain(*group.accesses.values())
+    walks = [linear(where, group.axes) or [] for where in wheres]
     full = [strides[-1] for strides in walks if len(strides) == len(group.axes)]
     votes = Counter(loop for stride, loop in full if stride is ONE)
     if not votes:

@@ -194,5 +194,6 @@ def _parts(name: str) -> str:
 
 def _walks_rows(group: Group) -> bool:
     """Whether rows lie in memory one after another wherever all axes are walked along."""
-    walks = [linear(where, group.axes) or [] for where in group.accesses]
+    wheres = itertools.chain(*group.accesses.values())
+    walks = [linear(where, group.axes) or [] for where in wheres]
     return all(strides[-1][1] in group.reduced for strides in walks if len(strides) > 1)

@@ -26,7 +26,8 @@ def live_items(lowered: Program) -> list[Step]:
     needed.update(lowered.mutations)
     kept: list[Step] = []
     for item in reversed(lowered.steps):
-        if needed.intersection(step_writes(item)) or _draws(item) or _checks(item):
+        checks = isinstance(item, Extern) and item.when is not None
+        if needed.intersection(step_writes(item)) or _draws(item) or checks:
             kept.append(item)
             needed.update(step_reads(item))
     return kept[::-1]
@@ -34,10 +35,6 @@ def live_items(lowered: Program) -> list[Step]:
 
 def _draws(item: Step) -> bool:
     return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
-
-
-def _checks(item: Step) -> bool:
-    return isinstance(item, Extern) and item.when is not None
 
 
 def dependences(items: list[Step], mutated: frozenset[str]) -> tuple[Edges, Edges]:

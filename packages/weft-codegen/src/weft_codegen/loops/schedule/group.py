@@ -68,9 +68,13 @@ class Group:
         return not self.reduced.issuperset(member.node.reduced)
 
     @property
-    def accesses(self) -> list[IndexExpr]:
-        """Where the members touch memory."""
-        return [at for m in self.members for found in m.accesses.values() for at in found]
+    def accesses(self) -> dict[str, list[IndexExpr]]:
+        """Where the members touch each buffer."""
+        found: dict[str, list[IndexExpr]] = {}
+        for member in self.members:
+            for name, wheres in member.accesses.items():
+                found.setdefault(name, []).extend(wheres)
+        return found
 
     @property
     def results(self) -> dict[str, Member]:
@@ -105,7 +109,7 @@ def join(left: Group, right: Group, mutated: frozenset[str]) -> Group | str:
     """
     if len(left.members) + len(right.members) > _MAX_MEMBERS:
         return f"more than {_MAX_MEMBERS} loop nodes in one kernel"
-    touched_left, touched_right = _accesses(left), _accesses(right)
+    touched_left, touched_right = left.accesses, right.accesses
     if len(touched_left.keys() | touched_right.keys()) > _MAX_BUFFERS:
         return f"more than {_MAX_BUFFERS} buffers in one kernel"
     if any(member.node.update for member in (*left.members, *right.members)):
@@ -125,14 +129,6 @@ def join(left: Group, right: Group, mutated: frozenset[str]) -> Group | str:
             return joined
         reason = refused
     return reason
-
-
-def _accesses(group: Group) -> dict[str, list[IndexExpr]]:
-    found: dict[str, list[IndexExpr]] = {}
-    for member in group.members:
-        for name, wheres in member.accesses.items():
-            found.setdefault(name, []).extend(wheres)
-    return found
 
 
 def _candidates(
