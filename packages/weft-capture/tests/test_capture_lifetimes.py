@@ -211,3 +211,36 @@ def test_a_method_of_another_class_refuses():
             return str(error), (x + 1).tolist()
 
     agree(function, X)
+
+
+def test_a_variable_that_nothing_reads_keeps_its_object():
+    def hold(seen, one):
+        inner = Held()
+        seen += [weakref.ref(inner), weakref.ref(one)]
+        return [reference() is None for reference in seen]
+
+    def function(x, first):
+        seen = [weakref.ref(first)]
+        made, other = Held(), Held()
+        seen.append(weakref.ref(other))
+        while_held = hold(seen, made)
+        other = None
+        total = (x + 1).sum().item()
+        return while_held, total, [reference() is None for reference in seen]
+
+    expected = function(X, Held())
+    assert expected[2] == [False, True, True, False]
+    assert weft_capture.capture(function, run)(X, Held()) == expected
+
+
+def test_a_tensor_that_nothing_reads_dies_at_the_break():
+    def function(x, ask):
+        big = x + 1
+        seen = weakref.ref(big)
+        held = Held()
+        ask(held)
+        return seen() is None, x * 2
+
+    ask = torch._C._get_tracing_state
+    captured = weft_capture.capture(function, run)
+    assert captured(X, lambda held: ask())[0]

@@ -12,7 +12,7 @@ cells and puts them into the closure.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 
@@ -63,6 +63,7 @@ def make_resume(
     index: int,
     stack: Sequence[bool] = (),
     locals: Sequence[str] | None = None,
+    keep: Collection[str] = (),
 ) -> Resume:
     """Code that runs `decoded` from instruction `index` on.
 
@@ -72,6 +73,7 @@ def make_resume(
         stack: the operand stack there, bottom first: True for a value, False for a NULL.
         locals: plain variables that are bound there; those that are not live are left out.
             By default all live ones. A live variable that is not listed starts unbound.
+        keep: of these, the ones to carry on even where nothing reads them any more.
 
     The same arguments give the same `Resume` as long as `decoded` lives, so that its code cache
     is found again.
@@ -81,11 +83,11 @@ def make_resume(
     origin: Origin | None = decoded.derived.get("origin")
     if origin is not None and (first := original(decoded)) is not decoded:
         # Resuming a resume function resumes the original: a loop meets the same code again.
-        return make_resume(first, origin.indices[index - origin.prologue], stack, locals)
+        return make_resume(first, origin.indices[index - origin.prologue], stack, locals, keep)
     if decoded.is_generator:
         raise ValueError(f"{decoded.qualname} is a generator or coroutine; it cannot be resumed")
-    live = live_at(decoded, index)
-    plain = live - decoded.cells
+    wanted = live_at(decoded, index).union(keep)
+    plain = wanted.intersection(decoded.varnames) - decoded.cells
     bound = plain if locals is None else plain.intersection(locals)
     key = ("resume", index, tuple(stack), bound)
     resume: Resume | None = decoded.derived.get(key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ from weft_capture.graph import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
-from weft_capture.values.base import MethodOf
+from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import NULL, constant
 from weft_capture.values.contexts import AutocastContext, InferenceContext
 
@@ -58,7 +58,7 @@ def assemble(
     if stopped is not None and any(one.exception is not None for one in stopped.frames):
         raise _in_handler(stopped.error)
     end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
-    draft = _Assembly(tx, frame, stopped, tail_call, end_mode)
+    draft = _Assembly(tx, frame, stopped, tail_call, end_mode, frozenset())
     draft.body({})
     outputs = draft.out.graph_outputs
     graph: GraphModule | None = None
@@ -71,7 +71,7 @@ def assemble(
             compiled = compile_graph(graph, inputs)
         else:
             compiled = functools.partial(_run_in, mode, _run_in(mode, compile_graph, graph, inputs))
-    final = _Assembly(tx, frame, stopped, tail_call, end_mode)
+    final = _Assembly(tx, frame, stopped, tail_call, end_mode, draft.out.rebuilt())
     tx.calls.emit(final.out, late=False)
     if compiled is not None:
         final.call_graph(compiled, inputs)
@@ -137,6 +137,7 @@ class _Assembly:
         stopped: Stop | None,
         tail_call: Any,
         end_mode: bool,
+        rebuilt: Set[Value],
     ) -> None:
         self.tx = tx
         self.tail_call = tail_call
@@ -145,7 +146,7 @@ class _Assembly:
         self.end_mode = end_mode
         self.writer = Writer(frame.decoded, tail_call=tail_call)
         cells = {cell: name for name, cell in frame.cells.items()}
-        self.out = Output(self.writer, cells, tx.graph.made_at)
+        self.out = Output(self.writer, cells, tx.graph.made_at, rebuilt)
 
     def call_graph(self, compiled: Any, inputs: list[GraphInput]) -> None:
         """Run the graph and keep its results.
@@ -218,7 +219,8 @@ class _Assembly:
         instr = frame.decoded.instrs[index]
         writer.at(instr)
         fails = self.stopped is not None and self.stopped.error.code in _RAISES
-        live = frame.locals if fails else live_at(frame.decoded, index)
+        keep = out.kept(frame.locals)
+        live = frame.locals if fails else live_at(frame.decoded, index) | keep
         locals_ = {name: value for name, value in frame.locals.items() if name in live}
         temps = {name: out.load_temp(value) for name, value in locals_.items()}
         stack = [None if value is NULL else out.load_temp(value) for value in frame.stack]
@@ -233,7 +235,7 @@ class _Assembly:
                 writer.delete_local(name)
         writer.load_stack(stack)
         below = [value is not NULL for value in frame.stack]
-        step = RealStep(writer, frame.decoded, below, tuple(locals_))
+        step = RealStep(writer, frame.decoded, below, tuple(locals_), keep)
         if inner is None:
             # What the instruction lets go of must die, and not live on in this frame.
             writer.clear_temps(GRAPH_RESULT)

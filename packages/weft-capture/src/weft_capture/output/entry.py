@@ -47,10 +47,10 @@ def entry_replacement(code: types.CodeType) -> types.CodeType | None:
 
 
 def _make_entry(
-    decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str], inner: bool,
-    tail_call: Any,
+    decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str],
+    keep: frozenset[str], inner: bool, tail_call: Any,
 ) -> Entry:  # fmt: skip
-    key = ("entry", index, stack, bound, inner, tail_call)
+    key = ("entry", index, stack, bound, keep, inner, tail_call)
     entry: Entry | None = decoded.derived.get(key)
     if entry is None:
         args, shape = state_at(decoded, index, stack, bound, "entry")
@@ -62,7 +62,7 @@ def _make_entry(
             writer.at(decoded.instrs[index])
             writer.load_stack([stack_name(i) if full else None for i, full in enumerate(stack)])
             known = tuple(name for name in decoded.varnames if name in bound)
-            step = RealStep(writer, decoded, stack, known)
+            step = RealStep(writer, decoded, stack, known, keep)
             if inner:
                 writer.begin_call()
                 writer.load_const(hook.enter)
@@ -104,9 +104,10 @@ class InnerFrames:
         decoded = frame.decoded
         index = frame.ip - 1 if inner else frame.ip
         live = frozenset(frame.locals) if whole else live_at(decoded, index)
-        bound = (live - decoded.cells).intersection(frame.locals)
+        keep = out.kept(frame.locals)
+        bound = (live - decoded.cells).intersection(frame.locals) | keep
         stack = tuple(value is not NULL for value in frame.stack)
-        code, args = _make_entry(decoded, index, stack, bound, inner, tail_call)
+        code, args = _make_entry(decoded, index, stack, bound, keep, inner, tail_call)
 
         function = out.load_temp(frame.function)
         given = [out.load_temp(_argument(frame, arg)) for arg in args]

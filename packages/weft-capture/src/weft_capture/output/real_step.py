@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import CellType
 
 from weft_guards.guards import is_empty
@@ -42,15 +42,18 @@ class RealStep:
         decoded: the original code.
         below: the operand stack, True for a value and False for a NULL.
         names: the variables that are bound.
+        keep: those of them to carry on in any case.
     """
 
     def __init__(
-        self, writer: Writer, decoded: Decoded, below: Sequence[bool], names: tuple[str, ...]
-    ) -> None:
+        self, writer: Writer, decoded: Decoded, below: Sequence[bool], names: tuple[str, ...],
+        keep: Collection[str],
+    ) -> None:  # fmt: skip
         self.writer = writer
         self.decoded = decoded
         self.below = list(below)
         self.names = names
+        self.keep = keep
 
     def run(self, index: int) -> None:
         """Write instruction `index` and what comes after it.
@@ -142,7 +145,7 @@ class RealStep:
             names = (*names, done.argval)
         if done is not None and done.opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
             names = tuple(name for name in names if name != done.argval)
-        self.writer.call_resume(make_resume(self.decoded, index, stack, names), kept)
+        self.writer.call_resume(make_resume(self.decoded, index, stack, names, self.keep), kept)
 
     def _branch(self, index: int, instr: Instr) -> None:
         assert instr.target is not None

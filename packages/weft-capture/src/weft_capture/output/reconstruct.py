@@ -7,13 +7,16 @@ temporary so that identity is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import torch
+
 from weft_capture.breaks import Break
 from weft_capture.values.base import Value
-from weft_capture.values.constant import MADE, NULL, Constant, class_value, constant
+from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
@@ -36,15 +39,18 @@ class Output:
         writer: the code.
         cells: the frame's own cell variables by value; their cells are made by the new code.
         made_at: the step that made each node of the graph.
+        exist: values made while capturing of which there will be objects in any case.
     """
 
     def __init__(
-        self, writer: Writer, cells: dict[CellValue, str], made_at: dict[Node, int]
-    ) -> None:
+        self, writer: Writer, cells: dict[CellValue, str], made_at: dict[Node, int],
+        exist: Set[Value] = frozenset(),
+    ) -> None:  # fmt: skip
         self.writer = writer
         self.cells = cells
         self.graph_outputs: dict[Node, int] = {}
         self.made_at = made_at
+        self.exist = exist
         self._temps: dict[Value, str] = {}
         self._building: set[Value] = set()
         self.writes: list[Callable[[], None]] = []
@@ -124,6 +130,26 @@ class Output:
         self.writer.load_local(GRAPH_RESULT)
         self.writer.load_const(index)
         self.writer.binary_subscr()
+
+    def rebuilt(self) -> Set[Value]:
+        """Return the values of which this code makes or keeps objects."""
+        return self._temps.keys()
+
+    def kept(self, variables: Mapping[str, Value]) -> frozenset[str]:
+        """Return the variables that hold objects whose death the program may see.
+
+        CPython lets go of them when the frame ends, read or not. What a graph makes dies early.
+        """
+        return frozenset(name for name, value in variables.items() if self._may_live(value))
+
+    def _may_live(self, value: Value) -> bool:
+        if isinstance(value, LazyValue):
+            if value.forced is None:
+                return gc.is_tracked(value.obj) and not isinstance(value.obj, torch.Tensor)
+            value = value.forced
+        if isinstance(value, Constant | Varying | TensorValue | CellValue):
+            return False
+        return value.source is not None or value in self.exist
 
     def remember(self, value: Value) -> None:
         """Keep what is on top of the stack as the object of `value`; it stays on the stack."""
