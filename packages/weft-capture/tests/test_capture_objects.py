@@ -9,6 +9,7 @@ import hashlib
 import io
 import itertools
 import re
+import sys
 import threading
 import types
 import typing
@@ -303,3 +304,51 @@ def test_attributes_of_c_types_are_written_as_their_class_does():
     assert torch.equal(optimised(X), X + 5)
     assert OWN_OF_THREAD.count == 3
     assert vars(NAMESPACE) == {"left": 2}
+
+
+def test_new_may_make_an_object_of_a_subclass():
+    def function(x):
+        class Base:
+            def __new__(cls, size):
+                return object.__new__(Derived)
+
+        class Derived(Base):
+            def __init__(self, size):
+                self.size = size
+
+        made = Base(3)
+        return type(made).__name__, made.size, x + made.size
+
+    name, size, total = captured(function)[0](X)
+    assert (name, size) == ("Derived", 3)
+    assert torch.equal(total, X + 3)
+
+
+def test_an_object_that_is_its_own_call():
+    def function(x):
+        class Endless:
+            pass
+
+        Endless.__call__ = Endless()
+        try:
+            Endless()()
+        except RecursionError:
+            return x + 1
+
+    assert torch.equal(captured(function)[0](X), X + 1)
+
+
+def test_a_range_that_is_too_large_to_be_listed():
+    def function(x):
+        huge = range(sys.maxsize * 4)
+        texts = []
+        try:
+            len(huge)
+        except OverflowError as error:
+            texts.append(str(error))
+        steps = iter(huge)
+        texts += [type(steps).__name__, type(iter(())).__name__, next(steps), next(steps)]
+        pairs = [pair for pair in zip(huge, "ab", strict=False)]
+        return texts, pairs, huge[-1], len(range(sys.maxsize)), 5 in huge, x.tolist()
+
+    assert captured(function)[0](X) == function(X)

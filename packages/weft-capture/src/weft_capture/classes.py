@@ -76,7 +76,7 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):
             return instance
-    _initialise(tx, kind, instance, args, kwargs)
+    _initialise(tx, instance.python_type(), instance, args, kwargs)
     return instance
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+from weft_capture.breaks import Break
 from weft_capture.opcodes.table import opcode
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.constant import NULL
@@ -29,8 +31,12 @@ def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:
 def _call_in(frame: Frame, callee: Value, args: list[Value], kwargs: Kwargs) -> Value:
     """Call from a frame, whose stack must be what lies below the call already."""
     tx = frame.tx
+    depth = 0
     while (forwarded := callee.forwards(tx, args, kwargs)) is not None:
         callee, args, kwargs = forwarded
+        depth += 1
+        if depth > sys.getrecursionlimit():  # an object whose class has it as its `__call__`
+            raise Break("recursion", "calls nest too deeply")
     if type(callee) is FunctionValue:
         return tx.call_function(callee, args, kwargs, stepped=frame.stepped)
     return callee.call(tx, args, kwargs)

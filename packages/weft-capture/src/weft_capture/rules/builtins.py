@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
 PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
 
-_SIZED = (ListValue, TupleValue, SetValue, DictValue, DictView, RangeValue)
-
 
 # Size, truth and identity.
 
@@ -56,9 +54,9 @@ def _len(tx: Tracer, value: Value) -> Value:
         return constant(len(value.items))
     if isinstance(value, (SetValue, DictValue)):
         return constant(len(value.entries))
-    if isinstance(value, _SIZED):
-        return constant(len(value.unpack(tx)))
-    if isinstance(value, Constant):
+    if isinstance(value, DictView):
+        return constant(len(value.owner.entries))
+    if isinstance(value, Constant | RangeValue):
         return fold(tx, len, [value], {})
     length = value.call_method(tx, "__len__", [], {})
     if not issubclass(length.python_type(), int):

@@ -344,7 +344,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
         return constant(item.hash_key() in container.entries)
     if isinstance(container, DictView) and container.kind == "keys":
         return constant(item.hash_key() in container.owner.entries)
-    if isinstance(container, Constant) and item.is_constant():
+    if isinstance(container, Constant | RangeValue) and item.is_constant():
         return fold(tx, operator.contains, [container, item], {})
     if isinstance(container, TensorValue):
         raise Break("data-dependent-value", "in on a tensor")

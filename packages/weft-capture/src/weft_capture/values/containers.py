@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_capture import config
 from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import class_value, constant
@@ -348,6 +349,8 @@ class RangeValue(Value):
         return bool(self.range)
 
     def unpack(self, tx: Tracer) -> list[Value]:
+        if self.range[config.settings.instruction_limit :]:
+            raise Break("too-long", f"all of {self.range}")
         return [constant(number) for number in self.range]
 
     def iterate(self, tx: Tracer) -> Value:

@@ -55,14 +55,17 @@ class SequenceIterator(IteratorValue):
         self.over = over
 
     def python_type(self) -> type:
-        return type(iter([]))
+        if isinstance(self.over, RangeValue):
+            return type(iter(self.over.range))
+        return type(iter(() if isinstance(self.over, TupleValue) else []))
 
     def next(self, tx: Tracer) -> Value | None:
         over = self.over
         items: Any = over.range if isinstance(over, RangeValue) else over
         if isinstance(over, ListValue | TupleValue):
             items = over.items
-        if self.position >= len(items):
+        huge = isinstance(over, RangeValue)  # may be, more than `len` can say
+        if not items[self.position :] if huge else self.position >= len(items):
             # Once at its end, an iterator stays there, also when the list grows.
             tx.journal.touch(self)
             self.position = EXHAUSTED
