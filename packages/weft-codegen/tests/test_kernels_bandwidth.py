@@ -5,6 +5,7 @@ Streaming waits for results larger than every cache, so here each store counts a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import check, program_of
-from weft_codegen.kernels import emit_c, emit_program
+from weft_codegen.kernels import ahead, emit_c, emit_program
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int16]
 SIZES = [(3, 5), (64, 256), (67, 259), (300, 65), (1, 1025)]
@@ -32,7 +33,8 @@ FLOATS: list[Callable[..., Any]] = [
 
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emit_c, "last_level_cache", lambda: 1)
+    for module in (ahead, emit_c):
+        monkeypatch.setattr(module, "last_level_cache", lambda: 1)
 
 
 def _pair(rows: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -75,3 +77,28 @@ def test_only_cheap_results_are_streamed() -> None:
         for fn in (torch.neg, torch.erf, lambda x: x.sum(1, keepdim=True) * x)
     ]
     assert streamed == [True, False, True]
+
+
+def test_the_last_loop_over_a_row_asks_for_the_next_one() -> None:
+    text = emit_program(program_of(lambda x: F.layer_norm(x, x.shape[-1:]), torch.randn(64, 256)))
+    (asked,) = re.finditer(r"__builtin_prefetch\((.*), 0, 2\)", text[1])
+    assert "i0*256 + 256 + first" in asked[1]
+    assert asked.start() > text[1].rindex("sum_lanes_f32(")
+
+
+def test_a_tile_asks_for_the_next_one_on_both_sides() -> None:
+    x, y = torch.randn(256, 256), torch.randn(256, 256)
+    text = emit_program(program_of(lambda x, y: x + y.t(), x, y))[1]
+    asked = re.findall(r"__builtin_prefetch\((\w+) \+ (.*) \+ first", text)
+    assert sorted(where.rpartition(" + ")[2] for _, where in asked) == ["16384", "64"]
+
+
+def test_what_caches_hold_is_asked_for_by_sums_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "last_level_cache", lambda: 1 << 20)
+    x = torch.randn(64, 256)
+    texts = [
+        emit_program(program_of(fn, x))[1]
+        for fn in (lambda x: x.softmax(-1), lambda x: x + x.t().contiguous().view(64, 256))
+    ]
+    assert ["prefetch" in text for text in texts] == [True, False]
+    assert ", 0, 2)" not in texts[0]

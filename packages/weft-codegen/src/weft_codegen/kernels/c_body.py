@@ -21,6 +21,7 @@ from contextlib import contextmanager
 
 import torch
 
+from weft_codegen.kernels.ahead import Ahead, read_ahead
 from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
@@ -28,11 +29,12 @@ from weft_codegen.kernels.exprs import changed, reads_of
 from weft_codegen.kernels.simd import SimdLoop, adds_rows, analyse, in_registers, walks
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
-from weft_codegen.loops.expr import Cast, Expr, Load, Local, Op, walk
+from weft_codegen.loops.expr import Cast, Local, Op
 from weft_codegen.loops.index import (
     ZERO,
+    Atom,
     Axis,
-    coefficient,
+    IndexExpr,
     substitute,
 )
 from weft_codegen.loops.ops import OPS, REDUCTIONS
@@ -60,15 +62,13 @@ class BodyWriter:
         self._count = 0
         self._staged: dict[Store, str] = {}
         self._nest: Counter[Local] = Counter()
-        self._row: Axis | None = None
-        self._passes: Counter[Expr] = Counter()
-        self._again: list[Load] = []
+        self._ahead: Ahead = {}
 
     def begin(self, body: tuple[Stmt, ...], row: Axis | None) -> frozenset[Local]:
         """Start a nest whose iterations along `row` follow one another; gives the locals that its
         simd loops declare themselves."""
         self._nest = _uses(body)
-        self._row, self._passes = row, Counter()
+        self._ahead = read_ahead(body, row)
         found: set[Local] = set()
         for stmt in statements(body):
             if isinstance(stmt, Loop):
@@ -111,11 +111,7 @@ class BodyWriter:
             elif adds_rows(loop):
                 start = self._rows_together(loop, end)
             self._text.open(for_head(loop.axis, start, end))
-            around = self._row
-            if len(loop.body) > 1:
-                self._row = loop.axis
             self.body(loop.body)
-            self._row = around
             self._text.close()
         else:
             self.innermost(loop, "0", end)
@@ -219,7 +215,7 @@ class BodyWriter:
             self.body(loop.body)
             self._text.close()
             return
-        self._again, staged = self._read_again(loop), find_staged(loop)
+        staged = find_staged(loop)
         if not staged.reads and self._stream(loop, simd, start, end):
             return
         registers = {stmt: self._name("r") for stmt in simd.carried}
@@ -241,7 +237,8 @@ class BodyWriter:
             self._text.close()
 
     def _stream(self, loop: Loop, simd: SimdLoop, start: str, end: str) -> bool:
-        """Write a loop without reductions whose results go past the caches, if there are any."""
+        """Write a loop without reductions in chunks, where results go past the caches or memory is
+        asked for ahead."""
         key, extent = loop.axis.key, loop.axis.extent
         stores = [
             stmt
@@ -250,7 +247,8 @@ class BodyWriter:
             and stmt.buffer in self._streamed
             and walks(stmt.index, loop.axis)
         ]
-        if simd.carried or not stores:
+        far = any(item.large for item in self._ahead.get(loop, []))
+        if simd.carried or not (stores or far):
             return False
         size = min(STREAM_CHUNK, extent.value) if extent.is_const else STREAM_CHUNK
         self._text.open(f"for (int64_t first = {start}; first < {end}; first += {size})")
@@ -259,7 +257,7 @@ class BodyWriter:
             name, kind = self._name("s"), C_TYPES[self._dtypes[stmt.buffer]].memory
             self._text.line(f"{kind} {name}[{size}] WEFT_ALIGNED;")
             self._held[stmt.buffer] = f"{name}[{key} - first]"
-        self._fetch(loop.axis, "first", size)
+        self._fetch(loop, "first", size)
         self._simd_loop(loop, simd, {}, "first", "last")
         for stmt in stores:
             name = self._held.pop(stmt.buffer).partition("[")[0]
@@ -269,30 +267,17 @@ class BodyWriter:
         self._text.close()
         return True
 
-    def _read_again(self, loop: Loop) -> list[Load]:
-        """What `loop` is the second to read of its row: meanwhile the next row can be fetched."""
-        exprs = (expr for stmt in loop.body for expr in stmt_exprs(stmt))
-        loads = [
-            node
-            for node in walk(*exprs)
-            if self._row is not None
-            and isinstance(node, Load)
-            and walks(node.index, loop.axis)
-            and coefficient(node.index, self._row) is not ZERO
-        ]
-        self._passes.update(loads)
-        return [node for node in loads if self._passes[node] == 2]
-
-    def _fetch(self, along: Axis, start: str, count: int) -> None:
-        """Ask for the next row's part of what is read again (a hint: it may lie past the end)."""
-        row = self._row
-        after = ZERO if row is None else row.at + 1
-        for load in self._again:
-            begin = substitute(load.index, lambda atom: ZERO if atom is along else None)
-            place = self._exprs.at(substitute(begin, lambda x: after if x is row else None))
-            step = 64 // C_TYPES[self._dtypes[load.buffer]].bytes
+    def _fetch(self, loop: Loop, start: str, count: int) -> None:
+        """Ask for memory that is read soon (a hint: it may lie past the end)."""
+        for item in self._ahead.get(loop, []):
+            buffer, after = item.load.buffer, item.around.at + 1
+            moved: dict[Atom, IndexExpr] = {loop.axis: ZERO, item.around: after}
+            place = self._exprs.at(substitute(item.load.index, moved.get))
+            step = 64 // C_TYPES[self._dtypes[buffer]].bytes
+            where = f"{buffer} + {place} + {start} + line"
+            cache = ", 0, 2" if item.large else ""  # the second one, or the first
             self._text.line(f"for (int64_t line = 0; line < {count}; line += {step})")
-            self._text.line(f"    __builtin_prefetch({load.buffer} + {place} + {start} + line);")
+            self._text.line(f"    __builtin_prefetch({where}{cache});")
 
     def _lane_loop(
         self,
@@ -313,7 +298,7 @@ class BodyWriter:
         block = self._name("block")
         self._text.line(f"int64_t {block} = {start};")
         self._text.open(f"for (; {block} + {LANES} <= {end}; {block} += {LANES})")
-        self._fetch(loop.axis, block, LANES)
+        self._fetch(loop, block, LANES)
         if staged:
             self._text.line(f"const int64_t {loop.axis.key} = {block};")
         saved = self._exprs.enter(())

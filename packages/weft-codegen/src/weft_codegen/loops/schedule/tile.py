@@ -3,8 +3,8 @@
 In tiles what is read across its lines is first brought into a local, turned, so that both sides
 walk along their lines. That pair of loops is what an emitter may write as vector shuffles:
 
-    for c in 0..128:  for r in 0..256:  t[r*128 + c] = source[c*stride + r]
-    for r in 0..256:  for c in 0..128:  result[r*stride + c] = f(t[r*128 + c], ...)
+    for c in 0..64:  for r in 0..64:  t[r*64 + c] = source[c*stride + r]
+    for r in 0..64:  for c in 0..64:  result[r*stride + c] = f(t[r*64 + c], ...)
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from weft_codegen.loops.schedule.split import rewritten as rewritten_stmt
 TILE = 16
 # Sums of a matrix product that are kept in registers at once.
 _SUMS = 256
-# Rows and columns of a tile on a CPU (the local stays in its second-level cache), and otherwise.
-CPU_TILE, OTHER_TILE = (256, 128), (TILE, TILE)
+# Rows and columns of a tile on a CPU (the local stays in its first cache), and otherwise.
+CPU_TILE, OTHER_TILE = (64, 64), (TILE, TILE)
 # Smaller matrices stay in cache anyway.
 _LEAST = 4 * TILE
 

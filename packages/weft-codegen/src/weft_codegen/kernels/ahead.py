@@ -1,0 +1,106 @@
+"""What memory an innermost loop asks for while it works on other: the next row's, or next tile's.
+
+No hardware prefetcher crosses a page, and none sees where a piece of a tile goes on. Of several
+loops over a row only the first waits for memory; so the last one, for which the row is in a cache,
+asks for the next row. Smaller tensors are in the last cache, and only sums gain a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft_codegen.kernels.c_types import C_TYPES
+from weft_codegen.kernels.simd import walks
+from weft_codegen.kernels.toolchain import last_level_cache
+from weft_codegen.kernels.turn import Turn, match_turn
+from weft_codegen.loops.expr import Load, load, walk
+from weft_codegen.loops.index import (
+    ZERO,
+    Atom,
+    Axis,
+    IndexExpr,
+    atoms,
+    coefficient,
+    product,
+    substitute,
+)
+from weft_codegen.loops.program import Loop, Stmt, stmt_exprs
+
+
+@dataclass(frozen=True)
+class Next:
+    """Where `load` reads in the next iteration along `around`; `large` if no cache holds it all."""
+
+    load: Load
+    around: Axis
+    large: bool
+
+
+Ahead = dict[Loop, list[Next]]
+
+
+def read_ahead(body: tuple[Stmt, ...], around: Axis | None) -> Ahead:
+    """What innermost loops ask for.
+
+    Args:
+        around: the axis of the loop that `body` is repeated in, if it is.
+    """
+    found: Ahead = {}
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            found.update(read_ahead(stmt.body, stmt.axis))
+    if around is None or len(body) < 2:
+        return found
+    turns = [turn for stmt in body if isinstance(stmt, Loop) if (turn := match_turn(stmt))]
+    claimed = {item.load for items in found.values() for item in items}
+    passes: dict[tuple[str, IndexExpr], list[tuple[Loop, Load]]] = {}
+    for path in _innermost(body, ()):
+        inside, loop = _zeros(path), path[-1]
+        exprs = [expr for stmt in loop.body for expr in stmt_exprs(stmt)]
+        nodes = (node for node in walk(*exprs) if isinstance(node, Load))
+        tiles = [part for turn in turns if len(path) > 1 for part in _next(turn, path[-2], loop)]
+        for node in (*nodes, *tiles):
+            far = coefficient(node.index, around) not in (None, ZERO)
+            if far and walks(node.index, loop.axis) and node not in claimed:
+                place = substitute(node.index, inside.get)
+                passes.setdefault((node.buffer, place), []).append((loop, node))
+    for reads in passes.values():
+        large = _large(reads[0][1])
+        again = [(loop, node) for loop, node in reads if loop is not reads[0][0]]
+        if again or (turns and large):
+            loop, node = reads[-1] if large else again[0]
+            found.setdefault(loop, []).append(Next(node, around, large))
+    return found
+
+
+def _zeros(path: tuple[Loop, ...]) -> dict[Atom, IndexExpr]:
+    return {loop.axis: ZERO for loop in path}
+
+
+def _innermost(body: tuple[Stmt, ...], path: tuple[Loop, ...]) -> Iterator[tuple[Loop, ...]]:
+    """The loops without loops inside, but for those that turn a tile; each after those around."""
+    for stmt in body:
+        if isinstance(stmt, Loop) and not match_turn(stmt):
+            yield from _innermost(stmt.body, (*path, stmt))
+    if path and not any(isinstance(stmt, Loop) for stmt in body):
+        yield path
+
+
+def _large(node: Load) -> bool:
+    """Whether what a load reads in all, and as much again, is more than every cache holds."""
+    axes = {atom for atom in atoms(node.index) if isinstance(atom, Axis)}
+    elements = product(atom.extent for atom in axes)
+    size = elements.value * C_TYPES[node.dtype].bytes if elements.is_const else 0
+    return 2 * size >= last_level_cache()
+
+
+def _next(turn: Turn, rows: Loop, columns: Loop) -> list[Load]:
+    """The tile that is turned next, walked through by the loops that use this one."""
+    same = columns.axis is turn.column.axis and rows.axis is turn.row.axis
+    if not same or rows.axis.extent is not columns.axis.extent:
+        return []
+    place = turn.base + rows.axis.at * turn.step + columns.axis.at
+    node = load(turn.buffer, place, turn.local.dtype)
+    assert isinstance(node, Load)
+    return [node]
