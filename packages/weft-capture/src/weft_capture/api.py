@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from weft_core.collector import collector_paused
 from weft_core.errors import WeftError
 from weft_core.events import counters, span
-from weft_guards import CodeCache, arg_names_of, compile_check
+from weft_guards import CacheRules, CodeCache, arg_names_of, compile_check
 from weft_guards.sources import LocalSource
 
 from weft_capture import config, frame, stance
@@ -53,21 +53,21 @@ class Capture:
     Args:
         backend: (graph module, example inputs) -> callable.
         fullgraph: a graph break is an error.
-        dynamic: see `weft_guards.DynamicPolicy`.
+        rules: what its caches are to do.
         first_backend: compiles the first call under the stance `aot_eager_then_compile`.
     """
 
     def __init__(
         self,
         backend: Backend,
-        fullgraph: bool = False,
-        dynamic: bool | None = None,
+        fullgraph: bool,
+        rules: CacheRules,
         first_backend: Backend | None = None,
     ) -> None:
         self.backend = backend
         self.first_backend = first_backend
         self.fullgraph = fullgraph
-        self.dynamic = dynamic
+        self.rules = rules
         self.caches: dict[types.CodeType, CodeCache] = {}
         self.breaks: list[BreakRecord] = []
         self.graphs: list[GraphModule] = []
@@ -136,7 +136,7 @@ class Capture:
     def _for_backend(self, backend: Backend) -> Capture:
         with _lock:
             if backend not in self._others:
-                self._others[backend] = Capture(backend, self.fullgraph, self.dynamic)
+                self._others[backend] = Capture(backend, self.fullgraph, self.rules)
             return self._others[backend]
 
     def _observe(
@@ -159,7 +159,7 @@ class Capture:
         if cache is None:
             # One call of a loop with a break enters a piece of it once an iteration.
             patience = 4 if is_resume(code) else 1
-            cache = self.caches[code] = CodeCache(code, self.dynamic, patience)
+            cache = self.caches[code] = CodeCache(code, self.rules, patience)
         return cache
 
     def _compile(
@@ -219,8 +219,9 @@ class Capture:
             log.ops.append(count_ops(converted.graph))
         frame.skip(converted.code)
         with span("guards", code.co_qualname):
-            check = compile_check(converted.guards, arg_names_of(code), code.co_freevars)
-            cache.add(check, converted.code, converted.guards)
+            guards = cache.filtered(converted.guards, function, flat_args)
+            check = compile_check(guards, arg_names_of(code), code.co_freevars)
+            cache.add(check, converted.code, guards)
         frame.set_lookup(code, cache.lookup, self.miss)
         counters["frames"]["compiled"] += 1
         return converted.code
@@ -245,8 +246,8 @@ def capture(
     backend: Backend,
     *,
     fullgraph: bool = False,
-    dynamic: bool | None = None,
     first_backend: Backend | None = None,
+    **rules: Any,
 ) -> Callable[..., Any]:
     """Return `function` with its graphs compiled by `backend`.
 
@@ -254,10 +255,10 @@ def capture(
         function: a function, method or callable object.
         backend: (fx.GraphModule, list of example inputs) -> callable on the inputs.
         fullgraph: raise Unsupported at a graph break instead of splitting the graph.
-        dynamic: None: symbolic sizes once a size changed; True: from the start; False: never.
         first_backend: see `Capture`.
+        rules: `dynamic`, `recompile_limit`, ... as `weft_guards.CacheRules` has them.
     """
-    state = Capture(backend, fullgraph, dynamic, first_backend)
+    state = Capture(backend, fullgraph, CacheRules(**rules), first_backend)
     miss = state.miss
 
     def optimised(*args: Any, **kwargs: Any) -> Any:

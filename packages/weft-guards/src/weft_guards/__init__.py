@@ -2,10 +2,10 @@
 
 Read in this order: `sources` (where a value came from), `guards` (what must hold of it), `check`
 (one function that tests it all),
-`explain` (why it fails), `cache`, `dynamic` and `shapes`.
+`explain` (why it fails), `cache`, `dynamic`, `shapes` and `filters`.
 """
 
-from weft_guards.cache import CodeCache, Entry
+from weft_guards.cache import CacheRules, CodeCache, Entry
 from weft_guards.check import Check, arg_names_of, compile_check
 from weft_guards.dynamic import (
     DynamicPolicy,
@@ -15,6 +15,7 @@ from weft_guards.dynamic import (
     maybe_mark_dynamic,
 )
 from weft_guards.explain import Miss, explain_miss
+from weft_guards.filters import GuardEntry
 from weft_guards.guards import KINDS, Guard, GuardSet
 from weft_guards.native import call_with
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
@@ -23,6 +24,7 @@ from weft_guards.state import TorchState
 
 __all__ = [
     "KINDS",
+    "CacheRules",
     "Check",
     "ClassUse",
     "CodeCache",
@@ -30,6 +32,7 @@ __all__ = [
     "DynamicPolicy",
     "Entry",
     "Guard",
+    "GuardEntry",
     "GuardSet",
     "Held",
     "MemoryUse",

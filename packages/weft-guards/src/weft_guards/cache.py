@@ -24,6 +24,7 @@ from weft_guards.check import Check, describe_check
 from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
 from weft_guards.explain import Miss, explain_miss
+from weft_guards.filters import GuardFilter, apply_filter
 from weft_guards.guards import Guard
 from weft_guards.native import usable_extension
 
@@ -62,6 +63,23 @@ class Table:
         return None
 
 
+@dataclass(frozen=True)
+class CacheRules:
+    """What one call of compile says of its caches.
+
+    Args:
+        dynamic: None for the automatic policy, True for symbolic from the start, False for never.
+        recompile_limit: entries that a code object may have; None takes the setting's.
+        guard_filter: leaves guards out (unsafe, see `filters`).
+        name: stands before the function's name in messages.
+    """
+
+    dynamic: bool | None = None
+    recompile_limit: int | None = None
+    guard_filter: GuardFilter | None = None
+    name: str | None = None
+
+
 @dataclass(eq=False)
 class Entry:
     """One piece of compiled code, the check that admits calls to it, and its guards."""
@@ -82,18 +100,21 @@ class CodeCache:
 
     Args:
         code: the original code object; only its name is kept.
-        dynamic: the `dynamic` argument of compile, for the cache's `policy`.
+        rules: what the call of compile said.
         patience: how many times the recompile limit may be compiled.
     """
 
-    def __init__(self, code: CodeType, dynamic: bool | None = None, patience: int = 1) -> None:
+    def __init__(self, code: CodeType, rules: CacheRules = CacheRules(), patience: int = 1) -> None:
         self.name = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
+        if rules.name:
+            self.name = f"{rules.name}: {self.name}"
+        self.rules = rules
         native = usable_extension()
         self.lookup: Table = Table() if native is None else native.Table()
         self.recompiles: list[str] = []
         self.skip_reason: str | None = None  # why what no entry admits runs eagerly
         self.patience = patience
-        self.policy = DynamicPolicy(dynamic)
+        self.policy = DynamicPolicy(rules.dynamic)
         # Weak reference callbacks may run anywhere, also inside our own locked sections.
         self._lock = threading.RLock()
 
@@ -105,6 +126,23 @@ class CodeCache:
     @entries.setter
     def entries(self, entries: Iterable[Entry]) -> None:
         self.lookup.rows = tuple([(entry.check, entry.code, entry) for entry in entries])
+
+    @property
+    def limit(self) -> int:
+        """How many entries there may be."""
+        limit = self.rules.recompile_limit
+        return (settings.recompile_limit if limit is None else limit) * self.patience
+
+    def filtered(
+        self, guards: list[Guard], func: FunctionType, flat_locals: Sequence[Any]
+    ) -> list[Guard]:
+        """Return the guards of an entry to be that the user's filter keeps; all without one.
+
+        Raises:
+            InvalidOption: when the filter fails.
+        """
+        keep = self.rules.guard_filter
+        return guards if keep is None else apply_filter(keep, guards, func, flat_locals)
 
     def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> Entry:
         """Add an entry in front; it is evicted when an object its guards name dies."""
@@ -148,7 +186,7 @@ class CodeCache:
             self.entries = ()
             self.skip_reason = None
             self.recompiles = []
-            self.policy = DynamicPolicy(self.policy.dynamic)
+            self.policy = DynamicPolicy(self.rules.dynamic)
 
     def may_compile(
         self, func: FunctionType, flat_locals: Sequence[Any], *, strict: bool = False
@@ -163,24 +201,28 @@ class CodeCache:
             strict: raise at the limit instead (fullgraph).
 
         Raises:
-            RecompileLimit: when strict and at the limit.
+            RecompileLimit: at the limit, when strict or so set; before it with
+                `error_on_recompile`.
         """
         if self.skip_reason is not None:
             return False
         entries = self.entries
         if not entries:
             return True
-        at_limit = len(entries) >= settings.recompile_limit * self.patience
+        at_limit = len(entries) >= self.limit
         all_of_them = at_limit or enabled("recompiles_verbose")
         reasons = self.reasons(func, flat_locals, entries if all_of_them else entries[:1])
         self._log_reasons(reasons)
+        if settings.error_on_recompile:
+            found = "".join(f"\n  {miss}" for _, misses in reasons[:1] for miss in misses)
+            raise RecompileLimit(f"[error-on-recompile] {self.name} would be compiled again{found}")
         if not at_limit:
             self.recompiles += [f"{m.what}: {m.old} -> {m.new}" for m in reasons[0][1][:1]]
             counters["guards"]["recompiles"] += 1
             return True
         counters["guards"]["recompile_limit"] += 1
         text = self._limit_text([miss for _, misses in reasons for miss in misses])
-        if strict:
+        if strict or settings.fail_on_recompile_limit_hit:
             raise RecompileLimit(text)
         self.skip_reason = "recompile limit"
         warnings.warn(text, stacklevel=2)
@@ -213,7 +255,9 @@ class CodeCache:
             + (f" (used at {miss.user_line})" if miss.user_line else "")
             for miss in misses
         }
-        raised = f"weft.config.recompile_limit = {2 * settings.recompile_limit}"
+        given = self.rules.recompile_limit
+        where = "weft.config.recompile_limit = " if given is None else "recompile_limit="
+        raised = f"{where}{2 * (given or settings.recompile_limit)}"
         remedies = {miss.fix or miss.remedy for miss in misses} | {raised}
         return (
             f"[recompile-limit] {self.name} was compiled {len(self.entries)} times and runs "

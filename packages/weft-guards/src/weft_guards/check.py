@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from weft_guards.abi import extension
 from weft_guards.guards import KINDS, Guard
 from weft_guards.native import Assembler, usable_extension
-from weft_guards.sources import CallSource, Source, TorchStateSource
+from weft_guards.sources import CallSource, Source, TorchStateSource, render_whole
 
 Check = Callable[..., bool]
 _ORDER = ("GRAD_MODE", "GLOBAL_STATE", "NONE", "TYPE", "ID", "TENSOR")
@@ -57,6 +57,14 @@ class CheckNames:
             known = self._by_id[id(value)] = f"k{len(self._by_id)}"
             self.namespace[known] = value  # also keeps the id from being used again
         return known
+
+
+def read_source(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> Any:
+    """Read a source's value as it is in a call; raises what reading raises."""
+    code = func.__code__
+    names = CheckNames(arg_names_of(code), code.co_freevars)
+    values = dict(zip(names.arguments.values(), flat_locals))
+    return eval(render_whole(source, names), {**names.namespace, **values, "func": func})
 
 
 class _Writer:

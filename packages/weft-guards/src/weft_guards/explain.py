@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from weft_guards.check import CheckNames, arg_names_of, compile_check, in_order
+from weft_guards.check import arg_names_of, compile_check, in_order, read_source
 from weft_guards.guards import KINDS, Guard
 from weft_guards.payloads import TensorSpec, name_of
 from weft_guards.sources import (
@@ -24,7 +24,6 @@ from weft_guards.sources import (
     LocalSource,
     Source,
     TensorProperty,
-    render_whole,
 )
 
 
@@ -81,19 +80,11 @@ def explain_miss(
         return []
     guard = ordered[bisect_left(range(1, len(ordered)), True, key=fails)]
     try:
-        values = [_read(source, func, flat_locals) for source in guard.sources()]
+        values = [read_source(source, func, flat_locals) for source in guard.sources()]
     except Exception as error:
         text = f"cannot be read ({type(error).__name__}: {error})"
         return [Miss(guard, guard.source.expr(), "readable", text)]
     return _differences(guard, values)
-
-
-def _read(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> Any:
-    """Read a source's value now; raises what reading raises."""
-    code = func.__code__
-    names = CheckNames(arg_names_of(code), code.co_freevars)
-    values = dict(zip(names.arguments.values(), flat_locals))
-    return eval(render_whole(source, names), {**names.namespace, **values, "func": func})
 
 
 def _differences(guard: Guard, values: Sequence[object]) -> list[Miss]:

@@ -32,7 +32,10 @@ def compile(
     backend: str | Backend = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
+    name: str | None = ...,
     disable: bool = ...,
+    recompile_limit: int | None = ...,
+    isolate_recompiles: bool = ...,
 ) -> Model: ...
 @overload
 def compile(
@@ -43,7 +46,10 @@ def compile(
     backend: str | Backend = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
+    name: str | None = ...,
     disable: bool = ...,
+    recompile_limit: int | None = ...,
+    isolate_recompiles: bool = ...,
 ) -> Callable[[Model], Model]: ...
 
 
@@ -55,7 +61,10 @@ def compile(
     backend: str | Backend = "codegen",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
 ) -> Any:
     """Compile a function, a bound method or a module; the arguments are those of torch.compile.
 
@@ -65,8 +74,12 @@ def compile(
         dynamic: None makes a size symbolic once it has changed, True from the start, False never.
         backend: a name from `weft.list_backends()`, or `(gm, example_inputs) -> callable`.
         mode: a name from `weft.list_mode_options()`.
-        options: options from `weft.list_options()`; not together with `mode`.
+        options: options from `weft.list_options()`; not together with `mode`. One more of them is
+            `guard_filter_fn`, which leaves guards out and is UNSAFE: see `weft_guards.filters`.
+        name: stands before the function's name in messages about recompiles.
         disable: return `model` as it is.
+        recompile_limit: instead of `weft.config.recompile_limit`, for this call.
+        isolate_recompiles: taken for compatibility; each call has caches of its own anyway.
 
     Returns:
         For a module, a twin that shares its parameters, attributes and state_dict; for anything
@@ -83,7 +96,9 @@ def compile(
         "backend": backend,
         "mode": mode,
         "options": options,
+        "name": name,
         "disable": disable,
+        "recompile_limit": recompile_limit,
     }
     if model is None:
         return functools.partial(compile, **arguments)
@@ -112,9 +127,9 @@ def request_of(arguments: Mapping[str, Any]) -> Request:
     with collector_paused():
         pipeline = importlib.import_module("weft.pipeline")
     chosen = option_tables.resolve(given["mode"], given["options"])
-    request: Request = pipeline.Request(
-        given["backend"], given["fullgraph"], given["dynamic"], chosen
-    )
+    rules = {name: given[name] for name in ("dynamic", "recompile_limit", "name")}
+    rules["guard_filter"] = chosen.pop("guard_filter_fn", None)
+    request: Request = pipeline.Request(given["backend"], given["fullgraph"], chosen, rules)
     return request
 
 

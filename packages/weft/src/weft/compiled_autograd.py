@@ -54,8 +54,8 @@ class _Captured:
             module.forward,
             self._compile_graph,
             fullgraph=request.fullgraph,
-            dynamic=request.dynamic,
             first_backend=pipeline.aot_eager,
+            **request.rules,
         )
 
     def __call__(self, inputs: list[Any], *rest: Any) -> Any:

@@ -67,5 +67,11 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, An
     if mode is not None:
         return list_mode_options(mode)
     chosen = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+    keep = chosen.pop("guard_filter_fn", None)
     _options().parse(chosen)
-    return chosen
+    if keep is None:
+        return chosen
+    if not callable(keep):
+        detail = f"guard_filter_fn takes a function, not {keep!r}."
+        raise InvalidOption("guard_filter_fn", detail=detail)
+    return {**chosen, "guard_filter_fn": keep}

@@ -36,14 +36,14 @@ class Request:
     Args:
         backend: a name or a callable.
         fullgraph: a graph break is an error.
-        dynamic: None (symbolic once a size changed), True (from the start) or False (never).
         options: the codegen options that differ from their defaults.
+        rules: what its caches are to do (`weft_guards.CacheRules`), by name.
     """
 
     backend: str | Backend = "codegen"
     fullgraph: bool = False
-    dynamic: bool | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    rules: dict[str, Any] = field(default_factory=dict)
 
 
 def compile_function(function: Callable[..., Any], request: Request) -> Callable[..., Any]:
@@ -56,8 +56,8 @@ def compile_function(function: Callable[..., Any], request: Request) -> Callable
         function,
         graph_compiler(request),
         fullgraph=request.fullgraph,
-        dynamic=request.dynamic,
         first_backend=aot_eager,
+        **request.rules,
     )
 
 

@@ -1,0 +1,237 @@
+"""Guards and caches as `weft.compile` and `weft.config` steer them; docs/coverage/guards.md."""
+
+import warnings
+
+import pytest
+import torch
+import weft
+from torch import nn
+
+SCALE = 2.0
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    weft.reset()
+    yield
+    weft.reset()
+
+
+class Counting:
+    """A backend that keeps the graphs it is given and runs them."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, graph, inputs):
+        self.graphs.append(graph)
+        return graph.forward
+
+    def __len__(self):
+        return len(self.graphs)
+
+
+def make(function, **arguments):
+    backend = Counting()
+    return weft.compile(function, backend=backend, **arguments), backend
+
+
+def scaled(x):
+    return x * SCALE
+
+
+def static(x, n):
+    return x + n * x.shape[0]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.gain = 1.0
+
+    def forward(self, x):
+        return self.fc(x) * self.gain
+
+
+# ---- limits
+
+
+def test_recompile_limit_of_one_call():
+    f, graphs = make(static, recompile_limit=2, dynamic=False, name="steps")
+    x = torch.ones(3)
+    f(x, 2)
+    f(x, 3)
+    with pytest.warns(UserWarning, match=r"steps: static .* was compiled 2 times(.|\n)*limit=4"):
+        assert torch.equal(f(x, 5), static(x, 5))
+    assert len(graphs) == 2
+    other, more = make(static, dynamic=False)
+    for n in range(2, 6):
+        other(x, n)
+    assert len(more) == 4
+
+
+def test_recompile_limit_with_fullgraph_is_an_error():
+    f, _ = make(static, recompile_limit=1, dynamic=False, fullgraph=True)
+    f(torch.ones(3), 2)
+    with pytest.raises(weft.RecompileLimit, match="compiled 1 times"):
+        f(torch.ones(3), 3)
+    assert torch.equal(f(torch.ones(3), 2), static(torch.ones(3), 2))
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_the_limit_can_be_an_error(limit):
+    f, _ = make(static, dynamic=False, recompile_limit=limit)
+    with weft.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=1):
+        f(torch.ones(3), 2)
+        with pytest.raises(weft.RecompileLimit, match=r"L\['n'\]: 2 -> 3"):
+            f(torch.ones(3), 3)
+
+
+def test_any_recompile_can_be_an_error():
+    f, graphs = make(static)
+    with weft.config.patch(error_on_recompile=True):
+        f(torch.ones(3), 2)
+        f(torch.ones(3), 2)
+        with pytest.raises(weft.RecompileLimit, match=r"error-on-recompile(.|\n)*size of dim 0"):
+            f(torch.ones(4), 2)
+    f(torch.ones(4), 2)
+    assert len(graphs) == 2
+
+
+def test_calls_of_compile_have_caches_of_their_own():
+    first, one = make(scaled, isolate_recompiles=True)
+    second, two = make(scaled, isolate_recompiles=False)
+    for size in (3, 4):
+        first(torch.ones(size))
+    second(torch.ones(3))
+    assert (len(one), len(two)) == (2, 1)
+
+
+# ---- filters
+
+
+def filtered(function, keep, **arguments):
+    return make(function, options={"guard_filter_fn": keep}, **arguments)
+
+
+def test_a_filter_is_shown_each_guard():
+    seen = []
+
+    def keep(entries):
+        seen.extend(entries)
+        return [True] * len(entries)
+
+    f, _ = filtered(scaled, keep)
+    x = torch.ones(3)
+    f(x)
+    by_name = {(entry.name, entry.guard_type): entry for entry in seen}
+    tensor = by_name["L['x']", "TENSOR_MATCH"]
+    assert tensor.has_value
+    assert tensor.value is x
+    assert not tensor.is_global
+    number = by_name["G['SCALE']", "EQUALS_MATCH"]
+    assert number.is_global
+    assert number.value == SCALE
+    assert number.orig_guard.kind == "CONST"
+
+
+@pytest.mark.parametrize("module", [weft, torch.compiler])
+def test_globals_can_be_left_out(module, monkeypatch):
+    f, graphs = filtered(scaled, module.skip_guard_on_globals_unsafe)
+    f(torch.ones(3))
+    monkeypatch.setattr("test_weft_guards.SCALE", 3.0)
+    assert torch.equal(f(torch.ones(3)), torch.full([3], 2.0))  # stale, as asked for
+    assert torch.equal(f(torch.ones(4)), torch.full([4], 3.0))
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("module", [weft, torch.compiler])
+def test_tensors_alone_can_be_kept(module):
+    net = Net()
+    f, graphs = filtered(net, module.keep_tensor_guards_unsafe)
+    x = torch.ones(2, 4)
+    f(x)
+    net.gain = 5.0
+    net.requires_grad_(False)
+    with torch.no_grad():
+        f(x)
+    assert len(graphs) == 1
+    f(torch.ones(3, 4))
+    assert len(graphs) == 2
+
+
+def test_modules_can_be_left_out():
+    x = torch.ones(2, 4)
+    for keep, changes in (
+        (weft.skip_guard_on_inbuilt_nn_modules_unsafe, 1),
+        (weft.skip_guard_on_all_nn_modules_unsafe, 0),
+    ):
+        net = Net()
+        f, graphs = filtered(net, keep)
+        f(x)
+        net.fc.register_forward_hook(lambda *_: None)
+        f(x)
+        assert len(graphs) == 1
+        net.gain = 5.0
+        f(x)
+        assert len(graphs) == 1 + changes
+
+
+def test_portable_guards_can_be_kept():
+    net = Net()
+    f, graphs = filtered(net, weft.keep_portable_guards_unsafe, dynamic=True)
+    f(torch.ones(2, 4))
+    net.gain = 5.0
+    f(torch.ones(3, 4))
+    assert len(graphs) == 1
+    with torch.no_grad():
+        f(torch.ones(3, 4))
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("module", [weft, torch.compiler])
+def test_nothing_is_checked_without_guards(module):
+    f, graphs = filtered(scaled, module.skip_all_guards_unsafe)
+    f(torch.ones(3))
+    with torch.no_grad():
+        assert torch.equal(f(torch.ones(3, dtype=torch.float64)).float(), torch.full([3], 2.0))
+    assert len(graphs) == 1
+    (cache,) = f._weft_capture.caches.values()
+    assert cache.entries[0].guards == ()
+    assert getattr(cache.entries[0].check, "program", ()) == ()  # no rows: nothing runs in C
+
+
+@pytest.mark.parametrize(
+    ("keep", "text"),
+    [
+        (lambda entries: [True], "gave 1 answers for"),
+        (lambda entries: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_filters_that_fail(keep, text):
+    f, _ = filtered(scaled, keep)
+    with pytest.raises(weft.InvalidOption, match=text):
+        f(torch.ones(3))
+
+
+def test_a_filter_is_a_function():
+    with pytest.raises(weft.InvalidOption, match="guard_filter_fn takes a function"):
+        weft.compile(scaled, options={"guard_filter_fn": True})
+
+
+# ---- what is guarded whatever is asked
+
+
+def test_hooks_are_guarded():
+    net = Net()
+    f, graphs = make(net)
+    x = torch.ones(2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(x)
+        handle = net.fc.register_forward_hook(lambda module, args, out: out + 1)
+        assert torch.equal(f(x), net(x))
+        handle.remove()
+        assert torch.equal(f(x), net(x))
+    assert len(graphs) == 2
