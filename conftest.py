@@ -1,12 +1,14 @@
 """Tests run what was compiled, and the same examples each time.
 
-No graph is measured against eager (see weft_codegen/measure.py).
+No graph is measured against eager (see weft_codegen/measure.py), and no process learns from
+another which sizes vary.
 """
 
 import importlib.util
 import os
 
 os.environ.setdefault("WEFT_MEASURE", "0")
+os.environ.setdefault("WEFT_PGO", "0")
 
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings

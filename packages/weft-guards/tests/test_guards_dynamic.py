@@ -104,6 +104,38 @@ def test_ints():
         assert not DynamicPolicy(True).int_is_dynamic(X, 5)
 
 
+def test_floats():
+    policy = DynamicPolicy()
+    assert not policy.float_is_dynamic(X, 0.5)
+    assert policy.float_is_dynamic(X, 0.25)
+    assert DynamicPolicy().float_is_dynamic(X, 0.5, varies=True)
+    with settings.patch(specialize_float=True):
+        assert not policy.float_is_dynamic(X, 0.125)
+        assert not policy.float_is_dynamic(X, 0.5, varies=True)
+
+
+@pytest.mark.parametrize(
+    ("listed", "wanted"),
+    [
+        ("L['x']", (D, D)),
+        ("L['x']:1", (S, D)),
+        ("L['y'], L['x']:0,", (D, S)),
+        (r"L\['.'\]", (D, D)),
+        (r".*:0", (D, S)),
+        ("L['xy']", (S, S)),
+        ("L['x'", (S, S)),
+        ("", (S, S)),
+    ],
+)
+def test_listed_sources_are_dynamic_whatever_else_is_said(listed, wanted):
+    x = shape(4, 5)
+    mark_static(x, 0)
+    with settings.patch(dynamic_sources=listed):
+        assert DynamicPolicy(False).dims(X, x) == wanted
+        assert DynamicPolicy(False).int_is_dynamic(X, 5) is any(wanted)
+        assert not DynamicPolicy(False).int_is_dynamic(X, 1)
+
+
 def test_static_programs_do_not_load_sympy():
     program = """
 import sys, torch

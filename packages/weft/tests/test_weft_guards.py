@@ -1,6 +1,9 @@
 """Guards and caches as `weft.compile` and `weft.config` steer them; docs/coverage/guards.md."""
 
+import subprocess
+import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -218,6 +221,112 @@ def test_filters_that_fail(keep, text):
 def test_a_filter_is_a_function():
     with pytest.raises(weft.InvalidOption, match="guard_filter_fn takes a function"):
         weft.compile(scaled, options={"guard_filter_fn": True})
+
+
+# ---- marks
+
+
+def branching(x):
+    return x.sin() if x.shape[0] <= 100 else x.cos()
+
+
+def test_a_range_settles_branches_and_is_guarded():
+    f, graphs = make(branching)
+    x = torch.ones(6)
+    weft.mark_dynamic(x, 0, min=4, max=50)
+    for size in (6, 4, 50, 17):
+        y = x.new_ones(size)
+        y = x if size == 6 else y
+        assert torch.equal(f(y), branching(y))
+    assert len(graphs) == 1
+    guards = [str(guard) for e in _entries(f) for guard in e.guards if guard.kind == "SHAPE"]
+    assert guards == ["4 <= L['x'].size(0) <= 50"]
+    for size in (51, 3, 200, 101):
+        y = torch.ones(size)
+        assert torch.equal(f(y), branching(y))
+    assert len(graphs) == 3
+
+
+def _entries(f):
+    return [entry for cache in f._weft_capture.caches.values() for entry in cache.entries]
+
+
+def test_ranges_of_programs_written_for_torch_compile():
+    f, graphs = make(branching)
+    x = torch.ones(6)
+    x._dynamo_dynamic_indices = {0}
+    x._dynamo_dynamic_range = [SimpleNamespace(dim=0, min=2, max=8)]
+    f(x)
+    f(torch.ones(8))
+    assert len(graphs) == 1
+    f(torch.ones(9))
+    assert len(graphs) == 2
+
+
+def test_wrong_marks():
+    x = torch.ones(6)
+    with pytest.raises(ValueError, match="size 6 of dimension 0 is not in the range 7 to None"):
+        weft.mark_dynamic(x, 0, min=7)
+    with pytest.raises(IndexError, match="dimension 1"):
+        weft.mark_dynamic(x, 1)
+
+
+def test_named_sources_are_dynamic_at_once():
+    f, graphs = make(static, dynamic=False)
+    with weft.config.patch(dynamic_sources="L['x'], L['n']"):
+        for size in (3, 4, 5):
+            assert torch.equal(f(torch.ones(size), size), static(torch.ones(size), size))
+    assert len(graphs) == 1
+
+
+def test_floats_can_be_constants():
+    with weft.config.patch(specialize_float=True):
+        f, graphs = make(static)
+        for n in (0.5, 0.25, 0.75):
+            f(torch.ones(3), n)
+        assert len(graphs) == 3
+    f, graphs = make(static)
+    for n in (0.5, 0.25, 0.75):
+        f(torch.ones(3), n)
+    assert len(graphs) == 2
+
+
+# ---- what varies, from process to process
+
+LEARNING = """
+import torch, weft
+weft.config.automatic_dynamic_local_pgo = {on}
+graphs = []
+
+def backend(graph, inputs):
+    graphs.append(graph)
+    return graph.forward
+
+@weft.compile(backend=backend)
+def f(x, n):
+    y = x * n
+    weft.graph_break()
+    return y.sum() + n
+
+for size in {sizes}:
+    x = torch.ones(size)
+    assert f(x, size).item() == size * size + size
+print(len(graphs))
+"""
+
+
+def graphs_in_a_new_process(tmp_path, sizes, on=True):
+    file = tmp_path / "program.py"
+    file.write_text(LEARNING.format(sizes=sizes, on=on))
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_the_next_process_compiles_what_varies_dynamic_at_once(tmp_path):
+    assert graphs_in_a_new_process(tmp_path, [4, 5, 6]) == 4
+    assert graphs_in_a_new_process(tmp_path, [7, 8, 9]) == 2
+    assert graphs_in_a_new_process(tmp_path, [7, 8], on=False) == 4
 
 
 # ---- what is guarded whatever is asked

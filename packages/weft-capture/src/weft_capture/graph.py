@@ -24,6 +24,7 @@ from weft_core.errors import Unsupported
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
 from weft_guards import Guard, MemoryUse
+from weft_guards.dynamic import ranges_of
 from weft_guards.payloads import shares_memory
 from weft_guards.sources import CallSource, Source, TensorProperty
 
@@ -124,8 +125,11 @@ class GraphBuilder:
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             twin = fake.to_fake(self.mode, tensor, dynamic_dims, name)
+        ranges = ranges_of(tensor) if dynamic_dims else {}
         for dim in dynamic_dims:
             size = twin.shape[dim]
+            if dim in ranges:
+                fake.limit(size, *ranges[dim])
             if isinstance(size, torch.SymInt) and size.node.expr not in self.symbols:
                 self.symbols[size.node.expr] = self._placeholder(
                     TensorProperty(source, "size", dim), size, tensor.shape[dim]

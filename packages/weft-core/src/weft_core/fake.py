@@ -325,6 +325,18 @@ def new_symint(
     return shape_env.create_symintnode(symbol, hint=hint, source=source)
 
 
+def limit(size: torch.SymInt | int, least: int | None, greatest: int | None) -> None:
+    """Tell a symbolic size that it lies in a range; None is no limit.
+
+    Raises:
+        ValueError: when its example value does not.
+    """
+    from torch.fx.experimental.symbolic_shapes import constrain_range  # noqa: PLC0415 - sympy
+
+    if isinstance(size, torch.SymInt):
+        constrain_range(size, min=least, max=greatest)
+
+
 def _symbolic_layout(
     tensor: torch.Tensor, shape_env: ShapeEnv, dims: Iterable[int], name: str
 ) -> tuple[list[int | torch.SymInt], list[int | torch.SymInt]]:

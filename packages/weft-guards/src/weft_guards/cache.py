@@ -27,6 +27,7 @@ from weft_guards.explain import Miss, explain_miss
 from weft_guards.filters import GuardFilter, apply_filter
 from weft_guards.guards import Guard
 from weft_guards.native import usable_extension
+from weft_guards.profile import Profile
 
 _guards_log = logger("guards", "guards")
 _recompiles_log = logger("guards", "recompiles")
@@ -109,12 +110,14 @@ class CodeCache:
         if rules.name:
             self.name = f"{rules.name}: {self.name}"
         self.rules = rules
+        from_file = not code.co_filename.startswith("<")  # else its name is another each time
+        self._profile = Profile(code) if from_file else None
         native = usable_extension()
         self.lookup: Table = Table() if native is None else native.Table()
         self.recompiles: list[str] = []
         self.skip_reason: str | None = None  # why what no entry admits runs eagerly
         self.patience = patience
-        self.policy = DynamicPolicy(rules.dynamic)
+        self.policy = DynamicPolicy(rules.dynamic, self._profile)
         # Weak reference callbacks may run anywhere, also inside our own locked sections.
         self._lock = threading.RLock()
 
@@ -146,6 +149,7 @@ class CodeCache:
 
     def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> Entry:
         """Add an entry in front; it is evicted when an object its guards name dies."""
+        self.policy.keep()
         entry = Entry(check, code, tuple(guards))
         here, there = weakref.ref(self), weakref.ref(entry)
 
@@ -186,7 +190,7 @@ class CodeCache:
             self.entries = ()
             self.skip_reason = None
             self.recompiles = []
-            self.policy = DynamicPolicy(self.rules.dynamic)
+            self.policy = DynamicPolicy(self.rules.dynamic, self._profile)
 
     def may_compile(
         self, func: FunctionType, flat_locals: Sequence[Any], *, strict: bool = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 from weft_core.settings import Settings
 
@@ -16,7 +17,14 @@ class GuardsSettings(Settings):
         fail_on_recompile_limit_hit: raise RecompileLimit at that limit instead.
         error_on_recompile: raise RecompileLimit where anything would be compiled a second time.
         automatic_dynamic_shapes: make a size or int symbolic when it changes between calls.
+        automatic_dynamic_local_pgo: keep in the cache folder which of them did, so that the next
+            process compiles them symbolic at once; the environment variable WEFT_PGO=0 turns it
+            off for a process and what it starts.
+        dynamic_sources: sources that are symbolic from the start, whatever else is said: a comma
+            list of names as guards print them (`L['x']`) or regular expressions for their
+            beginning; `:N` behind one means only dimension N.
         specialize_int: never make int arguments symbolic, only sizes.
+        specialize_float: never make floats inputs of a graph, learning rates included.
         native_checks: run checks in C where the extension was built and validated.
     """
 
@@ -24,7 +32,12 @@ class GuardsSettings(Settings):
     fail_on_recompile_limit_hit: bool = False
     error_on_recompile: bool = False
     automatic_dynamic_shapes: bool = True
+    automatic_dynamic_local_pgo: bool = field(
+        default_factory=lambda: os.environ.get("WEFT_PGO") != "0"
+    )
+    dynamic_sources: str = ""
     specialize_int: bool = False
+    specialize_float: bool = False
     native_checks: bool = True
 
 

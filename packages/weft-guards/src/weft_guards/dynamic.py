@@ -8,6 +8,8 @@ and emptiness give them meanings of their own. Nothing here needs sympy.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +20,7 @@ from weft_core.errors import Unsupported, UserStack
 from weft_core.events import logger
 
 from weft_guards.config import settings
+from weft_guards.profile import Fact, Profile
 from weft_guards.sources import Source
 
 _log = logger("guards", "dynamic")
@@ -32,6 +35,7 @@ class Mark(Enum):
 
 
 _ATTRIBUTE = "_weft_marks"
+_RANGES = "_weft_ranges"
 # Programs written for torch.compile leave their marks in these attributes.
 _FOREIGN = (
     ("_dynamo_dynamic_indices", Mark.DYNAMIC),
@@ -40,7 +44,8 @@ _FOREIGN = (
 )
 
 
-def _mark(tensor: torch.Tensor, index: int | Iterable[int] | None, mark: Mark) -> None:
+def _mark(tensor: torch.Tensor, index: int | Iterable[int] | None, mark: Mark) -> list[int]:
+    """Mark dimensions; returns them, counted from the first."""
     if index is None:
         dims: Iterable[int] = range(tensor.dim())
     else:
@@ -51,15 +56,35 @@ def _mark(tensor: torch.Tensor, index: int | Iterable[int] | None, mark: Mark) -
             raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
         marks[dim % tensor.dim()] = mark
     setattr(tensor, _ATTRIBUTE, marks)
+    return [dim % tensor.dim() for dim in dims]
 
 
-def mark_dynamic(tensor: torch.Tensor, index: int | Iterable[int]) -> None:
+def mark_dynamic(
+    tensor: torch.Tensor,
+    index: int | Iterable[int],
+    *,
+    min: int | None = None,
+    max: int | None = None,
+) -> None:
     """Make these dimensions symbolic from the first compile that sees this tensor.
+
+    Args:
+        tensor: the tensor.
+        index: the dimensions, negative ones counted from the last.
+        min: the least size that the compiled code is for.
+        max: the greatest one; sizes outside are compiled again.
 
     Raises:
         IndexError: for a dimension that the tensor does not have.
+        ValueError: for a size that is not in the range.
     """
-    _mark(tensor, index, Mark.DYNAMIC)
+    ranges = dict(getattr(tensor, _RANGES, {}))
+    for dim in _mark(tensor, [index] if isinstance(index, int) else [*index], Mark.DYNAMIC):
+        size = tensor.shape[dim]
+        if not _is_within(size, min, max):
+            raise ValueError(f"size {size} of dimension {dim} is not in the range {min} to {max}")
+        ranges[dim] = (min, max)
+    setattr(tensor, _RANGES, ranges)
 
 
 def maybe_mark_dynamic(tensor: torch.Tensor, index: int | Iterable[int]) -> None:
@@ -82,15 +107,30 @@ def marks_of(tensor: torch.Tensor) -> dict[int, Mark]:
     return marks
 
 
+def ranges_of(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
+    """Return the ranges that sizes were marked with, by dimension, where the tensor is in them."""
+    foreign = tensor.__dict__.get("_dynamo_dynamic_range", ())
+    ranges = {one.dim: (one.min, one.max) for one in foreign} | tensor.__dict__.get(_RANGES, {})
+    return {dim: ends for dim, ends in ranges.items() if _is_within(tensor.shape[dim], *ends)}
+
+
+def _is_within(size: int, least: int | None, greatest: int | None) -> bool:
+    return (least is None or least <= size) and (greatest is None or size <= greatest)
+
+
 @dataclass
 class DynamicPolicy:
     """Remembers the sizes and ints one code object was compiled for.
 
     Args:
         dynamic: None for the automatic policy, True for symbolic from the start, False for never.
+        profile: what varied in earlier processes; the automatic policy reads and extends it.
     """
 
     dynamic: bool | None = None
+    profile: Profile | None = None
+    _varied: set[Fact] | None = None  # what the profile says; None until it is asked
+    _new: set[Fact] = field(default_factory=set)  # what it does not say yet
     _sizes: dict[tuple[Source, int], list[int | None]] = field(default_factory=dict)
     _numbers: dict[Source, float | None] = field(default_factory=dict)
 
@@ -100,15 +140,22 @@ class DynamicPolicy:
         Parameters are static unless marked. A tensor of another rank is another case.
         """
         marks = marks_of(tensor)
-        seen = self._sizes.setdefault((source, tensor.dim()), list(tensor.shape))
+        rank = tensor.dim()
+        seen = self._sizes.get((source, rank))
+        if seen is None:
+            known = [self._has_varied(source, rank, dim) for dim in range(rank)]
+            seen = [None if varied else size for varied, size in zip(known, tensor.shape)]
+            self._sizes[source, rank] = seen
         parameter = isinstance(tensor, torch.nn.Parameter)
         dims = []
         for dim, size in enumerate(tensor.shape):
             if seen[dim] != size:
                 if seen[dim] is not None:
                     _log.info("size %d of %s: %s, then %d", dim, source, seen[dim], size)
+                    self._new.add((source.expr(), rank, dim))
                 seen[dim] = None  # differed once: symbolic from now on
             wish = self._decide(seen[dim] is None, marks.get(dim), parameter)
+            wish = wish or is_listed(source, dim)
             dims.append(wish and size not in (0, 1))
         return tuple(dims)
 
@@ -136,22 +183,79 @@ class DynamicPolicy:
         Attributes, globals and the like are configuration until they change, whatever `dynamic`.
         """
         changed = self._changed(source, value)
-        if settings.specialize_int or value in (0, 1) or not (argument or changed):
+        if value in (0, 1):
+            return False
+        if is_listed(source):
+            return True
+        if settings.specialize_int or not (argument or changed):
             return False
         return self._decide(changed, None, parameter=False)
 
-    def float_is_dynamic(self, source: Source, value: float) -> bool:
-        """Decide whether a float becomes an input of the graph: when it has changed once."""
+    def float_is_dynamic(self, source: Source, value: float, *, varies: bool = False) -> bool:
+        """Decide whether a float becomes an input of the graph.
+
+        Args:
+            source: where it comes from.
+            value: what it is.
+            varies: it is known to change, as learning rates do; others are inputs once they have.
+        """
+        if varies or settings.specialize_float:
+            return not settings.specialize_float
         changed = self._changed(source, value)
         return changed and self.dynamic is not False and settings.automatic_dynamic_shapes
 
     def _changed(self, source: Source, value: float) -> bool:
         """Say whether a number was ever another one, and remember it."""
-        seen = self._numbers.setdefault(source, value)
+        if source not in self._numbers:
+            self._numbers[source] = None if self._has_varied(source) else value
+        seen = self._numbers[source]
         if seen is not None and seen != value:
             _log.info("%s %s: %s, then %s", type(value).__name__, source, seen, value)
             self._numbers[source] = None
+            self._new.add((source.expr(),))
         return self._numbers[source] is None
+
+    def _has_varied(self, source: Source, *dim: int) -> bool:
+        """Say whether a number, or a size (of rank, dimension), varied in an earlier process."""
+        if self._varied is None:
+            wanted = self.profile if self._uses_profile() else None
+            self._varied = wanted.load() if wanted is not None else set()
+        return bool(self._varied) and (source.expr(), *dim) in self._varied
+
+    def _uses_profile(self) -> bool:
+        automatic = self.dynamic is None and settings.automatic_dynamic_shapes
+        return automatic and settings.automatic_dynamic_local_pgo
+
+    def keep(self) -> None:
+        """Tell the profile what has varied; called when code was compiled with it symbolic."""
+        if self._new and self.profile is not None and self._uses_profile():
+            self.profile.add(self._new)
+        self._new.clear()
+
+
+def is_listed(source: Source, dim: int | None = None) -> bool:
+    """Say whether `config.dynamic_sources` names a number, or a dimension of a tensor."""
+    if not settings.dynamic_sources:
+        return False
+    name = source.expr()
+    return any(
+        (dim is None or only in (None, dim)) and (name == pattern or _begins(pattern, name))
+        for pattern, only in _patterns(settings.dynamic_sources)
+    )
+
+
+@functools.cache
+def _patterns(text: str) -> list[tuple[str, int | None]]:
+    """Split the comma list into patterns, each with the dimension it is limited to."""
+    found = (re.fullmatch(r"(.*?)(?::(\d+))?", part.strip()) for part in text.split(","))
+    return [(one[1], int(one[2]) if one[2] else None) for one in found if one and one[1]]
+
+
+def _begins(pattern: str, name: str) -> bool:
+    try:
+        return re.match(pattern, name) is not None
+    except re.error:  # a name that is no regular expression
+        return False
 
 
 def check_marks(

@@ -421,7 +421,7 @@ def vary(tx: Tracer, number: float, source: Source) -> FloatValue | None:
         return None
     group = _is_param_group(source.base)
     learning_rate = group and isinstance(source, ItemSource) and source.key == "lr"
-    if not learning_rate and not tx.policy.float_is_dynamic(source, number):
+    if not tx.policy.float_is_dynamic(source, number, varies=learning_rate):
         return None
     tx.guard(source, "TYPE", float)
     return at(tx, source, number)
