@@ -263,6 +263,48 @@ def test_ranges_of_programs_written_for_torch_compile():
     assert len(graphs) == 2
 
 
+def rowwise(x):
+    return (x.sin() * 2).sum(0), x.reshape(-1).softmax(0) + x.shape[0]
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "codegen"])
+def test_one_graph_for_all_unbacked_sizes(first, backend):
+    f = weft.compile(rowwise, backend=backend)
+    for size in (first, 0, 1, 5, 7):
+        x = torch.randn(size, 3)
+        weft.mark_unbacked(x, 0)
+        for got, wanted in zip(f(x), rowwise(x), strict=True):
+            torch.testing.assert_close(got, wanted)
+    assert weft.counters["stats"]["unique_graphs"] == 1
+
+
+def test_nothing_may_depend_on_an_unbacked_size():
+    f, graphs = make(branching)
+    for size in (6, 0, 1, 200):
+        x = torch.randn(size)
+        weft.mark_unbacked(x, 0)
+        assert torch.equal(f(x), branching(x))
+    assert weft.counters["graph_break"] == {"data-dependent-branch": 1}
+    strict, _ = make(branching, fullgraph=True)
+    x = torch.ones(6)
+    weft.mark_unbacked(x, 0)
+    with pytest.raises(weft.Unsupported, match="data-dependent-branch"):
+        strict(x)
+    weft.mark_unbacked(x, 0, min=2, max=100)
+    assert torch.equal(strict(x), branching(x))
+
+
+def test_what_an_operation_assumes_of_an_unbacked_size_is_checked():
+    f, _ = make(lambda x, y: x + y)
+    x, y = torch.ones(3), torch.ones(3)
+    weft.mark_unbacked(x, 0)
+    assert torch.equal(f(x, y), x + y)
+    with pytest.raises(RuntimeError):
+        f(torch.ones(4), y)
+    assert torch.equal(f(x, y), x + y)
+
+
 def test_wrong_marks():
     x = torch.ones(6)
     with pytest.raises(ValueError, match="size 6 of dimension 0 is not in the range 7 to None"):

@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -325,6 +325,14 @@ def new_symint(
     return shape_env.create_symintnode(symbol, hint=hint, source=source)
 
 
+def _unbacked_size(shape_env: ShapeEnv) -> torch.SymInt:
+    """A symbolic size of which nothing is known, that no node of a graph makes."""
+    size = shape_env.create_unbacked_symint()
+    shape_env.pending_fresh_unbacked_symbols.clear()
+    shape_env._constrain_range_for_size(size.node.expr)
+    return size
+
+
 def limit(size: torch.SymInt | int, least: int | None, greatest: int | None) -> None:
     """Tell a symbolic size that it lies in a range; None is no limit.
 
@@ -338,14 +346,19 @@ def limit(size: torch.SymInt | int, least: int | None, greatest: int | None) -> 
 
 
 def _symbolic_layout(
-    tensor: torch.Tensor, shape_env: ShapeEnv, dims: Iterable[int], name: str
+    tensor: torch.Tensor,
+    shape_env: ShapeEnv,
+    dims: Iterable[int],
+    name: str,
+    unbacked: Collection[int],
 ) -> tuple[list[int | torch.SymInt], list[int | torch.SymInt]]:
     """Sizes with `dims` symbolic; strides as products of sizes wherever they are such products."""
-    wanted = set(dims)
-    sizes = [
-        new_symint(shape_env, size, f"{name}.size()[{dim}]") if dim in wanted else size
-        for dim, size in enumerate(tensor.shape)
-    ]
+    sizes: list[int | torch.SymInt] = [*tensor.shape]
+    for dim in sorted(dims):
+        if dim in unbacked:
+            sizes[dim] = _unbacked_size(shape_env)
+        else:
+            sizes[dim] = new_symint(shape_env, tensor.shape[dim], f"{name}.size()[{dim}]")
     strides: list[int | torch.SymInt] = list(tensor.stride())
     span_hint, span = 1, 1  # extent of the inner dimensions seen so far: the number and its symbol
     for dim in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), -d)):
@@ -385,10 +398,12 @@ def to_fake(
     tensor: torch.Tensor,
     dynamic_dims: Iterable[int] | None = None,
     source_name: str = "input",
+    unbacked: Collection[int] = (),
 ) -> FakeTensor:
     """A fake twin of `tensor`: size, stride, dtype, device, requires_grad, leaf or not, Parameter.
 
-    `dynamic_dims` names the dimensions that become symbolic (the mode needs a shape environment);
+    `dynamic_dims` names the dimensions that become symbolic (the mode needs a shape environment),
+    `unbacked` those among them whose symbols have no example value;
     strides that are products of sizes become the same products of symbols. Tensor subclasses go
     through torch's converter. A tensor that already is fake in `mode` is returned as it is.
     """
@@ -403,7 +418,9 @@ def to_fake(
     if dynamic_dims:
         if mode.shape_env is None:
             raise ValueError("dynamic dimensions need a fake mode made with a shape environment")
-        sizes, strides = _symbolic_layout(tensor, mode.shape_env, dynamic_dims, source_name)
+        sizes, strides = _symbolic_layout(
+            tensor, mode.shape_env, dynamic_dims, source_name, unbacked
+        )
     with mode, torch.inference_mode(tensor.is_inference()), torch.no_grad():
         fake: Any = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
     if isinstance(tensor, torch.nn.Parameter):

@@ -12,6 +12,7 @@ from weft_guards.dynamic import (
     check_marks,
     mark_dynamic,
     mark_static,
+    mark_unbacked,
     maybe_mark_dynamic,
 )
 from weft_guards.explain import Miss, explain_miss
@@ -48,5 +49,6 @@ __all__ = [
     "explain_miss",
     "mark_dynamic",
     "mark_static",
+    "mark_unbacked",
     "maybe_mark_dynamic",
 ]

@@ -32,6 +32,7 @@ class Mark(Enum):
     DYNAMIC = "mark_dynamic"  # symbolic from the first compile
     MAYBE = "maybe_mark_dynamic"  # the same, but specialising it is no error
     STATIC = "mark_static"
+    UNBACKED = "mark_unbacked"  # symbolic, and nothing may depend on what it is
 
 
 _ATTRIBUTE = "_weft_marks"
@@ -41,6 +42,8 @@ _FOREIGN = (
     ("_dynamo_dynamic_indices", Mark.DYNAMIC),
     ("_dynamo_weak_dynamic_indices", Mark.MAYBE),
     ("_dynamo_static_indices", Mark.STATIC),
+    ("_dynamo_unbacked_indices", Mark.MAYBE),  # generated code is worth more to them
+    ("_dynamo_strict_unbacked_indices", Mark.MAYBE),
 )
 
 
@@ -78,8 +81,38 @@ def mark_dynamic(
         IndexError: for a dimension that the tensor does not have.
         ValueError: for a size that is not in the range.
     """
+    _mark_range(tensor, index, Mark.DYNAMIC, min, max)
+
+
+def mark_unbacked(
+    tensor: torch.Tensor,
+    index: int | Iterable[int],
+    *,
+    min: int | None = None,
+    max: int | None = None,
+) -> None:
+    """Compile once for all sizes of these dimensions, 0 and 1 included; otherwise `mark_dynamic`.
+
+    Capture treats such a size as a number out of a tensor: a branch on it breaks the graph, and
+    what an operation assumes of it is checked when it runs. An operation is taken not to broadcast
+    it: where one would, for a size of 1, the call raises. Operations run one by one.
+
+    Raises:
+        IndexError: for a dimension that the tensor does not have.
+        ValueError: for a size that is not in the range.
+    """
+    _mark_range(tensor, index, Mark.UNBACKED, min, max)
+
+
+def _mark_range(
+    tensor: torch.Tensor,
+    index: int | Iterable[int],
+    mark: Mark,
+    min: int | None,
+    max: int | None,
+) -> None:
     ranges = dict(getattr(tensor, _RANGES, {}))
-    for dim in _mark(tensor, [index] if isinstance(index, int) else [*index], Mark.DYNAMIC):
+    for dim in _mark(tensor, [index] if isinstance(index, int) else [*index], mark):
         size = tensor.shape[dim]
         if not _is_within(size, min, max):
             raise ValueError(f"size {size} of dimension {dim} is not in the range {min} to {max}")
@@ -105,6 +138,11 @@ def marks_of(tensor: torch.Tensor) -> dict[int, Mark]:
         marks.update(dict.fromkeys(own.get(attribute, ()), mark))
     marks.update(own.get(_ATTRIBUTE, {}))
     return marks
+
+
+def unbacked_dims(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions that are marked with `mark_unbacked`."""
+    return [dim for dim, mark in marks_of(tensor).items() if mark is Mark.UNBACKED]
 
 
 def ranges_of(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
@@ -156,7 +194,8 @@ class DynamicPolicy:
                 seen[dim] = None  # differed once: symbolic from now on
             wish = self._decide(seen[dim] is None, marks.get(dim), parameter)
             wish = wish or is_listed(source, dim)
-            dims.append(wish and size not in (0, 1))
+            constant = size in (0, 1) and marks.get(dim) is not Mark.UNBACKED
+            dims.append(wish and not constant)
         return tuple(dims)
 
     def _decide(self, changed: bool, mark: Mark | None, parameter: bool) -> bool:

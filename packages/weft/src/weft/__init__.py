@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         report,
         substitute_in_graph,
     )
-    from weft_guards import mark_dynamic, mark_static, maybe_mark_dynamic
+    from weft_guards import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
     from weft_guards.filters import (
         keep_portable_guards_unsafe,
         keep_tensor_guards_unsafe,
@@ -62,7 +62,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
     "graph_break is_compiling report substitute_in_graph",
-    "weft_guards": "mark_dynamic mark_static maybe_mark_dynamic",
+    "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic",
     "weft_guards.filters": "keep_portable_guards_unsafe keep_tensor_guards_unsafe "
     "skip_all_guards_unsafe skip_guard_on_all_nn_modules_unsafe skip_guard_on_globals_unsafe "
     "skip_guard_on_inbuilt_nn_modules_unsafe",
@@ -103,6 +103,7 @@ __all__ = [
     "lookup_backend",
     "mark_dynamic",
     "mark_static",
+    "mark_unbacked",
     "maybe_mark_dynamic",
     "register_backend",
     "report",
