@@ -490,3 +490,21 @@ def test_inputs_with_like_names():
     compiled = wc.capture(model.forward, lambda graph, inputs: graph.forward, fullgraph=True)
     x = torch.randn(2)
     assert torch.equal(compiled(x), model(x))
+
+
+class Key:
+    """A key that is no constant."""
+
+
+def test_an_ordered_dict_is_read_in_its_own_order():
+    def digits(x, mapping):
+        for place, (key, value) in enumerate(mapping.items()):
+            x = x + mapping[key] * value * 10**place
+        return x
+
+    keys = [Key(), Key(), Key()]
+    mapping = collections.OrderedDict((key, torch.full([3], i + 1.0)) for i, key in enumerate(keys))
+    compiled = wc.capture(digits, eager_backend, fullgraph=True)
+    for key in (keys[0], keys[1], keys[0]):
+        mapping.move_to_end(key)
+        assert torch.equal(compiled(X, mapping), digits(X, mapping))

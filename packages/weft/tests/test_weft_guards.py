@@ -96,7 +96,7 @@ def test_any_recompile_can_be_an_error():
     with weft.config.patch(error_on_recompile=True):
         f(torch.ones(3), 2)
         f(torch.ones(3), 2)
-        with pytest.raises(weft.RecompileLimit, match=r"error-on-recompile(.|\n)*size of dim 0"):
+        with pytest.raises(weft.RecompileLimit, match="size of dim 0"):
             f(torch.ones(4), 2)
     f(torch.ones(4), 2)
     assert len(graphs) == 2
@@ -136,12 +136,11 @@ def test_a_filter_is_shown_each_guard():
     number = by_name["G['SCALE']", "EQUALS_MATCH"]
     assert number.is_global
     assert number.value == SCALE
-    assert number.orig_guard.kind == "CONST"
+    assert number.orig_guard.guard.kind == "CONST"
 
 
-@pytest.mark.parametrize("module", [weft, torch.compiler])
-def test_globals_can_be_left_out(module, monkeypatch):
-    f, graphs = filtered(scaled, module.skip_guard_on_globals_unsafe)
+def test_globals_can_be_left_out(monkeypatch):
+    f, graphs = filtered(scaled, torch.compiler.skip_guard_on_globals_unsafe)
     f(torch.ones(3))
     monkeypatch.setattr("test_weft_guards.SCALE", 3.0)
     assert torch.equal(f(torch.ones(3)), torch.full([3], 2.0))  # stale, as asked for
@@ -149,10 +148,9 @@ def test_globals_can_be_left_out(module, monkeypatch):
     assert len(graphs) == 2
 
 
-@pytest.mark.parametrize("module", [weft, torch.compiler])
-def test_tensors_alone_can_be_kept(module):
+def test_tensors_alone_can_be_kept():
     net = Net()
-    f, graphs = filtered(net, module.keep_tensor_guards_unsafe)
+    f, graphs = filtered(net, torch.compiler.keep_tensor_guards_unsafe)
     x = torch.ones(2, 4)
     f(x)
     net.gain = 5.0
@@ -167,8 +165,8 @@ def test_tensors_alone_can_be_kept(module):
 def test_modules_can_be_left_out():
     x = torch.ones(2, 4)
     for keep, changes in (
-        (weft.skip_guard_on_inbuilt_nn_modules_unsafe, 1),
-        (weft.skip_guard_on_all_nn_modules_unsafe, 0),
+        (torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe, 1),
+        (torch.compiler.skip_guard_on_all_nn_modules_unsafe, 0),
     ):
         net = Net()
         f, graphs = filtered(net, keep)
@@ -183,7 +181,7 @@ def test_modules_can_be_left_out():
 
 def test_portable_guards_can_be_kept():
     net = Net()
-    f, graphs = filtered(net, weft.keep_portable_guards_unsafe, dynamic=True)
+    f, graphs = filtered(net, torch.compiler.keep_portable_guards_unsafe, dynamic=True)
     f(torch.ones(2, 4))
     net.gain = 5.0
     f(torch.ones(3, 4))
@@ -193,9 +191,8 @@ def test_portable_guards_can_be_kept():
     assert len(graphs) == 2
 
 
-@pytest.mark.parametrize("module", [weft, torch.compiler])
-def test_nothing_is_checked_without_guards(module):
-    f, graphs = filtered(scaled, module.skip_all_guards_unsafe)
+def test_nothing_is_checked_without_guards():
+    f, graphs = filtered(scaled, torch.compiler.skip_all_guards_unsafe)
     f(torch.ones(3))
     with torch.no_grad():
         assert torch.equal(f(torch.ones(3, dtype=torch.float64)).float(), torch.full([3], 2.0))
@@ -307,7 +304,7 @@ def test_what_an_operation_assumes_of_an_unbacked_size_is_checked():
 
 def test_wrong_marks():
     x = torch.ones(6)
-    with pytest.raises(ValueError, match="size 6 of dimension 0 is not in the range 7 to None"):
+    with pytest.raises(ValueError, match="size 6 is not in 7 to None"):
         weft.mark_dynamic(x, 0, min=7)
     with pytest.raises(IndexError, match="dimension 1"):
         weft.mark_dynamic(x, 1)

@@ -21,6 +21,7 @@ from weft_core.collector import collector_paused
 from weft_core.errors import WeftError
 from weft_core.events import counters, span
 from weft_guards import CacheRules, CodeCache, arg_names_of, compile_check
+from weft_guards.filters import apply_filter
 from weft_guards.sources import LocalSource
 
 from weft_capture import config, frame, stance
@@ -219,7 +220,9 @@ class Capture:
             log.ops.append(count_ops(converted.graph))
         frame.skip(converted.code)
         with span("guards", code.co_qualname):
-            guards = cache.filtered(converted.guards, function, flat_args)
+            guards = converted.guards
+            if cache.rules.guard_filter is not None:
+                guards = apply_filter(cache.rules.guard_filter, guards, function, flat_args)
             check = compile_check(guards, arg_names_of(code), code.co_freevars)
             cache.add(check, converted.code, guards)
         frame.set_lookup(code, cache.lookup, self.miss)

@@ -24,7 +24,7 @@ from weft_core.errors import Unsupported
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
 from weft_guards import Guard, MemoryUse
-from weft_guards.dynamic import ranges_of, unbacked_dims
+from weft_guards.dynamic import Kind, marks_of
 from weft_guards.payloads import shares_memory
 from weft_guards.sources import CallSource, Source, TensorProperty
 
@@ -124,13 +124,13 @@ class GraphBuilder:
         """Return the value of a tensor from outside, a new placeholder of the graph."""
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
-            unbacked = unbacked_dims(tensor) if dynamic_dims else []
+            marks = marks_of(tensor) if dynamic_dims else {}
+            unbacked = [dim for dim, mark in marks.items() if mark.kind is Kind.UNBACKED]
             twin = fake.to_fake(self.mode, tensor, dynamic_dims, name, unbacked)
-        ranges = ranges_of(tensor) if dynamic_dims else {}
         for dim in dynamic_dims:
             size = twin.shape[dim]
-            if dim in ranges:
-                fake.limit(size, *ranges[dim])
+            if dim in marks and marks[dim].admits(tensor.shape[dim]):
+                fake.limit(size, marks[dim].min, marks[dim].max)
             if isinstance(size, torch.SymInt) and size.node.expr not in self.symbols:
                 self.symbols[size.node.expr] = self._placeholder(
                     TensorProperty(source, "size", dim), size, tensor.shape[dim]

@@ -36,11 +36,6 @@ class Stance:
 active: Stance | None = None
 
 
-def current() -> str:
-    """Return the name of the stance in force."""
-    return "default" if active is None else active.name
-
-
 def may_compile(name: str, reasons: Callable[[], Iterable[tuple[Any, Iterable[Any]]]]) -> bool:
     """Say whether a frame that no entry admits may be compiled.
 

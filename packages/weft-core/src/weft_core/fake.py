@@ -308,15 +308,21 @@ def make_shape_env() -> ShapeEnv:
 
 
 def new_symint(
-    shape_env: ShapeEnv, hint: int, name: str, *, duck: bool = True
+    shape_env: ShapeEnv, hint: int | None, name: str, *, duck: bool = True
 ) -> torch.SymInt | int:
     """A symbolic int for the value called `name` with example value `hint`.
 
     `duck` lets values with equal hints share a symbol. Hints 0 and 1 come back as plain ints,
-    because broadcasting and emptiness give them a meaning of their own.
+    because broadcasting and emptiness give them a meaning of their own. Without a hint it is a
+    size of which nothing is known, and which no node of a graph makes.
     """
     from torch.fx.experimental.symbolic_shapes import DimDynamic  # noqa: PLC0415 - sympy
 
+    if hint is None:
+        size = shape_env.create_unbacked_symint()
+        shape_env.pending_fresh_unbacked_symbols.clear()
+        shape_env._constrain_range_for_size(size.node.expr)
+        return size
     source = NamedSource(name)
     dynamic = DimDynamic.DUCK if duck else DimDynamic.DYNAMIC
     symbol = shape_env.create_symbol(
@@ -325,24 +331,11 @@ def new_symint(
     return shape_env.create_symintnode(symbol, hint=hint, source=source)
 
 
-def _unbacked_size(shape_env: ShapeEnv) -> torch.SymInt:
-    """A symbolic size of which nothing is known, that no node of a graph makes."""
-    size = shape_env.create_unbacked_symint()
-    shape_env.pending_fresh_unbacked_symbols.clear()
-    shape_env._constrain_range_for_size(size.node.expr)
-    return size
-
-
-def limit(size: torch.SymInt | int, least: int | None, greatest: int | None) -> None:
-    """Tell a symbolic size that it lies in a range; None is no limit.
-
-    Raises:
-        ValueError: when its example value does not.
-    """
+def limit(size: Any, least: int | None, greatest: int | None) -> None:
+    """Tell a symbolic size that it lies in a range; None is no limit."""
     from torch.fx.experimental.symbolic_shapes import constrain_range  # noqa: PLC0415 - sympy
 
-    if isinstance(size, torch.SymInt):
-        constrain_range(size, min=least, max=greatest)
+    constrain_range(size, min=least, max=greatest)
 
 
 def _symbolic_layout(
@@ -355,10 +348,8 @@ def _symbolic_layout(
     """Sizes with `dims` symbolic; strides as products of sizes wherever they are such products."""
     sizes: list[int | torch.SymInt] = [*tensor.shape]
     for dim in sorted(dims):
-        if dim in unbacked:
-            sizes[dim] = _unbacked_size(shape_env)
-        else:
-            sizes[dim] = new_symint(shape_env, tensor.shape[dim], f"{name}.size()[{dim}]")
+        hint = None if dim in unbacked else tensor.shape[dim]
+        sizes[dim] = new_symint(shape_env, hint, f"{name}.size()[{dim}]")
     strides: list[int | torch.SymInt] = list(tensor.stride())
     span_hint, span = 1, 1  # extent of the inner dimensions seen so far: the number and its symbol
     for dim in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), -d)):

@@ -16,7 +16,6 @@ from weft_guards.dynamic import (
     maybe_mark_dynamic,
 )
 from weft_guards.explain import Miss, explain_miss
-from weft_guards.filters import GuardEntry
 from weft_guards.guards import KINDS, Guard, GuardSet
 from weft_guards.native import call_with
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
@@ -33,7 +32,6 @@ __all__ = [
     "DynamicPolicy",
     "Entry",
     "Guard",
-    "GuardEntry",
     "GuardSet",
     "Held",
     "MemoryUse",

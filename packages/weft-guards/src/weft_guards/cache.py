@@ -24,7 +24,7 @@ from weft_guards.check import Check, describe_check
 from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
 from weft_guards.explain import Miss, explain_miss
-from weft_guards.filters import GuardFilter, apply_filter
+from weft_guards.filters import GuardFilter
 from weft_guards.guards import Guard
 from weft_guards.native import usable_extension
 from weft_guards.profile import Profile
@@ -130,23 +130,6 @@ class CodeCache:
     def entries(self, entries: Iterable[Entry]) -> None:
         self.lookup.rows = tuple([(entry.check, entry.code, entry) for entry in entries])
 
-    @property
-    def limit(self) -> int:
-        """How many entries there may be."""
-        limit = self.rules.recompile_limit
-        return (settings.recompile_limit if limit is None else limit) * self.patience
-
-    def filtered(
-        self, guards: list[Guard], func: FunctionType, flat_locals: Sequence[Any]
-    ) -> list[Guard]:
-        """Return the guards of an entry to be that the user's filter keeps; all without one.
-
-        Raises:
-            InvalidOption: when the filter fails.
-        """
-        keep = self.rules.guard_filter
-        return guards if keep is None else apply_filter(keep, guards, func, flat_locals)
-
     def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> Entry:
         """Add an entry in front; it is evicted when an object its guards name dies."""
         self.policy.keep()
@@ -205,28 +188,25 @@ class CodeCache:
             strict: raise at the limit instead (fullgraph).
 
         Raises:
-            RecompileLimit: at the limit, when strict or so set; before it with
-                `error_on_recompile`.
+            RecompileLimit: at the limit, when strict or so set.
         """
         if self.skip_reason is not None:
             return False
         entries = self.entries
         if not entries:
             return True
-        at_limit = len(entries) >= self.limit
+        limit = self.rules.recompile_limit or settings.recompile_limit
+        at_limit = settings.error_on_recompile or len(entries) >= limit * self.patience
         all_of_them = at_limit or enabled("recompiles_verbose")
         reasons = self.reasons(func, flat_locals, entries if all_of_them else entries[:1])
         self._log_reasons(reasons)
-        if settings.error_on_recompile:
-            found = "".join(f"\n  {miss}" for _, misses in reasons[:1] for miss in misses)
-            raise RecompileLimit(f"[error-on-recompile] {self.name} would be compiled again{found}")
         if not at_limit:
             self.recompiles += [f"{m.what}: {m.old} -> {m.new}" for m in reasons[0][1][:1]]
             counters["guards"]["recompiles"] += 1
             return True
         counters["guards"]["recompile_limit"] += 1
         text = self._limit_text([miss for _, misses in reasons for miss in misses])
-        if strict or settings.fail_on_recompile_limit_hit:
+        if strict or settings.fail_on_recompile_limit_hit or settings.error_on_recompile:
             raise RecompileLimit(text)
         self.skip_reason = "recompile limit"
         warnings.warn(text, stacklevel=2)
@@ -260,9 +240,9 @@ class CodeCache:
             for miss in misses
         }
         given = self.rules.recompile_limit
-        where = "weft.config.recompile_limit = " if given is None else "recompile_limit="
-        raised = f"{where}{2 * (given or settings.recompile_limit)}"
-        remedies = {miss.fix or miss.remedy for miss in misses} | {raised}
+        raised = f"weft.config.recompile_limit = {2 * settings.recompile_limit}"
+        remedies = {miss.fix or miss.remedy for miss in misses}
+        remedies.add(f"recompile_limit={2 * given}" if given else raised)
         return (
             f"[recompile-limit] {self.name} was compiled {len(self.entries)} times and runs "
             "eagerly from now on.\n  Failing guards:\n    "

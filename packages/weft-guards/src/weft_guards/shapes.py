@@ -75,22 +75,19 @@ def symbolic_bindings(inputs: Iterable[tuple[Source, Any]]) -> Iterator[Binding]
                         yield TensorProperty(source, prop, dim), amount
 
 
-def shape_guards(
-    shape_env: ShapeEnv, inputs: Iterable[tuple[Source, Any]], user_stack: Any = ()
-) -> list[Guard]:
+def shape_guards(shape_env: ShapeEnv, inputs: Iterable[tuple[Source, Any]]) -> list[Guard]:
     """Return the guards under which a graph with symbolic sizes is right.
 
     Args:
         shape_env: where the graph's symbols live.
         inputs: every graph input's source with its fake tensor or SymInt.
-        user_stack: a user frame to name in messages.
 
     Raises:
         Unsupported: when a condition is about a symbol that no input determines.
     """
     bindings = list(symbolic_bindings(inputs))
     origin = _origins(bindings)
-    maker = _Maker(origin, tuple(user_stack))
+    maker = _Maker(origin)
     for source, amount in bindings:
         maker.equal(source, amount.node.expr)
     used = {symbol for _, amount in bindings for symbol in amount.node.expr.free_symbols}
@@ -136,9 +133,8 @@ def _implied(expr: Any, shape_env: ShapeEnv) -> bool:
 class _Maker:
     """Makes SHAPE guards from sympy expressions."""
 
-    def __init__(self, origin: dict[sympy.Symbol, Source], user_stack: Any) -> None:
+    def __init__(self, origin: dict[sympy.Symbol, Source]) -> None:
         self.origin = origin
-        self.user_stack = user_stack
         self.guards: list[Guard] = []
 
     def _printer(self, expr: Any) -> Any:
@@ -149,13 +145,12 @@ class _Maker:
                 f"the condition {expr} is about {', '.join(map(str, unknown))}, "
                 "which no input's size determines",
                 "mark the dimension static with mark_static",
-                self.user_stack,
             )
         return _printer_class()(self.origin)
 
     def _add(self, printer: Any, text: str) -> None:
         sources = tuple(printer.sources)
-        guard = Guard(sources[0], "SHAPE", ShapeExpr(text, sources), self.user_stack)
+        guard = Guard(sources[0], "SHAPE", ShapeExpr(text, sources))
         if guard not in self.guards:
             self.guards.append(guard)
 

@@ -300,28 +300,9 @@ def InstanceAttrSource(base: Source, name: str) -> ItemSource:
     return ItemSource(DictSource(base), name)
 
 
-@dataclass(frozen=True, eq=False)
-class DictKeySource(Source):
-    """The i-th key of a dict; guard the number of keys before."""
-
-    base: Source
-    index: int
-
-    text = "list({base})[{0.index}]"
-
-    def emit(self, builder: Builder) -> None:
-        _call(builder, list, self.base)
-        _item(builder, self.index)
-
-
-class DictValueSource(DictKeySource):
-    """The i-th value of a dict, where its key is no literal."""
-
-    text = "list({base}.values())[{0.index}]"
-
-    def emit(self, builder: Builder) -> None:
-        _call(builder, list, CallSource(dict.values, (self.base,)))
-        _item(builder, self.index)
+def DictKeySource(base: Source, index: int) -> ItemSource:
+    """Return the source of the i-th key of a dict, in the dict's own order."""
+    return ItemSource(CallSource(list, (base,)), index)
 
 
 @dataclass(frozen=True, eq=False)

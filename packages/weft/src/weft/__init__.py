@@ -41,14 +41,6 @@ if TYPE_CHECKING:
         substitute_in_graph,
     )
     from weft_guards import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
-    from weft_guards.filters import (
-        keep_portable_guards_unsafe,
-        keep_tensor_guards_unsafe,
-        skip_all_guards_unsafe,
-        skip_guard_on_all_nn_modules_unsafe,
-        skip_guard_on_globals_unsafe,
-        skip_guard_on_inbuilt_nn_modules_unsafe,
-    )
 
     from weft import compiled_autograd
     from weft.cudagraphs import cudagraph_mark_step_begin
@@ -63,9 +55,6 @@ _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
     "graph_break is_compiling report substitute_in_graph",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic",
-    "weft_guards.filters": "keep_portable_guards_unsafe keep_tensor_guards_unsafe "
-    "skip_all_guards_unsafe skip_guard_on_all_nn_modules_unsafe skip_guard_on_globals_unsafe "
-    "skip_guard_on_inbuilt_nn_modules_unsafe",
     "weft.cudagraphs": "cudagraph_mark_step_begin",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
     "weft.pipeline": "aot_autograd",
@@ -94,8 +83,6 @@ __all__ = [
     "explain",
     "graph_break",
     "is_compiling",
-    "keep_portable_guards_unsafe",
-    "keep_tensor_guards_unsafe",
     "list_backends",
     "list_mode_options",
     "list_options",
@@ -111,10 +98,6 @@ __all__ = [
     "save_cache_artifacts",
     "set_logs",
     "set_stance",
-    "skip_all_guards_unsafe",
-    "skip_guard_on_all_nn_modules_unsafe",
-    "skip_guard_on_globals_unsafe",
-    "skip_guard_on_inbuilt_nn_modules_unsafe",
     "substitute_in_graph",
 ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from torch import nn
 from weft_core.collector import collector_paused
@@ -23,34 +23,24 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=Callable[..., Any])
 
 
+class Arguments(TypedDict, total=False):
+    """The keywords of `compile`."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    backend: str | Backend
+    mode: str | None
+    options: Mapping[str, Any] | None
+    name: str | None
+    disable: bool
+    recompile_limit: int | None
+    isolate_recompiles: bool
+
+
 @overload
-def compile(
-    model: Model,
-    *,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    backend: str | Backend = ...,
-    mode: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    name: str | None = ...,
-    disable: bool = ...,
-    recompile_limit: int | None = ...,
-    isolate_recompiles: bool = ...,
-) -> Model: ...
+def compile(model: Model, **arguments: Unpack[Arguments]) -> Model: ...
 @overload
-def compile(
-    model: None = None,
-    *,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    backend: str | Backend = ...,
-    mode: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    name: str | None = ...,
-    disable: bool = ...,
-    recompile_limit: int | None = ...,
-    isolate_recompiles: bool = ...,
-) -> Callable[[Model], Model]: ...
+def compile(model: None = None, **arguments: Unpack[Arguments]) -> Callable[[Model], Model]: ...
 
 
 def compile(

@@ -69,7 +69,6 @@ from weft_guards.sources import (
     CallSource,
     ConstSource,
     DictKeySource,
-    DictValueSource,
     InstanceAttrSource,
     ItemSource,
     LocalSource,
@@ -220,8 +219,8 @@ def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
             item_source: Source = ItemSource(source, key)
         elif is_constant_object(key):  # past the `__getitem__` of a subclass
             item_source = CallSource(dict.__getitem__, (source, ConstSource(key)))
-        else:
-            item_source = DictValueSource(source, index)
+        else:  # an OrderedDict has an order that dict's own methods do not see
+            item_source = CallSource(dict.__getitem__, (source, DictKeySource(source, index)))
         key_source: Source = DictKeySource(source, index)
         if isinstance(source, ConstSource):
             item_source, key_source = ConstSource(item), ConstSource(key)
