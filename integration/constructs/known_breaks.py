@@ -17,7 +17,6 @@ KNOWN_BREAKS = {
     "introspection.thread_local_and_name": "unknown-call",
     "introspection.weak_reference": "unknown-call",
     "introspection.import_submodule": "unknown-call",
-    "torch_features.torch_device_context": "modes",
     "torch_features.forward_hook": "unknown-call",
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",

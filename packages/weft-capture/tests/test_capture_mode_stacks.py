@@ -1,31 +1,22 @@
 """Modes of the program that see every operation: what they would miss is not compiled."""
 
+import functools
+
 import pytest
 import torch
 import weft_capture
 from test_capture_language import eager_backend
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 X = torch.arange(4.0)
 
 
-class Functions(TorchFunctionMode):
-    """Counts torch's functions, and turns sin into cos."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return (torch.cos if func is torch.sin else func)(*args, **(kwargs or {}))
-
-
 class Operators(TorchDispatchMode):
-    """The same for aten operators."""
+    """Counts aten operators, and turns sin into cos."""
 
     def __init__(self):
         super().__init__()
@@ -38,17 +29,20 @@ class Operators(TorchDispatchMode):
 
 
 def wave(x):
-    return torch.sin(x) * 2
+    return torch.sin(x) * (x[None] @ x[:, None])
 
 
 def seen_and_result(function, kind):
     mode = kind()
     with mode:
         result = function(X)
-    return mode.seen, result
+    return mode.get_total_flops() if kind is Flops else mode.seen, result
 
 
-@pytest.mark.parametrize("kind", [Functions, Operators])
+Flops = functools.partial(FlopCounterMode, display=False)
+
+
+@pytest.mark.parametrize("kind", [Operators, Flops])
 @pytest.mark.parametrize("compiled_before", [False, True])
 def test_mode_outside_sees_what_it_sees_in_eager(kind, compiled_before):
     optimised = weft_capture.capture(wave, eager_backend)
@@ -61,6 +55,18 @@ def test_mode_outside_sees_what_it_sees_in_eager(kind, compiled_before):
     assert torch.equal(result, expected)
     assert torch.equal(optimised(X), wave(X))
     assert len(optimised._weft_capture.caches[wave.__code__].entries) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_fake_tensors_around_a_compiled_call():
+    optimised = weft_capture.capture(wave, eager_backend)
+    optimised(X)
+    with FakeTensorMode() as fakes:
+        result = optimised(torch.ones(4))
+    assert isinstance(result, FakeTensor) and result.shape == (1, 4)
+    with pytest.warns(UserWarning, match="eagerly"):
+        assert optimised(fakes.from_tensor(X)).shape == (1, 4)
+    assert torch.equal(optimised(X), wave(X))
 
 
 def test_mode_inside_sees_what_it_sees_in_eager():

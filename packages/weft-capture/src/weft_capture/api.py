@@ -28,6 +28,7 @@ from weft_capture import config, frame, stance
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
 from weft_capture.convert import Backend, Converted, convert
+from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
 from weft_capture.selection import foreign_modes, has_tensor_work, is_skipped_code
@@ -98,7 +99,7 @@ class Capture:
         known = self.caches.get(code)
         if known is not None and known.skip_reason is not None:
             return known.lookup(function, *flat_args)
-        with _lock:
+        with _lock, lookup_under_modes():
             cache = self._cache(code)
             found = cache.lookup(function, *flat_args)
             if found is not None:
@@ -114,7 +115,7 @@ class Capture:
                 return None
             self._busy.on = True
             try:
-                with collector_paused():
+                with collector_paused(), modes_put_away():
                     return self._compile(cache, function, flat_args)
             finally:
                 self._busy.on = False

@@ -36,10 +36,10 @@ from weft_capture import config
 from weft_capture.attributes import class_guards, class_reads
 from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
+from weft_capture.function_modes import around, is_asking
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import assemble
 from weft_capture.rules import table
-from weft_capture.selection import device_modes
 from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import Tracer
 from weft_capture.values.base import Value
@@ -143,12 +143,13 @@ def _convert(do: _Attempt) -> Converted:
 
 def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
     with span("capture", do.function.__qualname__), _modes_restored(), _own_saved_tensors():
-        tx.guards.add(TorchStateSource(), "GLOBAL_STATE")
+        tx.guards.add(TorchStateSource(), "GLOBAL_STATE", around.state)
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         tx.guards.add(DUAL_LEVEL, "CONST", forward_ad._current_level)
-        if torch._C._len_torch_function_stack():  # the state tells how many there are
-            tx.guards.add(CallSource(device_modes, ()), "CONST", device_modes())
+        if around.modes:  # the state tells how many there are
+            tx.guards.add(CallSource(is_asking, ()), "CONST", True)
         with tx.graph.mode, _contexts_closed(tx), class_reads.recorded() as reads:
+            tx.overrides.enter_outer(around.modes)
             outer = outer_frame(tx, do.flat_args)
             try:
                 stopped = outer.step_until_break()

@@ -54,7 +54,7 @@ class RealCalls:
         """
         tx = self.tx
         handlers = tx.overrides
-        if handlers.modes or handlers.level or handlers.concern(list(args), {}):
+        if handlers.modes or handlers.level or handlers.overriding(list(args), {}):
             raise Break("unknown-call", "an effect under handlers of the program")
         late = bool(tx.graph.op_count) and not early
         if not late and any(one.late for arg in args for one in origins(arg.source)):

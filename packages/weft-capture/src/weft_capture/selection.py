@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch.optim import lr_scheduler, optimizer
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from weft_capture import attributes
 from weft_capture.breaks import Break
@@ -44,19 +42,12 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
 
 
 def foreign_modes() -> str:
-    """Name a mode of the program that sees operations, and so keeps them from being compiled."""
+    """Name a mode of the program that keeps operations from being compiled."""
     if torch._C._len_torch_dispatch_stack():
         return "a TorchDispatchMode"
-    if torch._C._len_torch_function_stack():
-        for mode in _get_current_function_mode_stack():
-            if type(mode) is not DeviceContext:
-                return type(mode).__name__
+    if torch._C._len_torch_function_stack() and not torch._C._is_torch_function_enabled():
+        return "function modes that are switched off"
     return ""
-
-
-def device_modes() -> tuple[str, ...]:
-    """Return the devices of `with torch.device(...)` blocks, outermost first."""
-    return tuple(str(mode.device) for mode in _get_current_function_mode_stack())
 
 
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:

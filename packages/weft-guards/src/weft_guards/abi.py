@@ -184,8 +184,14 @@ def _state_in_python() -> tuple[int, ...]:
         dtype_number(torch.get_default_dtype()),
         int(torch._C._get_deterministic_algorithms()),
         torch._C._len_torch_function_stack(),
-        int(not torch._C._is_torch_function_enabled()),
+        _handlers_off(),
         torch._C._len_torch_dispatch_stack(),
+    )
+
+
+def _handlers_off() -> int:
+    return (
+        int(not torch._C._is_torch_function_enabled()) + torch._C._is_torch_function_all_disabled()
     )
 
 
@@ -197,9 +203,11 @@ def _state_is_right(native: Any) -> bool:
             words, wanted = _unpack(native.state_words()), _state_in_python()
         if any(a ^ b != c ^ d for a, b, c, d in zip(words, first, wanted, expected)):
             return False
-    with torch._C.DisableTorchFunctionSubclass():
-        disabled = _unpack(native.state_words())[5]
-    return first[2:] == expected[2:] and first[5] == 0 and disabled != 0
+    for context in (torch._C._EnableTorchFunction(), torch._C.DisableTorchFunctionSubclass()):
+        with context:
+            if _unpack(native.state_words())[5] != _handlers_off():
+                return False
+    return first[2:] == expected[2:]
 
 
 @cache

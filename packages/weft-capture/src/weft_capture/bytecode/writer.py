@@ -154,6 +154,26 @@ class Writer:
         assert isinstance(op, Op)
         op.cover = self._cover(self._decoded.instrs[index])
 
+    def cover(self, start: int, clean_up: Callable[[], None]) -> None:
+        """Make what was written since `start` (a `place()`) clean up when it raises.
+
+        `clean_up` writes code that leaves the stack as it is.
+        """
+        handler = Cover(Label(), 0, False)
+        for item in self._items[start:]:
+            if isinstance(item, Op) and item.cover is None:
+                item.cover = handler
+        before, depth = self._items, self._depth
+        self._items, self._depth = [handler.label], 1
+        clean_up()
+        self._emit("RERAISE", -1)
+        self._tail += self._items
+        self._items, self._depth = before, depth
+
+    def place(self) -> int:
+        """Where the next instruction will be."""
+        return len(self._items)
+
     def _place_null(self, count: int) -> None:
         depth, place = self._calls.pop()
         if self._depth != depth + 1 + count:

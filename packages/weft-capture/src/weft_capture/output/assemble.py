@@ -22,6 +22,7 @@ from weft_guards.sources import LocalSource
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer, live_at
+from weft_capture.function_modes import handlers_off, handlers_on
 from weft_capture.graph import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
@@ -73,6 +74,7 @@ def assemble(
             compiled = functools.partial(_run_in, mode, _run_in(mode, compile_graph, graph, inputs))
     final = _Assembly(tx, frame, stopped, tail_call, end_mode, draft.out.rebuilt())
     tx.calls.emit(final.out, late=False)
+    final.begin()
     if compiled is not None:
         final.call_graph(compiled, inputs)
     final.body(dict(outputs))
@@ -147,6 +149,26 @@ class _Assembly:
         self.writer = Writer(frame.decoded, tail_call=tail_call)
         cells = {cell: name for name, cell in frame.cells.items()}
         self.out = Output(self.writer, cells, tx.graph.made_at, rebuilt)
+        self.handlers, self.begins_at = "", 0
+
+    def begin(self) -> None:
+        """Switch the program's handlers off for all that is not the program's own."""
+        if self.tx.overrides.outer:
+            self.out.call(handlers_off, [])
+            self.handlers = self.out.store_temp()
+            self.begins_at = self.writer.place()
+
+    def _end(self) -> None:
+        if self.handlers:
+            self._handlers_on()
+            self.writer.cover(self.begins_at, self._handlers_on)
+
+    def _handlers_on(self) -> None:
+        self.writer.begin_call()
+        self.writer.load_const(handlers_on)
+        self.writer.load_local(self.handlers)
+        self.writer.call(1)
+        self.writer.pop()
 
     def call_graph(self, compiled: Any, inputs: list[GraphInput]) -> None:
         """Run the graph and keep its results.
@@ -193,9 +215,10 @@ class _Assembly:
         writer = self.writer
         self.out.load(value)
         cells = self._load_cells()
-        result = self.out.store_temp() if self.out.writes or cells else None
+        result = self.out.store_temp() if self.out.writes or cells or self.handlers else None
         self.out.write()
         self._store_cells(cells)
+        self._end()
         if result is not None:
             writer.load_local(result)
         writer.return_()
@@ -227,6 +250,7 @@ class _Assembly:
         inner = InnerFrames(out, inlined, self.tail_call, whole=fails) if inlined else None
         temps.update(self._load_cells())
         out.write()
+        self._end()
         for name, temp in temps.items():
             writer.load_local(temp)
             writer.store_local(name)

@@ -9,18 +9,19 @@ from torch import overrides
 from torch.utils._device import DeviceContext
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import rule
-from weft_capture.values.base import Value, method
+from weft_capture.rules.table import CODE_RULES, rule
+from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant
 from weft_capture.values.contexts import NullContext
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.objects import UserObject
-from weft_capture.values.overrides import retyped
+from weft_capture.values.overrides import on_device, retyped
 from weft_capture.values.tensor import TensorValue
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
+    from weft_capture.values.functions import FunctionValue
 
 
 @method(TensorValue, "as_subclass")
@@ -47,7 +48,7 @@ def _has_among(tx: Tracer, args: Value) -> Value:
 
 @rule(torch._C._is_torch_function_mode_enabled)
 def _is_mode_enabled(tx: Tracer) -> Value:
-    return constant(bool(tx.overrides.modes) and tx.overrides.level < 2)
+    return constant(bool(tx.overrides.stack) and tx.overrides.level < 2)
 
 
 @rule(overrides.get_default_nowrap_functions)
@@ -95,13 +96,13 @@ def _all_off(tx: Tracer) -> Value:
 @method(HandlersOff, "__enter__")
 def _enter(tx: Tracer, self: HandlersOff) -> Value:
     self.before = tx.overrides.level
-    tx.overrides.open(max(_LEVELS[self.cls], self.before), tx.overrides.modes)
+    tx.overrides.open(max(_LEVELS[self.cls], self.before), tx.overrides.stack)
     return NONE
 
 
 @method(HandlersOff, "__exit__")
 def _exit(tx: Tracer, self: HandlersOff, *error: Value) -> Value:
-    tx.overrides.close(self.before, tx.overrides.modes)
+    tx.overrides.close(self.before, tx.overrides.stack)
     return FALSE
 
 
@@ -109,12 +110,35 @@ def _exit(tx: Tracer, self: HandlersOff, *error: Value) -> Value:
 def _push(tx: Tracer, mode: Value) -> Value:
     if not isinstance(mode, UserObject) or issubclass(mode.cls, DeviceContext):
         raise Break("unknown-call", "entering a mode of torch")
-    tx.overrides.open(tx.overrides.level, (*tx.overrides.modes, mode))
+    tx.overrides.open(tx.overrides.level, (*tx.overrides.stack, mode))
     return NONE
 
 
 @rule(torch._C._pop_torch_function_stack)
 def _pop(tx: Tracer) -> Value:
-    modes = tx.overrides.modes
-    tx.overrides.close(tx.overrides.level, modes[:-1])
-    return modes[-1]
+    stack = tx.overrides.stack
+    tx.overrides.close(tx.overrides.level, stack[:-1])
+    return stack[-1]
+
+
+@rule(torch._C._len_torch_function_stack)
+def _depth(tx: Tracer) -> Value:
+    return constant(len(tx.overrides.stack))
+
+
+@rule(torch._C._get_function_stack_at)
+def _mode_at(tx: Tracer, index: Value) -> Value:
+    mode: Value = tx.overrides.stack[index.as_constant()]
+    return mode
+
+
+def _handle_on_device(
+    tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs
+) -> Value:
+    mode, func, _, given, *rest = args
+    words = tx.keyword_arguments(rest[0]) if rest and rest[0] is not NONE else {}
+    words = on_device(tx, mode, getattr(func, "obj", None), words)
+    return func.call(tx, given.unpack(tx), words)
+
+
+CODE_RULES[DeviceContext.__torch_function__.__code__] = _handle_on_device

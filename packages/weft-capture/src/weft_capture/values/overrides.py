@@ -16,12 +16,14 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext, _device_constructors
 from weft_capture import attributes
 from weft_capture.breaks import Break
+from weft_capture.function_modes import mode_source
 from weft_capture.rules import table
 from weft_capture.rules.pytree import real_tree, tree_value
 from weft_capture.values.base import Kwargs, MutableValue, Value
-from weft_capture.values.constant import MADE, Constant, constant
+from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.dicts import LazyValue, identity_key
 from weft_capture.values.floats import FloatValue
@@ -153,44 +155,69 @@ class _Listener(TorchFunctionMode):
 class Overrides(MutableValue):
     """Which handlers are in force where the program stands.
 
-    `modes` are the function modes it has entered, innermost last; `level` is 1 where the handlers
-    of classes are off, 2 where modes are too; `opened` has the steps at which blocks began that
-    change any of this and are still open: no graph ends inside.
+    `stack` has the function modes, innermost last, of which `outer` were entered before the frame;
+    `level` is 1 where the handlers of classes are off, 2 where modes are too; `opened` has the
+    steps at which blocks began that change any of this and are still open: no graph ends inside.
     """
 
-    __slots__ = ("level", "modes", "opened", "tx")
-    changing = ("level", "modes", "opened")
+    __slots__ = ("level", "opened", "outer", "stack", "tx")
+    changing = ("level", "opened", "stack")
 
     def __init__(self, tx: Tracer) -> None:
         super().__init__()
         self.tx = tx
-        self.modes: tuple[Value, ...] = ()
+        self.stack: tuple[Value, ...] = ()
+        self.outer = 0
         self.level = int(not torch._C._is_torch_function_enabled())
         self.opened: tuple[int, ...] = ()
 
-    def open(self, level: int, modes: tuple[Value, ...]) -> None:
+    def enter_outer(self, modes: tuple[Any, ...]) -> None:
+        """Make values of the modes that the frame was called under."""
+        self.stack = tuple(self.tx.wrap(mode, mode_source(i)) for i, mode in enumerate(modes))
+        self.outer = len(modes)
+
+    @property
+    def modes(self) -> tuple[Value, ...]:
+        """The function modes, if any of them does more than to choose a device."""
+        devices = all(one.python_type() is DeviceContext for one in self.stack)
+        return () if devices else self.stack
+
+    def open(self, level: int, stack: tuple[Value, ...]) -> None:
         """Begin a block with other handlers."""
         if not torch._C._is_torch_function_enabled():  # which of the levels is not guarded
             raise Break("unknown-call", "a function mode where handlers are off for real")
         self.tx.journal.touch(self)
-        self.level, self.modes, self.opened = level, modes, (*self.opened, self.tx.steps.now)
+        self.level, self.stack, self.opened = level, stack, (*self.opened, self.tx.steps.now)
 
-    def close(self, level: int, modes: tuple[Value, ...]) -> None:
+    def close(self, level: int, stack: tuple[Value, ...]) -> None:
         """End a block.
 
         Raises:
             Break: for one that did not begin in this capture.
         """
-        if not self.opened:
+        if not self.opened or len(stack) < self.outer:
             raise Break("unknown-call", "leaving a mode that was entered for real")
         self.tx.journal.touch(self)
-        self.level, self.modes, self.opened = level, modes, self.opened[:-1]
+        self.level, self.stack, self.opened = level, stack, self.opened[:-1]
+
+    def device_block(self, device: Value, name: str) -> Value:
+        """Do what `with torch.device(...)` does at its begin (`name` is `__enter__`) or end."""
+        if name == "__exit__":
+            self.close(self.level, self.stack[:-1])
+            return FALSE
+        mode = self.tx.const_object(DeviceContext).call(self.tx, [device], {})
+        self.open(self.level, (*self.stack, mode))
+        return device
 
     def concern(self, args: list[Value], kwargs: Kwargs) -> bool:
         """Say whether a call of a function of torch is one for a handler."""
-        if self.level == 0 and not self.modes:
-            return any(map(_is_overriding, (*args, *kwargs.values())))
-        return bool(self.modes) and self.level < 2
+        if self.level == 0 and not self.stack:
+            return self.overriding(args, kwargs)
+        return bool(self.stack) and self.level < 2
+
+    def overriding(self, args: list[Value], kwargs: Kwargs) -> bool:
+        """Say whether any argument has a handler."""
+        return any(map(_is_overriding, (*args, *kwargs.values())))
 
     def evaluate(
         self, function: Any, args: list[Value], kwargs: Kwargs,
@@ -204,8 +231,10 @@ class Overrides(MutableValue):
         Raises:
             Break: for a function that does not tell handlers, but whose parts may.
         """
-        overriding = any(map(_is_overriding, (*args, *kwargs.values())))
+        overriding = self.overriding(args, kwargs)
         if not (overriding or self.modes):
+            if self.stack and self.level < 2:
+                kwargs = on_device(self.tx, self.stack[-1], function, kwargs)
             return plainly(args, kwargs)
         if of_python or _tells_handlers(function):
             handled = self.dispatch(function, args, kwargs)
@@ -274,14 +303,14 @@ class Overrides(MutableValue):
 
     def ask(self, func: Value, kinds: list[type], rest: list[Value]) -> Value:
         """Call the handler of the innermost mode, else those of classes, as torch does."""
-        tx, modes = self.tx, self.modes
+        tx, stack = self.tx, self.stack
         given = [func, TupleValue([tx.const_object(kind) for kind in kinds]), *rest]
-        if modes:
-            self.modes = modes[:-1]
+        if stack:
+            self.stack = stack[:-1]
             try:
-                result = modes[-1].call_method(tx, _HANDLER, given, {})
+                result = stack[-1].call_method(tx, _HANDLER, given, {})
             finally:
-                self.modes = modes
+                self.stack = stack
             if _declined(result):
                 raise Break("op-failed", "a function mode that does not know a function")
             return result
@@ -293,6 +322,16 @@ class Overrides(MutableValue):
             if not _declined(result):
                 return result
         raise Break("op-failed", f"no handler for {func.describe()}")
+
+
+def on_device(tx: Tracer, mode: Value, function: Any, kwargs: Kwargs) -> Kwargs:
+    """Return the arguments that a device mode passes on to a function."""
+    silent = table.hashes_silently(function)
+    if not silent or function not in _device_constructors():
+        return kwargs
+    if tx.force(kwargs.get("device", NONE)) is not NONE:
+        return kwargs
+    return {**kwargs, "device": tx.force(mode.getattr(tx, "device"))}
 
 
 def _example(value: Value) -> Any:
@@ -309,7 +348,8 @@ def _declined(result: Value) -> bool:
 def _may_tell_handlers(function: Any) -> bool:
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
     answers = getattr(table.find(function), "__qualname__", "").startswith("_always.")
-    quiet = answers or "torchfunction" in name.replace("_", "").lower() or function in table.PURE
+    asks = "torchfunction" in name.replace("_", "").lower() or name.endswith("function_stack_at")
+    quiet = answers or asks or function in table.PURE
     return function in table.GRAPH or (name.startswith("torch.") and not quiet)
 
 
