@@ -198,6 +198,33 @@ def tensor_subclass_from_outside(x):
     return y.unit, y.shape, y.sum().as_subclass(torch.Tensor), x.unit
 
 
+class Sized(nn.Parameter):
+    @property
+    def width(self):
+        return self.shape[-1] * self.factor
+
+
+def layer_with_special_tensors():
+    layer = nn.Module()
+    layer.weight, layer.shift = Sized(torch.ones(3)), nn.Buffer(torch.ones(3))
+    layer.weight.factor = 2
+    return layer, torch.arange(3.0)
+
+
+@case(inputs=layer_with_special_tensors)
+def parameter_property_and_buffer(layer, x):
+    kinds = [isinstance(one, nn.Buffer) for one in (layer.weight, layer.shift, x)]
+    return x * layer.weight.width + layer.shift, kinds
+
+
+@case
+def function_mode_and_device(x):
+    with torch.device("meta"), Doubled() as mode:
+        where = torch.ones(3).device.type
+        y = torch.sin(x)
+    return y + torch.ones(3), where, mode.seen, torch.get_default_device()
+
+
 @case
 def inference_mode(x):
     with torch.inference_mode():

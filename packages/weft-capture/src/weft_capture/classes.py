@@ -266,7 +266,8 @@ class SuperValue(Value):
             if name not in kind.__dict__:
                 continue
             attribute = kind.__dict__[name]
-            if of_class and isinstance(attribute, types.FunctionType | property):
+            unbound = of_class and isinstance(attribute, types.FunctionType | property)
+            if unbound or attribute is torch._C._disabled_torch_function_impl:
                 return tx.const_object(attribute)
             if isinstance(attribute, attributes.C_METHODS):
                 return BaseMethod(owner, kind, name)

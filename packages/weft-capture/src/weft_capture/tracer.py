@@ -405,9 +405,11 @@ class Tracer:
         if entry is None or tensor.source is None:
             return None
         instance_dict = getattr(entry.example, "__dict__", {})
-        if name not in instance_dict:
-            return None
-        return wrap(self, instance_dict[name], InstanceAttrSource(tensor.source, name))
+        if name in instance_dict:
+            return wrap(self, instance_dict[name], InstanceAttrSource(tensor.source, name))
+        if not hasattr(torch.Tensor, name):
+            self.guard(tensor.source, "ATTR_ABSENT", name)
+        return None
 
     def forget(self) -> None:
         """Let go of the program's objects at once: the parts of a capture hold each other."""

@@ -203,8 +203,8 @@ def _state_is_right(native: Any) -> bool:
             words, wanted = _unpack(native.state_words()), _state_in_python()
         if any(a ^ b != c ^ d for a, b, c, d in zip(words, first, wanted, expected)):
             return False
-    for context in (torch._C._EnableTorchFunction(), torch._C.DisableTorchFunctionSubclass()):
-        with context:
+    for handlers in (torch._C._EnableTorchFunction(), torch._C.DisableTorchFunctionSubclass()):
+        with handlers:
             if _unpack(native.state_words())[5] != _handlers_off():
                 return False
     return first[2:] == expected[2:]

@@ -100,17 +100,15 @@ def _callable(tx: Tracer, value: Value) -> Value:
 def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     wanted = _classes(tx, classes)
     kind = value.python_type()
-    if isinstance(value, TensorValue) and torch.nn.Parameter in wanted:
-        # A metaclass decides by an attribute of the tensor: ask it about the real class only.
-        return constant(issubclass(kind, wanted))
     if isinstance(value, Constant):
         return constant(isinstance(value.value, wanted))
-    if isinstance(value, UserObject) and issubclass(kind, torch.Tensor):
+    known = _subclass(kind, wanted)
+    if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in wanted else None
             if mark is not None and mark.truth(tx):
                 return TRUE
-    return constant(_subclass(kind, wanted))
+    return constant(known)
 
 
 _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}

@@ -124,7 +124,12 @@ def _foreach(name: str) -> None:
             if single in _SCALARS and len(row) == 4:
                 named[_SCALARS[single]] = row.pop()
             results.append(_one(tx, target, row, named))
-        return args[0] if single.endswith("_") else TupleValue(results)
+        if single.endswith("_"):
+            return args[0]
+        floating = [one.example() for one in results if one.example().is_floating_point()]
+        if len({one.requires_grad for one in floating}) > 1:  # in eager they have one history
+            raise Break("unsupported-value", "some elements of a foreach function require grad")
+        return TupleValue(results)
 
 
 def _one(tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs) -> Value:

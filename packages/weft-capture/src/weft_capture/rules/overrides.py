@@ -67,6 +67,17 @@ def _handle(
     return tx.overrides.ask(public_api, kinds, [tx.tuple_of(args), words])
 
 
+@rule(torch._C._disabled_torch_function_impl)
+def _disabled(tx: Tracer, func: Value, types: Value, args: Value, kwargs: Value = NONE) -> Value:
+    before, stack = tx.overrides.level, tx.overrides.stack
+    words = {} if kwargs is NONE else tx.keyword_arguments(kwargs)
+    tx.overrides.open(max(1, before), stack)
+    try:
+        return func.call(tx, args.unpack(tx), words)
+    finally:
+        tx.overrides.close(before, stack)
+
+
 class HandlersOff(NullContext):
     """DisableTorchFunctionSubclass (level 1) and DisableTorchFunction (level 2)."""
 

@@ -85,6 +85,8 @@ def _len(tx: Tracer, self: TensorValue) -> Value:
 @method(TensorValue, "item")
 def _item(tx: Tracer, self: TensorValue) -> Value:
     """Read the number: a float stays a tensor of the graph as long as it can (`floats`)."""
+    if tx.transforms:
+        raise Break("data-dependent-value", "a number out of a tensor in a function transform")
     count = self.fake.numel()
     if isinstance(count, int) and count != 1:
         raise Break("op-failed", "item of a tensor with more than one element")

@@ -47,11 +47,17 @@ _OF_THE_OBJECT = frozenset(_STATE.split())
 """Attributes and methods that read or change more than the memory, which alone is shared."""
 
 
+_METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type(torch.nn.Buffer))
+
+
+_WITHOUT_DATA = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+
+
 def has_handler(kind: type) -> bool:
     """Say whether tensors of a class are plain but for a `__torch_function__`."""
     if not issubclass(kind, torch.Tensor) or kind is torch.Tensor or kind in MADE:
         return False
-    plain = type(kind) is type(torch.Tensor)
+    plain = type(kind) in _METACLASSES and not issubclass(kind, _WITHOUT_DATA)
     handler, dispatch = (attributes.lookup(kind, n) for n in (_HANDLER, "__torch_dispatch__"))
     assert handler is not None and dispatch is not None
     handles = handler[1] is not torch._C._disabled_torch_function_impl

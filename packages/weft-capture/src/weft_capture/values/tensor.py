@@ -128,27 +128,34 @@ class TensorValue(Value):
         return self.getattr_fallback(tx, name)
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
-        if self.source is not None:
-            attribute = tx.tensor_dict_attribute(self, name)
-            if attribute is not None:
-                return attribute
+        attribute = self.own_attribute(tx, name)
+        if attribute is not None:
+            return attribute
         static = getattr(self.tensor_type, name, None)
         if static is None and not hasattr(self.tensor_type, name):
             tx.raise_(AttributeError, f"'Tensor' object has no attribute '{name}'")
         if not hasattr(torch.Tensor, name):
-            return self._own_attribute(tx, name)
+            return self._of_class(tx, name)
         if callable(static):
             return MethodOf(self, name)
         raise Break("unsupported-value", f"attribute {name} of a tensor")
 
-    def _own_attribute(self, tx: Tracer, name: str) -> Value:
-        """Read what the class of an input adds to those of tensors: a method or a constant."""
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        """Read what the program put on the tensor, in the frame or before."""
+        if self.overlay is not None and name in self.overlay.attrs:
+            return tx.force(self.overlay.attrs[name])
+        return tx.tensor_dict_attribute(self, name)
+
+    def _of_class(self, tx: Tracer, name: str) -> Value:
+        """Read what the class of an input adds: a method, a property or a constant."""
         static = inspect.getattr_static(self.tensor_type, name)
+        assert self.source is not None
+        source = AttrSource(AttrSource(self.source, "__class__"), name)
+        if isinstance(static, property) and static.fget is not None:
+            return tx.wrap(static.fget, AttrSource(source, "fget")).call(tx, [self], {})
         plain = isinstance(static, types.FunctionType)
         if not plain and not isinstance(static, bool | int | float | str | None):
             raise Break("unsupported-value", f"attribute {name} of a {self.tensor_type.__name__}")
-        assert self.source is not None
-        source = AttrSource(AttrSource(self.source, "__class__"), name)
         found = tx.wrap(static, source)
         return tx.bound_method(found, self) if plain else found
 
