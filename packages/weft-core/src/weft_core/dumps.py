@@ -8,6 +8,7 @@ Graphs are Python files that run by themselves, on inputs like those that they w
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-_HEADER = """\
+HEADER = """\
 import operator
 
 import torch
@@ -63,7 +64,7 @@ def dump_graph(name: str, gm: fx.GraphModule) -> None:
         dump.write(f"{name}.py", graph_script(gm))
 
 
-def graph_script(gm: fx.GraphModule, header: str = _HEADER, call: str = "module(*inputs)") -> str:
+def graph_script(gm: fx.GraphModule, header: str = HEADER, call: str = "module(*inputs)") -> str:
     """A graph as a Python program that runs it.
 
     Inputs are random numbers (zeros for integers) with the layout of the placeholders' fakes;
@@ -73,9 +74,7 @@ def graph_script(gm: fx.GraphModule, header: str = _HEADER, call: str = "module(
     text = gm.print_readable(print_output=False).split("class ", 1)[1].split("(", 1)[1].strip()
     lines = ["    module = Graph()"]
     for attribute in dict.fromkeys(str(n.target) for n in gm.graph.find_nodes(op="get_attr")):
-        value: Any = gm
-        for part in attribute.split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(attribute)(gm)
         lines.append(f"    module.{attribute} = {_example(value, exact=True)}")
     lines.append("    inputs = [")
     for node in gm.graph.find_nodes(op="placeholder"):

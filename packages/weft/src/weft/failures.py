@@ -15,22 +15,13 @@ from typing import Any
 
 from torch import fx
 from weft_core import cachedir, events
-from weft_core.dumps import graph_script
+from weft_core.dumps import HEADER, graph_script
 from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError, user_frame
 
 from weft.settings import umbrella
 
 _log = logging.getLogger("weft.umbrella.errors")
-_REPRO = """\
-# A graph that weft failed to compile. Run this file to see the failure.
-import operator
-
-import torch
-from torch import device, inf, nan
-
-import weft
-
-"""
+_REPRO = f"# A graph that weft failed to compile. Run this file to see the failure.\n{HEADER}"
 
 
 def describe(gm: fx.GraphModule) -> str:
@@ -104,7 +95,7 @@ def _remedy(gm: fx.GraphModule) -> str:
 
 def _write_repro(gm: fx.GraphModule) -> str | None:
     """Write a runnable file that compiles this graph on random inputs; None if it cannot be."""
-    source = graph_script(gm, _REPRO, "weft.compile(module)(*inputs)")
+    source = graph_script(gm, f"{_REPRO}import weft\n\n", "weft.compile(module)(*inputs)")
     name = hashlib.sha256(source.encode()).hexdigest()[:16]
     try:
         path = cachedir.cache_dir("repro") / f"{name}.py"

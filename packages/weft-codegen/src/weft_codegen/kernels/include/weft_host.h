@@ -6,15 +6,7 @@
  *
  * A weft_tensor is an at::Tensor*.  Functions return 0 for success.
  */
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef __INT64_TYPE__ int64_t;
-typedef __UINT64_TYPE__ uint64_t;
-typedef __SIZE_TYPE__ size_t;
+#include "weft_base.h"
 
 #define NULL ((void *)0)
 #define RTLD_LAZY 1
@@ -30,7 +22,6 @@ typedef __SIZE_TYPE__ size_t;
 void *dlopen(const char *path, int mode);
 void *dlsym(void *library, const char *name);
 void *calloc(size_t count, size_t size);
-void free(void *block);
 int snprintf(char *text, size_t size, const char *format, ...);
 
 /* ---- Python's stable C interface ---- */
@@ -98,16 +89,7 @@ static struct {
     PyObject *(*wrap)(weft_tensor);
 } torch;
 
-/* The thread team that kernels use: see weft_kernel.h. */
-typedef struct {
-    void (*parallel)(void (*body)(void *), void *args, unsigned threads, unsigned flags);
-    int (*max_threads)(void);
-    int (*num_threads)(void);
-    int (*thread_num)(void);
-    int (*in_parallel)(void);
-} weft_team_t;
-
-weft_team_t weft_team __attribute__((visibility("hidden")));
+weft_team_t weft_team;
 
 /* A function of libtorch that only this program needs. */
 typedef struct {
@@ -208,17 +190,6 @@ static int64_t weft_size(weft_tensor tensor, int64_t dim)
         return -1;
     return sizes[dim];
 }
-
-static int64_t weft_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t weft_max(int64_t a, int64_t b) { return a > b ? a : b; }
-
-static int64_t weft_floordiv(int64_t a, int64_t b)
-{
-    int64_t q = a / b;
-    return q - (q * b > a);
-}
-
-static int64_t weft_mod(int64_t a, int64_t b) { return a - b * weft_floordiv(a, b); }
 
 static int weft_empty(weft_tensor *slot, int64_t dims, weft_dims sizes, weft_dims strides,
                       int32_t dtype)

@@ -1,18 +1,9 @@
-/* What generated kernels build on: types, the thread team, arithmetic.
+/* What generated kernels build on: the thread team, arithmetic.
  *
- * No system header is included: parsing them would cost more than compiling a kernel.
  * Scalar operations are branch-free where that lets a `#pragma omp simd` loop vectorise.
  */
 
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef __INT64_TYPE__ int64_t;
-typedef __UINT64_TYPE__ uint64_t;
-typedef __SIZE_TYPE__ size_t;
+#include "weft_base.h"
 
 /* A loop nest: not inlined where it is called, which would compile it once for each call. */
 #ifdef __clang__
@@ -22,19 +13,8 @@ typedef __SIZE_TYPE__ size_t;
 #endif
 
 void *malloc(size_t size);
-void free(void *block);
 
-/* ---- the thread team: torch's own OpenMP runtime, found when the program is loaded ---- */
-
-typedef struct {
-    void (*parallel)(void (*body)(void *), void *args, unsigned threads, unsigned flags);
-    int (*max_threads)(void);
-    int (*num_threads)(void);
-    int (*thread_num)(void);
-    int (*in_parallel)(void);
-} weft_team_t;
-
-extern weft_team_t weft_team __attribute__((visibility("hidden")));
+/* ---- the thread team ---- */
 
 /* How many threads `chunks` iterations keep busy that cost `work` float additions in all. */
 static inline int64_t weft_sharers(int64_t chunks, int64_t work)
@@ -77,20 +57,6 @@ static inline void weft_parallel(void (*part)(const void *, int64_t, int64_t), c
 }
 
 /* ---- integers ---- */
-
-static inline int64_t weft_min(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static inline int64_t weft_floordiv(int64_t a, int64_t b)
-{
-    int64_t q = a / b;
-    return q - (q * b > a);
-}
-
-static inline int64_t weft_mod(int64_t a, int64_t b)
-{
-    int64_t r = a % b;
-    return r < 0 ? r + b : r;
-}
 
 /* One of the four words of Philox4x32-10 with key `seed` and counter (index, stream). */
 static inline int32_t philox_i64(int64_t seed, int64_t index, int64_t stream, int64_t word)
