@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.control import copy_nodes
 
 from weft_codegen.folding import fold_affine, pack_weights
 from weft_codegen.layout import in_channels_last
@@ -111,28 +112,19 @@ def _split(
     gm: fx.GraphModule, frozen: list[fx.Node], constants: set[fx.Node]
 ) -> tuple[list[str], fx.GraphModule]:
     """Move `constants` out of `gm`: the attributes that it now reads, and what computes those."""
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in frozen:
-        copies[node] = graph.placeholder(node.name)
     names: list[str] = []
-    values: list[fx.Node] = []
     moved = [node for node in gm.graph.nodes if node in constants]
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
-    for node in moved:
-        if node.op != "placeholder":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    for node in moved:
-        users = [user for user in node.users if user not in constants]
-        if users:
-            names.append(f"frozen{len(names)}")
-            values.append(copies[node])
-            with gm.graph.inserting_before(first):
-                constant = gm.graph.create_node("get_attr", names[-1])
-            constant.meta = dict(node.meta)
-            for user in users:
-                user.replace_input_with(node, constant)
-    for node in [node for node in reversed(moved) if node.op != "placeholder"] + frozen:
+    computed = [node for node in moved if node.op != "placeholder"]
+    needed = [node for node in moved if not constants.issuperset(node.users)]
+    prologue = copy_nodes(torch.nn.Module(), computed, needed, frozen)
+    for node in needed:
+        names.append(f"frozen{len(names)}")
+        with gm.graph.inserting_before(first):
+            constant = gm.graph.create_node("get_attr", names[-1])
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant, lambda user: user not in constants)
+    for node in computed[::-1] + frozen:
         gm.graph.erase_node(node)
-    graph.output(tuple(values))
     gm.recompile()
-    return names, fx.GraphModule({}, graph)
+    return names, prologue

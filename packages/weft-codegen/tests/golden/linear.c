@@ -40,12 +40,9 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     const _Bool grad = torch.grad_mode_is_enabled();
     if (grad)
         torch.grad_mode_set_enabled(0);
-    if (weft_expect(call, in[0], "argument 0", 6)) goto done;
-    if (weft_layout(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
-    if (weft_expect(call, in[1], "argument 1", 6)) goto done;
-    if (weft_layout(call, &in[1], &own[1], "argument 1", 2, dims_64_64, dims_64_1, 6)) goto done;
-    if (weft_expect(call, in[2], "argument 2", 6)) goto done;
-    if (weft_layout(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6)) goto done;
+    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
+    if (weft_expect(call, &in[1], &own[1], "argument 1", 2, dims_64_64, dims_64_1, 6)) goto done;
+    if (weft_expect(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6)) goto done;
     float *const p_in2 = (void *)(weft_data(in[2]));
     if (weft_empty(&own[3], 1, (const int64_t[]){8192}, (const int64_t[]){1}, 0)) goto done;
     char *const scratch = weft_data(own[3]);

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from weft_core.control import copy_nodes
 from weft_core.events import counters
 
 from weft_compiled_autograd.accumulation import set_grad, set_grad_copy
@@ -68,19 +69,15 @@ class Piece:
 
     def module(self) -> GraphModule:
         """The piece as a graph of its own: sizes first, then tensors; a tuple of outputs."""
-        graph = Graph()
-        copies: dict[Node, Node] = {}
-        for node in self.inputs:
-            place = graph.placeholder(node.name)
+        module = copy_nodes(torch.nn.Module(), self.nodes, self.outputs, self.inputs)
+        for node in module.graph.nodes:
+            if "val" in node.meta:
+                node.meta["example_value"] = node.meta["val"]
+        places = module.graph.find_nodes(op="placeholder")
+        for place, node in zip(places, self.inputs, strict=True):
             # No `val`: the ops are neither functional nor decomposed, so not yet an aten graph.
             place.meta.update(example_value=node.meta["val"], source_name=node.name)
-            copies[node] = place
-        for node in self.nodes:
-            copy = copies[node] = graph.node_copy(node, copies.__getitem__)
-            if "val" in node.meta:
-                copy.meta["example_value"] = node.meta["val"]
-        graph.output(tuple(copies[node] for node in self.outputs))
-        return GraphModule(torch.nn.Module(), graph, "CompiledAutogradPiece")
+        return module
 
 
 def _is_access(node: Node) -> bool:

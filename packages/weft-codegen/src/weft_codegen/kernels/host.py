@@ -125,8 +125,7 @@ class HostWriter:
         """Check a tensor that others made; in other strides it is copied to `copy`."""
         handle, buffer = self._handles[name], self._program.buffers[name]
         layout, code = self._layout_arguments(buffer), number_of(buffer.dtype)
-        self._check(f'weft_expect(call, {handle}, "{what}", {code})')
-        self._check(f'weft_layout(call, &{handle}, {copy}, "{what}", {layout}, {code})')
+        self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout}, {code})')
         self._pointer(name, f"weft_data({handle})")
 
     def _take_scratch(self) -> None:

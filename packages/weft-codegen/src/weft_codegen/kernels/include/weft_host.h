@@ -214,22 +214,24 @@ static int weft_compare(weft_tensor tensor, int64_t dims, weft_dims sizes, weft_
     return same | empty;
 }
 
-/* Replace `*tensor` by a copy in `*slot` unless it has these strides already (an error if there
- * is no slot). */
-static int weft_layout(weft_call *call, weft_tensor *tensor, weft_tensor *slot, const char *what,
+/* Check a tensor that others made; in other strides than these a copy in `*slot` takes its place (an
+ * error if there is no slot). */
+static int weft_expect(weft_call *call, weft_tensor *tensor, weft_tensor *slot, const char *what,
                        int64_t dims, weft_dims sizes, weft_dims strides, int32_t dtype)
 {
+    const char *problem = slot ? NULL : "is updated in place and does not have the strides";
+    int32_t actual = -1, device = -1;
+    torch.get_dtype(*tensor, &actual);
+    torch.get_device_type(*tensor, &device);
     int same = weft_compare(*tensor, dims, sizes, strides);
-    if (same == 1)
+    if (actual != dtype || device != 0)
+        problem = "is not a CPU tensor of the dtype";
+    else if (same < 0)
+        problem = "does not have the sizes";
+    else if (same)
         return 0;
-    if (same < 0) {
-        snprintf(call->message, sizeof call->message,
-                 "%s does not have the sizes it was compiled for", what);
-        return 1;
-    }
-    if (!slot) {
-        snprintf(call->message, sizeof call->message,
-                 "%s is updated in place and does not have the strides it was compiled for", what);
+    if (problem) {
+        snprintf(call->message, sizeof call->message, "%s %s it was compiled for", what, problem);
         return 1;
     }
     weft_tensor copy = NULL;
@@ -240,18 +242,6 @@ static int weft_layout(weft_call *call, weft_tensor *tensor, weft_tensor *slot, 
     weft_drop(slot);
     *tensor = *slot = copy;
     return 0;
-}
-
-static int weft_expect(weft_call *call, weft_tensor tensor, const char *what, int32_t dtype)
-{
-    int32_t actual = -1, device = -1;
-    torch.get_dtype(tensor, &actual);
-    torch.get_device_type(tensor, &device);
-    if (actual == dtype && device == 0)
-        return 0;
-    snprintf(call->message, sizeof call->message,
-             "%s is not a CPU tensor of the dtype it was compiled for", what);
-    return 1;
 }
 
 /* ---- a step in Python: for operators without a C function, and for their exceptions ---- */

@@ -57,10 +57,10 @@ class ValueWriter(ExprWriter):
 
     def check_row_index(self, local: Local, where: IndexExpr) -> None:
         """Refuse a row that is not indexed by the lane it lives in."""
-        if local.is_scalar or self.lanes is None:
-            if not local.is_scalar:
-                raise NoTritonForm(f"row {local.name} is used outside its lanes")
+        if local.is_scalar:
             return
+        if self.lanes is None:
+            raise NoTritonForm(f"row {local.name} is used outside its lanes")
         axes = [atom for atom in atoms(where) if isinstance(atom, Axis)]
         one_to_one = len(axes) == 1 and where.terms == (((axes[0],), 1),)
         if not one_to_one or axes[0] not in self.lanes.axes:
