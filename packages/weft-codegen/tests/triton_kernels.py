@@ -36,7 +36,13 @@ class Case:
 
 def _kernel(name: str, params: str, body: Stmt, locals_: tuple[Local, ...] = (), **more) -> Kernel:
     """`params` such as ``"a:f32 out:f32"``; those called out... are written."""
-    dtypes = {"f32": F32, "f16": torch.float16, "i64": torch.int64, "b8": torch.bool}
+    dtypes = {
+        "f32": F32,
+        "f16": torch.float16,
+        "i64": torch.int64,
+        "b8": torch.bool,
+        "f64": torch.float64,
+    }
     dtypes["i32"] = torch.int32
     formal = [text.split(":") for text in params.split()]
     parameters = tuple(Param(n, dtypes[d], n.startswith("out")) for n, d in formal)
@@ -195,7 +201,29 @@ def random_words() -> Case:
     )
 
 
+def large_places() -> Case:
+    """Index arithmetic beyond 32 bits, in values and in what an address is computed from."""
+    i, j, rows = axis("i0", 64), axis("i1", 128), size("s0")
+    wide, double = i * (1 << 27) + j, torch.float64
+    value = apply("mul", cast(index_value(wide), double), constant(2.0**-27, double))
+    rest = cast(index_value((i * (1 << 26) + j) % (rows * 1_000_003)), double)
+    a = load("a", (wide + 3) // (1 << 27), double)
+    rest = apply("add", a, apply("mul", rest, constant(2.0**-20, double)))
+    store = Store("out", i * 128 + j, apply("add", value, rest))
+    body = Loop(as_axis(i), (Loop(as_axis(j), (store,), "parallel"),), "parallel")
+
+    def reference(a: torch.Tensor) -> torch.Tensor:
+        i, j = torch.arange(64)[:, None], torch.arange(128)
+        rest = (i * 2**26 + j) % 7_000_021
+        return i + j * 2.0**-27 + a[:, None] + rest * 2.0**-20
+
+    kernel = _kernel("large_places", "a:f64 out:f64", body, sizes=("s0",))
+    inputs = [torch.randn(64).double(), torch.empty(64, 128).double()]
+    return Case(kernel, lambda: inputs, reference, (7,))
+
+
 CASES = {
+    "large_places": large_places(),
     "pointwise": pointwise(),
     "softmax": softmax(7, 100),
     "softmax_full_block": softmax(4, 64),

@@ -275,13 +275,13 @@ class _Function(ValueWriter):
 
     def _store(self, s: Store) -> None:
         value = self.text(s.value)
-        address = f"{s.buffer} + {self.address(s.index)}"
+        address = f"{s.buffer} + {self.at(s.index)}"
         mask = self.lanes.mask if self.lanes else None
         tail = f", mask={mask}" if mask else ""
         call = "tl.store" if s.mode == "set" else "tl.atomic_add"
         if self.lanes:
             # A lane-free value or address still writes (or adds) once per lane.
-            address = f"{s.buffer} + tl.broadcast_to({self.address(s.index)}, [{self.lanes.size}])"
+            address = f"{s.buffer} + tl.broadcast_to({self.at(s.index)}, [{self.lanes.size}])"
         self.line(f"{call}({address}, {value}{tail})")
 
     def _reduce(self, s: Reduce, blocks: dict[Local, str]) -> None:

@@ -11,12 +11,17 @@ from weft_core.errors import WeftError
 from weft_codegen.kernels.exprs import ExprWriter, division
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
 from weft_codegen.loops.index import (
+    Atom,
     Axis,
     IndexExpr,
     Least,
     Quotient,
     Remainder,
+    Size,
+    Value,
     atoms,
+    parts,
+    single,
     upper,
 )
 from weft_codegen.loops.ops import OPS
@@ -67,14 +72,15 @@ class ValueWriter(ExprWriter):
             raise NoTritonForm(f"row {local.name} is indexed by {where}, not by its lane")
 
     def at(self, where: IndexExpr) -> str:
-        """Text of an index expression."""
-        return f"({render(where, self.leaf, _DIVISIONS)})" if where.terms else "0"
+        """Text of an index expression, in 64 bits unless 32 surely hold it and its parts."""
+        if not where.terms:
+            return "0"
+        alone = isinstance(single(where), (Axis, Size))
+        leaf = self.leaf if alone or _fits_32_bits(where) else self._wide
+        return f"({render(where, leaf, _DIVISIONS)})"
 
-    def address(self, where: IndexExpr) -> str:
-        """Text of an element offset, in 64 bits unless it surely fits 32."""
-        top = upper(where)
-        small = top is not None and top.is_const and top.value < 2**31
-        return self.at(where) if small else f"tl.cast({self.at(where)}, tl.int64)"
+    def _wide(self, atom: Atom) -> str:
+        return self.leaf(atom) if isinstance(atom, Value) else self._integer(atom.key)
 
     def _always_named(self, node: Expr) -> bool:
         return isinstance(node, Load)
@@ -97,9 +103,9 @@ class ValueWriter(ExprWriter):
         # A scalar address takes no block mask: every lane would read the same valid element.
         on_lanes = node.mask is not None or bool(self.lanes and node.axes & self.lanes.axes)
         tail = f", mask={' & '.join(masks)}, other=0" if masks and on_lanes else ""
-        address = f"{node.buffer} + {self.address(node.index)}"
+        address = f"{node.buffer} + {self.at(node.index)}"
         if tail and self.lanes:
-            address = f"{node.buffer} + tl.broadcast_to({self.address(node.index)}, "
+            address = f"{node.buffer} + tl.broadcast_to({self.at(node.index)}, "
             address += f"[{self.lanes.size}])"
         return f"tl.load({address}{tail})"
 
@@ -114,6 +120,12 @@ class ValueWriter(ExprWriter):
         if node.dtype is torch.bool:
             return f"({self.text(node.arg)} != 0)"
         return f"tl.cast({self.text(node.arg)}, {type_name(node.dtype)})"
+
+
+def _fits_32_bits(where: IndexExpr) -> bool:
+    parts_of = [where, *(part for atom in atoms(where) for part in parts(atom))]
+    ends = [upper(end) for part in parts_of for end in (part, -part)]
+    return all(end is not None and end.is_const and end.value < 2**31 for end in ends)
 
 
 def type_name(dtype: torch.dtype) -> str:
