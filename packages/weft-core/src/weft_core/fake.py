@@ -314,14 +314,14 @@ def new_symint(
 
     `duck` lets values with equal hints share a symbol. Hints 0 and 1 come back as plain ints,
     because broadcasting and emptiness give them a meaning of their own. Without a hint it is a
-    size of which nothing is known, and which no node of a graph makes.
+    size of which nothing is known but that it is neither, and which no node of a graph makes.
     """
     from torch.fx.experimental.symbolic_shapes import DimDynamic  # noqa: PLC0415 - sympy
 
     if hint is None:
         size = shape_env.create_unbacked_symint()
         shape_env.pending_fresh_unbacked_symbols.clear()
-        shape_env._constrain_range_for_size(size.node.expr)
+        shape_env._constrain_range_for_size(size.node.expr, min=2)
         return size
     source = NamedSource(name)
     dynamic = DimDynamic.DUCK if duck else DimDynamic.DYNAMIC

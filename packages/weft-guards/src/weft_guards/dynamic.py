@@ -89,11 +89,10 @@ def mark_dynamic(
 def mark_unbacked(
     tensor: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None
 ) -> None:
-    """Compile once for all sizes of these dimensions, 0 and 1 included; otherwise `mark_dynamic`.
+    """Let nothing depend on what these sizes are; otherwise as `mark_dynamic`.
 
     Capture treats such a size as a number out of a tensor: a branch on it breaks the graph, and
-    what an operation assumes of it is checked when it runs. An operation is taken not to broadcast
-    it: where one would, for a size of 1, the call raises. Operations run one by one.
+    what an operation assumes of it is checked when it runs. Operations run one by one.
     """
     _mark(tensor, index, Mark(Kind.UNBACKED, min, max))
 
@@ -157,7 +156,7 @@ class DynamicPolicy:
                 seen[dim] = None  # differed once: symbolic from now on
             kind = marks[dim].kind if dim in marks else None
             wish = is_listed(source, dim) or self._decide(seen[dim] is None, kind, parameter)
-            dims.append(wish and (size not in (0, 1) or kind is Kind.UNBACKED))
+            dims.append(wish and size not in (0, 1))
         return tuple(dims)
 
     def _decide(self, changed: bool, mark: Kind | None, parameter: bool) -> bool:
