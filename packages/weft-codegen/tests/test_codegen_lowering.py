@@ -136,6 +136,7 @@ def test_rows_of_halves_longer_than_a_block(fn, dtype):
 def test_integer_dtypes_and_casts(dtype):
     x = INT.abs().to(dtype)
     check(lambda x: (x.float() * 2, x.long().sum(0), x.to(torch.float64), ~x, x == 1), x)
+    check(lambda x: torch.vmap(lambda row: row * 0.1)(x), x)
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ def is_compiling() -> bool:
     return False
 
 
-@rule(graph_break)
+@rule(graph_break, "torch._dynamo.decorators.graph_break")
 def _graph_break(tx: Tracer) -> Value:
     raise Break("graph-break")
 
 
-@rule(is_compiling)
+@rule(is_compiling, "torch._dynamo.external_utils.is_compiling")
 def _is_compiling(tx: Tracer) -> Value:
     return TRUE
 

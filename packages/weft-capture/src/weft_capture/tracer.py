@@ -98,6 +98,7 @@ class Tracer:
         self.keep_alive: list[object] = []
         self.open_contexts: list[Any] = []
         self.transforms: list[Any] = []  # how to leave each functorch level that was entered
+        self.gathering = 0  # blocks of `rules.attention.tensors_as_indices` around the program
         self.overrides = Overrides(self)
         self.entry_grad_mode = torch.is_grad_enabled()
 

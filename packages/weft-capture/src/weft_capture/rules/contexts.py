@@ -68,6 +68,7 @@ def _without_effect(make: Any) -> None:
 
 
 _without_effect(torch.profiler.record_function)
+_without_effect("torch.fx.traceback.annotate")
 _without_effect(eager_transforms.enable_inplace_requires_grad)
 _without_effect(torch.autograd.graph.disable_saved_tensors_hooks)
 _without_effect(forward_ad._set_fwd_grad_enabled)

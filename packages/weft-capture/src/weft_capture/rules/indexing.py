@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.containers import TupleValue
+from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -57,8 +57,24 @@ def _selected(tx: Tracer, tensor: TensorValue, key: Value) -> tuple[Value, Value
     return value, TupleValue(entries or [constant(...)])
 
 
+def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
+    """An index of ints and tensors as tensors; None for any other."""
+    entries = list(key.items) if isinstance(key, TupleValue | ListValue) else [key]
+    kinds = [entry.python_type() for entry in entries]
+    if not all(kind is int or issubclass(kind, torch.Tensor) for kind in kinds):
+        return None
+    where: Kwargs = {"device": constant(tensor.fake.device)}
+    numbers = [
+        entry if isinstance(entry, TensorValue) else tx.call_builtin(torch.tensor, [entry], where)
+        for entry in entries
+    ]
+    return ListValue(numbers)
+
+
 @method(TensorValue, "__getitem__")
 def _getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
+    if tx.gathering and (positions := _positions(tx, self, key)):
+        return tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [self, positions], {})
     tensor, rest = _selected(tx, self, key)
     return tx.graph.emit("call_function", operator.getitem, [tensor, rest], {})
 

@@ -35,6 +35,7 @@ _FAMILIES = (
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
     "torch_rules", "overrides", "stdlib", "contexts", "generators", "sets", "polyfilled",
     "copying", "namespaces", "values_of_stdlib", "messages", "randomness", "arrays", "control_flow",
+    "attention",
 )  # fmt: skip
 
 _DESCRIPTORS = (
@@ -70,7 +71,7 @@ def hashes_silently(obj: object) -> bool:
 def find(obj: object) -> Handler | None:
     """Return the rule of a callable, or None."""
     found = RULES.get(obj) if hashes_silently(obj) else None
-    if found is None and isinstance(obj, types.FunctionType):
+    if found is None and isinstance(obj, types.FunctionType | type):
         original = obj.__dict__.get("_torchdynamo_orig_callable")
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
             return _caller(original)

@@ -98,6 +98,8 @@ _no(torch.is_deterministic_algorithms_warn_only_enabled)
 
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+# What it marks is a hint for another compiler.
+_always(NONE, "torch._dynamo.decorators.mark_static")
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
 
 

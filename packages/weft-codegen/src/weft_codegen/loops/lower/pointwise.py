@@ -267,7 +267,8 @@ def _to_copy(call: Call, x: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor
     require(device is None or torch.device(device).type == x.device.type, "device copy")
     # Rounding to a 16-bit float is the point of the conversion: keep it although the value is
     # carried in float32 afterwards.
-    wide = compute_dtype(x.dtype)
+    # Under vmap a Python number is converted too, where it meets a tensor of another type.
+    wide = compute_dtype(getattr(x, "dtype", call.fake.dtype))
     return pointwise(call, lambda value: cast(value, call.fake.dtype), (x,), wide)
 
 

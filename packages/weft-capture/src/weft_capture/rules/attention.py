@@ -1,0 +1,127 @@
+"""torch's flex_attention as plain operators on the whole matrix of scores.
+
+Its checks in Python are inlined; what they end in, an operator that takes `score_mod` and
+`mask_mod` as functions, is traced through a version that maps both over all positions, as eager
+execution computes it. Whatever compiles the graph may fuse the two into what is around them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp.autocast_mode import _cast
+
+from weft_capture.breaks import Break
+from weft_capture.rules.polyfilled import polyfill
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Value, method
+from weft_capture.values.constant import FALSE, NONE
+from weft_capture.values.contexts import NullContext
+
+if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
+    from weft_capture.tracer import Tracer
+
+_AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
+"""Which of batch, head, query and key each of the four nested maps goes over."""
+
+
+def attend(
+    query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float,
+    kernel_options: Any = None, *buffers: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the attention, and the log-sum-exp and the maximum of each row of scores, to base 2.
+
+    Args:
+        query, key, value: of shape (batch, heads, length, width); key and value may have fewer
+            heads, and a batch of one.
+        score_mod: (score, batch, head, query position, key position) -> score.
+        block_mask: its last entry says which positions take part; its blocks only save work.
+        scale: of the scores before `score_mod`.
+        kernel_options: how a kernel of torch would do it.
+        buffers: none in a program; for tracers of torch.
+    """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        lower = torch.get_autocast_dtype(device)
+        query, key, value = (_cast(tensor, device, lower) for tensor in (query, key, value))
+        with torch.autocast(device, enabled=False):
+            return attend(query, key, value, score_mod, block_mask, scale)
+    groups, strides = query.size(1) // key.size(1), query.stride()
+    key, value = (
+        tensor.repeat_interleave(groups, 1).expand(query.size(0), -1, -1, -1)
+        for tensor in (key, value)
+    )
+    precise = torch.float64 if query.dtype is torch.float64 else torch.float32
+    scores = query.to(precise) @ key.to(precise).transpose(-2, -1) * scale
+    positions = [torch.arange(size, device=scores.device) for size in scores.shape]
+    with tensors_as_indices():
+        taking_part = _mapped(block_mask[-1], ())(*positions)
+        scores = torch.where(taking_part, _mapped(score_mod, (0,))(scores, *positions), -torch.inf)
+    nothing = (scores == -torch.inf).all(-1)
+    sums = torch.where(nothing.unsqueeze(-1), 0, scores).logsumexp(-1) / _LN2
+    out = torch._safe_softmax(scores, -1).to(query.dtype) @ value
+    largest = scores.detach().amax(-1) / _LN2
+    return _laid_out(out, strides), torch.where(nothing, -torch.inf, sums), largest
+
+
+_LN2 = 0.6931471805599453
+
+
+def _mapped(function: Any, first: tuple[int, ...]) -> Any:
+    for axes in _AXES:
+        function = torch.vmap(function, (*first, *axes))
+    return function
+
+
+def _laid_out(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return the tensor in the memory order of the query, but with its last dimension dense."""
+    order = sorted(range(3), key=lambda dim: -strides[dim])
+    back = [order.index(dim) for dim in range(3)]
+    return out.permute(*order, 3).contiguous().permute(*back, 3)
+
+
+def tensors_as_indices() -> Any:
+    """Make a block in which an index that is a tensor of no dimensions is not read, but gathers."""
+
+
+class _TensorIndices(NullContext):
+    __slots__ = ()
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("unsupported-value", "a break between positions of flex_attention")
+
+
+_INDICES = "torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex"
+
+
+@rule(tensors_as_indices, _INDICES)
+def _make_indices(tx: Tracer) -> Value:
+    return _TensorIndices(tensors_as_indices)
+
+
+def _add(tx: Tracer, change: int) -> None:
+    tx.gathering += change
+    tx.journal.on_rollback(lambda: setattr(tx, "gathering", tx.gathering - change))
+
+
+@method(_TensorIndices, "__enter__")
+def _enter(tx: Tracer, self: Value) -> Value:
+    _add(tx, 1)
+    return NONE
+
+
+@method(_TensorIndices, "__exit__")
+def _exit(tx: Tracer, self: Value, *error: Value) -> Value:
+    _add(tx, -1)
+    return FALSE
+
+
+_home: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
+polyfill(_home.flex_attention, attend)
+_functions: tuple[Callable[..., Any], ...] = (attend, _mapped, _laid_out)
+for _function in _functions:
+    _function.__dict__["_weft_inline"] = True

@@ -1,0 +1,133 @@
+"""flex_attention in one graph: results as in eager, gradients as of the same scores by hand."""
+
+import math
+
+import pytest
+import torch
+import weft_capture
+from test_capture_language import eager_backend
+from torch._higher_order_ops import flex_attention as operator
+from torch.nn.attention.flex_attention import (
+    create_block_mask,
+    create_mask,
+    flex_attention,
+)
+
+BIAS = torch.tensor([0.5, -2.0])
+DOCUMENT = torch.tensor([0] * 5 + [1] * 7)
+TABLE = torch.linspace(-1, 1, 24).reshape(2, 12)
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    weft_capture.settings.raise_internal_errors = True
+
+
+def heads(count=2, batch=2):
+    return torch.randn(batch, count, 12, 8)
+
+
+def causal(batch, head, query, key):
+    return query >= key
+
+
+MASK = create_block_mask(causal, None, None, 12, 12, device="cpu", BLOCK_SIZE=4)
+
+
+def plain(q, k, v):
+    return flex_attention(q * 1.5, k, v) + 1
+
+
+def distances(q, k, v):
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, m, n: s + (m - n) * 0.1)
+
+
+def captured_tensors(q, k, v):
+    def bias(score, b, h, m, n):
+        inside = torch.where(DOCUMENT[m] == DOCUMENT[n], score * BIAS[h], -torch.inf)
+        return inside + TABLE[0, n] + TABLE[b, m]
+
+    return flex_attention(q, k, v, score_mod=bias)
+
+
+def mask_from_outside(q, k, v):
+    return flex_attention(q, k, v, block_mask=MASK)
+
+
+def mask_made_inside(q, k, v):
+    mask = create_block_mask(causal, None, None, 12, 12, device="cpu", BLOCK_SIZE=4)
+    return flex_attention(q, k, v, block_mask=mask), create_mask(causal, 1, 1, 12, 12, "cpu")
+
+
+def fewer_heads_and_sums(q, k, v):
+    given = k[:, :1], v[:, :1]
+    return flex_attention(q, *given, enable_gqa=True, return_lse=True, scale=0.7)
+
+
+def nothing_takes_part(q, k, v):
+    def later(score, b, h, m, n):
+        return torch.where(n > m, score, -torch.inf)
+
+    return flex_attention(q, k, v, score_mod=later, return_lse=True)
+
+
+def permuted(q, k, v):
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    return flex_attention(q, k, v).stride()
+
+
+def autocast(q, k, v):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return flex_attention(q, k, v, block_mask=MASK)
+
+
+PROGRAMS = (
+    plain, distances, captured_tensors, mask_from_outside, mask_made_inside,
+    fewer_heads_and_sums, nothing_takes_part, permuted, autocast,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
+def test_flex_attention_in_one_graph(function):
+    optimised = weft_capture.capture(function, eager_backend, fullgraph=True)
+    for _ in range(2):
+        given = [heads() for _ in range(3)]
+        torch.testing.assert_close(optimised(*given), function(*given))
+    assert len(optimised._weft_capture.graphs) == 1
+
+
+def test_what_torch_refuses_is_refused():
+    optimised = weft_capture.capture(plain, eager_backend)
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        optimised(heads().requires_grad_(), heads(), heads())
+
+
+def test_gradients():
+    """On a CPU torch refuses gradients before it comes to the operator, which is asked here."""
+
+    def score(s, b, h, m, n):
+        return s * BIAS[h] + (m - n)
+
+    def program(q, k, v):
+        nobody = lambda b, h, m, n: (m >= n) & (m > 0)  # noqa: E731
+        return operator(q, k, v, score, (nobody,), 0.5, {})
+
+    def by_hand(q, k, v):
+        m, n = torch.arange(12).unsqueeze(1), torch.arange(12)
+        scores = q @ k.transpose(-2, -1) * 0.5 * BIAS.view(2, 1, 1) + (m - n)
+        scores = scores.masked_fill(~((m >= n) & (m > 0)), -1e30)
+        sums = scores[:, :, 1:].logsumexp(-1) / math.log(2)
+        return torch.nn.functional.pad(scores[:, :, 1:].softmax(-1) @ v, (0, 0, 1, 0)), sums
+
+    values = [heads() for _ in range(3)]
+    got, expected = ([x.clone().requires_grad_() for x in values] for _ in range(2))
+    out, sums, largest = weft_capture.capture(program, eager_backend, fullgraph=True)(*got)
+    reference, reference_sums = by_hand(*expected)
+    torch.testing.assert_close(out, reference)
+    torch.testing.assert_close(sums[:, :, 1:], reference_sums)
+    assert not largest.requires_grad and torch.isneginf(sums[:, :, 0]).all()
+    (out.sin().sum() + sums[:, :, 1:].cos().sum()).backward()
+    (reference.sin().sum() + reference_sums.cos().sum()).backward()
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
