@@ -31,11 +31,17 @@ from weft_capture.convert import Backend, Converted, convert
 from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
-from weft_capture.selection import foreign_modes, has_tensor_work, is_skipped_code
+from weft_capture.selection import (
+    foreign_modes,
+    has_tensor_work,
+    is_skipped_code,
+    skip_disabled,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _lock = threading.RLock()
+_busy = threading.local()  # while a thread captures: what that calls runs as it is
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
 
 
@@ -74,7 +80,6 @@ class Capture:
         self.breaks: list[BreakRecord] = []
         self.graphs: list[GraphModule] = []
         self.logs: dict[types.CodeType, CodeLog] = {}
-        self._busy = threading.local()
         self._others: dict[Backend, Capture] = {}  # captures of the same for other backends
         # One object for good: the hook tells the runs of different captures apart by it.
         self.miss = self.on_miss
@@ -84,11 +89,13 @@ class Capture:
         self, function: types.FunctionType, code: types.CodeType, flat_args: tuple[Any, ...]
     ) -> types.CodeType | None:
         """Answer the frame hook: code to run in the place of this call, or None."""
-        if getattr(self._busy, "on", False) or _is_transforming() or _runs_again():
+        if getattr(_busy, "on", False) or _is_transforming() or _runs_again():
             return None
         if is_entry(code):
             return entry_replacement(code)
         resumed = is_resume(code)
+        if skip_disabled(function):
+            return None
         if not resumed and is_skipped_code(code, function.__module__):
             frame.skip(code)
             return None
@@ -113,12 +120,12 @@ class Capture:
                 # The cache has warned about it, with the failing guards.
                 self.log(code).lost = lost_record(code, "recompile-limit", cache.skip_reason or "")
                 return None
-            self._busy.on = True
+            _busy.on = True
             try:
                 with collector_paused(), modes_put_away():
                     return self._compile(cache, function, flat_args)
             finally:
-                self._busy.on = False
+                _busy.on = False
 
     def under_stance(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

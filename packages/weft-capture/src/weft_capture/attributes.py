@@ -350,13 +350,12 @@ def module_call(
     """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
     cls = self.cls
     entry = lookup(cls, "__call__")
-    if entry is None or entry[1] is not torch.nn.Module.__call__:
+    by_torch = cls.__module__ == "torch._dynamo.eval_frame"  # what torch.compile(module) is
+    if entry is None or (entry[1] is not torch.nn.Module.__call__ and not by_torch):
         return self.special(tx, "__call__"), args, kwargs
     module_dict = self.obj.__dict__
     if global_hooks(tx) or any(_hooks_now(tx, module_dict.get(name)) for name in _HOOKS):
         return tx.const_object(torch.nn.Module._call_impl), [self, *args], kwargs
-    if module_dict.get("_compiled_call_impl") is not None:
-        raise Break("disabled", f"{cls.__name__} is compiled on its own")
     assert self.source is not None
     for name in _HOOKS:
         tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)

@@ -10,7 +10,7 @@ from weft_capture import frame
 from weft_capture.breaks import Break
 from weft_capture.rules.table import GRAPH, rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import TRUE, fold
+from weft_capture.values.constant import NONE, TRUE, fold
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -35,6 +35,20 @@ def _graph_break(tx: Tracer) -> Value:
 @rule(is_compiling, "torch._dynamo.external_utils.is_compiling")
 def _is_compiling(tx: Tracer) -> Value:
     return TRUE
+
+
+@rule(frame.run)
+def _run(tx: Tracer, miss: Value, function: Value, *args: Value, **kwargs: Value) -> Value:
+    """A compiled function is inlined where another calls it; a disabled one is not."""
+    if miss is NONE:
+        raise Break("disabled", function.describe())
+    return function.call(tx, list(args), kwargs)
+
+
+@rule("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")
+def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
+    """The inside of `torch.compiler.nested_compile_region` is inlined."""
+    return function.call(tx, list(args), kwargs)
 
 
 def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler, optimizer
 
-from weft_capture import attributes
+from weft_capture import attributes, frame
 from weft_capture.breaks import Break
 
 _MODULE_CALLS = frozenset(
@@ -96,6 +96,29 @@ def _is_torch(value: object) -> bool:
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] == "torch"
     return (getattr(value, "__module__", None) or "").startswith("torch.")
+
+
+def is_compiled_by_torch(function: types.FunctionType) -> bool:
+    """Say whether a function is what `torch.compile` or a like of it returned.
+
+    It names itself, because `functools.wraps` hands its attributes on to what is around it.
+    """
+    marks = function.__dict__
+    return marks.get("_torchdynamo_wrapper_id") == id(function) and not marks.get(
+        "_torchdynamo_disable"
+    )
+
+
+def skip_disabled(function: types.FunctionType) -> bool:
+    """Skip what torch.compiler.disable wraps; False when `function` is no such wrapper."""
+    marks, code = function.__dict__, function.__code__
+    if "_torchdynamo_disable" not in marks or "_dynamo" not in code.co_filename:
+        return False
+    if code.co_name == "_fn":
+        frame.skip(code, True)
+    else:  # of one that is disabled alone, without what it calls
+        frame.skip(marks["_torchdynamo_orig_callable"].__code__)
+    return True
 
 
 _NEVER = (

@@ -38,7 +38,7 @@ from weft_capture.real_calls import RealCalls
 from weft_capture.rules import table
 from weft_capture.rules.operators import equal
 from weft_capture.rules.text import text_of
-from weft_capture.selection import check_inlinable
+from weft_capture.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
@@ -293,6 +293,9 @@ class Tracer:
         handler = table.CODE_RULES.get(function.code)
         if handler is not None:
             return handler(self, function, args, kwargs)
+        if function.obj is not None and is_compiled_by_torch(function.obj):
+            original = function.getattr(self, "_torchdynamo_orig_callable")
+            return original.call(self, args, kwargs)
         decoded = decode(function.code)
         if self.depth >= config.settings.inline_depth:
             raise Break("recursion", function.code.co_qualname)

@@ -3,7 +3,8 @@
     run(on_miss, func, *args, **kwargs)   call func with the hook on (off with on_miss None)
     set_lookup(code, lookup)              lookup(func, *flat_args) -> code object or None;
                                           with a third argument on_miss, in its runs only
-    skip(code), forget(code)              never intercept / ask again
+    skip(code), forget(code)              never intercept / ask again; skip(code, True): nor
+                                          what is called from there
     is_active()                           whether the hook is on in this thread
     tail_call(func, *args)                a replacement returns it to end with func(*args)
     enter([func, *args])                  call func, which then alone holds its arguments

@@ -7,7 +7,7 @@
 #include "compat.h"
 
 typedef struct {
-    int skip;         /* its frames run as they are */
+    int skip;         /* its frames run as they are; INSIDE: and so does what they call */
     PyObject *lookup; /* strong, or NULL */
     PyObject *owner;  /* the on_miss for whose runs the lookup is; borrowed, only compared */
 } CodeState;
@@ -143,6 +143,8 @@ set_state(PyObject *code, int skip, PyObject *lookup, PyObject *owner)
 
 /* ---- evaluation ---- */
 
+#define INSIDE 2
+
 static inline PyObject *
 eval_default(PyThreadState *tstate, Frame *frame, int throwing)
 {
@@ -155,6 +157,16 @@ eval_default(PyThreadState *tstate, Frame *frame, int throwing)
     passed_on = frame;
     PyObject *result = previous_eval(tstate, frame, throwing);
     passed_on = before;
+    return result;
+}
+
+static PyObject *
+eval_skipped(PyThreadState *tstate, Frame *frame, CodeState *state)
+{
+    PyObject *on_miss = hook.on_miss; /* the run that set it keeps it alive */
+    hook.on_miss = state != NULL && state->skip == INSIDE ? NULL : on_miss;
+    PyObject *result = eval_default(tstate, frame, 0);
+    hook.on_miss = on_miss;
     return result;
 }
 
@@ -320,11 +332,14 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
     CodeState *state = get_state(code);
     if ((state != NULL && state->skip) || (code->co_flags & NEVER)
         || (code->co_flags & FUNCTION_FLAGS) != FUNCTION_FLAGS) {
-        return eval_default(tstate, frame, throwing);
+        return eval_skipped(tstate, frame, state);
     }
     PyObject *result = NULL;
     int as_it_is = intercept(frame, code, state, is_tail, &result);
-    return as_it_is ? eval_default(tstate, frame, 0) : finish_frame(tstate, frame, result);
+    if (as_it_is) {
+        return eval_skipped(tstate, frame, get_state(code));
+    }
+    return finish_frame(tstate, frame, result);
 }
 
 /* ---- activation ---- */
@@ -395,9 +410,13 @@ set_lookup(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 }
 
 static PyObject *
-skip(PyObject *module, PyObject *code)
+skip(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    return set_state(code, 1, NULL, NULL);
+    if (nargs < 1 || nargs > 2) {
+        PyErr_SetString(PyExc_TypeError, "skip(code[, inside])");
+        return NULL;
+    }
+    return set_state(args[0], nargs == 2 && args[1] == Py_True ? INSIDE : 1, NULL, NULL);
 }
 
 static PyObject *
@@ -418,7 +437,8 @@ static PyMethodDef methods[] = {
     {"set_lookup", (PyCFunction)(void (*)(void))set_lookup, METH_FASTCALL,
      "set_lookup(code, lookup[, on_miss]): frames of code ask lookup(func, *flat_args), "
      "with on_miss given only in runs with that on_miss."},
-    {"skip", skip, METH_O, "skip(code): frames of code run as they are."},
+    {"skip", (PyCFunction)(void (*)(void))skip, METH_FASTCALL,
+     "skip(code[, inside]): frames of code run as they are; with True, what they call too."},
     {"forget", forget, METH_O, "forget(code): make code unknown again."},
     {"is_active", is_active, METH_NOARGS, "is_active() -> whether the hook is on in this thread."},
     {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
