@@ -1,6 +1,7 @@
 """What torch or weft has already compiled, disabled or marked, called by a captured program."""
 
 import functools
+import importlib
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ def captured(function, **options):
 
 
 by_torch = functools.partial(torch.compile, backend="eager")
+theirs = importlib.import_module("torch._dynamo")
 linear = nn.Linear(3, 3)
 compiled_in_place = nn.Linear(3, 3)
 compiled_in_place.compile(backend="eager")
@@ -145,8 +147,8 @@ def graphs(optimised):
 
 def test_questions_and_marks_of_torch():
     def program(x):
-        torch._dynamo.mark_static(x)
-        known = torch._dynamo.is_compiling(), torch.compiler.is_compiling()
+        theirs.mark_static(x)
+        known = theirs.is_compiling(), torch.compiler.is_compiling()
         return x + 1, known, torch.compiler.is_exporting()
 
     result, *known = captured(program, fullgraph=True)(X)
@@ -157,7 +159,7 @@ def test_questions_and_marks_of_torch():
 def test_graph_break_of_torch():
     def program(x):
         x = x + 1
-        torch._dynamo.graph_break()
+        theirs.graph_break()
         return x * 2
 
     optimised = captured(program)

@@ -73,6 +73,22 @@ def test_hit_miss_and_off():
     assert not frame.is_active()
 
 
+def test_what_a_skipped_code_calls_may_be_skipped_with_it():
+    seen = []
+
+    def on_miss(func, code, flat):
+        seen.append(code.co_name)
+        if code.co_name == "g":
+            frame.skip(code, True)
+        return None
+
+    h = fresh("def h(a):\n    return a, active()", active=frame.is_active)
+    g = fresh("def g(a):\n    return h(a)", h=h)
+    f = fresh("def f(a):\n    return g(a), g(a), active()", g=g, active=frame.is_active)
+    assert frame.run(on_miss, f, 1) == ((1, False), (1, False), True)
+    assert seen == ["f", "g"]
+
+
 def test_lookups_and_misses_run_with_the_hook_off():
     state = []
     f = fresh("def f():\n    return active()", active=frame.is_active)

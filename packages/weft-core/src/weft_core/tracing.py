@@ -40,6 +40,11 @@ _TRANSPARENT = {
 }
 ASSERT = aten._assert_scalar.default
 """The check of a condition on numbers that are known when the graph runs; has no result."""
+_SETTLED = (
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+    aten._assert_tensor_metadata.default,
+)  # checks whose outcome tracing itself knows
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -221,7 +226,8 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         leaves = out if isinstance(out, (tuple, list)) else (out,)
         kinds = (torch.Tensor, SymValue, tuple, list)
-        if any(isinstance(leaf, kinds) for leaf in leaves) or func._schema.is_mutable:
+        acts = func._schema.is_mutable or not (func._schema.returns or func in _SETTLED)
+        if any(isinstance(leaf, kinds) for leaf in leaves) or acts:
             self.keep(func, args, kwargs, out)
         return out
 
@@ -391,11 +397,15 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def is_effect(target: Any) -> bool:
-    """Whether a call of `target` does: then it matters although nobody uses what it makes."""
+    """Whether a call of `target` does: then it matters although nobody uses what it makes.
+
+    An operator that returns nothing is there for what it does.
+    """
     if not isinstance(target, OpOverload):
         return False
     seeded = torch.Tag.nondeterministic_seeded in target.tags
-    return target is ASSERT or target._schema.is_mutable or seeded
+    schema = target._schema
+    return not schema.returns or schema.is_mutable or seeded
 
 
 def trace_aten(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.opcodes.table import opcode
+from weft_capture.rules.assertions import is_checked
 from weft_capture.values.constant import NONE, Constant
 from weft_capture.values.objects import UserObject
 
@@ -26,7 +27,9 @@ def _jump(frame: Frame, instr: Instr) -> None:
 
 @opcode("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
 def _pop_jump_if(frame: Frame, instr: Instr) -> None:
-    if frame.stack.pop().truth(frame.tx) == (instr.opname == "POP_JUMP_IF_TRUE"):
+    value = frame.stack.pop()
+    wanted = instr.opname == "POP_JUMP_IF_TRUE"
+    if is_checked(frame, instr, value) or value.truth(frame.tx) is wanted:
         frame.ip = _target(instr)
 
 

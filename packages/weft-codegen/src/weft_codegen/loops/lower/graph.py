@@ -248,6 +248,7 @@ class Walk:
         if owning._schema.is_mutable:
             raise NoLowering(f"{owning} mutates its arguments")
         outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
+        outs = outs if target._schema.returns else ()
         if any(isinstance(fake, tuple | list) for fake in outs):
             raise NoLowering(f"{owning} returns lists of tensors")
         tensors: list[LazyTensor | None] = []
@@ -275,7 +276,9 @@ class Walk:
                 call.origins[-1:],
             )
         )
-        return tuple(tensors) if isinstance(call.fake, tuple | list) else tensors[0]
+        if isinstance(call.fake, tuple | list) or not tensors:
+            return tuple(tensors)
+        return tensors[0]
 
     def _plain(self, value: Any) -> Any:
         """An operator argument with tensors as Ref."""

@@ -26,8 +26,7 @@ def live_items(lowered: Program) -> list[Step]:
     needed.update(lowered.mutations)
     kept: list[Step] = []
     for item in reversed(lowered.steps):
-        checks = isinstance(item, Extern) and item.when is not None
-        if needed.intersection(step_writes(item)) or _draws(item) or checks:
+        if needed.intersection(step_writes(item)) or _draws(item) or _checks(item):
             kept.append(item)
             needed.update(step_reads(item))
     return kept[::-1]
@@ -37,12 +36,20 @@ def _draws(item: Step) -> bool:
     return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
 
 
+def _checks(item: Step) -> bool:
+    return isinstance(item, Extern) and not item.op._schema.returns
+
+
 def dependences(items: list[Step], mutated: frozenset[str]) -> tuple[Edges, Edges]:
-    """(before, after) of each item: writer and reader, reader and later writer, draw and draw."""
+    """(before, after) of each item: writer and reader, reader and later writer, draw and draw.
+
+    A check comes before later checks and before inputs are written: it may raise.
+    """
     roots = storage_roots(items)
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     last_draw: int | None = None
+    last_check: int | None = None
     edges: Edges = {}
     for order, item in enumerate(items):
         before: set[int] = set()
@@ -53,11 +60,14 @@ def dependences(items: list[Step], mutated: frozenset[str]) -> tuple[Edges, Edge
         for name in step_writes(item):
             if name in mutated or (isinstance(item, Extern) and name in item.mutates):
                 before.update(readers.get(name, ()))
-                before.update(w for w in (writer.get(name),) if w is not None)
+                before.update(w for w in (writer.get(name), last_check) if w is not None)
             writer[name] = order
         if _draws(item):
             before.update(() if last_draw is None else (last_draw,))
             last_draw = order
+        if _checks(item):
+            before.update(() if last_check is None else (last_check,))
+            last_check = order
         before.discard(order)
         edges[order] = before
     after: Edges = {order: set() for order in edges}
