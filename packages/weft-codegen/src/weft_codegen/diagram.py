@@ -12,14 +12,7 @@ from html import escape
 
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.printer import buffer_text
-from weft_codegen.loops.program import (
-    Alias,
-    Launch,
-    Program,
-    Ref,
-    step_reads,
-    step_writes,
-)
+from weft_codegen.loops.program import Alias, Launch, Program, Ref, step_reads, step_writes
 
 _LINE, _PAD, _GAP = 14, 8, 36
 _CHARACTER = 6.3

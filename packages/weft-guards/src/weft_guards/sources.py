@@ -329,11 +329,8 @@ class TensorProperty(Source):
         return f"{base}.{self.prop}({'' if self.prop == 'storage_offset' else self.dim})"
 
     def emit(self, builder: Builder) -> None:
-        if self.prop == "storage_offset":
-            _call(builder, torch.Tensor.storage_offset, self.base)
-        else:
-            method = {"size": torch.Tensor.size, "stride": torch.Tensor.stride}[self.prop]
-            _call(builder, method, self.base, ConstSource(self.dim))
+        dims = () if self.prop == "storage_offset" else (ConstSource(self.dim),)
+        _call(builder, getattr(torch.Tensor, self.prop), self.base, *dims)
 
 
 @dataclass(frozen=True, eq=False)

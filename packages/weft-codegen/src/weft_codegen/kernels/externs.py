@@ -26,12 +26,8 @@ from weft_codegen.loops.program import Extern, Ref
 _HEADERS = "include/torch/csrc/inductor/aoti_torch"
 _aten = torch.ops.aten
 
-OUT_FUNCTIONS: dict[Any, str] = {
-    _aten.mm.default: "aoti_torch_cpu_mm_out",
-    _aten.bmm.default: "aoti_torch_cpu_bmm_out",
-    _aten.addmm.default: "aoti_torch_cpu_addmm_out",
-    _aten.baddbmm.default: "aoti_torch_cpu_baddbmm_out",
-}
+# Their C functions have a twin that writes into given memory.
+_OUT = (_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default)
 
 
 class _NotRepresentable(Exception):
@@ -75,7 +71,7 @@ def returns_views(step: Extern) -> bool:
 
 def writes_into(step: Extern) -> bool:
     """Whether the step can write its result into memory that the plan chose."""
-    return step.op in OUT_FUNCTIONS and step.results[0] is not None
+    return step.op in _OUT and step.results[0] is not None
 
 
 def shim_call(
@@ -90,7 +86,7 @@ def shim_call(
         floating: whether every tensor of the call is floating-point.
     """
     out = writes_into(step)
-    name = OUT_FUNCTIONS[step.op] if out else _shim_name(step.op)
+    name = _shim_name(step.op) + ("_out" if out else "")
     results = 1 if out else results_of(step.op)
     expected = shim_parameters().get(name)
     if expected is None or results < 0:

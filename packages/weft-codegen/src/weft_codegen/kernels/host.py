@@ -27,14 +27,7 @@ from weft_codegen.kernels.externs import (
 from weft_codegen.kernels.plan import ALIGN, Place, Plan
 from weft_codegen.loops.index import ZERO, IndexExpr, Size, single
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.program import (
-    Alias,
-    Buffer,
-    Extern,
-    Launch,
-    Program,
-    Ref,
-)
+from weft_codegen.loops.program import Alias, Buffer, Extern, Launch, Program, Ref
 
 
 class HostWriter:

@@ -18,16 +18,7 @@ from weft_core.tracing import ASSERT, is_effect
 
 from weft_codegen.loops import checks
 from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
-from weft_codegen.loops.index import (
-    ONE,
-    ZERO,
-    Axis,
-    IndexExpr,
-    Size,
-    as_axis,
-    atoms,
-    single,
-)
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, atoms, single
 from weft_codegen.loops.lower import install
 from weft_codegen.loops.lower.fxnodes import (
     added_product,

@@ -25,15 +25,7 @@ from weft_codegen.loops.expr import (
     index_value,
     where,
 )
-from weft_codegen.loops.index import (
-    ONE,
-    ZERO,
-    IndexExpr,
-    computed,
-    in_range,
-    nonnegative,
-    product,
-)
+from weft_codegen.loops.index import ONE, ZERO, IndexExpr, computed, in_range, nonnegative, product
 from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at, index_space

@@ -23,15 +23,7 @@ from weft_codegen.loops.expr import (
     index_of,
     index_value,
 )
-from weft_codegen.loops.index import (
-    ONE,
-    ZERO,
-    Axis,
-    IndexExpr,
-    in_range,
-    product,
-    single,
-)
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, in_range, product, single
 from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require
 from weft_codegen.loops.lower.values import (
