@@ -168,7 +168,6 @@ class Kernel:
     `params` are in order of first use, `sizes` are the formal size symbols its index expressions
     name, `locals` every local it uses.  `in_place` lists (written, read) parameter names that may
     share memory because each element is read only just before it is stored.
-    `key` is the printed nest: equal keys are equal kernels.
     """
 
     name: str
@@ -177,7 +176,6 @@ class Kernel:
     locals: tuple[Local, ...]
     body: tuple[Stmt, ...]
     in_place: tuple[tuple[str, str], ...] = ()
-    key: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft_codegen.loops.program import Program, Step, step_writes
+from weft_codegen.loops.program import Kernel, Program, Step, step_writes
 from weft_codegen.loops.schedule.again import compute_again, outside_readers
 from weft_codegen.loops.schedule.assemble import assemble
 from weft_codegen.loops.schedule.both import share_rows
 from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
-from weft_codegen.loops.schedule.kernels import KernelTable
+from weft_codegen.loops.schedule.kernels import launch
 from weft_codegen.loops.schedule.matmul import Prefer, small_products
 from weft_codegen.loops.schedule.stages import in_stages
 
@@ -27,7 +27,8 @@ def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = Non
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)
-    table, buffers = KernelTable(), dict(lowered.buffers)
+    buffers = dict(lowered.buffers)
+    kernels: dict[str, Kernel] = {}
     if fuse:
         units = share_rows(compute_again(units, lowered), lowered, buffers)
     outside = outside_readers(units, lowered).keys()
@@ -42,8 +43,13 @@ def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = Non
         needed = frozenset(unit.results.keys() & outside)
         nest = assemble(unit, needed, mutated, buffers)
         origins = tuple(dict.fromkeys(text for m in unit.members for text in m.node.origins))
-        launch = table.launch(nest, buffers, origins)
-        steps.append(launch)
-        named.update(launch.buffers)
+        step = launch(nest, buffers, origins, kernels)
+        steps.append(step)
+        named.update(step.buffers)
     used = {name: buffer for name, buffer in buffers.items() if name in named}
-    return replace(lowered, buffers=used, kernels=table.kernels, steps=tuple(steps))
+    return replace(
+        lowered,
+        buffers=used,
+        kernels={kernel.name: kernel for kernel in kernels.values()},
+        steps=tuple(steps),
+    )

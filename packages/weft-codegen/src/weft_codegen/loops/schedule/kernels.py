@@ -7,7 +7,6 @@ Axes are numbered in loop order (i0, i1, ...), buffers by first use (a0, ...), s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from weft_codegen.loops.expr import Expr, Load, Local, Read, Rewriter, walk
 from weft_codegen.loops.index import (
@@ -37,37 +36,28 @@ from weft_codegen.loops.schedule.assemble import Nest
 from weft_codegen.loops.schedule.split import rewritten
 
 
-class KernelTable:
-    """The kernels of a program so far, by their text."""
-
-    def __init__(self) -> None:
-        self.kernels: dict[str, Kernel] = {}
-        self._by_key: dict[str, Kernel] = {}
-
-    def launch(self, nest: Nest, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Launch:
-        """The launch that runs `nest`, its kernel entered in the table unless it is there."""
-        naming = _Naming()
-        body = tuple(rewritten(stmt, naming) for stmt in nest.body)
-        written = {stmt.buffer for stmt in statements(body) if isinstance(stmt, Store)}
-        params = tuple(
-            Param(formal, buffers[actual].dtype, formal in written)
-            for actual, formal in naming.buffers.items()
-        )
-        kernel = Kernel(
-            f"kernel{len(self.kernels)}",
-            params,
-            tuple(naming.sizes.values()),
-            tuple(naming.locals.values()),
-            body,
-            tuple(_in_place(body, params)),
-        )
-        key = f"{signature_text(kernel)}\n{body_text(body)}"
-        found = self._by_key.get(key)
-        if found is None:
-            found = replace(kernel, key=key)
-            self._by_key[key] = self.kernels[found.name] = found
-        actual_sizes = tuple(size(name) for name in naming.sizes)
-        return Launch(found.name, tuple(naming.buffers), actual_sizes, origins)
+def launch(
+    nest: Nest, buffers: dict[str, Buffer], origins: tuple[str, ...], known: dict[str, Kernel]
+) -> Launch:
+    """The launch that runs `nest`; its kernel is found in `known` by its text, or entered there."""
+    naming = _Naming()
+    body = tuple(rewritten(stmt, naming) for stmt in nest.body)
+    written = {stmt.buffer for stmt in statements(body) if isinstance(stmt, Store)}
+    params = tuple(
+        Param(formal, buffers[actual].dtype, formal in written)
+        for actual, formal in naming.buffers.items()
+    )
+    kernel = Kernel(
+        f"kernel{len(known)}",
+        params,
+        tuple(naming.sizes.values()),
+        tuple(naming.locals.values()),
+        body,
+        tuple(_in_place(body, params)),
+    )
+    kernel = known.setdefault(f"{signature_text(kernel)}\n{body_text(body)}", kernel)
+    actual_sizes = tuple(size(name) for name in naming.sizes)
+    return Launch(kernel.name, tuple(naming.buffers), actual_sizes, origins)
 
 
 class _Naming(Rewriter):
