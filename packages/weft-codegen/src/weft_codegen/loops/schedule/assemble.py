@@ -14,7 +14,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -68,22 +67,13 @@ def identity(op: str, dtype: torch.dtype) -> Expr:
     return constant(start, dtype)
 
 
-@dataclass(frozen=True)
-class Nest:
-    """A group's loops before names are made canonical."""
-
-    body: tuple[Stmt, ...]
-    locals: tuple[Local, ...]
-
-
 def assemble(
     group: Group, needed: frozenset[str], mutated: frozenset[str], buffers: dict[str, Buffer]
-) -> Nest:
-    """The loop nest of a group; `needed` are the buffers read outside it."""
+) -> tuple[Stmt, ...]:
+    """The loop nest of a group, its names not yet canonical; `needed` are read outside it."""
     if not any(map(group.sums_columns, group.members)):  # those keep the tiles they were cut into
         group = merge_axes(group)
-    nest = _Assembly(group, plan(group, needed, mutated), mutated, buffers).build()
-    return Nest(split_loops(nest.body), nest.locals)
+    return split_loops(_Assembly(group, plan(group, needed, mutated), mutated, buffers).build())
 
 
 class _Assembly:
@@ -98,7 +88,7 @@ class _Assembly:
         self._locals: dict[str, tuple[Local, ...]] = {}
         self._rows: dict[Expr, Local] = {}
         self._temporaries: dict[str, Local] = {}
-        self._all_locals: list[Local] = []
+        self._names = (f"t{number}" for number in itertools.count())
         self._memo: dict[tuple[str, int], Expr] = {}
         self._group = group
         self._lanes: tuple[Axis, ...] = ()  # rows of a block (products only), and its columns
@@ -136,7 +126,7 @@ class _Assembly:
         wide = extent // -(-max(4, threads) // around) // _BLOCK * _BLOCK
         return min(extent, max(least, min(wide, _WIDE_BLOCK)))
 
-    def build(self) -> Nest:
+    def build(self) -> tuple[Stmt, ...]:
         group = self._group
         if not group.reduced:
             return self._pointwise()
@@ -152,7 +142,7 @@ class _Assembly:
         if columns:
             body = self._with_columns(columns, first, body)
             outer = [loop for loop in outer if loop not in columns[0].node.reduced]
-        return Nest(_loops(outer, tuple(body), "parallel"), tuple(self._all_locals))
+        return _loops(outer, tuple(body), "parallel")
 
     def _with_columns(
         self, columns: list[Member], first: list[Stmt], body: list[Stmt]
@@ -171,7 +161,7 @@ class _Assembly:
             *_loops(self._group.swept, tuple(last), "serial"),
         ]
 
-    def _pointwise(self) -> Nest:
+    def _pointwise(self) -> tuple[Stmt, ...]:
         """Every axis kept, one sweep: outer loops parallel, the innermost one a vector loop."""
         axes = self._group.axes
         updates = any(member.node.update for member in self._group.members)
@@ -181,16 +171,16 @@ class _Assembly:
         statements = self._statements(0)
         kind = "serial" if updates else "parallel"  # what meets at one place keeps its order
         if not axes:
-            return Nest(tuple(statements), tuple(self._all_locals))
+            return tuple(statements)
         outer, inner = axes[:-1], axes[-1]
         if not outer:
             only = Loop(inner, tuple(statements), kind, notes=self._notes(0))
-            return Nest((only,), tuple(self._all_locals))
+            return (only,)
         before, statements = hoist(statements, frozenset((inner,)), self._new_local)
         body = (*before, Loop(inner, tuple(statements), notes=self._notes(0)))
-        return Nest(_loops(outer, body, kind), tuple(self._all_locals))
+        return _loops(outer, body, kind)
 
-    def _tiled(self, row: Axis, inner: Axis) -> Nest:
+    def _tiled(self, row: Axis, inner: Axis) -> tuple[Stmt, ...]:
         """A pointwise nest over tiles of two axes; the tiles are parallel."""
         device = self._buffers[self._group.members[0].node.result].device
         rows, columns = CPU_TILE if device == CPU else OTHER_TILE
@@ -202,7 +192,7 @@ class _Assembly:
         self._group = substituted(self._group, cuts, axes)
         fills, statements = turned(self._statements(0), cuts[row], cuts[inner], self._local)
         body = (*fills, *inside_tile(statements, cuts[row], cuts[inner], self._notes(0)))
-        return Nest(_loops([*others, *tiles], body, "parallel"), tuple(self._all_locals))
+        return _loops([*others, *tiles], body, "parallel")
 
     def _sweep(self, sweep: int) -> list[Stmt]:
         statements = self._statements(sweep)
@@ -363,9 +353,7 @@ class _Assembly:
         return self._local(compute_dtype(dtype), extent)
 
     def _local(self, dtype: torch.dtype, extent: IndexExpr) -> Local:
-        local = Local(f"t{len(self._all_locals)}", dtype, extent)
-        self._all_locals.append(local)
-        return local
+        return Local(next(self._names), dtype, extent)
 
 
 def _loops(

@@ -32,16 +32,18 @@ from weft_codegen.loops.program import (
     statements,
     stmt_exprs,
 )
-from weft_codegen.loops.schedule.assemble import Nest
 from weft_codegen.loops.schedule.split import rewritten
 
 
 def launch(
-    nest: Nest, buffers: dict[str, Buffer], origins: tuple[str, ...], known: dict[str, Kernel]
+    nest: tuple[Stmt, ...],
+    buffers: dict[str, Buffer],
+    origins: tuple[str, ...],
+    known: dict[str, Kernel],
 ) -> Launch:
     """The launch that runs `nest`; its kernel is found in `known` by its text, or entered there."""
     naming = _Naming()
-    body = tuple(rewritten(stmt, naming) for stmt in nest.body)
+    body = tuple(rewritten(stmt, naming) for stmt in nest)
     written = {stmt.buffer for stmt in statements(body) if isinstance(stmt, Store)}
     params = tuple(
         Param(formal, buffers[actual].dtype, formal in written)
