@@ -31,12 +31,7 @@ from weft_capture.convert import Backend, Converted, convert
 from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
-from weft_capture.selection import (
-    foreign_modes,
-    has_tensor_work,
-    is_skipped_code,
-    skip_disabled,
-)
+from weft_capture.selection import has_tensor_work, is_skipped_code, skip_disabled
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -99,13 +94,14 @@ class Capture:
         if not resumed and is_skipped_code(code, function.__module__):
             frame.skip(code)
             return None
-        if modes := foreign_modes():
+        if torch._C._len_torch_dispatch_stack():
             if resumed or has_tensor_work(function, flat_args):
-                self.log(code).lose(code, lost_record(code, "modes", modes))
+                self.log(code).lose(code, lost_record(code, "modes", "a TorchDispatchMode"))
             return None
         known = self.caches.get(code)
         if known is not None and known.skip_reason is not None:
-            return known.lookup(function, *flat_args)
+            with lookup_under_modes():
+                return known.lookup(function, *flat_args)
         with _lock, lookup_under_modes():
             cache = self._cache(code)
             found = cache.lookup(function, *flat_args)

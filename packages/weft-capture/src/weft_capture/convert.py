@@ -36,7 +36,7 @@ from weft_capture import config
 from weft_capture.attributes import class_guards, class_reads
 from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
-from weft_capture.function_modes import around, is_asking
+from weft_capture.function_modes import around, level_around
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import assemble
 from weft_capture.rules import table
@@ -147,7 +147,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
         tx.guards.add(DUAL_LEVEL, "CONST", forward_ad._current_level)
         if around.modes:  # the state tells how many there are
-            tx.guards.add(CallSource(is_asking, ()), "CONST", True)
+            tx.guards.add(CallSource(level_around, ()), "CONST", around.level)
         with tx.graph.mode, _contexts_closed(tx), class_reads.recorded() as reads:
             tx.overrides.enter_outer(around.modes)
             outer = outer_frame(tx, do.flat_args)

@@ -18,13 +18,14 @@ from weft_guards.state import TorchState
 
 
 class _Around(threading.local):
-    asking = False
+    level = -1
     modes: tuple[Any, ...] = ()
     state: TorchState | None = None
 
 
 around = _Around()
-"""While capture works: the modes, outermost first, and torch's state with them (None: as it is)."""
+"""While capture works: the modes, outermost first, torch's state with them (None: as it is), and
+whether the program has switched off the handlers of classes (1), or all (2)."""
 
 
 def mode_source(index: int) -> Source:
@@ -32,9 +33,9 @@ def mode_source(index: int) -> Source:
     return CallSource(torch._C._get_function_stack_at, (ConstSource(index),))
 
 
-def is_asking() -> bool:
-    """Say whether `lookup_under_modes` asks: a program may have switched handlers off itself."""
-    return around.asking
+def level_around() -> int:
+    """Return the program's own level inside of `lookup_under_modes`, else -1."""
+    return around.level
 
 
 @contextmanager
@@ -43,12 +44,14 @@ def lookup_under_modes() -> Iterator[None]:
     if not torch._C._len_torch_function_stack():
         yield
         return
-    before, around.asking = around.asking, True
+    before = around.level
+    around.level = int(not torch._C._is_torch_function_enabled())
+    around.level += torch._C._is_torch_function_all_disabled()
     try:
         with torch._C.DisableTorchFunction():
             yield
     finally:
-        around.asking = before
+        around.level = before
 
 
 @contextmanager

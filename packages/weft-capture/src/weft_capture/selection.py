@@ -41,15 +41,6 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     return module.startswith("numpy") or (module != "__main__" and attributes.is_trusted(module))
 
 
-def foreign_modes() -> str:
-    """Name a mode of the program that keeps operations from being compiled."""
-    if torch._C._len_torch_dispatch_stack():
-        return "a TorchDispatchMode"
-    if torch._C._len_torch_function_stack() and not torch._C._is_torch_function_enabled():
-        return "function modes that are switched off"
-    return ""
-
-
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:
     """Say whether a frame may work on tensors: it gets one, or its names lead to torch.
 

@@ -130,6 +130,12 @@ def _shares(shared: bool) -> str:
     return "memory is shared with another input" if shared else "no memory is shared"
 
 
+def _class_change(payload: Any, cls: type | None) -> str:
+    if cls is None:
+        return "gone"
+    return f"changed: {', '.join(payload.changed(cls)) or 'something'}"
+
+
 _TEXTS: dict[str, Texts] = {
     "TYPE": lambda p, v: (name_of(p), name_of(type(v[0]))),
     "LEN": _sized,
@@ -139,7 +145,7 @@ _TEXTS: dict[str, Texts] = {
     "SHAPE": lambda p, v: (str(p), f"values {', '.join(map(name_of, v))}"),
     "ALIAS": lambda p, v: ("the same object", "different objects"),
     "MEMORY": lambda p, v: (_shares(p.shared), _shares(not p.shared)),
-    "CLASS": lambda p, v: ("unchanged", f"changed: {', '.join(p.changed(v[0])) or 'something'}"),
+    "CLASS": lambda p, v: ("unchanged", _class_change(p, v[0])),
     "CELL_EMPTY": lambda p, v: ("empty", "filled"),
     "GRAD_MODE": lambda p, v: (f"grad mode {p}", f"grad mode {not p}"),
     "GLOBAL_STATE": lambda p, v: p.difference(),

@@ -49,9 +49,9 @@ def _use_grad(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kw
     """Run `step` in the grad mode that the optimizer asks for."""
     differentiable = args[0].getattr(tx, "defaults").getitem(tx, constant("differentiable"))
     before = torch.is_grad_enabled()
-    tx.set_grad_mode(differentiable.truth(tx))
+    tx.builtin(torch._C._set_grad_enabled, constant(differentiable.truth(tx)))
     result = tx.force(_free(function, "func")).call(tx, args, kwargs)
-    tx.set_grad_mode(before)
+    tx.builtin(torch._C._set_grad_enabled, constant(before))
     return result
 
 

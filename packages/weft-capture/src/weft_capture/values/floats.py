@@ -144,7 +144,7 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
     if isinstance(left, SymValue) or isinstance(right, SymValue):
         return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
     if None in sources:
-        made = tx.graph.emit("call_function", function, _operands(left, right), {})
+        made = tx.graph.emit_plain("call_function", function, _operands(left, right), {})
         return computed(tx, made, _before(function, left, right))
     if function is operator.truediv and compare(tx, operator.eq, right, constant(0)).truth(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
@@ -234,10 +234,10 @@ def computed(tx: Tracer, value: Value, before: Known | None = None) -> Value:
     """Return the float that a 0-dim tensor of the graph holds, or will hold as float64."""
     assert isinstance(value, TensorValue)
     if value.fake.requires_grad:
-        value = tx.graph.emit("call_method", "detach", [value], {})
+        value = tx.graph.emit_plain("call_method", "detach", [value], {})
         assert isinstance(value, TensorValue)
     if value.fake.dtype is not torch.float64:
-        value = tx.graph.emit("call_method", "to", [value, constant(torch.float64)], {})
+        value = tx.graph.emit_plain("call_method", "to", [value, constant(torch.float64)], {})
         assert isinstance(value, TensorValue)
     made = FloatValue(tx, None, computed=value)
     made.before = before
@@ -254,7 +254,7 @@ def symbol(tx: Tracer, value: Value) -> Value:
         return value
     if not tx.graph.reads_data():
         value.as_constant()
-    return tx.graph.emit("call_method", "item", [value.tensor()], {})
+    return tx.graph.emit_plain("call_method", "item", [value.tensor()], {})
 
 
 def _symbols(tx: Tracer, values: list[Value]) -> list[Value]:
@@ -271,7 +271,7 @@ def unary(tx: Tracer, function: Callable[[Any], Any], value: FloatValue) -> Valu
         in_graph = getattr(torch, function.__name__, None)
         if in_graph is None:
             return constant(function(value.as_constant()))
-        return computed(tx, tx.graph.emit("call_function", in_graph, _operands(value), {}))
+        return computed(tx, tx.graph.emit_plain("call_function", in_graph, _operands(value), {}))
     if is_made(value) and function not in _SAFE:
         return constant(function(value.as_constant()))
     return at(tx, CallSource(function, (value.source,)), function(value.hint))

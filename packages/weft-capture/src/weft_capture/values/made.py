@@ -97,7 +97,8 @@ class Seen:
         number: only the number in them is looked at, not their history.
 
     Raises:
-        Break: for a tensor whose text would show a history that compiled code does not have.
+        Break: for a tensor whose text would show a history that compiled code does not have, or
+            that a mode of the program would see.
     """
 
     def __init__(self, tx: Tracer, values: Iterable[Value], number: bool = False) -> None:
@@ -106,7 +107,7 @@ class Seen:
         self.tensors = [value for value in values if isinstance(value, TensorValue)]
         for tensor in self.tensors:
             made = tensor.real is None and tensor.fake.requires_grad and not number
-            if made or tx.transforms or tensor.overlay is not None:
+            if made or tx.transforms or tx.overrides.modes or tensor.overlay is not None:
                 raise Break("data-dependent-value", f"text of {tensor.describe()}")
         self.state = self._state()
 

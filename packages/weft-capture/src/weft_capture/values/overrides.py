@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext, _device_constructors
 from weft_capture import attributes
 from weft_capture.breaks import Break
-from weft_capture.function_modes import mode_source
+from weft_capture.function_modes import around, mode_source
 from weft_capture.rules import table
 from weft_capture.rules.pytree import real_tree, tree_value
 from weft_capture.values.base import Kwargs, MutableValue, Value
@@ -174,7 +174,8 @@ class Overrides(MutableValue):
         self.tx = tx
         self.stack: tuple[Value, ...] = ()
         self.outer = 0
-        self.level = int(not torch._C._is_torch_function_enabled())
+        off = int(not torch._C._is_torch_function_enabled())
+        self.level = around.level if around.modes else off
         self.opened: tuple[int, ...] = ()
 
     def enter_outer(self, modes: tuple[Any, ...]) -> None:
@@ -246,7 +247,11 @@ class Overrides(MutableValue):
             handled = self.dispatch(function, args, kwargs)
             if handled is not None:
                 return handled
-            return self._on_memory(function, args, kwargs, plainly)
+            level, self.level = self.level, 2  # nor do handlers see what the rules for it do
+            try:
+                return self._on_memory(function, args, kwargs, plainly)
+            finally:
+                self.level = level
         if self.concern(args, kwargs) and _may_tell_handlers(function):
             raise Break("unknown-call", f"{function} under handlers of the program")
         return plainly(args, kwargs)
