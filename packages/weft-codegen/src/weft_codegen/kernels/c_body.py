@@ -84,13 +84,12 @@ class BodyWriter:
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Write a body's statements in order."""
-        saved = self._exprs.enter_body(body)
-        for stmt in body:
-            if isinstance(stmt, Loop):
-                self._loop(stmt)
-            else:
-                self._statement(stmt)
-        self._exprs.leave(saved)
+        with self._exprs.scope(body):
+            for stmt in body:
+                if isinstance(stmt, Loop):
+                    self._loop(stmt)
+                else:
+                    self._statement(stmt)
 
     def _end(self, loop: Loop) -> str:
         end = self._exprs.at(loop.axis.extent)
@@ -110,9 +109,8 @@ class BodyWriter:
                 self._text.line(f"#pragma GCC unroll {loop.axis.extent.value}")
             elif adds_rows(loop):
                 start = self._rows_together(loop, end)
-            self._text.open(for_head(loop.axis, start, end))
-            self.body(loop.body)
-            self._text.close()
+            with self._text.block(for_head(loop.axis, start, end)):
+                self.body(loop.body)
         else:
             self.innermost(loop, "0", end)
 
@@ -177,14 +175,12 @@ class BodyWriter:
         sign = ">" if stmt.op == "argmax" else "<"
         best, place = targets
         value = self._name("x")
-        self._text.open("")
-        self._text.line(f"const {C_TYPES[stmt.targets[0].dtype].value} {value} = {values[0]};")
-        better = f"{value} {sign} {best} || ({value} != {value} && {best} == {best})"
-        self._text.open(f"if ({better})")
-        self._text.line(f"{best} = {value};")
-        self._text.line(f"{place} = {values[1]};")
-        self._text.close()
-        self._text.close()
+        with self._text.block(""):
+            self._text.line(f"const {C_TYPES[stmt.targets[0].dtype].value} {value} = {values[0]};")
+            better = f"{value} {sign} {best} || ({value} != {value} && {best} == {best})"
+            with self._text.block(f"if ({better})"):
+                self._text.line(f"{best} = {value};")
+                self._text.line(f"{place} = {values[1]};")
 
     # ---- innermost loops ----
 
@@ -196,14 +192,13 @@ class BodyWriter:
             return "0"
         row = self._name("row")
         self._text.line(f"int64_t {row} = 0;")
-        self._text.open(f"for (; {row} + {ROWS} <= {end}; {row} += {ROWS})")
-        self._text.line("#pragma omp simd")
-        self._text.open(for_head(inner.axis, "0", self._end(inner)))
-        self._text.open(f"for (int64_t next = 0; next < {ROWS}; next++)")  # compilers unroll it
-        self._text.line(f"const int64_t {loop.axis.key} = {row} + next;")
-        self._simd_body(inner, simd, {}, None)
-        for _ in range(3):
-            self._text.close()
+        columns = for_head(inner.axis, "0", self._end(inner))
+        rows = f"for (int64_t next = 0; next < {ROWS}; next++)"  # compilers unroll it
+        with self._text.block(f"for (; {row} + {ROWS} <= {end}; {row} += {ROWS})"):
+            self._text.line("#pragma omp simd")
+            with self._text.block(columns), self._text.block(rows):
+                self._text.line(f"const int64_t {loop.axis.key} = {row} + next;")
+                self._simd_body(inner, simd, {}, None)
         return row
 
     def innermost(self, loop: Loop, start: str, end: str) -> None:
@@ -211,18 +206,31 @@ class BodyWriter:
         self._text.notes(loop.notes)
         simd = self.simd(loop)
         if simd is None:
-            self._text.open(for_head(loop.axis, start, end))
-            self.body(loop.body)
-            self._text.close()
+            with self._text.block(for_head(loop.axis, start, end)):
+                self.body(loop.body)
             return
         staged = find_staged(loop)
         if not staged.reads and self._stream(loop, simd, start, end):
             return
         registers = {stmt: self._name("r") for stmt in simd.carried}
-        chunked = any(_long_float_sum(stmt, loop) for stmt in simd.carried)
-        if chunked:
-            self._text.open(f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})")
-            start, end = "first", f"weft_min(first + {SUM_CHUNK}, {end})"
+        if any(_long_float_sum(stmt, loop) for stmt in simd.carried):
+            chunks = f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})"
+            with self._text.block(chunks):
+                end = f"weft_min(first + {SUM_CHUNK}, {end})"
+                self._reduction(loop, simd, registers, staged, "first", end)
+        else:
+            self._reduction(loop, simd, registers, staged, start, end)
+
+    def _reduction(
+        self,
+        loop: Loop,
+        simd: SimdLoop,
+        registers: dict[Reduce, str],
+        staged: Staged,
+        start: str,
+        end: str,
+    ) -> None:
+        """A loop whose reductions go through `registers`."""
         if _wants_lanes(loop, simd, staged):
             self._lane_loop(loop, simd, registers, staged, start, end)
         else:
@@ -233,8 +241,6 @@ class BodyWriter:
         for stmt, name in registers.items():
             target = self._exprs.local(stmt.targets[0], stmt.index)
             self._text.line(f"{target} {'+=' if stmt.op == 'sum' else '='} {name};")
-        if chunked:
-            self._text.close()
 
     def _stream(self, loop: Loop, simd: SimdLoop, start: str, end: str) -> bool:
         """Write a loop without reductions in chunks, where results go past the caches or memory is
@@ -251,20 +257,19 @@ class BodyWriter:
         if simd.carried or not (stores or far):
             return False
         size = min(STREAM_CHUNK, extent.value) if extent.is_const else STREAM_CHUNK
-        self._text.open(f"for (int64_t first = {start}; first < {end}; first += {size})")
-        self._text.line(f"const int64_t last = weft_min(first + {size}, {end});")
-        for stmt in stores:
-            name, kind = self._name("s"), C_TYPES[self._dtypes[stmt.buffer]].memory
-            self._text.line(f"{kind} {name}[{size}] WEFT_ALIGNED;")
-            self._held[stmt.buffer] = f"{name}[{key} - first]"
-        self._fetch(loop, "first", size)
-        self._simd_loop(loop, simd, {}, "first", "last")
-        for stmt in stores:
-            name = self._held.pop(stmt.buffer).partition("[")[0]
-            row = substitute(stmt.index, lambda atom: ZERO if atom is loop.axis else None)
-            place = f"{stmt.buffer} + {self._exprs.at(row)} + first"
-            self._text.line(f"weft_stream({place}, {name}, (last - first) * sizeof *{name});")
-        self._text.close()
+        with self._text.block(f"for (int64_t first = {start}; first < {end}; first += {size})"):
+            self._text.line(f"const int64_t last = weft_min(first + {size}, {end});")
+            for stmt in stores:
+                name, kind = self._name("s"), C_TYPES[self._dtypes[stmt.buffer]].memory
+                self._text.line(f"{kind} {name}[{size}] WEFT_ALIGNED;")
+                self._held[stmt.buffer] = f"{name}[{key} - first]"
+            self._fetch(loop, "first", size)
+            self._simd_loop(loop, simd, {}, "first", "last")
+            for stmt in stores:
+                name = self._held.pop(stmt.buffer).partition("[")[0]
+                row = substitute(stmt.index, lambda atom: ZERO if atom is loop.axis else None)
+                place = f"{stmt.buffer} + {self._exprs.at(row)} + first"
+                self._text.line(f"weft_stream({place}, {name}, (last - first) * sizeof *{name});")
         return True
 
     def _fetch(self, loop: Loop, start: str, count: int) -> None:
@@ -297,21 +302,18 @@ class BodyWriter:
                 self._text.line(f"{_EACH_LANE} {name}_lanes[lane] = {first};")
         block = self._name("block")
         self._text.line(f"int64_t {block} = {start};")
-        self._text.open(f"for (; {block} + {LANES} <= {end}; {block} += {LANES})")
-        self._fetch(loop, block, LANES)
-        if staged:
-            self._text.line(f"const int64_t {loop.axis.key} = {block};")
-        saved = self._exprs.enter(())
-        narrowed = self._stage(staged)
-        self._text.line("#pragma omp simd")
-        self._text.open(_EACH_LANE)
-        self._text.line(f"const int64_t {loop.axis.key} = {block} + lane;")
-        self._simd_body(loop, simd, registers, lambda name: f"{name}_lanes[lane]")
-        self._text.close()
-        for text in narrowed:
-            self._text.line(text)
-        self._text.close()
-        self._exprs.leave(saved)
+        blocks = f"for (; {block} + {LANES} <= {end}; {block} += {LANES})"
+        with self._text.block(blocks), self._exprs.scope():
+            self._fetch(loop, block, LANES)
+            if staged:
+                self._text.line(f"const int64_t {loop.axis.key} = {block};")
+            narrowed = self._stage(staged)
+            self._text.line("#pragma omp simd")
+            with self._text.block(_EACH_LANE):
+                self._text.line(f"const int64_t {loop.axis.key} = {block} + lane;")
+                self._simd_body(loop, simd, registers, lambda name: f"{name}_lanes[lane]")
+            for text in narrowed:
+                self._text.line(text)
         self._staged = {}
         for stmt, name in registers.items():
             self._join_lanes(stmt, name)
@@ -343,10 +345,8 @@ class BodyWriter:
             self._register(stmt, name, f"sum_lanes_{suffix}({name}_lanes)")
             return
         self._register(stmt, name, f"{name}_lanes[0]")
-        self._text.open("")
-        with self._reducing({stmt: name}, _EACH_LANE):
+        with self._text.block(""), self._reducing({stmt: name}, _EACH_LANE):
             self._clause_combine(stmt, name, f"{name}_lanes[lane]")
-        self._text.close()
 
     def _simd_loop(
         self, loop: Loop, simd: SimdLoop, registers: dict[Reduce, str], start: str, end: str
@@ -368,9 +368,8 @@ class BodyWriter:
                 )
                 clauses += f" reduction(|:{name}_nan)"
         self._text.line(f"#pragma omp simd{clauses}")
-        self._text.open(head)
-        yield
-        self._text.close()
+        with self._text.block(head):
+            yield
         for stmt, name in registers.items():
             if _may_be_nan(stmt):
                 suffix = "f" if stmt.targets[0].dtype is torch.float32 else ""
@@ -391,17 +390,18 @@ class BodyWriter:
         """The statements of one iteration; `lane` names a reduction's partial result."""
         for local in simd.private:
             self._text.line(f"{C_TYPES[local.dtype].value} {local.name};")
-        saved = self._exprs.enter_body(loop.body)
-        for stmt in loop.body:
-            if isinstance(stmt, Reduce) and stmt in registers:
-                self._define(stmt)
-                if lane is not None:
-                    self._combine(stmt, [lane(registers[stmt])])
-                else:
-                    self._clause_combine(stmt, registers[stmt], self._exprs.text(stmt.values[0]))
-            elif not isinstance(stmt, Loop):
-                self._statement(stmt)
-        self._exprs.leave(saved)
+        with self._exprs.scope(loop.body):
+            for stmt in loop.body:
+                if isinstance(stmt, Reduce) and stmt in registers:
+                    self._define(stmt)
+                    if lane is not None:
+                        self._combine(stmt, [lane(registers[stmt])])
+                    else:
+                        self._clause_combine(
+                            stmt, registers[stmt], self._exprs.text(stmt.values[0])
+                        )
+                elif not isinstance(stmt, Loop):
+                    self._statement(stmt)
 
     def _clause_combine(self, stmt: Reduce, name: str, value: str) -> None:
         """The combination in the form that a reduction clause expects."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from weft_codegen.loops.index import Axis
 from weft_codegen.loops.lower.origins import by_line
@@ -31,16 +32,15 @@ class CText:
         for text in by_line(origins):
             self.line(f"{NOTE}{text.replace('*/', '* /')} */")
 
-    def open(self, head: str) -> None:
-        """Begin a block: a function at depth zero, else a statement with braces."""
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """A block with what is written inside: a function at depth zero, else a statement."""
         if self._depth == 0:
             self.lines += [*head.splitlines(), "{"]
         else:
             self.line(f"{head} {{" if head else "{")
         self._depth += 1
-
-    def close(self) -> None:
-        """End a block."""
+        yield
         self._depth -= 1
         self.line("}")
         if self._depth == 0:

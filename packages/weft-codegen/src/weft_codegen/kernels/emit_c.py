@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -150,13 +151,10 @@ class _KernelWriter:
             for number, stmt in enumerate(body):
                 suffix = "part" if len(body) == 1 else f"part{number}"
                 calls += self._nest(suffix, split_nest(stmt), (stmt,))
-        self._text.open(
-            f'__attribute__((weak, visibility("hidden")))\n'
-            f"void {_NAME}({_parameters(self._kernel, restrict=False)})"
-        )
-        for line in calls:
-            self._text.line(line)
-        self._text.close()
+        entry = f"void {_NAME}({_parameters(self._kernel, restrict=False)})"
+        with self._text.block(f'__attribute__((weak, visibility("hidden")))\n{entry}'):
+            for line in calls:
+                self._text.line(line)
         text = "\n".join(self._text.lines)
         return f'#include "weft_trig.h"\n\n{text}' if _TRIGONOMETRY.search(text) else text
 
@@ -189,63 +187,59 @@ class _KernelWriter:
             fields = _parameters(self._kernel, restrict=False).replace(", ", "; ")
             self._text.lines += [f"struct {_NAME}_args {{ {fields}; }};", ""]
         head = f"static void {_NAME}_{suffix}_share(const void *args, int64_t lo, int64_t hi)"
-        self._text.open(head)
-        self._text.line(f"const struct {_NAME}_args *a = args;")
         args = ", ".join(f"a->{name}" for name in self._names)
-        self._text.line(f"{_NAME}_{suffix}({args}, lo, hi);")
-        self._text.close()
+        with self._text.block(head):
+            self._text.line(f"const struct {_NAME}_args *a = args;")
+            self._text.line(f"{_NAME}_{suffix}({args}, lo, hi);")
 
     def _part(self, suffix: str, nest: Nest) -> None:
         """The nest over [lo, hi) of its shared loops (the whole body when there are none)."""
         ranged = ", int64_t lo, int64_t hi" if nest.shared else ""
         parameters = _parameters(self._kernel, restrict=True) + ranged
-        self._text.open(f"WEFT_PART void {_NAME}_{suffix}({parameters})")
         used = locals_of(nest.body)
         locals_here = [local for local in self._kernel.locals if local in used]
         row = nest.shared[-1].axis if nest.shared else None
         self._private = self._body.begin(nest.body, row)
         heap = [local for local in locals_here if not _on_stack(local)]
-        for local in heap:
-            kind = C_TYPES[local.dtype].value
-            size = f"sizeof({kind}) * ({index_c(local.extent)})"
-            self._text.line(f"{kind} *restrict {local.name} = malloc({size});")
-        for loop in nest.around:
-            self._text.open(for_head(loop.axis, "0", index_c(loop.axis.extent)))
-        if nest.shared:
-            self._shared_loops(nest, locals_here)
-        else:
-            self._declare(locals_here)
-            self._body.body(nest.body)
-        for _ in nest.around:
-            self._text.close()
-        if self._streamed:
-            self._text.line("weft_stream_end();")
-        for local in heap:
-            self._text.line(f"free({local.name});")
-        self._text.close()
+        with self._text.block(f"WEFT_PART void {_NAME}_{suffix}({parameters})"):
+            for local in heap:
+                kind = C_TYPES[local.dtype].value
+                size = f"sizeof({kind}) * ({index_c(local.extent)})"
+                self._text.line(f"{kind} *restrict {local.name} = malloc({size});")
+            with ExitStack() as around:
+                for loop in nest.around:
+                    head = for_head(loop.axis, "0", index_c(loop.axis.extent))
+                    around.enter_context(self._text.block(head))
+                if nest.shared:
+                    self._shared_loops(nest, locals_here)
+                else:
+                    self._declare(locals_here)
+                    self._body.body(nest.body)
+            if self._streamed:
+                self._text.line("weft_stream_end();")
+            for local in heap:
+                self._text.line(f"free({local.name});")
 
     def _shared_loops(self, nest: Nest, locals_here: list[Local]) -> None:
         notes = tuple(note for loop in nest.shared for note in loop.notes)
         innermost = Loop(nest.shared[-1].axis, nest.body, notes=notes)
-        if len(nest.shared) == 1 and self._body.simd(innermost) is not None:
+        alone = len(nest.shared) == 1
+        if alone and self._body.simd(innermost) is not None:
             self._body.innermost(innermost, "lo", "hi")
             return
         self._text.notes(notes)
-        if len(nest.shared) == 1:
-            self._text.open(for_head(nest.shared[0].axis, "lo", "hi"))
-        else:
-            self._text.open("for (int64_t chunk = lo; chunk < hi; chunk++)")
+        chunks = "for (int64_t chunk = lo; chunk < hi; chunk++)"
+        with self._text.block(for_head(innermost.axis, "lo", "hi") if alone else chunks):
             rest = "chunk"
-            for position, loop in reversed(list(enumerate(nest.shared))):
+            for position, loop in reversed(list(enumerate([] if alone else nest.shared))):
                 extent = index_c(loop.axis.extent)
                 text = rest if position == 0 else f"{rest} % ({extent})"
                 self._text.line(f"const int64_t {loop.axis.key} = {text};")
                 if position:
                     self._text.line(f"const int64_t chunk{position} = {rest} / ({extent});")
                     rest = f"chunk{position}"
-        self._declare(locals_here)
-        self._body.body(nest.body)
-        self._text.close()
+            self._declare(locals_here)
+            self._body.body(nest.body)
 
     # ---- locals ----
 

@@ -6,7 +6,9 @@ constant before the statement that needs it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +17,6 @@ from weft_codegen.kernels.c_types import HALVES
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Local, Read, walk
 from weft_codegen.loops.index import Atom, Pair, Value, nonnegative
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
-
-Saved = tuple[dict[Expr, str], dict[Expr, int]]
 
 
 class ExprWriter:
@@ -30,7 +30,7 @@ class ExprWriter:
 
     def __init__(self) -> None:
         self._names: dict[Expr, str] = {}
-        self._uses: dict[Expr, int] = {}
+        self._uses: Counter[Expr] = Counter()
         self._count = 0
 
     def _always_named(self, node: Expr) -> bool:
@@ -45,26 +45,19 @@ class ExprWriter:
         """A value as an integer for an address."""
         raise NotImplementedError
 
-    def enter(self, exprs: Iterable[Expr]) -> Saved:
-        """Begin a body that evaluates `exprs`; give the result to `leave`."""
-        saved = (dict(self._names), self._uses)
-        self._uses = {}
-        for root in (roots := tuple(exprs)):
-            self._uses[root] = self._uses.get(root, 0) + 1
+    @contextmanager
+    def scope(self, body: Iterable[Stmt] = ()) -> Iterator[None]:
+        """What is named while `body` is written goes out of scope with it."""
+        names, uses = dict(self._names), self._uses
+        roots = [expr for stmt in body for expr in stmt_exprs(stmt)]
+        self._uses = Counter(roots)
         for node in reversed(list(walk(*roots))):
             # A value that is rounded to 16 bits gets the name, for all who use either.
             times = self._uses[node] if rounds(node) else 1
             for child in node.children:
-                self._uses[child] = self._uses.get(child, 0) + times
-        return saved
-
-    def enter_body(self, body: Iterable[Stmt]) -> Saved:
-        """`enter` for the expressions that statements evaluate themselves."""
-        return self.enter(expr for stmt in body for expr in stmt_exprs(stmt))
-
-    def leave(self, saved: Saved) -> None:
-        """End a body: its names go out of scope."""
-        names, self._uses = saved
+                self._uses[child] += times
+        yield
+        self._uses = uses
         self._names = {node: name for node, name in names.items() if node in self._names}
 
     def forget(self, changed: Iterable[Local]) -> None:
@@ -84,7 +77,7 @@ class ExprWriter:
         for node in walk(*roots):
             if node in self._names or isinstance(node, Const | Read | Index) or rounds(node):
                 continue
-            if self._uses.get(node, 0) > 1 or self._always_named(node):
+            if self._uses[node] > 1 or self._always_named(node):
                 name, text = f"v{self._count}", self._write(node)
                 self._names[node] = name
                 self._count += 1

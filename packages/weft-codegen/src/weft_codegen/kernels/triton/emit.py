@@ -160,17 +160,16 @@ class _Function(ValueWriter):
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Statements outside lanes: loops become `for`, innermost loops become lanes."""
-        saved = self.enter_body(body)
-        for statement in body:
-            if not isinstance(statement, Loop):
-                self.statement(statement, {})
-                continue
-            self.forget(changed(statement.body))
-            if _has_loops(statement):
-                self._for(statement)
-            else:
-                self._spread(statement)
-        self.leave(saved)
+        with self.scope(body):
+            for statement in body:
+                if not isinstance(statement, Loop):
+                    self.statement(statement, {})
+                    continue
+                self.forget(changed(statement.body))
+                if _has_loops(statement):
+                    self._for(statement)
+                else:
+                    self._spread(statement)
 
     def _for(self, loop: Loop) -> None:
         stop = self.at(loop.axis.extent)
@@ -238,10 +237,9 @@ class _Function(ValueWriter):
     # Statements.
 
     def _scope(self, body: tuple[Stmt, ...], blocks: dict[Local, str]) -> None:
-        saved = self.enter_body(body)
-        for statement in body:
-            self.statement(statement, blocks)
-        self.leave(saved)
+        with self.scope(body):
+            for statement in body:
+                self.statement(statement, blocks)
 
     def statement(self, statement: Stmt, blocks: dict[Local, str]) -> None:
         """A statement that is no loop, on lanes or on scalars."""
