@@ -33,6 +33,8 @@ THEMES = (
     "random_time",
     "messages",
     "introspection",
+    "library_modules",
+    "library_objects",
     "torch_features",
     "numbers_from_data",
 )

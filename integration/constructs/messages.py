@@ -130,3 +130,85 @@ def warning_as_error(x):
             warnings.warn("now an error")
         except UserWarning as error:
             return x + 1, str(error)
+
+
+@case
+def catch_warnings_default(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for i in range(3):
+            warnings.warn("again")
+        warnings.warn("again")
+    warnings.warn("after")
+    return x + len(seen), seen[0].category, seen[0].lineno > 0
+
+
+@case
+def catch_warnings_filter(x):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="skip", category=UserWarning)
+        warnings.warn("skip this")
+        warnings.warn("not this")
+        x = x * 2
+    warnings.warn("skip this")
+    return x
+
+
+@case
+def catch_warnings_nested(x):
+    with warnings.catch_warnings(record=True) as a:
+        warnings.simplefilter("always")
+        warnings.warn("one")
+        with warnings.catch_warnings(record=True) as b:
+            warnings.simplefilter("always")
+            warnings.warn("two")
+        warnings.warn("three")
+    return x + 1, [str(w.message) for w in a], [str(w.message) for w in b]
+
+
+@case
+def catch_warnings_with_operations(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        y = x.std(0, correction=2)
+        warnings.warn("mine")
+    return y, len(seen)
+
+
+@case
+def catch_warnings_over_break(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warnings.warn("one")
+        n = int(x.sum() > 3)
+        warnings.warn("two")
+    warnings.warn("three")
+    return x + n, [str(w.message) for w in seen]
+
+
+@case
+def warn_levels(x):
+    def g():
+        warnings.warn("in g", RuntimeWarning, stacklevel=2)
+        warnings.warn(UserWarning("made"))
+
+    g()
+    return x + 1
+
+
+@case
+def warn_unknown_text(x):
+    warnings.warn(f"mean is {x.mean()}", RuntimeWarning)
+    return x + 1
+
+
+@case
+def warning_error_uncaught(x):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.warn("bad", RuntimeWarning)
+    except RuntimeWarning as error:
+        text = str(error)
+    warnings.warn("later")
+    return x + 1, text

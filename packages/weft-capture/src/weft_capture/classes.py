@@ -333,26 +333,25 @@ def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs)
     return owner.base_method(tx, name, args, kwargs)
 
 
-def _object_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
-    if isinstance(owner, UserObject):
-        owner.plain_setattr(tx, name.as_constant(), value)
-    else:
-        owner.setattr(tx, name.as_constant(), value)
-    return NONE
+def _plainly(name: str) -> Callable[..., Value]:
+    """Return what `object` does about an attribute, past what the class of the object does."""
+
+    def run(tx: Tracer, owner: Value, attribute: Value, *value: Value) -> Value:
+        plain = f"plain_{name}" if isinstance(owner, UserObject) else name
+        getattr(owner, plain)(tx, attribute.as_constant(), *value)
+        return NONE
+
+    return table.rule(getattr(object, f"__{name}__"))(run)
 
 
+_object_setattr, _object_delattr = _plainly("setattr"), _plainly("delattr")
+
+
+@table.rule(object.__getattribute__)
 def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
     if not isinstance(owner, UserObject):
         return owner.getattr(tx, name.as_constant())
     return attributes.plain_attribute(tx, owner, name.as_constant())
-
-
-def _object_delattr(tx: Tracer, owner: Value, name: Value) -> Value:
-    if isinstance(owner, UserObject):
-        owner.plain_delattr(tx, name.as_constant())
-    else:
-        owner.delattr(tx, name.as_constant())
-    return NONE
 
 
 def _object_eq(tx: Tracer, owner: Value, other: Value) -> Value:
@@ -372,19 +371,6 @@ _OBJECT_METHODS: dict[str, Callable[..., Value]] = {
     "__init_subclass__": _nothing,
 }
 
-table.rule(object.__setattr__)(_object_setattr)
-table.rule(object.__getattribute__)(_object_getattribute)
-table.rule(object.__delattr__)(_object_delattr)
-
-
-# As the program's own code: it is not found among the rules.
-_SETATTR = types.FunctionType(
-    *(
-        getattr(torch.nn.Module.__setattr__, f"__{part}__")
-        for part in ("code", "globals", "name", "defaults", "closure")
-    )
-)
-
 
 _MEMBERS = (torch.nn.Parameter, torch.nn.Module, torch.nn.Buffer)
 
@@ -395,7 +381,7 @@ def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Valu
     if isinstance(owner, ModuleValue) and not issubclass(value.python_type(), _MEMBERS):
         if attributes.module_member(tx, owner, text) is None:
             return _object_setattr(tx, owner, name, value)
-    return tx.const_object(_SETATTR).call(tx, [owner, name, value], {})
+    return tx.trace_body(torch.nn.Module.__setattr__, [owner, name, value], {})
 
 
 @table.rule("torch._dynamo.mutation_guard.install_generation_tagging_init.<locals>.patched_init")

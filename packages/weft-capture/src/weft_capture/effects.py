@@ -9,7 +9,10 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
+from weft_guards.sources import ItemSource
+
 from weft_capture.breaks import Break
+from weft_capture.scope import globals_source
 from weft_capture.values.base import MutableValue, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import Container
@@ -41,6 +44,10 @@ class Effects:
         key = (id(global_dict), name)
         old = self.globals.get(key)
         self.globals[key] = (global_dict, value)
+        real = global_dict.get(name) if isinstance(global_dict, dict) else None
+        known, source = self.tx.known.get(id(real), (None, None))
+        if known is value and source == ItemSource(globals_source(self.tx, global_dict), name):
+            del self.globals[key]  # it is as it was
 
         def undo() -> None:
             if old is None:

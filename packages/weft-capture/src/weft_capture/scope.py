@@ -61,8 +61,7 @@ def store_global(tx: Tracer, function: FunctionValue, name: str, value: Value) -
 def _global_source(tx: Tracer, global_dict: dict[str, Any], name: str, obj: Any) -> Source:
     if global_dict is tx.function.__globals__:
         return GlobalSource(name)
-    trusted = attributes.is_trusted(global_dict.get("__name__"))
-    if trusted and not isinstance(obj, torch.Tensor):
+    if _is_fixed(global_dict.get("__name__"), name) and not isinstance(obj, torch.Tensor):
         return ConstSource(obj)
     return ItemSource(globals_source(tx, global_dict), name)
 
@@ -79,8 +78,12 @@ def globals_source(tx: Tracer, global_dict: dict[str, Any]) -> Source:
 
 
 _OF_SYS = ("stdout", "stderr", "stdin", "argv", "path", "modules", "warnoptions")
-_CHANGING = frozenset([("warnings", "filters"), *(("sys", name) for name in _OF_SYS)])
+_CHANGING = {"sys": _OF_SYS, "warnings": ("filters", "showwarning", "_showwarnmsg_impl")}
 """Names in the standard library that programs do rebind."""
+
+
+def _is_fixed(module: str | None, name: str) -> bool:
+    return attributes.is_trusted(module) and name not in _CHANGING.get(module or "", ())
 
 
 class ModuleObject(ObjectConstant):
@@ -90,10 +93,6 @@ class ModuleObject(ObjectConstant):
 
     def describe(self) -> str:
         return f"module {self.obj.__name__}"
-
-    def _is_fixed(self, name: str) -> bool:
-        module = self.obj.__name__
-        return attributes.is_trusted(module) and (module, name) not in _CHANGING
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         real = self.obj
@@ -106,13 +105,13 @@ class ModuleObject(ObjectConstant):
         if written is not None:
             return written
         obj = real.__dict__[name]
-        if self._is_fixed(name) and not isinstance(obj, torch.Tensor):
+        if _is_fixed(real.__name__, name) and not isinstance(obj, torch.Tensor):
             return tx.const_object(obj)
         return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         plain = type(self.obj) is types.ModuleType and not hasattr(types.ModuleType, name)
-        if self._is_fixed(name) or not plain:
+        if _is_fixed(self.obj.__name__, name) or not plain:
             super().setattr(tx, name, value)
         tx.effects.store_global(self.obj.__dict__, name, value)
 

@@ -113,7 +113,7 @@ def skip_disabled(function: types.FunctionType) -> bool:
 
 
 _NEVER = (
-    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging", "warnings",
+    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import inspect
 import operator
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -52,11 +52,11 @@ from weft_capture.values.dicts import DictValue, DictView, LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.functions import BoundMethod, FunctionValue
 from weft_capture.values.instance_dicts import instance_dict
-from weft_capture.values.iterators import DictIterator, SequenceIterator
+from weft_capture.values.iterators import DictIterator, ListedIterator, SequenceIterator
 from weft_capture.values.made import MadeValue, origins
 from weft_capture.values.overrides import Overrides
 from weft_capture.values.tensor import TensorValue
-from weft_capture.values.wrap import literal, wrap
+from weft_capture.values.wrap import function_value, literal, wrap
 
 
 class Tracer:
@@ -145,6 +145,14 @@ class Tracer:
         """Return an iterator over a dict or a view of it."""
         kind = type(iter(getattr({}, view.kind)()))
         return DictIterator(view.owner, view.unpack(self), kind, view.kind, self.steps.now)
+
+    def fresh(self, result: Any) -> Value:
+        """Return what a function without effects gave; an iterator is listed at once."""
+        if isinstance(result, Iterator):
+            return ListedIterator(list(map(self.literal, result)), type(result), self.steps.now)
+        if type(result) is tuple:
+            return self.tuple_of(list(map(self.fresh, result)))
+        return self.literal(result)
 
     def set_iterator(self, items: SetValue) -> Value:
         """Return an iterator over a set."""
@@ -273,6 +281,10 @@ class Tracer:
     ) -> Value:
         """Run a method-table handler; wrong arguments are the program's TypeError."""
         return table.apply(self, handler, [self_value, *args], kwargs)
+
+    def trace_body(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call a real Python function past its rule."""
+        return function_value(self, function, ConstSource(function)).call(self, args, kwargs)
 
     def builtin(self, function: Any, *args: Value) -> Value:
         """Call a builtin or operator through the rule table."""

@@ -58,6 +58,9 @@ def _len(tx: Tracer, value: Value) -> Value:
         return constant(len(value.owner.entries))
     if isinstance(value, Constant | RangeValue):
         return fold(tx, len, [value], {})
+    kind = value.python_type()
+    if not hasattr(kind, "__len__"):
+        tx.raise_(TypeError, f"object of type '{kind.__name__}' has no len()")
     length = value.call_method(tx, "__len__", [], {})
     if not issubclass(length.python_type(), int):
         raise Break("unsupported-value", f"a length that is a {length.python_type().__name__}")
@@ -303,14 +306,24 @@ def _stepped(tx: Tracer, items: Value) -> Any:
 
 @rule(list)
 def _list(tx: Tracer, items: Value | None = None) -> Value:
-    return ListValue([] if items is None else items.unpack(tx))
+    return ListValue([] if items is None else listed(tx, items))
+
+
+def listed(tx: Tracer, items: Value) -> list[Value]:
+    """Return what `list` is made of, which asks an object for its length first."""
+    if not isinstance(items, UserObject):
+        return items.unpack(tx)
+    iterator = items.iterate(tx)
+    if items.has_special("__len__") or items.has_special("__length_hint__"):
+        tx.builtin(operator.length_hint, items)
+    return list(iter(lambda: iterator.next(tx), None))
 
 
 @rule(tuple)
 def _tuple(tx: Tracer, items: Value | None = None) -> Value:
     if type(items) is TupleValue:
         return items
-    return TupleValue([] if items is None else items.unpack(tx))
+    return TupleValue([] if items is None else listed(tx, items))
 
 
 def _set_class(kind: type) -> None:
@@ -369,6 +382,9 @@ def _iter(tx: Tracer, items: Value, *sentinel: Value) -> Value:
 
 @rule(next)
 def _next(tx: Tracer, iterator: Value, *default: Value) -> Value:
+    if not hasattr(iterator.python_type(), "__next__"):
+        kind = iterator.python_type().__name__
+        tx.raise_(TypeError, f"'{kind}' object is not an iterator")
     item = iterator.next(tx)
     if item is not None:
         return item

@@ -19,10 +19,13 @@ import torch._tensor_str
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.bytecode import original
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import HOLES, text_of
-from weft_capture.values.base import Value, method
+from weft_capture.steps import BreakAtStep
+from weft_capture.values.base import MethodOf, Value, method
 from weft_capture.values.constant import FALSE, NONE, Constant, constant
+from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.objects import StreamValue, UserObject, is_plain_stream
 from weft_capture.values.replayed import ReplayedValue
 
@@ -189,22 +192,35 @@ for _name in ("debug", "info", "warning", "error", "critical"):
 
 # ---- warnings
 
+_WARNINGS: Any = warnings
+_NAMESPACE = vars(warnings)
 
-def _is_only_shown(text: str, category: type[Warning], module: str, line: int) -> bool:
+
+def _action(
+    filters: Any, text: str | None, kind: type[Warning], module: str | None, line: int
+) -> str:
+    """Return what becomes of a warning; "error" where an unknown text or place may decide it."""
+    for action, message, category, where, at in filters:
+        if not issubclass(kind, category) or (module is not None and at not in (0, line)):
+            continue
+        unsure = (message is not None and text is None) or ((where or at) and module is None)
+        fits = message is None or text is None or message.match(text)
+        fits = fits and (where is None or module is None or where.match(module))
+        if fits and (action == "error" or not unsure):
+            return str(action)
+    return str(_WARNINGS.defaultaction)
+
+
+def _is_only_shown(text: str | None, kind: type[Warning], module: str | None, line: int) -> bool:
     """Say whether a warning is shown or recorded: it is no error, and no hook gets it."""
-    library: Any = warnings
-    show = library._showwarnmsg_impl
+    show = _WARNINGS._showwarnmsg_impl
     recorded = isinstance(show, types.BuiltinMethodType) and isinstance(show.__self__, list)
     if not recorded and not (show.__module__ == "warnings" and is_plain_stream(sys.stderr)):
         return False
     for name in ("showwarning", "formatwarning"):
-        if getattr(library, name) is not getattr(library, f"_{name}_orig"):
+        if getattr(_WARNINGS, name) is not getattr(_WARNINGS, f"_{name}_orig"):
             return False
-    for action, message, kind, where, at in library.filters:
-        found = (message is None or message.match(text)) and issubclass(category, kind)
-        if found and at in (0, line) and (where is None or where.match(module)):
-            return bool(action != "error")
-    return bool(library.defaultaction != "error")
+    return _action(_WARNINGS.filters, text, kind, module, line) != "error"
 
 
 @rule(warnings.warn)
@@ -216,22 +232,95 @@ def _warn(
     source: Value = NONE,
 ) -> Value:
     kind = UserWarning if category is NONE else category.as_constant()
-    plain = isinstance(message, Constant) and type(message.value) is str and source is NONE
-    plain = plain and isinstance(kind, type) and issubclass(kind, Warning)
-    if not plain or stacklevel.as_constant() > 1:
-        raise Break("unknown-call", "a warning about a caller, or with an unknown text")
-    assert tx.frame is not None
-    at, module = tx.frame.place()[0], tx.frame.function.globals
-    about = (message.as_constant(), kind, module.get("__name__") or "<string>", at.lineno)
-    _check_unchanged(tx, warnings, warnings.filters, sys.stderr)
-    shown = _is_only_shown(*about)  # type: ignore[arg-type]
+    if isinstance(message, ExceptionValue):
+        kind = message.python_type()
+    if not isinstance(kind, type) or not issubclass(kind, Warning) or source is not NONE:
+        raise Break("unknown-call", "a warning of no class of warnings, or with a source")
+    text = None if isinstance(message, HOLES) else text_of(tx, message, str)
+    frame, above = tx.frame, stacklevel.as_constant() - 1
+    while frame is not None and above > 0:
+        above -= frame.function.globals.get("__name__") != "weft_capture.polyfills"
+        frame = frame.parent
+    above += frame is None
+    if above < 0 or (above and original(tx.frames[0].decoded) is not tx.frames[0].decoded):
+        raise Break("unknown-call", "a warning about the caller of a part of a function")
+    place: Any = (above,)
+    about: Any = (text, kind, None, 0)
+    if frame is not None:
+        at, module = frame.place()[0], frame.function.globals
+        about = (text, kind, module.get("__name__") or "<string>", at.lineno)
+        place = (at.filename, at.lineno, about[2], module)
+    recorder = id(getattr(_WARNINGS._showwarnmsg_impl, "__self__", None))
+    if tx.effects.touches(warnings, warnings.filters) or recorder in tx.known:
+        return _warn_changed(tx, message, about, place)
+    _check_unchanged(tx)
+    shown = _is_only_shown(*about)
     tx.guard(CallSource(_is_only_shown, tuple(map(ConstSource, about))), "CONST", shown)
     if not shown:
         raise Break("unknown-call", "a warning that raises, or that a hook gets")
-    tx.calls.add(_warn_now, *map(tx.const_object, (*about, at.filename, module)))
+    tx.calls.written.add(recorder)
+    tx.calls.add(_warn_now, message, *map(tx.const_object, (kind, *place)))
     return NONE
 
 
-def _warn_now(text: str, kind: Any, name: str, line: int, file: str, module: Any) -> None:
-    registry = module.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, kind, file, line, name, registry)
+def _warn_now(message: Any, kind: Any, *place: Any) -> None:
+    """Warn about a place in the captured frame, or so many frames above it."""
+    if len(place) == 1:
+        frame, above = sys._getframe(1), place[0]
+        while above and frame.f_back is not None:
+            frame = frame.f_back
+            above -= not str(frame.f_globals.get("__name__")).startswith("weft")
+        namespace = frame.f_globals
+        place = (frame.f_code.co_filename, frame.f_lineno, namespace.get("__name__"), namespace)
+    file, line, name, namespace = place
+    registry = namespace.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, kind, file, line, name, registry)
+
+
+# Inside `catch_warnings`: its Python is traced, and what it changes in the module is known.
+
+
+def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
+    """Warn under filters or a recorder that the captured code has set."""
+    text, kind, _, line = about
+    library = tx.const_object(warnings)
+    recorder = library.getattr(tx, "_showwarnmsg_impl")
+    plain = recorder.source is not None or isinstance(recorder, MethodOf)
+    plain = plain and not tx.effects.touches(sys, _WARNINGS.onceregistry)
+    if text is None or len(place) == 1 or not plain or not is_plain_stream(sys.stderr):
+        raise Break("unknown-call", "a warning with an unknown text, or in changed circumstances")
+    filters = [one.as_constant() for one in library.getattr(tx, "filters").unpack(tx)]
+    action = _action(filters, *about)
+    made = message
+    if not isinstance(message, ExceptionValue):
+        made = tx.const_object(kind).call(tx, [message], {})
+    if action == "error":
+        raise Raised(chain(tx, made))
+    if action == "ignore":
+        return NONE
+    if action != "always":
+        raise Break("unknown-call", "a warning that may have been given before")
+    parts = [made, *map(tx.const_object, (kind, place[0], line))]
+    given = tx.const_object(warnings.WarningMessage).call(tx, parts, {})
+    if isinstance(recorder, MethodOf):
+        return recorder.call(tx, [given], {})
+    tx.calls.add(_WARNINGS._showwarnmsg, given)
+    return NONE
+
+
+@rule(_WARNINGS._filters_mutated)
+def _mutated(tx: Tracer) -> Value:
+    """Forget what was given; operations may not warn where the program looks at warnings."""
+    calls, before = tx.calls, tx.calls.looks
+    step, count, strict = before
+    nodes = [node for node in tx.graph.graph.nodes if node.op != "placeholder"]
+    silent = all(getattr(node.target, "__module__", "") == "_operator" for node in nodes[count:])
+    recorded = tx.effects.global_value(_NAMESPACE, "_showwarnmsg_impl") is not None
+    if (strict or recorded) and not silent:
+        raise BreakAtStep(step, Break("unknown-call", "operations whose warnings are looked at"))
+    filters = tx.effects.global_value(_NAMESPACE, "filters")
+    actions = () if filters is None else [one.as_constant()[0] for one in filters.unpack(tx)]
+    calls.looks = tx.steps.now, len(nodes), "error" in actions
+    tx.journal.on_rollback(lambda: setattr(calls, "looks", before))
+    tx.calls.add(_WARNINGS._filters_mutated)
+    return NONE

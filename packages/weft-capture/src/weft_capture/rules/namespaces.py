@@ -8,8 +8,12 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+from weft_guards.sources import CallSource, ConstSource
+
 from weft_capture.breaks import Break
+from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
+from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import Value, method
@@ -19,6 +23,7 @@ from weft_capture.values.exceptions import TRACEBACK, handled
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import TensorValue
+from weft_capture.values.wrap import function_value
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -80,27 +85,47 @@ def _set(tx: Tracer, self: GlobalsValue, key: Value, value: Value) -> Value:
     return NONE
 
 
-@rule(locals)
-def _locals(tx: Tracer) -> Value:
+def _variables(tx: Tracer) -> dict[str, Value]:
     frame = tx.frame
     assert frame is not None
     if not frame.decoded.flags & inspect.CO_OPTIMIZED:
         raise Break("unknown-call", "locals() in the body of a class")
-    pairs: list[tuple[Value, Value]] = []
+    found: dict[str, Value] = {}
     names = [*frame.decoded.varnames, *frame.decoded.cellvars, *frame.decoded.freevars]
     for name in dict.fromkeys([*names, *frame.locals]):
         cell = frame.cells.get(name)
         value = frame.locals.get(name) if cell is None else cell.contents
         if value is not None and not name.startswith("."):
-            pairs.append((constant(name), value))
-    return DictValue(pairs)
+            found[name] = value
+    return found
+
+
+@rule(locals)
+def _locals(tx: Tracer) -> Value:
+    return DictValue([(constant(name), value) for name, value in _variables(tx).items()])
+
+
+@rule(eval)
+def _eval(tx: Tracer, source: Value, *namespaces: Value) -> Value:
+    """Trace an expression of the frame's variables as code of its own."""
+    frame, text = tx.frame, source.as_constant()
+    if namespaces or not isinstance(text, str):
+        raise Break("unknown-call", "eval of no text, or with namespaces")
+    assert frame is not None
+    try:
+        code = compile(text.lstrip(" \t"), "<string>", "eval", dont_inherit=True)
+    except SyntaxError as error:
+        tx.raise_real(error)
+    if any(one.opname == "STORE_NAME" for one in decode(code).instrs):
+        raise Break("unknown-call", "eval that makes variables")
+    made = types.FunctionType(code, frame.function.globals)
+    return Frame(tx, function_value(tx, made, ConstSource(made)), _variables(tx), {}).run()
 
 
 @rule(dir)
 def _dir(tx: Tracer, *args: Value) -> Value:
     if not args:
-        names = sorted(key.as_constant() for key in _locals(tx).unpack(tx))
-        return tx.literal(names)
+        return tx.literal(sorted(_variables(tx)))
     value = args[0]
     if isinstance(value, ClassValue | ModuleObject | Constant):
         return fold(tx, dir, [value], {})
@@ -157,6 +182,11 @@ def _id(tx: Tracer, value: Value) -> Value:
 @rule(threading.get_ident)
 def _get_ident(tx: Tracer) -> Value:
     return RuntimeNumber(threading.get_ident, [])
+
+
+@rule(threading.current_thread)
+def _current_thread(tx: Tracer) -> Value:
+    return tx.wrap(threading.current_thread(), CallSource(threading.current_thread, ()))
 
 
 @rule(hash)

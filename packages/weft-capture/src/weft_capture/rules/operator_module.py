@@ -39,6 +39,7 @@ for _symbol in COMPARE:
     rule(COMPARE[_symbol][0])(functools.partial(_two, compare, _symbol))
 for _symbol in UNARY:
     rule(UNARY[_symbol][0])(functools.partial(_one, _symbol))
+rule(operator.inv)(functools.partial(_one, "~"))
 
 
 @rule(operator.getitem)

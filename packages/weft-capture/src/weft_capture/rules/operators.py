@@ -145,6 +145,7 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
 
 
 def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Value:
+    left, right = (getattr(one, "inner", one) for one in (left, right))
     if left.cls is not right.cls and not inplace:
         raise Break("unsupported-value", "a union of dicts of different classes")
     target = left if inplace else left.copy()

@@ -9,6 +9,7 @@ import heapq
 import importlib
 import importlib.util
 import itertools
+import json
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
 
+_scanner: Any = importlib.import_module("json.scanner")
 _collections = importlib.import_module("_collections")
 _ITERTOOLS = (
     "takewhile", "dropwhile", "cycle", "islice", "accumulate", "groupby", "tee", "zip_longest",
@@ -49,7 +51,7 @@ def without_c(name: str) -> dict[str, Any]:
     """Return what a module of the library defines where it does not find its half in C."""
 
     def find(wanted: str, *args: Any) -> Any:
-        if wanted == f"_{name}":
+        if wanted == f"_{name.partition('.')[0]}":
             raise ImportError(wanted)
         return builtins.__import__(wanted, *args)
 
@@ -84,6 +86,8 @@ for _name in _ITERTOOLS:
     if hasattr(itertools, _name):
         polyfill(getattr(itertools, _name), getattr(polyfills, _name))
 polyfill(_collections._count_elements, polyfills.count_elements)
+polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
+polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
 
 
 class GetterValue(Value):

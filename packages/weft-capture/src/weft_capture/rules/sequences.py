@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import NotConstant
-from weft_capture.rules.builtins import sort_values
+from weft_capture.rules.builtins import listed, sort_values
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Value, method
@@ -61,7 +61,7 @@ def _changing(kind: type[Sequence], name: str, *converts: Callable[[Tracer, Valu
 
 for _kind, _name, *_converts in (
     (ListValue, "append", _item),
-    (ListValue, "extend", _items),
+    (ListValue, "extend", listed),
     (ListValue, "insert", _key, _item),
     (ListValue, "pop", _key),
     (ListValue, "clear"),

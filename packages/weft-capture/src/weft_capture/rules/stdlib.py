@@ -33,6 +33,8 @@ from weft_capture.values.constant import MADE, NONE, Constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.functions import FunctionValue, PartialValue
 from weft_capture.values.iterators import ChainIterator, CombinedIterator, ListedIterator
+from weft_capture.values.objects import UserObject
+from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ PURE.update(f for f in vars(math).values() if callable(f))
 PURE.update((inspect.signature, inspect.getfullargspec, typing.get_origin, typing.get_args))
 PURE.add(os.path.join)
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
+PURE.add(vars(re)["_compile"])
 PURE.add(polyfills.matches)
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
 PURE.update((operator.index, sys.intern, os.fspath))
@@ -78,15 +81,6 @@ CODE_RULES[functools.singledispatch(len).dispatch.__code__] = _dispatch
 # re
 
 
-@rule(re.sub)
-def _re_sub(
-    tx: Tracer, pattern: Value, repl: Value, string: Value, count: Value = _ZERO,
-    flags: Value = _ZERO,
-) -> Value:  # fmt: skip
-    compiled = fold(tx, re.compile, [pattern, flags], {})
-    return compiled.call_method(tx, "sub", [repl, string, count], {})
-
-
 @method(Constant, "sub")
 def _pattern_sub(
     tx: Tracer, self: Constant, repl: Value, string: Value, count: Value = _ZERO
@@ -116,11 +110,14 @@ def _math(function: Any) -> None:
                 return tx.graph.emit("call_function", in_graph, [number], {})
         if args and isinstance(args[0], TensorValue):
             raise Break("data-dependent-value", f"math.{function.__name__} of a tensor")
+        special = f"__{function.__name__}__"
+        if args and isinstance(args[0], UserObject) and args[0].has_special(special):
+            return args[0].special(tx, special).call(tx, [], {})
         return fold(tx, function, list(args), {})
 
 
-for _function in (math.ceil, math.floor, math.sqrt, math.exp, math.log, math.isnan, math.isinf):
-    _math(_function)
+for _name in ("ceil", "floor", "trunc", "sqrt", "exp", "log", "isnan", "isinf"):
+    _math(getattr(math, _name))
 
 
 @rule(math.prod)
@@ -149,16 +146,14 @@ def _finite(function: Any) -> None:
 
     @rule(function)
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        # The library orders and groups positions; values never leave capture.
-        columns = [arg.unpack(tx) if not arg.is_constant() or _listed(arg) else arg for arg in args]
-        flat = [item for column in columns if isinstance(column, list) for item in column]
-        numbers = iter(range(len(flat)))
         real = [
-            [next(numbers) for _ in column] if isinstance(column, list) else column.as_constant()
-            for column in columns
+            [Proxy(tx, item) for item in arg.unpack(tx)]
+            if not arg.is_constant() or _listed(arg)
+            else arg.as_constant()
+            for arg in args
         ]
         known = {name: value.as_constant() for name, value in kwargs.items()}
-        rows = [tx.tuple_of([flat[number] for number in row]) for row in function(*real, **known)]
+        rows = [tx.literal(row) for row in function(*real, **known)]
         return ListedIterator(rows, function, tx.steps.now)
 
 
@@ -195,11 +190,6 @@ def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) ->
 
 
 # typing, contextlib, weakref, enum
-
-
-@rule(typing.cast)
-def _cast(tx: Tracer, kind: Value, value: Value) -> Value:
-    return value
 
 
 @rule(enum.auto)

@@ -24,6 +24,9 @@ RULES: dict[object, Handler] = {}
 PURE: set[object] = set()
 """Callables that are run while capturing when every argument is constant."""
 
+CALLING: set[object] = set()
+"""Those of `PURE` in Python that are traced where they are given something to call."""
+
 GRAPH: set[object] = set()
 """Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
 
@@ -121,6 +124,8 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
     if is_leaf(obj):
         return tx.graph.emit("call_function", obj, args, kwargs)
     if is_pure(obj):
+        if obj in CALLING and any(map(_is_callback, (*args, *kwargs.values()))):
+            return tx.trace_body(obj, args, kwargs)
         return fold(tx, obj, args, kwargs)
     if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, type):
         for_class = find(getattr(type(obj.__self__), obj.__name__, None))
@@ -155,6 +160,10 @@ def is_pure(obj: Any) -> bool:
     return isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType) and isinstance(
         owner, (str, bytes, int, float, frozenset, tuple, range, slice)
     )
+
+
+def _is_callback(value: Value) -> bool:
+    return any("__call__" in vars(base) for base in value.python_type().__mro__)
 
 
 def _name(obj: Any) -> str:

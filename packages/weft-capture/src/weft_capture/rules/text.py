@@ -69,6 +69,8 @@ def text_of(tx: Tracer, value: Value, function: Function) -> str:
     if not active and _inside_real_text():
         raise Break("unsupported-value", "text that is a part of the text of a real container")
     if any(one is value for one in active) and not isinstance(value, UserObject):
+        if isinstance(value, DictValue) and value.cls is collections.defaultdict:
+            return f"defaultdict({text_of(tx, value.default_factory, repr)}, {{...}})"
         return _INSIDE_ITSELF.get(value.python_type(), "...")
     active.append(value)
     try:
@@ -209,7 +211,7 @@ def _texts(function: Any) -> None:
     def text(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         if len(args) == 1 and not kwargs and isinstance(args[0], HOLES):
             return TextValue(tx, function, list(args))
-        if len(args) != 1 or kwargs or args[0].is_constant():
+        if len(args) != 1 or kwargs or type(args[0]) is Constant:
             return fold(tx, function, list(args), kwargs)
         if function is str and isinstance(args[0], UserObject) and args[0].cls is not str:
             return constant(text_of(tx, args[0], str))

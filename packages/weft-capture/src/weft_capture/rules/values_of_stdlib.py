@@ -6,21 +6,28 @@ depends on nothing but their arguments.
 
 from __future__ import annotations
 
-import binascii
+import ast
 import datetime
+import decimal
+import importlib
+import inspect
 import json
 import pathlib
+import pprint
 import re
 import struct
 import types
 import typing
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.rules.table import PURE, rule
+from weft_guards.sources import CallSource, Source
+
+from weft_capture.rules.table import CALLING, PURE, rule
 from weft_capture.values.base import Value
-from weft_capture.values.constant import CONSTANT_TYPES, NONE
+from weft_capture.values.constant import CONSTANT_TYPES, NONE, Constant
 from weft_capture.values.objects import UserObject
 from weft_capture.values.replayed import FACTORIES, Log, ReplayedValue
+from weft_capture.values.wrap import EXACT
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -33,11 +40,17 @@ _MADE = (
     datetime.timezone,
     pathlib.PurePosixPath,
     pathlib.PureWindowsPath,
+    struct.Struct,
 )
 CONSTANT_TYPES.update((*_MADE, re.Pattern, re.Match))
-PURE.update(_MADE)
-PURE.update((struct.pack, struct.unpack, struct.calcsize, binascii.b2a_base64, binascii.a2b_base64))
-PURE.update((json.dumps, json.loads))
+PURE.update((*_MADE, decimal.Decimal, pprint.pformat, ast.literal_eval))
+for _kind in (datetime.date, datetime.datetime):
+    PURE.update((_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime))
+for _name in ("binascii", "_string", "_json"):
+    PURE.update(filter(inspect.isbuiltin, vars(importlib.import_module(_name)).values()))
+PURE.update((struct.pack, struct.unpack, struct.unpack_from, struct.iter_unpack, struct.calcsize))
+CALLING.update((json.dumps, json.loads, re.sub))
+PURE.update(CALLING)
 
 
 def _replayed(factory: Any) -> None:
@@ -65,3 +78,21 @@ def _new_type(tx: Tracer, name: Value, kind: Value) -> Value:
     assert tx.frame is not None
     made.__module__ = str(tx.frame.function.globals.get("__name__"))
     return tx.const_object(made)
+
+
+def _wrap_decimal(tx: Tracer, obj: decimal.Decimal, source: Source) -> Value:
+    """A constant; what is computed with it depends on the context, and leaves its marks there."""
+    tx.guard(source, "TYPE", decimal.Decimal)
+    tx.guard(CallSource(repr, (source,)), "CONST", repr(obj))
+    tx.guard_same(_same_context, CallSource(decimal.getcontext, ()), decimal.getcontext().copy())
+    return Constant(obj)
+
+
+def _same_context(now: decimal.Context, then: decimal.Context) -> bool:
+    merged = then.copy()
+    for flag, is_set in now.flags.items():  # marks only add up
+        merged.flags[flag] = merged.flags[flag] or is_set
+    return repr(merged) == repr(now)
+
+
+EXACT[decimal.Decimal] = _wrap_decimal

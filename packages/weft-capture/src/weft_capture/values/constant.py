@@ -189,7 +189,8 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     except NotConstant as error:
         name = getattr(function, "__qualname__", repr(function))
         raise Break("unsupported-value", f"{name} of {error}") from None
-    return tx.literal(real_call(tx, function, *real_args, **real_kwargs))
+    result = real_call(tx, function, *real_args, **real_kwargs)
+    return tx.fresh(result)
 
 
 def real_call(tx: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:

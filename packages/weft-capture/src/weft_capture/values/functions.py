@@ -408,7 +408,7 @@ class TypeHint(ObjectConstant):
 class PartialValue(Value):
     """functools.partial, from outside or made by the program."""
 
-    __slots__ = ("args", "function", "keywords")
+    __slots__ = ("args", "attributes", "function", "keywords")
 
     def __init__(
         self, function: Value, args: list[Value], keywords: Kwargs, source: Source | None = None
@@ -417,9 +417,17 @@ class PartialValue(Value):
         self.function = function
         self.args = args
         self.keywords = keywords
+        self.attributes: dict[str, Value] = {}
 
     def python_type(self) -> type:
         return functools.partial
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        if self.source is not None or hasattr(functools.partial, name):
+            super().setattr(tx, name, value)
+        before = self.attributes
+        tx.journal.on_rollback(lambda: setattr(self, "attributes", before))
+        self.attributes = {**before, name: value}
 
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
@@ -433,7 +441,10 @@ class PartialValue(Value):
             return tx.tuple_of(self.args)
         if name == "keywords":
             return DictValue([(constant(k), v) for k, v in self.keywords.items()])
-        return super().getattr(tx, name)
+        return self.attributes[name] if name in self.attributes else super().getattr(tx, name)
 
     def reconstruct(self, out: Output) -> None:
         out.call(functools.partial, [self.function, *self.args], self.keywords)
+        if self.attributes:
+            out.remember(self)
+            out.fill_attributes(self, self.attributes)

@@ -126,13 +126,13 @@ def retyped(tx: Tracer, kind: Any, tensor: Value, detached: bool = False) -> Val
     return made if kind is torch.Tensor else OverridingTensor(kind, made)
 
 
-def _is_overriding(value: Value) -> bool:
+def _is_overriding(value: Value, depth: int = 0) -> bool:
     if isinstance(value, LazyValue):
         return (
             has_handler(type(value.obj)) if value.forced is None else _is_overriding(value.forced)
         )
     if type(value) is TupleValue or type(value) is ListValue:
-        return any(map(_is_overriding, value.items))
+        return depth < 8 and any(_is_overriding(item, depth + 1) for item in value.items)
     return isinstance(value, OverridingTensor)
 
 

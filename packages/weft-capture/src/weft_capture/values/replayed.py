@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HASHES = tuple(getattr(hashlib, name) for name in sorted(hashlib.algorithms_guaranteed))
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 REPLAYED = (io.StringIO, io.BytesIO, bytearray, memoryview, array.array)
-FACTORIES = (*REPLAYED, *_HASHES, threading.Lock, _LOCKS[1])
+FACTORIES = (*REPLAYED, *_HASHES, hashlib.new, threading.Lock, _LOCKS[1])
 """What makes such objects, of data or of one another."""
 _TYPES = frozenset([*REPLAYED, *_LOCKS, *(type(make()) for make in _HASHES)])
 

@@ -11,6 +11,7 @@ import functools
 import gc
 import operator
 import random
+import re
 import types
 import typing
 import weakref
@@ -183,6 +184,8 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
 
 
 def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
+    if id(obj) in tx.calls.written:
+        raise Break("unsupported-value", "a list that warnings were recorded in")
     tx.guard(source, "TYPE", list)
     tx.guard(source, "LEN", len(obj))
     value = ListValue([], source)
@@ -286,6 +289,11 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
         tx.guard_identity(AttrSource(source, "__code__"), obj.__code__)
     else:
         tx.guard_identity(source, obj)
+    return function_value(tx, obj, source)
+
+
+def function_value(tx: Tracer, obj: types.FunctionType, source: Source) -> FunctionValue:
+    """Return the value of a Python function that is inlined, also where it has a rule."""
     positional = AttrSource(source, "__defaults__")
     defaults = enumerate(obj.__defaults__ or ())
     keyword = AttrSource(source, "__kwdefaults__")
@@ -331,7 +339,7 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
         return BuiltinValue(obj, source)
     if find(obj) is not None or type(owner).__module__.startswith("torch"):
         return BuiltinValue(obj, source)
-    tx.guard(source, "TYPE", types.BuiltinFunctionType)
+    tx.guard(source, "TYPE", type(obj))
     return MethodOf(wrap(tx, owner, AttrSource(source, "__self__")), obj.__name__, source)
 
 
@@ -447,7 +455,7 @@ EXACT: dict[type, Wrapper] = {
     types.FunctionType: _wrap_function,
     types.CellType: _wrap_cell,
     types.MethodType: _wrap_method,
-    types.BuiltinFunctionType: _wrap_builtin,
+    **dict.fromkeys((types.BuiltinFunctionType, type(re.compile("").match)), _wrap_builtin),
     **dict.fromkeys(_DESCRIPTORS, _identical(BuiltinValue)),
     functools._lru_cache_wrapper: _identical(CachedFunction),
     functools.partial: _wrap_partial,
