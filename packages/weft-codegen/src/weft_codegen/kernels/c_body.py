@@ -198,7 +198,7 @@ class BodyWriter:
             self._text.line("#pragma omp simd")
             with self._text.block(columns), self._text.block(rows):
                 self._text.line(f"const int64_t {loop.axis.key} = {row} + next;")
-                self._simd_body(inner, simd, {}, None)
+                self._simd_body(simd, {}, None)
         return row
 
     def innermost(self, loop: Loop, start: str, end: str) -> None:
@@ -210,42 +210,36 @@ class BodyWriter:
                 self.body(loop.body)
             return
         staged = find_staged(loop)
-        if not staged.reads and self._stream(loop, simd, start, end):
+        if not staged.reads and self._stream(simd, start, end):
             return
         registers = {stmt: self._name("r") for stmt in simd.carried}
         if any(_long_float_sum(stmt, loop) for stmt in simd.carried):
             chunks = f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})"
             with self._text.block(chunks):
                 end = f"weft_min(first + {SUM_CHUNK}, {end})"
-                self._reduction(loop, simd, registers, staged, "first", end)
+                self._reduction(simd, registers, staged, "first", end)
         else:
-            self._reduction(loop, simd, registers, staged, start, end)
+            self._reduction(simd, registers, staged, start, end)
 
     def _reduction(
-        self,
-        loop: Loop,
-        simd: SimdLoop,
-        registers: dict[Reduce, str],
-        staged: Staged,
-        start: str,
-        end: str,
+        self, simd: SimdLoop, registers: dict[Reduce, str], staged: Staged, start: str, end: str
     ) -> None:
         """A loop whose reductions go through `registers`."""
-        if _wants_lanes(loop, simd, staged):
-            self._lane_loop(loop, simd, registers, staged, start, end)
+        if _wants_lanes(simd, staged):
+            self._lane_loop(simd, registers, staged, start, end)
         else:
             for stmt, name in registers.items():
                 target = self._exprs.local(stmt.targets[0], stmt.index)
                 self._register(stmt, name, "0" if stmt.op == "sum" else target)
-            self._simd_loop(loop, simd, registers, start, end)
+            self._simd_loop(simd, registers, start, end)
         for stmt, name in registers.items():
             target = self._exprs.local(stmt.targets[0], stmt.index)
             self._text.line(f"{target} {'+=' if stmt.op == 'sum' else '='} {name};")
 
-    def _stream(self, loop: Loop, simd: SimdLoop, start: str, end: str) -> bool:
+    def _stream(self, simd: SimdLoop, start: str, end: str) -> bool:
         """Write a loop without reductions in chunks, where results go past the caches or memory is
         asked for ahead."""
-        key, extent = loop.axis.key, loop.axis.extent
+        loop, key, extent = simd.loop, simd.loop.axis.key, simd.loop.axis.extent
         stores = [
             stmt
             for stmt in loop.body
@@ -264,7 +258,7 @@ class BodyWriter:
                 self._text.line(f"{kind} {name}[{size}] WEFT_ALIGNED;")
                 self._held[stmt.buffer] = f"{name}[{key} - first]"
             self._fetch(loop, "first", size)
-            self._simd_loop(loop, simd, {}, "first", "last")
+            self._simd_loop(simd, {}, "first", "last")
             for stmt in stores:
                 name = self._held.pop(stmt.buffer).partition("[")[0]
                 row = substitute(stmt.index, lambda atom: ZERO if atom is loop.axis else None)
@@ -285,15 +279,10 @@ class BodyWriter:
             self._text.line(f"    __builtin_prefetch({where}{cache});")
 
     def _lane_loop(
-        self,
-        loop: Loop,
-        simd: SimdLoop,
-        registers: dict[Reduce, str],
-        staged: Staged,
-        start: str,
-        end: str,
+        self, simd: SimdLoop, registers: dict[Reduce, str], staged: Staged, start: str, end: str
     ) -> None:
         """64 partial results a reduction, then what is left of the axis."""
+        loop = simd.loop
         for stmt, name in registers.items():
             kind = C_TYPES[stmt.targets[0].dtype].value
             self._text.line(f"{kind} {name}_lanes[{LANES}] WEFT_ALIGNED = {{0}};")
@@ -311,7 +300,7 @@ class BodyWriter:
             self._text.line("#pragma omp simd")
             with self._text.block(_EACH_LANE):
                 self._text.line(f"const int64_t {loop.axis.key} = {block} + lane;")
-                self._simd_body(loop, simd, registers, lambda name: f"{name}_lanes[lane]")
+                self._simd_body(simd, registers, lambda name: f"{name}_lanes[lane]")
             for text in narrowed:
                 self._text.line(text)
         self._staged = {}
@@ -319,7 +308,7 @@ class BodyWriter:
             self._join_lanes(stmt, name)
         extent = loop.axis.extent
         if start == "lo" or loop.limit or not extent.is_const or extent.value % LANES:
-            self._simd_loop(loop, simd, registers, block, end)
+            self._simd_loop(simd, registers, block, end)
 
     def _stage(self, staged: Staged) -> list[str]:
         """Convert what a block reads; the lines that convert what it stores."""
@@ -349,10 +338,10 @@ class BodyWriter:
             self._clause_combine(stmt, name, f"{name}_lanes[lane]")
 
     def _simd_loop(
-        self, loop: Loop, simd: SimdLoop, registers: dict[Reduce, str], start: str, end: str
+        self, simd: SimdLoop, registers: dict[Reduce, str], start: str, end: str
     ) -> None:
-        with self._reducing(registers, for_head(loop.axis, start, end)):
-            self._simd_body(loop, simd, registers, None)
+        with self._reducing(registers, for_head(simd.loop.axis, start, end)):
+            self._simd_body(simd, registers, None)
 
     @contextmanager
     def _reducing(self, registers: dict[Reduce, str], head: str) -> Iterator[None]:
@@ -381,25 +370,20 @@ class BodyWriter:
         self._text.line(f"{kind} {name} = {first};")
 
     def _simd_body(
-        self,
-        loop: Loop,
-        simd: SimdLoop,
-        registers: dict[Reduce, str],
-        lane: Callable[[str], str] | None,
+        self, simd: SimdLoop, registers: dict[Reduce, str], lane: Callable[[str], str] | None
     ) -> None:
         """The statements of one iteration; `lane` names a reduction's partial result."""
         for local in simd.private:
             self._text.line(f"{C_TYPES[local.dtype].value} {local.name};")
-        with self._exprs.scope(loop.body):
-            for stmt in loop.body:
+        with self._exprs.scope(simd.loop.body):
+            for stmt in simd.loop.body:
                 if isinstance(stmt, Reduce) and stmt in registers:
                     self._define(stmt)
+                    name, value = registers[stmt], self._exprs.text(stmt.values[0])
                     if lane is not None:
-                        self._combine(stmt, [lane(registers[stmt])])
+                        self._combine(stmt, [lane(name)])
                     else:
-                        self._clause_combine(
-                            stmt, registers[stmt], self._exprs.text(stmt.values[0])
-                        )
+                        self._clause_combine(stmt, name, value)
                 elif not isinstance(stmt, Loop):
                     self._statement(stmt)
 
@@ -441,9 +425,9 @@ def _long_float_sum(stmt: Reduce, loop: Loop) -> bool:
     return stmt.op == "sum" and stmt.targets[0].dtype.is_floating_point and long
 
 
-def _wants_lanes(loop: Loop, simd: SimdLoop, staged: Staged) -> bool:
+def _wants_lanes(simd: SimdLoop, staged: Staged) -> bool:
     """Whether blocks pay: for 16-bit floats, and sums of floats (a maximum alone is slower)."""
-    extent = loop.axis.extent
+    extent = simd.loop.axis.extent
     if extent.is_const and extent.value < LANES:
         return False
     ops = ("sum", "max", "min") if staged else ("sum",)

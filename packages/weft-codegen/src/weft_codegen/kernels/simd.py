@@ -25,12 +25,13 @@ _SIMD_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
 
 @dataclass(frozen=True)
 class SimdLoop:
-    """What a vectorisable loop needs around it.
+    """A vectorisable loop, and what it needs around it.
 
     carried: reductions whose target does not move with the axis, so lanes accumulate apart.
     private: scalar locals that live within one iteration.
     """
 
+    loop: Loop
     carried: tuple[Reduce, ...]
     private: tuple[Local, ...]
 
@@ -72,7 +73,7 @@ def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:
             private[stmt.local] = None
     if not _carried_apart(loop.body, carried):
         return None
-    return SimdLoop(tuple(carried), tuple(private))
+    return SimdLoop(loop, tuple(carried), tuple(private))
 
 
 def _store_is_independent(stmt: Store, axis: Axis) -> bool:
