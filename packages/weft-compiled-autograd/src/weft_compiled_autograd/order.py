@@ -9,7 +9,7 @@ names ever disagree, the tape stays as it is.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -145,49 +145,42 @@ def eager_order(tape: Tape, roots: Iterable[Any], inputs: Iterable[Any]) -> Tape
         return tape
     position = {node: index for index, node in enumerate(described)}
     rank = {position[node]: index for index, node in enumerate(backward.executed())}
-    tape.graph = _Reordering(tape.graph, rank).run()
+    tape.graph = _reordered(tape.graph, rank)
     return tape
 
 
-class _Reordering:
-    """Writes a graph anew, blocks by rank, sums of gradients where they are needed."""
+def _reordered(graph: Graph, rank: dict[int, int]) -> Graph:
+    """A graph anew, blocks by rank, sums of gradients where they are needed."""
+    new, copies = Graph(), dict[Node, Node]()
 
-    def __init__(self, graph: Graph, rank: dict[int, int]) -> None:
-        self.old = graph
-        self.new = Graph()
-        self.rank = rank
-        self.copies: dict[Node, Node] = {}
-
-    def run(self) -> Graph:
-        """Return the new graph."""
-        nodes = [node for node in self.old.nodes if node.target is not accumulation.accumulate]
-        for node in sorted(nodes, key=self._rank):
-            self.copies[node] = self.new.node_copy(node, self._copy_of)
-        return self.new
-
-    def _rank(self, node: Node) -> int:
+    def place(node: Node) -> int:
         if node.op == "output":
-            return len(self.rank)
-        return self.rank[node.meta[BLOCK]] if BLOCK in node.meta else -1
+            return len(rank)
+        return rank[node.meta[BLOCK]] if BLOCK in node.meta else -1
 
-    def _copy_of(self, node: Node) -> Node:
-        if node not in self.copies:
-            self.copies[node] = self._sum(node)
-        return self.copies[node]
+    def copy_of(node: Node) -> Node:
+        """What stands for a node; a sum adds the gradients in the order in which they arrive."""
+        if node not in copies:
+            first, *others = sorted(_terms(node), key=place)
+            total = copies[first]
+            for term in others:
+                total = new.call_function(accumulation.accumulate, (total, copies[term]))
+                total.meta.update(node.meta)
+            copies[node] = total
+        return copies[node]
 
-    def _sum(self, node: Node) -> Node:
-        """Add the gradients of one value in the order in which they arrive."""
-        terms: list[Node] = []
-        todo: list[Any] = [node]
-        while todo:
-            term = todo.pop()
-            if term.target is accumulation.accumulate:
-                todo += reversed(term.args)
-            else:
-                terms.append(term)
-        terms.sort(key=self._rank)
-        total = self.copies[terms[0]]
-        for term in terms[1:]:
-            total = self.new.call_function(accumulation.accumulate, (total, self.copies[term]))
-            total.meta.update(node.meta)
-        return total
+    nodes = [node for node in graph.nodes if node.target is not accumulation.accumulate]
+    for node in sorted(nodes, key=place):
+        copies[node] = new.node_copy(node, copy_of)
+    return new
+
+
+def _terms(node: Any) -> Iterator[Node]:
+    """The gradients that a node adds up."""
+    todo = [node]
+    while todo:
+        term = todo.pop()
+        if term.target is accumulation.accumulate:
+            todo += reversed(term.args)
+        else:
+            yield term

@@ -115,12 +115,8 @@ class Recorder(TorchDispatchMode):
 
     def placeholder(self, name: str, value: Any) -> fx.Node:
         """Add an input, after the inputs so far, for `value` (fake tensor, SymInt or int)."""
-        if self._last_input is None:
-            node = self.graph.placeholder(name)
-        else:
-            with self.graph.inserting_after(self._last_input):
-                node = self.graph.placeholder(name)
-        self._last_input = node
+        with self.graph.inserting_after(self._last_input):  # None: before everything
+            self._last_input = node = self.graph.placeholder(name)
         self.bind(node, value)
         return node
 
