@@ -9,7 +9,7 @@ from codegen_check import check, externs, launches, program_of
 from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.plan import make_plan
 from weft_codegen.loops.printer import kernel_text, program_text
-from weft_codegen.loops.program import Loop, statements
+from weft_codegen.loops.program import Loop, Reduce, Store, statements
 from weft_codegen.loops.schedule import both
 from weft_codegen.loops.schedule.tile import CPU_TILE
 
@@ -318,16 +318,29 @@ def test_row_and_column_sums_share_a_kernel(monkeypatch):
     assert len(check(backward, *args).buffers) == len(program.buffers) - 2
 
 
+@pytest.mark.parametrize("columns", [40, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_columns_of_what_rows_make(dtype, monkeypatch):
+def test_columns_of_what_rows_make(dtype, columns, monkeypatch):
     monkeypatch.setattr(both, "LARGE", 0)
 
     def fn(x):
         shifted = x - x.amax(1, True)
         return shifted, shifted.sum(0), (shifted * shifted).amax(0)
 
-    x = (torch.randn(3, 64, 40) * 8).to(dtype).flatten(0, 1)
-    assert launches(check(fn, x)) == 2
+    x = (torch.randn(3, 64, columns) * 8).to(dtype).flatten(0, 1)
+    program = check(fn, x, native=True)
+    assert launches(program) == 2
+    loops = [stmt for k in program.kernels.values() for stmt in statements(k.body)]
+    inside = [stmt.body for stmt in loops if isinstance(stmt, Loop)]
+    # The result and both sums of columns are made by one loop.
+    assert [sum(isinstance(s, Store | Reduce) for s in body) for body in inside].count(3) == 1
+
+
+def test_columns_beside_rows_that_are_only_summed(monkeypatch):
+    monkeypatch.setattr(both, "LARGE", 0)
+    x = torch.randn(192, 600)
+    program = check(lambda x: ((x * x).sum(1), x.sum(0)), x, native=True, rtol=1e-4, atol=1e-4)
+    assert launches(program) == 2
 
 
 def test_rows_that_need_the_columns_stay_apart(monkeypatch):

@@ -14,7 +14,7 @@ from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.simd import walks
 from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.kernels.turn import Turn, match_turn
-from weft_codegen.loops.expr import Load, load, walk
+from weft_codegen.loops.expr import Expr, Load, load, walk
 from weft_codegen.loops.index import (
     ZERO,
     Atom,
@@ -56,13 +56,14 @@ def read_ahead(body: tuple[Stmt, ...], around: Axis | None) -> Ahead:
     claimed = {item.load for items in found.values() for item in items}
     passes: dict[tuple[str, IndexExpr], list[tuple[Loop, Load]]] = {}
     for path in _innermost(body, ()):
-        inside, loop = _zeros(path), path[-1]
+        inside: dict[Atom, IndexExpr] = {item.axis: ZERO for item in path}
+        loop = path[-1]
         exprs = [expr for stmt in loop.body for expr in stmt_exprs(stmt)]
-        nodes = (node for node in walk(*exprs) if isinstance(node, Load))
-        tiles = [part for turn in turns if len(path) > 1 for part in _next(turn, path[-2], loop)]
-        for node in (*nodes, *tiles):
-            far = coefficient(node.index, around) not in (None, ZERO)
-            if far and walks(node.index, loop.axis) and node not in claimed:
+        exprs += [part for turn in turns if len(path) > 1 for part in _next(turn, path[-2], loop)]
+        for node in walk(*exprs):
+            if not isinstance(node, Load) or node in claimed or not walks(node.index, loop.axis):
+                continue
+            if coefficient(node.index, around) not in (None, ZERO):
                 place = substitute(node.index, inside.get)
                 passes.setdefault((node.buffer, place), []).append((loop, node))
     for reads in passes.values():
@@ -72,10 +73,6 @@ def read_ahead(body: tuple[Stmt, ...], around: Axis | None) -> Ahead:
             loop, node = reads[-1] if large else again[0]
             found.setdefault(loop, []).append(Next(node, around, large))
     return found
-
-
-def _zeros(path: tuple[Loop, ...]) -> dict[Atom, IndexExpr]:
-    return {loop.axis: ZERO for loop in path}
 
 
 def _innermost(body: tuple[Stmt, ...], path: tuple[Loop, ...]) -> Iterator[tuple[Loop, ...]]:
@@ -95,12 +92,9 @@ def _large(node: Load) -> bool:
     return 2 * size >= last_level_cache()
 
 
-def _next(turn: Turn, rows: Loop, columns: Loop) -> list[Load]:
+def _next(turn: Turn, rows: Loop, columns: Loop) -> list[Expr]:
     """The tile that is turned next, walked through by the loops that use this one."""
-    same = columns.axis is turn.column.axis and rows.axis is turn.row.axis
-    if not same or rows.axis.extent is not columns.axis.extent:
+    if columns.axis is not turn.column.axis or rows.axis is not turn.row.axis:
         return []
     place = turn.base + rows.axis.at * turn.step + columns.axis.at
-    node = load(turn.buffer, place, turn.local.dtype)
-    assert isinstance(node, Load)
-    return [node]
+    return [load(turn.buffer, place, turn.local.dtype)]

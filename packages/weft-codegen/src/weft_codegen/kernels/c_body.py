@@ -247,8 +247,7 @@ class BodyWriter:
             and stmt.buffer in self._streamed
             and walks(stmt.index, loop.axis)
         ]
-        far = any(item.large for item in self._ahead.get(loop, []))
-        if simd.carried or not (stores or far):
+        if simd.carried or not (stores or any(x.large for x in self._ahead.get(loop, []))):
             return False
         size = min(STREAM_CHUNK, extent.value) if extent.is_const else STREAM_CHUNK
         with self._text.block(f"for (int64_t first = {start}; first < {end}; first += {size})"):

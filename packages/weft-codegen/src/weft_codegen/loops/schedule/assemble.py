@@ -26,13 +26,13 @@ from weft_codegen.loops.index import (
 )
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
-from weft_codegen.loops.schedule.align import linear, row_major
+from weft_codegen.loops.schedule.align import linear, replacing, row_major
 from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
 from weft_codegen.loops.schedule.passes import Plan, plan
 from weft_codegen.loops.schedule.scan import scan_parts
-from weft_codegen.loops.schedule.split import split_loops
+from weft_codegen.loops.schedule.split import rewritten, split_loops
 from weft_codegen.loops.schedule.tile import (
     CPU_TILE,
     OTHER_TILE,
@@ -49,6 +49,8 @@ from weft_codegen.loops.schedule.tile import (
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
 _WIDE_BLOCK = 1024
+# Columns that are summed together in tiles of rows.
+_COLUMNS = 256
 # Elements from which there may be as many blocks as threads, if only a cache line wide.
 _WORTH_THREADS = 16384
 
@@ -133,28 +135,35 @@ class _Assembly:
         columns = [member for member in group.members if group.sums_columns(member)]
         self._tile = columns[0].node.reduced[-1:] if columns else ()
         first = [stmt for member in columns for stmt in self._start(member, str(member.node.op))]
+        end = min((self._plan.sweep[m.node.result] for m in columns), default=self._plan.sweeps)
         body: list[Stmt] = []
         for sweep in range(self._plan.sweeps + 1):
             body += self._across(self._between(sweep))
-            if sweep < self._plan.sweeps:
+            if sweep < end:
                 body += self._sweep(sweep)
         outer = [loop for loop in group.kept if loop not in self._lanes]
         if columns:
-            body = self._with_columns(columns, first, body)
+            body = self._with_columns(columns, first, body, self._statements(end))
             outer = [loop for loop in outer if loop not in columns[0].node.reduced]
         return _loops(outer, tuple(body), "parallel")
 
     def _with_columns(
-        self, columns: list[Member], first: list[Stmt], body: list[Stmt]
+        self, columns: list[Member], first: list[Stmt], body: list[Stmt], sums: list[Stmt]
     ) -> list[Stmt]:
-        """`body` for the rows of each tile and then, while they are in cache, sums of columns."""
-        sums = self._statements(self._plan.sweeps)
+        """`body` for the rows of each tile and then, while they are in cache, sums of columns:
+        block by block, so that the first cache holds what the rows are added to."""
+        cut = blocked(self._group.swept[-1], _COLUMNS, "column")
+        position = Rewriter(at=replacing({self._group.swept[-1]: cut.position}))
+        before, sums = hoist(sums, frozenset(self._group.swept), self._new_local)
+        inner: tuple[Stmt, ...] = tuple(rewritten(stmt, position) for stmt in sums)
+        inner = _loops(self._group.swept[:-1], (Loop(cut.inner, inner, limit=cut.limit),), "serial")
         last = [
             self._store(member, read(self._locals[member.node.result][0], self._place(member)))
             for member in columns
         ]
         rows = _loops(self._tile, tuple(body), "serial")
-        rows += _loops((*self._tile, *self._group.swept), tuple(sums), "serial")
+        blocks = () if cut.block is None else (cut.block,)
+        rows += _loops((*blocks, *self._tile), (*before, *inner), "serial")
         return [
             *_loops(self._group.swept, tuple(first), "serial"),
             *_loops(columns[0].node.reduced[:-1], rows, "serial"),
@@ -234,7 +243,8 @@ class _Assembly:
                     statements.append(self._store(member, result))
         for member in self._group.members:
             running = member.node.op or member.node.scan
-            if running and self._plan.sweep[member.node.result] == sweep < self._plan.sweeps:
+            across = self._group.sums_columns(member)
+            if running and self._plan.sweep[member.node.result] == sweep and not across:
                 statements += self._start(member, running)
         return statements
 

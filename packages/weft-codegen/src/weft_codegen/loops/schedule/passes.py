@@ -23,10 +23,10 @@ _TEMPORARY_LIMIT = 4096
 class Plan:
     """When each member of a group runs.
 
-    sweep: the sweep of each full member; sums of columns have the next number.  ready: for per-row
-    members, the first sweep that may read the result.  stored: members whose buffer must be
-    written.  temporaries: full members whose value is kept in a row temporary, filled in the given
-    sweep.
+    sweep: the sweep of each full member; sums of columns have the last or the next number.  ready:
+    for per-row members, the first sweep that may read the result.  stored: members whose buffer
+    must be written.  temporaries: full members whose value is kept in a row temporary, filled in
+    the given sweep.
     """
 
     sweeps: int
@@ -61,7 +61,11 @@ def plan(group: Group, needed: frozenset[str], mutated: frozenset[str]) -> Plan:
         # The old value may be read until the last sweep.
         if name in sweep:
             sweep[name] = sweeps - 1
-    sweep.update((member.node.result, sweeps) for member in columns)
+    # Sums of columns join the last sweep, unless that sums rows.
+    pointwise = all(
+        m.node.op is None for m in group.members if sweep.get(m.node.result) == sweeps - 1
+    )
+    sweep.update((member.node.result, sweeps - pointwise) for member in columns)
     stored = frozenset(name for name in makers if name in needed or name in mutated)
     draft = Plan(sweeps, sweep, ready, stored, {})
     kept, spilled = _temporaries(group, draft)
