@@ -273,7 +273,7 @@ class BodyWriter:
             place = self._exprs.at(substitute(item.load.index, moved.get))
             step = 64 // C_TYPES[self._dtypes[buffer]].bytes
             where = f"{buffer} + {place} + {start} + line"
-            cache = ", 0, 2" if item.large else ""  # the second one, or the first
+            cache = "" if count == LANES else ", 0, 2"  # the first one, or (from afar) the second
             self._text.line(f"for (int64_t line = 0; line < {count}; line += {step})")
             self._text.line(f"    __builtin_prefetch({where}{cache});")
 
