@@ -245,7 +245,6 @@ def statistics_more(x):
         x + 1,
         statistics.quantiles([1, 2, 3, 4, 5]),
         statistics.harmonic_mean([1, 2]),
-        statistics.geometric_mean([1.0, 4.0]),
         statistics.multimode("aabb"),
         statistics.median_low([1, 2, 3, 4]),
     )
