@@ -508,3 +508,71 @@ def test_an_ordered_dict_is_read_in_its_own_order():
     for key in (keys[0], keys[1], keys[0]):
         mapping.move_to_end(key)
         assert torch.equal(compiled(X, mapping), digits(X, mapping))
+
+
+def test_methods_of_a_dict_subclass_are_the_programs():
+    class Doubling(dict):
+        def items(self):
+            return [(key, dict.__getitem__(self, key) * 2) for key in self]
+
+        def __iter__(self):
+            return iter(sorted(dict.keys(self), key=lambda key: -dict.__getitem__(self, key)))
+
+    def digits(x, mapping):
+        for place, (_, value) in enumerate(mapping.items()):
+            x = x + value * 10**place
+        for place, value in enumerate(mapping.values()):
+            x = x + value * 1000**place
+        return x
+
+    keys = [Key(), Key()]
+    mapping = Doubling({keys[0]: 1.0, keys[1]: 2.0})
+    compiled = wc.capture(digits, eager_backend, fullgraph=True)
+    for value in (1.0, 3.0, 5.0):
+        mapping[keys[0]] = value
+        assert torch.equal(compiled(X, mapping), digits(X, mapping))
+
+
+class Descriptor:
+    def __get__(self, instance, owner):
+        return 2.0
+
+
+class Described:
+    value = Descriptor()
+
+
+def test_a_descriptor_that_learns_to_write(monkeypatch):
+    thing = Described()
+    compiled = wc.capture(lambda x: x * thing.value, eager_backend, fullgraph=True)
+    assert torch.equal(compiled(X), X * 2)
+    thing.__dict__["value"] = 7.0
+    assert torch.equal(compiled(X), X * 7)
+    monkeypatch.setattr(Descriptor, "__set__", lambda self, instance, value: None, raising=False)
+    assert torch.equal(compiled(X), X * 2)
+
+
+def test_looking_for_tensors_runs_no_code_of_the_program():
+    class Odd:
+        def __getattribute__(self, name):
+            raise AssertionError(name)
+
+    class Items(list):
+        __getitem__ = __iter__ = None
+
+    class Entries(dict):
+        values = None
+
+    with wc.config.settings.patch(raise_internal_errors=True):
+        for odd in (Odd(), Items([1]), Entries(a=1)):
+            compiled = wc.capture(lambda x, other: x + 1, eager_backend, fullgraph=True)
+            assert torch.equal(compiled(2.0 * X, odd), 2 * X + 1)
+
+
+def test_a_varying_float_by_keyword():
+    scaled = [functools.partial(torch.mul, other=2.0)]
+    compiled = wc.capture(lambda x: scaled[0](x), eager_backend, fullgraph=True)
+    for factor in (2.0, 3.0, 5.0):
+        scaled[0] = functools.partial(torch.mul, other=factor)
+        with wc.config.settings.patch(raise_internal_errors=True):
+            assert torch.equal(compiled(X), X * factor)

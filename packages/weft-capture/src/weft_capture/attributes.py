@@ -135,8 +135,7 @@ def is_python_code(attribute: object) -> bool:
 
 def is_data_descriptor(attribute: object) -> bool:
     """Say whether a class attribute is read and written by methods of its own."""
-    kind = type(attribute)
-    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+    return any(lookup(type(attribute), name) for name in ("__set__", "__delete__"))
 
 
 def is_programs(found: Found) -> bool:

@@ -72,12 +72,14 @@ def _holds_tensor(value: object, depth: int) -> bool:
     if depth == 0:
         return False
     inner: Iterable[object] = ()
-    if isinstance(value, list | tuple):
-        inner = value[:16]
+    if isinstance(value, tuple):  # by the methods of builtin types: those of a subclass would run
+        inner = tuple.__getitem__(value, slice(16))
+    elif isinstance(value, list):
+        inner = list.__getitem__(value, slice(16))
     elif isinstance(value, dict):
-        inner = list(value.values())[:64]
-    elif kind.__module__ != "builtins":
-        inner = list(getattr(value, "__dict__", {}).values())[:64]
+        inner = list(dict.values(value))[:64]
+    elif kind.__module__ != "builtins" and kind.__dictoffset__:
+        inner = list(object.__getattribute__(value, "__dict__").values())[:64]
     return any(_holds_tensor(item, depth - 1) for item in inner)
 
 

@@ -10,7 +10,7 @@ import inspect
 import operator
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -197,8 +197,8 @@ class Tracer:
         """Guard that `same(what the source gives, obj)` is True."""
         self.guard(CallSource(same, (source, ConstSource(obj))), "CONST", True)
 
-    def guard_keys(self, source: Source, obj: dict[Any, Any]) -> None:
-        """Guard the keys of a dict.
+    def guard_keys(self, source: Source, obj: Iterable[Any]) -> None:
+        """Guard the keys of a dict, or such a view of them.
 
         Raises:
             Break: when a key cannot be recognised again.

@@ -383,7 +383,7 @@ def _name(target: Any) -> str:
 
 def _result_dtype(target: Any, args: list[Value]) -> torch.dtype | None:
     """The result's dtype with a Python float among the operands; None where no tensor will do."""
-    if _name(target) not in _NUMBER_OPERATORS:
+    if _name(target) not in _NUMBER_OPERATORS or len(args) < 2:
         return None
     return torch.result_type(
         *(

@@ -413,7 +413,7 @@ class StreamValue(UserObject):
 
 def is_plain_stream(obj: object) -> bool:
     """Say whether this is a text stream that looks at nothing of the program when written to."""
-    if not isinstance(obj, io.TextIOBase) or "write" in getattr(obj, "__dict__", ()):
+    if not issubclass(type(obj), io.TextIOBase) or "write" in getattr(obj, "__dict__", ()):
         return False
     names = ("write", "flush", "__getattribute__")
     found = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]

@@ -213,18 +213,20 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
 
 
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
-    check_hashes(obj)
-    tx.guard_keys(source, obj)
-    value = DictValue(None, source)
+    plain: Any = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+    check_hashes(plain.keys(obj))
+    keys = source if type(obj).__iter__ is plain.__iter__ else CallSource(plain.keys, (source,))
+    tx.guard_keys(keys, plain.keys(obj))
+    value = DictValue(None, source, plain)
     tx.known[id(obj)] = (value, source)
-    for index, (key, item) in enumerate(obj.items()):
+    for index, (key, item) in enumerate(plain.items(obj)):
         if is_constant_object(key) and type(obj) in EXACT:
             item_source: Source = ItemSource(source, key)
         elif is_constant_object(key):  # past the `__getitem__` of a subclass
             item_source = CallSource(dict.__getitem__, (source, ConstSource(key)))
         else:  # an OrderedDict has an order that dict's own methods do not see
-            item_source = CallSource(dict.__getitem__, (source, DictKeySource(source, index)))
-        key_source: Source = DictKeySource(source, index)
+            item_source = CallSource(dict.__getitem__, (source, DictKeySource(keys, index)))
+        key_source: Source = DictKeySource(keys, index)
         if isinstance(source, ConstSource):
             item_source, key_source = ConstSource(item), ConstSource(key)
         if isinstance(key, torch.Tensor):
@@ -395,10 +397,8 @@ def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     value = UserObject(type(obj), obj, source)
     tx.known[id(obj)] = (value, source)
-    plain = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
     value.base = _dict_entries(tx, obj, source)
     value.base.source = None
-    value.base.cls = plain
     tx.known[id(obj)] = (value, source)
     return value
 
