@@ -524,3 +524,54 @@ def test_compiling_under_another_default_device():
         found = compiled(x)
     torch.testing.assert_close(found, (x * 2).sigmoid() + 1.5)
     assert torch.ones(1).device.type == "cpu"
+
+
+# ---- gradients of results that other results are made of, asked for after a break
+
+
+def sets_hooks(x, seen):
+    y = x * 2
+    z = (y * 3).exp() * 2
+    weft.graph_break()
+    for one in (y, z):
+        one.register_hook(lambda grad: seen.append(grad))
+    return z.sum() + y.sum()
+
+
+def keeps_gradients(x, seen):
+    y = x.sin()
+    parts = [(one * one).sum() for one in (y, y.cos())]
+    weft.graph_break()
+    y.retain_grad()
+    sum(parts).backward(retain_graph=True)
+    seen.append(y.grad)
+    return sum(parts)
+
+
+def asks_for_gradients(x, seen):
+    y = x * 2
+    z = (y * y).sum()
+    weft.graph_break()
+    seen.extend(torch.autograd.grad(z, y, retain_graph=True))
+    return z * 2
+
+
+def sets_hooks_in_a_loop(x, seen):
+    for i in range(1, 3):
+        y = x * i
+        x = y * 2 + y
+        weft.graph_break()
+        y.register_hook(lambda grad: seen.append(grad))
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    "function", [sets_hooks, keeps_gradients, asks_for_gradients, sets_hooks_in_a_loop]
+)
+def test_gradients_between_the_results_of_a_graph(function):
+    found = []
+    for run in (function, weft.compile(function, backend="aot_eager")):
+        x, seen = torch.ones(2, requires_grad=True), []
+        run(x, seen).backward()
+        found.append([x.grad, *seen])
+    torch.testing.assert_close(found[1], found[0])

@@ -7,6 +7,7 @@ with all handlers switched off.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,12 +76,7 @@ def modes_put_away() -> Iterator[None]:
 
 
 def handlers_off() -> Any:
-    """Switch all handlers off; returns what `handlers_on` needs."""
+    """Switch all handlers off; returns what switches them on again when it is called."""
     context = torch._C.DisableTorchFunction()
     context.__enter__()
-    return context
-
-
-def handlers_on(context: Any) -> None:
-    """Switch handlers on again."""
-    context.__exit__(None, None, None)
+    return functools.partial(context.__exit__, None, None, None)

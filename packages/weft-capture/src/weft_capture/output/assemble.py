@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from weft_guards.sources import LocalSource
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer, live_at
-from weft_capture.function_modes import handlers_off, handlers_on
+from weft_capture.function_modes import handlers_off
 from weft_capture.graph import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
@@ -62,6 +62,8 @@ def assemble(
     draft = _Assembly(tx, frame, stopped, tail_call, end_mode, frozenset())
     draft.body({})
     outputs = draft.out.graph_outputs
+    if stopped is not None:
+        _check_histories(tx, stopped.frames, outputs)
     graph: GraphModule | None = None
     inputs: list[GraphInput] = []
     compiled = None
@@ -79,6 +81,36 @@ def assemble(
         final.call_graph(compiled, inputs)
     final.body(dict(outputs))
     return final.writer.finish(), graph, inputs
+
+
+_ASKS_LATER = (
+    {"register_hook"},
+    {"register_multi_grad_hook"},
+    {"retain_grad"},
+    {"autograd", "grad"},
+)
+
+
+def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[Node]) -> None:
+    """Let no result come from another whose gradient the rest of the frames may ask for.
+
+    To autograd a compiled graph is one function, whose results have nothing to do with each other.
+
+    Raises:
+        Break: to run for real what first makes one of the other.
+    """
+    names = [frame.function.code.co_names for frame in frames]
+    if not any(asked.issubset(known) for asked in _ASKS_LATER for known in names):
+        return
+    leading = set(outputs)
+    for node in reversed(tx.graph.graph.nodes):
+        first = [tx.graph.made_at[user] for user in node.users if user in leading]
+        fake = node.meta.get("example_value") if node in outputs else None
+        if first and node.op != "placeholder" and getattr(fake, "requires_grad", False):
+            what = "a tensor whose gradient may be asked for is used before the graph ends"
+            raise Break("unsupported-value", what, min(first))
+        if first:
+            leading.add(node)
 
 
 def _run_in(inference: bool, function: Callable[..., Any], *args: Any) -> Any:
@@ -165,9 +197,8 @@ class _Assembly:
 
     def _handlers_on(self) -> None:
         self.writer.begin_call()
-        self.writer.load_const(handlers_on)
         self.writer.load_local(self.handlers)
-        self.writer.call(1)
+        self.writer.call(0)
         self.writer.pop()
 
     def call_graph(self, compiled: Any, inputs: list[GraphInput]) -> None:

@@ -94,14 +94,8 @@ _LEVELS: dict[Any, int] = {
 }
 
 
-@rule(torch._C.DisableTorchFunctionSubclass)
-def _classes_off(tx: Tracer) -> Value:
-    return HandlersOff(torch._C.DisableTorchFunctionSubclass)
-
-
-@rule(torch._C.DisableTorchFunction)
-def _all_off(tx: Tracer) -> Value:
-    return HandlersOff(torch._C.DisableTorchFunction)
+for _kind in _LEVELS:
+    rule(_kind)(lambda tx, kind=_kind: HandlersOff(kind))
 
 
 @method(HandlersOff, "__enter__")
