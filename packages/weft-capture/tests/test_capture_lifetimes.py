@@ -244,3 +244,30 @@ def test_a_tensor_that_nothing_reads_dies_at_the_break():
     ask = torch._C._get_tracing_state
     captured = weft_capture.capture(function, run)
     assert captured(X, lambda held: ask())[0]
+
+
+def test_what_a_capture_looked_at_dies_when_the_program_lets_go():
+    def function(x):
+        alive = []
+        for _ in range(2):
+            held = Loud()
+            seen = []
+
+            def ask(held=held, seen=seen):
+                seen.append(held)
+                return held
+
+            ask()
+            del ask, held
+            seen.clear()
+            alive.append(Loud.alive)
+        return alive, (x + 1).tolist()
+
+    gc.disable()
+    try:
+        Loud.alive = 2
+        expected = function(X)
+        Loud.alive = 2
+        assert weft_capture.capture(function, run)(X) == expected
+    finally:
+        gc.enable()

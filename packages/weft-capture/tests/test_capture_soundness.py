@@ -4,6 +4,7 @@ A program of its own is made for every test, with classes, globals, closures and
 mutation changes one of them, and the captured function must go on like eager.
 """
 
+import collections
 import contextlib
 import types
 
@@ -319,3 +320,11 @@ def test_an_empty_cell_is_filled_later(which):
     assert torch.equal(captured(x), function(x))
     fill(5)
     assert torch.equal(captured(x), function(x))
+
+
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict])
+def test_a_builtin_method_is_guarded_by_its_name(make):
+    captured = weft_capture.capture(lambda x, ask: (x + 1, list(ask())), eager_backend)
+    table = make({1: 2})
+    for name in ("keys", "values", "items"):
+        assert captured(torch.ones(2), getattr(table, name))[1] == list(getattr(table, name)())

@@ -310,6 +310,8 @@ class BaseMethod(Value):
                     return _fill_base(tx, owner, args, kwargs)
                 if self.name == "__getitem__":
                     return owner.base_item(tx, args[0])
+                if isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict:
+                    raise Break("unsupported-method", f"dict.{self.name} of {owner.describe()}")
                 return owner.base_method(tx, self.name, args, kwargs)
             if row is not None:
                 return row(tx, owner, *args, **kwargs)
@@ -325,8 +327,8 @@ class BaseMethod(Value):
 
 
 def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
-    name = {ListValue: "extend"}.get(type(owner.base), "update")  # type: ignore[arg-type]
-    if kwargs and not isinstance(owner.base, DictValue):
+    name = "extend" if isinstance(owner.base, ListValue) else "update"
+    if (kwargs or len(args) > 1) and not isinstance(owner.base, DictValue):
         raise Break("unknown-call", f"keyword arguments of {owner.cls.__qualname__}")
     if not isinstance(owner.base, MutableValue) or (not args and not kwargs):
         return NONE

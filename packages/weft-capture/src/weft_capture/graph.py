@@ -317,7 +317,8 @@ class GraphBuilder:
         if isinstance(result, _SYMBOLIC):
             return self.symbolic(node, result)
         if isinstance(result, tuple | list):
-            return self._sequence(node, result)
+            items = [self._part(node, index, item) for index, item in enumerate(result)]
+            return sequence_of(type(result), items)
         if isinstance(result, dict):
             return DictValue(
                 [(self.tx.literal(k), self._part(node, k, v)) for k, v in result.items()]
@@ -330,10 +331,6 @@ class GraphBuilder:
         """Wrap a symbolic number; one that turned out static is a constant."""
         known = _known_int(result)
         return SymValue(node, result) if known is None else self.tx.literal(known)
-
-    def _sequence(self, node: Node, result: Any) -> Value:
-        items = [self._part(node, index, item) for index, item in enumerate(result)]
-        return sequence_of(type(result), items)
 
     def _part(self, node: Node, key: Any, item: Any) -> Value:
         if _is_plain(item):

@@ -35,7 +35,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._forgotten = 0
         self.oldest_touched = sys.maxsize  # by `born`, see `MutableValue`
 
@@ -65,7 +65,7 @@ class Journal:
             state.epoch = self.epoch
             self._undo.append(state.snapshot())
 
-    def on_rollback(self, undo: Callable[[], None]) -> None:
+    def on_rollback(self, undo: Callable[[], object]) -> None:
         """Run `undo` if this step is rolled back."""
         self._undo.append(undo)
 

@@ -65,11 +65,8 @@ class RealCalls:
         made = MadeSource(f"_weft_made_{self.count}", late)
         self.count += 1
         self.calls.append(RealCall(function, list(args), made, Seen(tx, args)))
-        tx.journal.on_rollback(self._drop)
+        tx.journal.on_rollback(self.calls.pop)
         return made
-
-    def _drop(self) -> None:
-        self.calls.pop()
 
     def read_clock(self, function: Callable[[], Any]) -> Value:
         """Record the reading of a clock."""

@@ -444,6 +444,7 @@ class Tracer:
             frame.result = frame.exception = None
         self.frames.clear()
         self.frame = None
+        del self.function
 
     # ---- where the program stands
 

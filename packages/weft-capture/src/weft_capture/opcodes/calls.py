@@ -73,7 +73,7 @@ def _make_function(frame: Frame, instr: Instr) -> None:
     cells: tuple[CellValue, ...] = ()
     if instr.arg & 8:
         cells = tuple(cell for cell in stack.pop().unpack(tx) if isinstance(cell, CellValue))
-    annotations = _annotations(stack.pop().unpack(tx)) if instr.arg & 4 else None
+    annotations = stack.pop().unpack(tx) if instr.arg & 4 else None
     kwdefaults: Kwargs = {}
     if instr.arg & 2:
         value = stack.pop()
@@ -89,9 +89,6 @@ def _make_function(frame: Frame, instr: Instr) -> None:
         cells=cells,
     )
     if annotations is not None:
-        function.attributes["__annotations__"] = annotations
+        pairs = zip(annotations[::2], annotations[1::2], strict=True)
+        function.attributes["__annotations__"] = DictValue(list(pairs))
     stack.append(function)
-
-
-def _annotations(flat: list[Value]) -> Value:
-    return DictValue(list(zip(flat[::2], flat[1::2], strict=True)))

@@ -194,6 +194,7 @@ class Output:
         """Emit what is to come behind all loads."""
         for one in self.writes:
             one()
+        self.writes.clear()  # they lead back here, and to the program's objects
 
     def replay_attributes(
         self,

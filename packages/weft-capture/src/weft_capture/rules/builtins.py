@@ -28,7 +28,7 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, DictView
-from weft_capture.values.iterators import CallIterator, CombinedIterator, ReversedIterator
+from weft_capture.values.iterators import CallIterator, CombinedIterator, RealIterator
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
@@ -130,11 +130,8 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
         known = classes.as_constant()
     except NotConstant:
         raise Break("unsupported-value", f"isinstance with {classes.describe()}") from None
-    return getattr(known, "__args__", known) if _is_union(known) else (known,)
-
-
-def _is_union(known: object) -> bool:
-    return type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+    union = type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+    return getattr(known, "__args__", known) if union else (known,)
 
 
 def _subclass(kind: type, wanted: tuple[type, ...]) -> bool:
@@ -394,6 +391,7 @@ def _next(tx: Tracer, iterator: Value, *default: Value) -> Value:
 @rule(enumerate)
 def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
     first = start.as_constant()
+    real_call(tx, enumerate, (), first)  # raises for what is no number
     return CombinedIterator(enumerate, [iterable.iterate(tx)], (), lambda at: [first + at])
 
 
@@ -415,9 +413,11 @@ for _maps in (map, filter, itertools.starmap, itertools.filterfalse):
 
 @rule(reversed)
 def _reversed(tx: Tracer, items: Value) -> Value:
-    if type(items) in (ListValue, TupleValue):
-        return ReversedIterator(items)  # type: ignore[arg-type]
-    if isinstance(items, Constant | RangeValue | ListValue | TupleValue | DictValue | DictView):
+    if isinstance(items, ListValue | TupleValue):
+        return RealIterator(items, reversed, tx.steps.now)
+    if isinstance(items, RangeValue):
+        return tx.iterator_over(RangeValue(items.range[::-1]))
+    if isinstance(items, Constant | DictValue | DictView):
         return tx.iterator_over(items.unpack(tx)[::-1])
     kind = items.python_type()
     if lookup(kind, "__reversed__") is None:

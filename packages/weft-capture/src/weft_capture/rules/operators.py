@@ -7,6 +7,7 @@ here, and everything else goes through the special methods of its class as in CP
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,9 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
     if type(left.items) is not type(right.items):
         return None
     items = [*left.items, *right.items]
-    if isinstance(left, ListValue) or (isinstance(left, SizeValue) and _sizes(right)):
+    if isinstance(left, ListValue) or (
+        isinstance(left, SizeValue) and all(_is_number(item) for item in right.items)
+    ):
         return left.with_items(items)
     return TupleValue(items)
 
@@ -154,10 +157,6 @@ def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Valu
     for key, value in right.entries.values():
         target.put(key, value)
     return target
-
-
-def _sizes(value: ListValue | TupleValue) -> bool:
-    return all(_is_number(item) for item in value.items)
 
 
 def _repeat(tx: Tracer, items: Value, count: Value, inplace: bool) -> Value:
@@ -349,6 +348,9 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
         return fold(tx, operator.contains, [container, item], {})
     if isinstance(container, TensorValue):
         raise Break("data-dependent-value", "in on a tensor")
+    if isinstance(container, ListValue):  # read live: an `__eq__` may change it
+        live = iter(functools.partial(container.iterate(tx).next, tx), None)
+        return constant(any(equal(tx, item, each) for each in live))
     method = getattr(container.python_type(), "__contains__", None)
     builtin = isinstance(container, (*_SEQUENCES, RangeValue, DictView))
     if method is not None and not builtin:

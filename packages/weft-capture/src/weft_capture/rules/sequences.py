@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from weft_capture.breaks import NotConstant
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.builtins import listed, sort_values
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import rule
@@ -97,13 +97,22 @@ def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> Value:
     return NONE
 
 
+def _compared(tx: Tracer, self: Sequence, name: str, item: Value, *more: Any) -> tuple[Any, Any]:
+    """Call a method on a real container of proxies; returns that and the result."""
+    before = list(self.items)
+    real = self.build(functools.partial(Proxy, tx))
+    result = real_call(tx, getattr(real, name), Proxy(tx, item), *more)
+    if before != list(self.items):
+        raise Break("unsupported-value", "a container that changes while it is compared")
+    return real, result
+
+
 def _comparing(name: str) -> None:
     @method(ListValue, name)
     @method(TupleValue, name)
     def ask(tx: Tracer, self: Sequence, item: Value, *bounds: Value) -> Value:
-        real = self.build(functools.partial(Proxy, tx))
         limits = [_key(tx, bound) for bound in bounds]
-        return constant(real_call(tx, getattr(real, name), Proxy(tx, item), *limits))
+        return constant(_compared(tx, self, name, item, *limits)[1])
 
 
 _comparing("index")
@@ -112,8 +121,7 @@ _comparing("count")
 
 @method(ListValue, "remove")
 def _remove(tx: Tracer, self: ListValue, item: Value) -> Value:
-    real = self.build(functools.partial(Proxy, tx))
-    real_call(tx, real.remove, Proxy(tx, item))
+    real, _ = _compared(tx, self, "remove", item)
     tx.mutate(self)
     self.items.clear()
     self.items.extend(one.value for one in real)

@@ -10,6 +10,7 @@ from weft_capture.breaks import Break
 from weft_capture.values.base import Value
 from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.iterators import RealIterator
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -38,6 +39,9 @@ class DequeValue(ListValue):
         if name == "maxlen":
             return constant(self.items.maxlen)
         return super().getattr(tx, name)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return RealIterator(self, iter, tx.steps.now)
 
     def with_items(self, items: Iterable[Value]) -> Value:
         return DequeValue(items, None, self.items.maxlen)

@@ -172,12 +172,6 @@ class ExceptionValue(MutableValue):
         out.fill_attributes(self, {"args": TupleValue(self.args), **self.attributes})
 
 
-def _fields_differ(cls: type) -> bool:
-    """Say whether the text of an exception depends on more than its `args`."""
-    texts: tuple[Any, ...] = (BaseException.__str__, KeyError.__str__)
-    return cls.__str__ not in texts
-
-
 def _fields(cls: type) -> tuple[str, ...]:
     return next((names for kind, names in _FIELDS if issubclass(cls, kind)), ())
 
@@ -261,7 +255,8 @@ def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
 
 
 def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
-    if self.source is not None and _fields_differ(self.cls):
+    by_args: tuple[Any, ...] = (BaseException.__str__, KeyError.__str__)
+    if self.source is not None and self.cls.__str__ not in by_args:
         raise Break("unsupported-value", f"text of a {self.cls.__name__} from outside the frame")
     try:
         return constant(function(self.builtin()))

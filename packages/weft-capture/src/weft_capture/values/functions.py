@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -145,7 +146,7 @@ class FunctionValue(MutableValue):
         if self.obj is not None:
             return self._real_attribute(tx, self.obj, name)
         known: dict[str, Callable[[], Value]] = {
-            "__name__": lambda: constant(self.name.rpartition(".")[2]),
+            "__name__": lambda: constant(sys.intern(self.name.rpartition(".")[2])),
             "__qualname__": lambda: constant(self.name),
             "__module__": lambda: constant(self.globals.get("__name__")),
             "__doc__": lambda: constant(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -108,30 +108,43 @@ def _set_state(out: Output, position: int) -> None:
     out.writer.pop()
 
 
-class ReversedIterator(IteratorValue):
-    """`reversed` of a list, read live, or of a tuple; `position` is that of the next item."""
+class RealIterator(IteratorValue):
+    """`iter` of a deque, `reversed` of a sequence: a real one over the real container of values.
 
-    __slots__ = ("over",)
+    It sees what changes the container. `position` is the number of steps taken.
+    """
 
-    def __init__(self, over: ListValue | TupleValue) -> None:
+    __slots__ = ("last", "made_at", "over", "real")
+
+    def __init__(self, over: ListValue | TupleValue, kind: Any, made_at: int) -> None:
         super().__init__()
         self.over = over
-        self.position = len(over.items) - 1
+        self.last = len(over.items) - 1
+        self.made_at = made_at
+        self.real = kind(over.items)
 
     def python_type(self) -> type:
-        return type(reversed([])) if isinstance(self.over, ListValue) else reversed
+        return type(self.real)
 
     def next(self, tx: Tracer) -> Value | None:
         tx.journal.touch(self)
-        if not 0 <= self.position < len(self.over.items):
-            self.position = -1
-            return None
-        self.position -= 1
-        return tx.force(self.over.items[self.position + 1])
+        try:
+            item: Value | None = next(self.real, None)
+        except RuntimeError as error:
+            tx.raise_real(error)
+        self.position = self.last + 1 if item is None else self.position + 1
+        return None if item is None else tx.force(item)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(reversed, [self.over])
-        _set_state(out, self.position)
+        if not isinstance(self.over.items, deque):
+            out.call(reversed, [self.over])
+            _set_state(out, self.last - self.position)
+            return
+        try:
+            next(self.real, None)
+        except RuntimeError:
+            raise Break("loop", "an iterator over what has changed since", self.made_at) from None
+        out.call(type(self.real), [self.over, constant(self.position)])
 
 
 class ListedIterator(SequenceIterator):

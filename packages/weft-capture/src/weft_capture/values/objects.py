@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import types
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -288,7 +289,11 @@ class UserObject(MutableValue):
             if self.has_special("__getitem__"):
                 return ItemIterator(self)
             tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
-        return self.special(tx, "__iter__").call(tx, [], {})
+        made = self.special(tx, "__iter__").call(tx, [], {})
+        kind = made.python_type()
+        if not hasattr(kind, "__next__"):
+            tx.raise_(TypeError, f"iter() returned non-iterator of type '{kind.__name__}'")
+        return made
 
     def next(self, tx: Tracer) -> Value | None:
         return tx.next_by_call(self.special(tx, "__next__"))
@@ -349,8 +354,8 @@ def new_instance(cls: type, *base: object) -> Any:
     """Make an instance without running its class's `__init__` or Python `__new__`."""
     if issubclass(cls, torch.Tensor):
         return as_kind(base[0], cls)
-    builtin = next(k for k in cls.__mro__ if "__new__" in k.__dict__ and not _is_python(k))
-    make: Any = builtin.__new__
+    makers = (kind.__dict__.get("__new__") for kind in cls.__mro__)
+    make: Any = next(one for one in makers if isinstance(one, types.BuiltinFunctionType))
     return make(cls, *base)
 
 
@@ -360,24 +365,15 @@ def as_kind(tensor: Any, kind: type = torch.Tensor) -> Any:
         return tensor.as_subclass(kind)
 
 
-def _is_python(cls: type) -> bool:
-    return hasattr(cls.__dict__["__new__"], "__func__")
-
-
 def fill_instance(obj: Any, base: Any) -> None:
-    """Give an instance of a dict, list or set subclass its builtin contents."""
-    if isinstance(obj, dict):
-        dict.clear(obj)
-        builtin: Any = next(
-            k for k in type(obj).__mro__ if k.__module__ in ("builtins", "collections")
-        )
+    """Give an instance of a subclass of a builtin container its contents."""
+    builtin = type(base)
+    if isinstance(base, dict):
+        builtin.clear(obj)
         for key, value in base.items():
             builtin.__setitem__(obj, key, value)
-    elif isinstance(obj, list):
-        list.__setitem__(obj, slice(None), base)
     else:
-        set.clear(obj)
-        set.update(obj, base)
+        builtin.__init__(obj, base, *([base.maxlen] if builtin is deque else []))
 
 
 _GENERIC = vars(types.SimpleNamespace)  # what it has of its own does what `object`'s does

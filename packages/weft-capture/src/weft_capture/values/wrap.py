@@ -342,6 +342,7 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
     if find(obj) is not None or type(owner).__module__.startswith("torch"):
         return BuiltinValue(obj, source)
     tx.guard(source, "TYPE", type(obj))
+    tx.guard_constant(AttrSource(source, "__name__"), obj.__name__)
     return MethodOf(wrap(tx, owner, AttrSource(source, "__self__")), obj.__name__, source)
 
 
