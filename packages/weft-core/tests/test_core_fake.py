@@ -95,6 +95,18 @@ def test_results_of_expanded_operands_have_the_strides_of_real_ones(dtype: torch
         assert (fake.stride(), fake.dtype) == (real.stride(), real.dtype) == ((1, 3), real.dtype)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_transforms_of_real_numbers_have_the_strides_of_real_ones(symbolic: bool) -> None:
+    real = torch.randn(3, 5, 4, 6).permute(2, 0, 3, 1)
+    mode = fake_mode(make_shape_env() if symbolic else None)
+    x = to_fake(mode, real, [0, 1, 2, 3] if symbolic else [], "x")
+    for dims in ((0,), (3,), (1, 2), (2, 1), (0, 3, 1), (3, 1, 2, 0)):
+        want = torch.fft.rfftn(real, dim=dims)
+        with mode:
+            fake = torch.fft.rfftn(x, dim=dims)
+        assert (*map(int, fake.shape), *map(int, fake.stride())) == (*want.shape, *want.stride())
+
+
 def test_a_decision_on_data_has_its_own_error() -> None:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 

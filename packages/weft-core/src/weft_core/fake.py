@@ -163,7 +163,7 @@ class _Mode(FakeTensorMode):
             with self:
                 return _cropped(args[0], args[1])
         result = _dispatch_impl(self, func, types, args, kwargs)
-        strides = _narrow_strides(func, args, result)
+        strides = _STRIDES.get(func, _narrow_strides)(func, args, result)
         if strides is not None and strides != result.stride():
             with self:
                 result = result.new_empty_strided(result.shape, strides)
@@ -202,6 +202,21 @@ def _narrow_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None
         return None
     whole = [t.expand(result.shape) for t in tensors]
     return tuple(torch._prims_common.compute_elementwise_output_strides(*whole))
+
+
+def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of MKL's transform of real numbers, which torch 2.11 takes for contiguous: what is
+    not transformed comes first, the last transformed dimension last, others as in the operand."""
+    tensor, dims = args[:2]
+    if result.device.type != "cpu" or not torch.backends.mkl.is_available():
+        return None
+    order = sorted(range(tensor.dim()), key=lambda d: (d in dims, d == dims[-1], -tensor.stride(d)))
+    shape = [result.shape[d] for d in order]
+    packed = torch._prims_common.make_contiguous_strides_for(shape)
+    return tuple(packed[order.index(d)] for d in range(tensor.dim()))
+
+
+_STRIDES = {torch.ops.aten._fft_r2c.default: _fft_strides}
 
 
 # Functions of torch._prims_common that import sympy for values that need not be symbolic.
