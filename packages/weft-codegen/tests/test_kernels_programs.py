@@ -286,7 +286,20 @@ def test_autocast_does_not_cast_again() -> None:
     x, w = torch.randn(1, 2, 8, 8), torch.randn(3, 2, 3, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (actual,) = graph(x, w)
+        assert torch.conv2d(x, w).dtype is torch.bfloat16  # it is on again
+        with pytest.raises(RuntimeError):
+            graph(x, w[:, :1])
+        assert torch.conv2d(x, w).dtype is torch.bfloat16
     torch.testing.assert_close(actual, torch.conv2d(x, w))
+
+
+def test_what_a_graph_calls_outlives_it() -> None:
+    graph = compile_program(softmax_program(8, 40))
+    x, w = torch.randn(8, 40), torch.eye(40)
+    call, expected = graph.__call__, graph(x, w)
+    del graph
+    gc.collect()
+    assert torch.equal(call(x, w)[0], expected[0])
 
 
 def test_threads_change_no_bit() -> None:

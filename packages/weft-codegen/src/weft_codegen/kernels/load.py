@@ -57,12 +57,14 @@ class Loadable:
 class CompiledGraph:
     """A compiled program: call it with the program's inputs, get the list of its outputs.
 
-    It may be called from any thread and after a fork.  Inputs with other strides than the program
-    was compiled for are copied; other sizes, dtypes or devices raise RuntimeError.  Exceptions of
-    operators are eager's own.
+    Inputs and outputs are tensors, ints and Nones.  It may be called from any thread and after a
+    fork.  Inputs with other strides than the program was compiled for are copied; other sizes,
+    dtypes or devices raise RuntimeError.  Exceptions of operators are eager's own.
     """
 
-    __slots__ = ("__weakref__", "_dispatches", "_library", "_mutated", "_run", "loadable", "path")
+    # What a call runs is an attribute: the program's own function, where nothing is around it.
+    __slots__ = ("__call__", "__weakref__", "_library", "_run", "loadable", "path")
+    __call__: Callable[..., list[Any]]
 
     def __init__(self, loadable: Loadable, constants: tuple[torch.Tensor, ...]) -> None:
         self.loadable = loadable
@@ -70,40 +72,37 @@ class CompiledGraph:
         keep_freed_memory()
         with span("codegen.load"):
             library = _open(self.path)
-            self._run = _new_function(library, loadable.steps, constants)
-        self._mutated = loadable.mutated
-        self._dispatches = bool(loadable.steps)
+            run = _new_function(library, loadable.steps, constants)
         self._library = library._handle
-
-    def __call__(self, *args: Any) -> list[Any]:
-        """Run the program; tensors, ints and Nones in the order of its outputs."""
-        if self._dispatches and torch._C._is_any_autocast_enabled():
-            # The graph already holds the casts that autocast made while it was traced.
-            with torch._C._DisableAutocast():
-                outputs = self._run(*args)
-        else:
-            outputs = self._run(*args)
-        if self._mutated:
-            torch.autograd.graph.increment_version([args[k] for k in self._mutated])
-        return outputs
+        self.__call__ = _counting(run, loadable.mutated) if loadable.mutated else run
+        self._run = run
 
     def call_owning(self, args: list[Any]) -> list[Any]:
         """`self(*args)` that takes large tensors out of `args` when no later step needs them."""
-        mutated = [args[k] for k in self._mutated]
-        if self._dispatches and torch._C._is_any_autocast_enabled():
-            with torch._C._DisableAutocast():
-                outputs = self._run(args)
-        else:
-            outputs = self._run(args)
-        if mutated:
-            torch.autograd.graph.increment_version(mutated)
-        return outputs
+        return self.__call__(args)
 
     def __del__(self) -> None:
-        # First the function, whose code is in the library; a call in progress holds `self`.
+        # First the function, whose code is in the library; who calls `self` holds it meanwhile.
         if hasattr(self, "_run") and not sys.is_finalizing():
-            del self._run
-            _ctypes.dlclose(self._library)
+            run = self._run
+            del self.__call__, self._run
+            kept = sys.getrefcount(run) > 2  # by somebody else, who may still call it
+            del run
+            if not kept:
+                _ctypes.dlclose(self._library)
+
+
+def _counting(run: Callable[..., list[Any]], mutated: tuple[int, ...]) -> Callable[..., list[Any]]:
+    """`run`, after which the arguments that it writes have other versions."""
+
+    def call(*args: Any) -> list[Any]:
+        given = args[0] if type(args[0]) is list else args
+        changed = [given[k] for k in mutated]
+        outputs = run(*args)
+        torch.autograd.graph.increment_version(changed)
+        return outputs
+
+    return call
 
 
 def compile_program(program: Program) -> CompiledGraph:
@@ -160,15 +159,20 @@ def _open(path: Path) -> ctypes.PyDLL:
 def _new_function(
     library: ctypes.PyDLL, steps: dict[int, PythonStep], constants: tuple[torch.Tensor, ...]
 ) -> Callable[..., list[Any]]:
-    def run(position: int, tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
-        return steps[position](tensors, ints)
+    def run(position: int, tensors: list[Any], ints: list[int]) -> Any:
+        if position >= 0:
+            return steps[position](tensors, ints)
+        # The graph already holds the casts that autocast made while it was traced.
+        guard = torch._C._DisableAutocast()
+        guard.__enter__()  # until the program drops it
+        return guard
 
     new = library.weft_new
     new.restype = ctypes.py_object
     objects = [ctypes.py_object] * 3
     new.argtypes = (*objects, ctypes.c_int64)
     types = (is_plain, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    function = new(run, constants, types, handle_offset())
+    function = new(run if steps else None, constants, types, handle_offset())
     return function  # type: ignore[no-any-return]
 
 

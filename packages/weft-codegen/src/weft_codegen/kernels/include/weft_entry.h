@@ -30,9 +30,17 @@ static PyObject *weft_entry(PyObject *self, PyObject *const *args, int64_t n)
                 return NULL;
         }
     }
+    PyObject *guard = NULL, *none = (PyObject *)&_Py_NoneStruct;
+    if (weft_casts(program)) {
+        guard = PyObject_CallFunction(program->python, "iOO", -1, none, none);
+        if (!guard)
+            return NULL;
+    }
     call.thread = PyEval_SaveThread();
     const int failed = weft_run(&call, in, out, sizes);
     PyEval_RestoreThread(call.thread);
+    if (guard)
+        Py_DecRef(guard);
     if (!failed)
         return weft_outputs(WEFT_OUTPUTS, out, sizes, WEFT_OUTPUT_KINDS);
     for (int k = 0; k < WEFT_OUTPUTS; k++)

@@ -86,6 +86,7 @@ static struct {
 #undef X
     _Bool (*grad_mode_is_enabled)(void);
     void (*grad_mode_set_enabled)(_Bool);
+    _Bool (*autocast_is_enabled)(int8_t device);
     PyObject *(*wrap)(weft_tensor);
 } torch;
 
@@ -116,6 +117,8 @@ static const char *weft_link(const char *torch_cpu, const char *torch_python, we
 #undef X
     *(void **)&torch.grad_mode_is_enabled = dlsym(cpu, "aoti_torch_grad_mode_is_enabled");
     *(void **)&torch.grad_mode_set_enabled = dlsym(cpu, "aoti_torch_grad_mode_set_enabled");
+    const char *autocast = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE";
+    *(void **)&torch.autocast_is_enabled = dlsym(cpu, autocast);
     /* THPVariable_Wrap(const at::TensorBase &), and by value (the same call) before 2.12. */
     *(void **)&torch.wrap = dlsym(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE");
     if (!torch.wrap)
@@ -349,6 +352,13 @@ static int weft_argument(weft_program *program, PyObject *object, int position, 
     }
     *slot = weft_handle(program, object);
     return 0;
+}
+
+/* Whether operators run that autocast, where it is on (or unknown), would make cast once more. */
+static int weft_casts(weft_program *program)
+{
+    return program->python != (PyObject *)&_Py_NoneStruct &&
+           (!torch.autocast_is_enabled || torch.autocast_is_enabled(0));
 }
 
 /* A list of `count` outputs: tensors are stolen from `out`, sizes come from `integers`. */
