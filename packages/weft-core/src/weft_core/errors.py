@@ -103,14 +103,13 @@ class BackendCompilerError(WeftError):
         super().__init__(stage, cause, op, user_line, remedy)
 
     def __str__(self) -> str:
-        parts = [f"[{self.stage}] {self.cause}"]
-        if self.op:
-            parts.append(f"  While compiling: {self.op}")
-        if self.user_line:
-            parts.append(f"  From user code: {self.user_line}")
-        if self.remedy:
-            parts.append(f"  What to do: {self.remedy}")
-        return "\n".join(parts)
+        rows = {
+            "While compiling": self.op,
+            "From user code": self.user_line,
+            "What to do": self.remedy,
+        }
+        known = [f"  {title}: {text}" for title, text in rows.items() if text]
+        return "\n".join([f"[{self.stage}] {self.cause}", *known])
 
 
 class CompilerNotFound(BackendCompilerError):

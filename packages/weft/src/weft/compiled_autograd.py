@@ -38,7 +38,9 @@ _CHANGES = 3
 
 
 def _compile(module: GraphModule) -> Callable[..., Any]:
-    return _WithUserCode(module) if runs_user_code(module) else _in_pieces(module)
+    if runs_user_code(module):
+        return _WithUserCode(module, pipeline.Request(fullgraph=True))
+    return _in_pieces(module)
 
 
 class _Captured:
@@ -91,9 +93,6 @@ class _WithUserCode(_Captured):
     backward runs in pieces, with the user's code called between them. So it does once the hooks
     were found changed (other closures, a list that grows) more than `_CHANGES` times.
     """
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module, pipeline.Request(fullgraph=True))
 
     def __call__(self, inputs: list[Any], *rest: Any) -> Any:
         """Run the backward; one at a time does."""

@@ -71,20 +71,12 @@ def _warn_once(text: str) -> None:
 
 def _report(error: Exception, gm: fx.GraphModule) -> BackendCompilerError:
     """Build the error to raise; a stage that already knows its op and line keeps them."""
-    known = error if isinstance(error, BackendCompilerError) else None
-    stage = known.stage if known else events.current_stage() or "backend"
-    cause = known.cause if known else f"{type(error).__name__}: {error}"
-    if isinstance(error, WeftError) and not known:
-        cause = str(error)
+    if not isinstance(error, BackendCompilerError):
+        cause = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+        error = BackendCompilerError(events.current_stage() or "backend", cause)
     first = next((place for n in gm.graph.nodes if (place := user_line(n))), None)
-    remedy = (known.remedy if known and known.remedy else "") or _remedy(gm)
-    return BackendCompilerError(
-        stage,
-        cause,
-        op=known.op if known else None,
-        user_line=(known.user_line if known else None) or first,
-        remedy=remedy,
-    )
+    line, remedy = error.user_line or first, error.remedy or _remedy(gm)
+    return BackendCompilerError(error.stage, error.cause, error.op, line, remedy)
 
 
 def _remedy(gm: fx.GraphModule) -> str:

@@ -52,17 +52,10 @@ umbrella = UmbrellaSettings()
 class Config(Settings):
     """All settings by name; `patch(...)` changes some for a while."""
 
-    _loaded: dict[str, Settings]
-
-    def __init__(self) -> None:
-        object.__setattr__(self, "_loaded", {})
-
     def _groups(self) -> Iterator[Settings]:
         yield umbrella
         for module in _GROUPS:
-            if module not in self._loaded:
-                self._loaded[module] = importlib.import_module(module).settings
-            yield self._loaded[module]
+            yield importlib.import_module(module).settings
 
     def _owner(self, name: str) -> Settings:
         for group in self._groups():

@@ -243,13 +243,8 @@ class KernelRun:
     ) -> None:
         """Keep the first extreme (value, position); nan counts as the extreme."""
         best, at = targets
-        many, positions = (value.expand(self._count) for value in values)
-        if isinstance(where, torch.Tensor):
-            pairs = [(int(k), many[n], positions[n]) for n, k in enumerate(where)]
-        else:
-            pick = REDUCTIONS[op].reference(many.long() if many.dtype is torch.bool else many)
-            pairs = [(int(where), many[pick], positions[pick])]
-        for place, value, position in pairs:
+        places, *pair = (torch.as_tensor(item).expand(self._count) for item in (where, *values))
+        for place, value, position in zip(places.tolist(), *pair, strict=True):
             if _better(op, value, best[place]):
                 best[place], at[place] = value, position
 
