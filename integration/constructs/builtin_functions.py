@@ -373,3 +373,93 @@ def cyclic_list(x):
 @case
 def input_function_names(x):
     return x + len([f.__name__ for f in (len, sum, abs)]), len.__name__
+
+
+@case
+def list_len_effects(x):
+    log = []
+
+    class S:
+        def __len__(self):
+            log.append("len")
+            return 2
+
+        def __getitem__(self, i):
+            log.append(i)
+            if i > 1:
+                raise IndexError
+            return i
+
+    s = S()
+    return x + 1, list(s), tuple(s), [*s], sorted(s), [0].extend(s), set(s), log
+
+
+@case
+def list_of_len_raising(x):
+    class S:
+        def __iter__(self):
+            return iter([1])
+
+        def __len__(self):
+            raise ValueError("no len")
+
+    try:
+        list(S())
+    except ValueError as e:
+        return x + 1, str(e)
+
+
+@case
+def list_hint_not_implemented(x):
+    class S:
+        def __iter__(self):
+            return iter([1])
+
+        def __length_hint__(self):
+            return NotImplemented
+
+    return x + 1, list(S())
+
+
+@case
+def len_missing(x):
+    texts = []
+    for o in (object(), 3, iter([]), (i for i in ())):
+        try:
+            len(o)
+        except TypeError as e:
+            texts.append(str(e))
+
+    class A:
+        pass
+
+    try:
+        len(A())
+    except TypeError as e:
+        texts.append(str(e))
+    return x + 1, texts
+
+
+@case
+def next_of_non_iterator(x):
+    texts = []
+    for o in ([1], {}, "a", 3, range(3)):
+        try:
+            next(o)
+        except TypeError as e:
+            texts.append(str(e))
+    return x + 1, texts
+
+
+@case
+def repr_nested_custom(x):
+    class N:
+        def __init__(self, k):
+            self.k = k
+
+        def __repr__(self):
+            return f"N({self.k!r})"
+
+    a = [N(1), {"z": N([2])}]
+    a.append(a)
+    return x + 1, repr(a), str(a), f"{a}", "%s" % (a,)

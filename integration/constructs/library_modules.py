@@ -267,3 +267,60 @@ def statistics_mean_error(x):
 @case
 def literal_eval(x):
     return x + ast.literal_eval("[1, 2]")[1], ast.literal_eval("{'a': (1, None)}")
+
+
+@case
+def json_errors(x):
+    texts = []
+    for t in ("{", '{"a" 1}', "[1,]", '"\\x"'):
+        try:
+            json.loads(t, object_hook=lambda d: d)
+        except json.JSONDecodeError as e:
+            texts.append(str(e))
+    return x + 1, texts
+
+
+@case
+def re_sub_callback(x):
+    seen = []
+
+    def f(m):
+        seen.append(m.group())
+        return m.group().upper()
+
+    return x + 1, re.sub("[ab]", f, "cab", count=1), seen, re.sub(re.compile("a"), "b", "aa")
+
+
+@case
+def finditer_twice(x):
+    it = re.finditer("a", "banana")
+    a = next(it).start()
+    return x + a, [m.start() for m in it], list(it)
+
+
+@case
+def finditer_returned(x):
+    return (
+        x + 1,
+        [m.group() for m in re.finditer("a.", "banana")],
+        "".join(m.group() for m in re.compile("n").finditer("banana")),
+    )
+
+
+@case
+def pformat_objects(x):
+    class P:
+        def __repr__(self):
+            return "P!"
+
+    return x + 1, pprint.pformat([P(), {"b": 1}])
+
+
+@case
+def strptime_and_ordinals(x):
+    return (
+        x + 1,
+        datetime.datetime.strptime("2020-02-03 04", "%Y-%m-%d %H"),
+        datetime.date.fromordinal(700000),
+        datetime.datetime.fromisoformat("2020-01-01T01:02:03+00:00").utcoffset(),
+    )

@@ -29,6 +29,7 @@ import uuid
 from constructs import case
 
 GIVEN = decimal.Decimal("1.10")
+STEP = 3
 
 
 @case
@@ -433,3 +434,43 @@ def cyclical_object_repr(x):
     a = N(1)
     a.n = a
     return x + 1, repr(a)
+
+
+@case
+def eval_global_and_local(x):
+    K2 = 4
+    return (
+        x * eval("STEP + K2"),
+        eval("x.shape[0]"),
+        eval("[i for i in range(STEP)]"),
+        eval("(lambda q: q + STEP)(1)"),
+        eval("len('abc')"),
+    )
+
+
+@case
+def eval_in_helper(x):
+    def h(v):
+        w = v + 1
+        return eval("w * 2")
+
+    return h(x)
+
+
+@case
+def eval_closure_var(x):
+    n = 5
+
+    def h():
+        n
+        return eval("n + 1")
+
+    return x + h()
+
+
+@case
+def eval_raises(x):
+    try:
+        eval("1 / 0")
+    except ZeroDivisionError as e:
+        return x + 1, str(e)

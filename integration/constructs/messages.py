@@ -1,8 +1,12 @@
 """print, logging, warnings: kept, and in order."""
 
+import functools
+import io
 import logging
 import sys
 import warnings
+
+import torch
 
 from constructs import case
 
@@ -210,3 +214,109 @@ def warning_error_uncaught(x):
         text = str(error)
     warnings.warn("later")
     return x + 1, text
+
+
+@case
+def warn_in_method(x):
+    class C:
+        def go(self, v):
+            warnings.warn("dep", DeprecationWarning, stacklevel=2)
+            return v + 1
+
+    return C().go(x)
+
+
+@case
+def warn_three_up(x):
+    def a():
+        warnings.warn("deep", stacklevel=4)
+
+    def b():
+        a()
+
+    def c():
+        b()
+
+    c()
+    return x + 1
+
+
+@case
+def warn_message_object(x):
+    class W(UserWarning):
+        pass
+
+    warnings.warn(W("q"))
+    warnings.warn(DeprecationWarning("a", "b"))
+    return x + 1
+
+
+@case
+def catch_in_loop(x):
+    out = []
+    for i in range(3):
+        with warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter("always")
+            warnings.warn(f"n{i}")
+        out.append(str(w[0].message))
+    return x + 1, out
+
+
+@case
+def catch_exception_through(x):
+    before = len(warnings.filters)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            raise ValueError("v")
+    except ValueError:
+        pass
+    return x + 1, len(warnings.filters) == before
+
+
+@case
+def catch_decorated(x):
+    def quiet(f):
+        @functools.wraps(f)
+        def g(*a):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return f(*a)
+
+        return g
+
+    @quiet
+    def h(v):
+        warnings.warn("hidden")
+        return v * 2
+
+    return h(x)
+
+
+@case
+def simplefilter_left(x):
+    old = warnings.filters[:]
+    warnings.simplefilter("ignore", ResourceWarning)
+    warnings.warn("r", ResourceWarning)
+    n = len(warnings.filters) - len(old)
+    warnings.filters[:] = old
+    return x + 1, n
+
+
+@case
+def catch_with_linear(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = torch.nn.functional.relu(x - 1)
+        warnings.warn("no")
+    return y.sum()
+
+
+@case
+def swap_stdout(x):
+    old = sys.stdout
+    sys.stdout = buf = io.StringIO()
+    print("in")
+    sys.stdout = old
+    print("out")
+    return x + 1, buf.getvalue()

@@ -359,7 +359,7 @@ def _integer(tx: Tracer, value: Value) -> Any:
 
 @rule(sorted)
 def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
-    return ListValue(sort_values(tx, items.unpack(tx), key, reverse))
+    return ListValue(sort_values(tx, listed(tx, items), key, reverse))
 
 
 def sort_values(tx: Tracer, items: list[Value], key: Value, reverse: Value) -> list[Value]:
@@ -380,8 +380,7 @@ def _iter(tx: Tracer, items: Value, *sentinel: Value) -> Value:
 @rule(next)
 def _next(tx: Tracer, iterator: Value, *default: Value) -> Value:
     if not hasattr(iterator.python_type(), "__next__"):
-        kind = iterator.python_type().__name__
-        tx.raise_(TypeError, f"'{kind}' object is not an iterator")
+        tx.raise_(TypeError, f"'{iterator.python_type().__name__}' object is not an iterator")
     item = iterator.next(tx)
     if item is not None:
         return item

@@ -44,10 +44,8 @@ _ZERO = Constant(0)
 
 PURE.update(f for f in vars(math).values() if callable(f))
 PURE.update((inspect.signature, inspect.getfullargspec, typing.get_origin, typing.get_args))
-PURE.add(os.path.join)
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
-PURE.add(vars(re)["_compile"])
-PURE.add(polyfills.matches)
+PURE.update((os.path.join, polyfills.matches, vars(re)["_compile"]))
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
 PURE.update((operator.index, sys.intern, os.fspath))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -25,7 +26,7 @@ PURE: set[object] = set()
 """Callables that are run while capturing when every argument is constant."""
 
 CALLING: set[object] = set()
-"""Those of `PURE` in Python that are traced where they are given something to call."""
+"""Those of `PURE` that are traced where something is not constant, or is to be called."""
 
 GRAPH: set[object] = set()
 """Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
@@ -124,9 +125,12 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
     if is_leaf(obj):
         return tx.graph.emit("call_function", obj, args, kwargs)
     if is_pure(obj):
-        if obj in CALLING and any(map(_is_callback, (*args, *kwargs.values()))):
-            return tx.trace_body(obj, args, kwargs)
-        return fold(tx, obj, args, kwargs)
+        if obj not in CALLING:
+            return fold(tx, obj, args, kwargs)
+        with contextlib.suppress(Break):
+            if not any(map(_is_callback, (*args, *kwargs.values()))):
+                return fold(tx, obj, args, kwargs)
+        return tx.trace_body(obj, args, kwargs)
     if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, type):
         for_class = find(getattr(type(obj.__self__), obj.__name__, None))
         if for_class is not None:

@@ -43,13 +43,13 @@ _MADE = (
     struct.Struct,
 )
 CONSTANT_TYPES.update((*_MADE, re.Pattern, re.Match))
-PURE.update((*_MADE, decimal.Decimal, pprint.pformat, ast.literal_eval))
+PURE.update((*_MADE, decimal.Decimal, ast.literal_eval))
 for _kind in (datetime.date, datetime.datetime):
     PURE.update((_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime))
 for _name in ("binascii", "_string", "_json"):
     PURE.update(filter(inspect.isbuiltin, vars(importlib.import_module(_name)).values()))
 PURE.update((struct.pack, struct.unpack, struct.unpack_from, struct.iter_unpack, struct.calcsize))
-CALLING.update((json.dumps, json.loads, re.sub))
+CALLING.update((json.dumps, json.loads, re.sub, pprint.pformat))
 PURE.update(CALLING)
 
 

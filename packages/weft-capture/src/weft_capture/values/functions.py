@@ -446,6 +446,5 @@ class PartialValue(Value):
 
     def reconstruct(self, out: Output) -> None:
         out.call(functools.partial, [self.function, *self.args], self.keywords)
-        if self.attributes:
-            out.remember(self)
-            out.fill_attributes(self, self.attributes)
+        out.remember(self)
+        out.fill_attributes(self, self.attributes)
