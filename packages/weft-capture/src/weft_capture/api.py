@@ -31,7 +31,7 @@ from weft_capture.convert import Backend, Converted, convert
 from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
-from weft_capture.selection import has_tensor_work, is_skipped_code, skip_disabled
+from weft_capture.selection import LAUNCHERS, has_tensor_work, is_skipped_code, skip_disabled
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -92,7 +92,7 @@ class Capture:
         if skip_disabled(function):
             return None
         if not resumed and is_skipped_code(code, function.__module__):
-            frame.skip(code)
+            frame.skip(code, (function.__module__ or "").startswith(LAUNCHERS))
             return None
         if torch._C._len_torch_dispatch_stack():
             if resumed or has_tensor_work(function, flat_args):
