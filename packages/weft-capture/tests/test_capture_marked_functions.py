@@ -206,3 +206,10 @@ def test_a_kernel_of_triton_is_launched_for_real():
     assert [b.detail for b in optimised._weft_capture.breaks] == ["a launch of a Triton kernel"]
     assert len(graphs(optimised)) == 2
     assert hooks == [False] * 4
+
+
+def test_marks_of_torch_on_functions():
+    allowed = torch.compiler.allow_in_graph(lambda x: x * 2)
+    constant = torch.compiler.assume_constant_result(lambda: 5)
+    optimised = captured(lambda x: allowed(x + constant()).sin(), fullgraph=True)
+    torch.testing.assert_close(optimised(X), ((X + 5) * 2).sin())

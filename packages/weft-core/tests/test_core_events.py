@@ -62,6 +62,20 @@ def test_spans_charge_self_time(monkeypatch):
     assert "outer" in events.timings_table()
 
 
+def test_watched_stages():
+    seen = []
+    stop = events.watch_stages(lambda *event: seen.append(event))
+    with events.span("outer", "f"), events.span("inner"):
+        pass
+    stop()
+    with events.span("unseen"):
+        pass
+    begun = [("outer", "f", None), ("inner", "", None)]
+    assert seen[:2] == begun
+    assert [event[:2] for event in seen[2:]] == [("inner", ""), ("outer", "f")]
+    assert 0 <= seen[2][2] <= seen[3][2]
+
+
 def test_span_closes_on_error_and_logs(caplog):
     events.set_logs(timings=True)
     with pytest.raises(ZeroDivisionError), events.span("stage"):

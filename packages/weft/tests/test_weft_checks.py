@@ -94,6 +94,15 @@ def test_nothing_is_written_after_a_failed_check(backend):
     torch.testing.assert_close(x, X)
 
 
+def test_stages_of_a_compilation_can_be_watched():
+    seen = []
+    stop = weft.watch_stages(lambda stage, detail, seconds: seen.append((stage, seconds is None)))
+    weft.compile(lambda x: x + 1)(X)
+    stop()
+    assert seen[0] == ("capture", True) and ("backend", False) in seen
+    assert len(seen) == 2 * len([begun for _, begun in seen if begun])
+
+
 def test_a_failure_that_the_program_sees_is_its_own():
     seen = []
 

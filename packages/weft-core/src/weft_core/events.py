@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -140,6 +140,18 @@ _timings_lock = threading.Lock()
 _timings_log = logger("core", "timings")
 
 
+_watchers: list[Callable[[str, str, float | None], None]] = []
+
+
+def watch_stages(watcher: Callable[[str, str, float | None], None]) -> Callable[[], None]:
+    """Call `watcher(stage, detail, seconds)` when a stage of compiling begins and when it ends.
+
+    `seconds` is None at the beginning. Returns what ends the watching.
+    """
+    _watchers.append(watcher)
+    return lambda: _watchers.remove(watcher)
+
+
 @contextmanager
 def span(stage: str, detail: str = "") -> Iterator[None]:
     """Time a stage. Spans nest per thread; the time of an inner span is not charged to the outer.
@@ -152,6 +164,8 @@ def span(stage: str, detail: str = "") -> Iterator[None]:
     here = _OpenSpan(stage, detail, time.perf_counter())
     spans.append(here)
     try:
+        for watcher in tuple(_watchers):
+            watcher(stage, detail, None)
         yield
     finally:
         spans.pop()
@@ -164,6 +178,8 @@ def span(stage: str, detail: str = "") -> Iterator[None]:
             spans[-1].inner += elapsed
         if enabled("timings"):
             _log_span(here, elapsed, depth=len(spans))
+        for watcher in tuple(_watchers):
+            watcher(stage, detail, elapsed)
 
 
 def _log_span(done: _OpenSpan, elapsed: float, depth: int) -> None:

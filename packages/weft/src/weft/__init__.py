@@ -21,7 +21,7 @@ from weft_core.errors import (
     Unsupported,
     WeftError,
 )
-from weft_core.events import counters, set_logs
+from weft_core.events import counters, set_logs, watch_stages
 
 from weft.api import compile
 from weft.backends import list_backends, lookup_backend, register_backend
@@ -99,6 +99,7 @@ __all__ = [
     "set_logs",
     "set_stance",
     "substitute_in_graph",
+    "watch_stages",
 ]
 
 

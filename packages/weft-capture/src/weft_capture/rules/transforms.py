@@ -154,6 +154,11 @@ def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
 # ---- questions and checks
 
 
+@rule(eager_transforms.linearize)
+def _linearize(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    raise Break("unknown-call", "torch.func.linearize, which traces the function itself")
+
+
 @rule(predispatch.lazy_load_decompositions)
 def _load(tx: Tracer) -> Value:
     predispatch.lazy_load_decompositions()
