@@ -125,7 +125,7 @@ def masked(x):
 
 
 def validated_distribution(x):
-    return distributions.Normal(x, x.exp()).log_prob(x + 1)
+    return distributions.Normal(x, x.exp(), validate_args=True).log_prob(x + 1)
 
 
 def linearized(x):
@@ -192,7 +192,7 @@ def test_the_reason_names_what_was_met(function):
 
 def test_an_invalid_parameter_of_a_distribution_raises():
     def program(x):
-        return distributions.Normal(x, -x).log_prob(x)
+        return distributions.Normal(x, -x, validate_args=True).log_prob(x)
 
     with pytest.raises(ValueError, match="Expected parameter scale") as expected:
         program(X)
