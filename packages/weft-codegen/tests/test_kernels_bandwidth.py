@@ -89,7 +89,7 @@ def test_the_last_loop_over_a_row_asks_for_the_next_one() -> None:
 def test_a_tile_asks_for_the_next_one_on_both_sides() -> None:
     x, y = torch.randn(256, 256), torch.randn(256, 256)
     text = emit_program(program_of(lambda x, y: x + y.t(), x, y))[1]
-    asked = re.findall(r"__builtin_prefetch\((\w+) \+ (.*) \+ first", text)
+    asked = re.findall(r"__builtin_prefetch\((\w+) \+ (.*) \+ first \+ line, 0, 2", text)
     assert sorted(where.rpartition(" + ")[2] for _, where in asked) == ["16384", "64"]
 
 

@@ -256,7 +256,7 @@ class BodyWriter:
                 name, kind = self._name("s"), C_TYPES[self._dtypes[stmt.buffer]].memory
                 self._text.line(f"{kind} {name}[{size}] WEFT_ALIGNED;")
                 self._held[stmt.buffer] = f"{name}[{key} - first]"
-            self._fetch(loop, "first", size)
+            self._fetch(loop, "first", size, ", 0, 2")
             self._simd_loop(simd, {}, "first", "last")
             for stmt in stores:
                 name = self._held.pop(stmt.buffer).partition("[")[0]
@@ -265,15 +265,14 @@ class BodyWriter:
                 self._text.line(f"weft_stream({place}, {name}, (last - first) * sizeof *{name});")
         return True
 
-    def _fetch(self, loop: Loop, start: str, count: int) -> None:
-        """Ask for memory that is read soon (a hint: it may lie past the end)."""
+    def _fetch(self, loop: Loop, start: str, count: int, cache: str = "") -> None:
+        """Ask the first cache, or `cache`, for what is read soon (it may lie past the end)."""
         for item in self._ahead.get(loop, []):
             buffer, after = item.load.buffer, item.around.at + 1
             moved: dict[Atom, IndexExpr] = {loop.axis: ZERO, item.around: after}
             place = self._exprs.at(substitute(item.load.index, moved.get))
             step = 64 // C_TYPES[self._dtypes[buffer]].bytes
             where = f"{buffer} + {place} + {start} + line"
-            cache = "" if count == LANES else ", 0, 2"  # the first one, or (from afar) the second
             self._text.line(f"for (int64_t line = 0; line < {count}; line += {step})")
             self._text.line(f"    __builtin_prefetch({where}{cache});")
 
