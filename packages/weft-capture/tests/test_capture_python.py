@@ -576,3 +576,53 @@ def test_a_varying_float_by_keyword():
         scaled[0] = functools.partial(torch.mul, other=factor)
         with wc.config.settings.patch(raise_internal_errors=True):
             assert torch.equal(compiled(X), X * factor)
+
+
+class Base:
+    def step(self, x):
+        return x + 1
+
+
+class Derived(Base):
+    def step(self, x):
+        return super().step(x) * 2
+
+
+class Bag:
+    def __iter__(self):
+        return iter([1, 2])
+
+
+def test_what_an_operation_looks_up_in_classes_is_guarded(monkeypatch):
+    thing, bag = Derived(), Bag()
+    compiled = wc.capture(lambda x: thing.step(x) + (3 in bag), eager_backend, fullgraph=True)
+    assert torch.equal(compiled(X), (X + 1) * 2)
+    monkeypatch.setattr(Base, "step", lambda self, x: x - 1)
+    assert torch.equal(compiled(X), (X - 1) * 2)
+    monkeypatch.setattr(Bag, "__contains__", lambda self, item: True, raising=False)
+    assert torch.equal(compiled(X), (X - 1) * 2 + 1)
+
+
+class Kind(type):
+    def __instancecheck__(cls, instance):
+        return True
+
+
+class Everything(metaclass=Kind):
+    pass
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + isinstance(x, Everything),
+        lambda x: x + isinstance(x, (int, Everything)),
+        lambda x: x + x.storage_offset(),
+        lambda x: x + torch.Tensor.storage_offset(x),
+    ],
+)
+def test_what_only_the_real_object_can_tell(function):
+    base = torch.arange(12.0).reshape(3, 4)
+    compiled = wc.capture(function, eager_backend)
+    for x in (base, base[1:], base[:, 1:]):
+        assert torch.equal(compiled(x), function(x))

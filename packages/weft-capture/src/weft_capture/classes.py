@@ -263,7 +263,7 @@ class SuperValue(Value):
             written = tx.effects.global_value(kind, name)
             if written is not None:
                 return written
-            if name not in kind.__dict__:
+            if attributes.lookup(kind, name) is None or name not in kind.__dict__:
                 continue
             attribute = kind.__dict__[name]
             unbound = of_class and isinstance(attribute, types.FunctionType | property)

@@ -111,13 +111,12 @@ class CodeCache:
             self.name = f"{rules.name}: {self.name}"
         self.rules = rules
         from_file = not code.co_filename.startswith("<")  # else its name is another each time
-        self._profile = Profile(code) if from_file else None
         native = usable_extension()
         self.lookup: Table = Table() if native is None else native.Table()
         self.recompiles: list[str] = []
         self.skip_reason: str | None = None  # why what no entry admits runs eagerly
         self.patience = patience
-        self.policy = DynamicPolicy(rules.dynamic, self._profile)
+        self.policy = DynamicPolicy(rules.dynamic, Profile(code) if from_file else None)
         # Weak reference callbacks may run anywhere, also inside our own locked sections.
         self._lock = threading.RLock()
 
@@ -173,7 +172,7 @@ class CodeCache:
             self.entries = ()
             self.skip_reason = None
             self.recompiles = []
-            self.policy = DynamicPolicy(self.rules.dynamic, self._profile)
+            self.policy = DynamicPolicy(self.rules.dynamic, self.policy.profile)
 
     def may_compile(
         self, func: FunctionType, flat_locals: Sequence[Any], *, strict: bool = False

@@ -188,10 +188,7 @@ class DynamicPolicy:
         return wish and value not in (0, 1)
 
     def float_is_dynamic(self, source: Source, value: float, *, varies: bool = False) -> bool:
-        """Decide whether a float becomes an input of the graph: once it has changed.
-
-        With `varies` it is known to change, as learning rates do.
-        """
+        """Decide whether a float is an input of the graph: it changed, or always `varies`."""
         if varies or settings.specialize_float:
             return not settings.specialize_float
         changed = self._changed(source, value)

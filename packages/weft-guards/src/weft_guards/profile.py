@@ -25,11 +25,7 @@ _written: set[Path] = set()  # a process starts from what others have left, also
 
 
 class Profile:
-    """The profile of one code object.
-
-    Args:
-        code: known again by its file, name, first line and bytecode.
-    """
+    """The profile of one code object, known again by its file, name, first line and bytecode."""
 
     def __init__(self, code: CodeType) -> None:
         bytecode = hashlib.sha256(code.co_code).hexdigest()[:16]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft_capture import polyfills
-from weft_capture.attributes import lookup
+from weft_capture.attributes import is_programs, lookup
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.rules.generators import item_or_stop
@@ -59,7 +59,7 @@ def _len(tx: Tracer, value: Value) -> Value:
     if isinstance(value, Constant | RangeValue):
         return fold(tx, len, [value], {})
     kind = value.python_type()
-    if not hasattr(kind, "__len__"):
+    if lookup(kind, "__len__") is None:
         tx.raise_(TypeError, f"object of type '{kind.__name__}' has no len()")
     length = value.call_method(tx, "__len__", [], {})
     if not issubclass(length.python_type(), int):
@@ -131,7 +131,12 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     except NotConstant:
         raise Break("unsupported-value", f"isinstance with {classes.describe()}") from None
     union = type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
-    return getattr(known, "__args__", known) if union else (known,)
+    found = getattr(known, "__args__", known) if union else (known,)
+    names = ("__instancecheck__", "__subclasscheck__")
+    hooks = [lookup(type(one), name) for one in found for name in names]
+    if any(hook is not None and is_programs(hook) for hook in hooks):
+        raise Break("unsupported-value", "a class that says itself what its instances are")
+    return tuple(found)
 
 
 def _subclass(kind: type, wanted: tuple[type, ...]) -> bool:

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
 from weft_capture.rules.sets import call_set
 from weft_capture.rules.text import percent_text
@@ -351,7 +352,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
     if isinstance(container, ListValue):  # read live: an `__eq__` may change it
         live = iter(functools.partial(container.iterate(tx).next, tx), None)
         return constant(any(equal(tx, item, each) for each in live))
-    method = getattr(container.python_type(), "__contains__", None)
+    method = lookup(container.python_type(), "__contains__")
     builtin = isinstance(container, (*_SEQUENCES, RangeValue, DictView))
     if method is not None and not builtin:
         return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
