@@ -302,3 +302,13 @@ def test_functions_without_tensors_are_left_alone():
         optimised(X)
         seen.append("x")
     assert logged == [3, 4, 5]
+
+
+def test_a_long_loop_inside_of_one_instruction_is_given_up():
+    def function(x):
+        return sum(i % 2 for i in range(200)), x + 1
+
+    with weft_capture.settings.patch(instruction_limit=500):
+        captured = weft_capture.capture(function, eager_backend)
+        assert captured(X)[0] == 100
+    assert [record.code for record in captured._weft_capture.breaks][:1] == ["too-long"]

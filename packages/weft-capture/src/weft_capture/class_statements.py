@@ -250,7 +250,8 @@ def make_class(
     cell = namespace.get("__classcell__")
     real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k != "__classcell__"}
     init_subclass = namespace.get("__init_subclass__")
-    late = [key for key, value in namespace.items() if _has_set_name(value)]
+    objects = [(k, value) for k, value in namespace.items() if isinstance(value, UserObject)]
+    late = [key for key, value in objects if value.has_special("__set_name__")]
     for key in (*late, "__init_subclass__"):
         real_namespace.pop(key, None)
     looks = any(type(base) not in (type, abc.ABCMeta) for base in real_bases)
@@ -278,10 +279,6 @@ def make_class(
         rest = {key: value for key, value in keywords.items() if key != "metaclass"}
         hook.call(tx, [made], rest)
     return made
-
-
-def _has_set_name(value: Value) -> bool:
-    return isinstance(value, UserObject) and value.has_special("__set_name__")
 
 
 def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:

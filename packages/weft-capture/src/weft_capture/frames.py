@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from weft_capture import config
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.opcodes import HANDLERS
@@ -121,10 +122,10 @@ class Frame:
         program = self.program
         executed = 0
         try:
-            while True:
+            left = max(config.settings.instruction_limit - tx.unstepped, 0)
+            for executed in range(left):  # noqa: B007 - counted below
                 handler, instr = program[self.ip]
                 self.ip += 1
-                executed += 1
                 try:
                     handler(self, instr)
                 except Raised as raised:
@@ -138,9 +139,10 @@ class Frame:
                 if self.yielded is not None:
                     value, self.yielded = self.yielded, None
                     return value
+            raise Break("too-long", "in what one instruction calls")
         finally:
             tx.leave_frame(self)
-            tx.unstepped += executed
+            tx.unstepped += executed + 1
 
     def unwind(self, raised: Raised, instr: Instr) -> None:
         """Go to the handler of the instruction that raised, or let the exception out."""
