@@ -160,6 +160,7 @@ def run_to_end(name: str, kept: Path, seconds: float) -> None:
     while END not in read(kept) and time.monotonic() < until:
         command = [sys.executable, __file__, "--only", name, "--keep", str(kept.parent)]
         before = len(read(kept))
+        kept.touch()  # `watch` takes a file that does not change for a test that hangs
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         watch(child, kept, until)
         _, errors = child.communicate()
