@@ -319,8 +319,10 @@ def _mutated(tx: Tracer) -> Value:
     if (strict or recorded) and not silent:
         raise BreakAtStep(step, Break("unknown-call", "operations whose warnings are looked at"))
     filters = tx.effects.global_value(_NAMESPACE, "filters")
-    actions = () if filters is None else [one.as_constant()[0] for one in filters.unpack(tx)]
-    calls.looks = tx.steps.now, len(nodes), "error" in actions
+    entries = () if filters is None else [one.as_constant() for one in filters.unpack(tx)]
+    for_all = [entry[1:] == (None, Warning, None, 0) for entry in entries]
+    reached = entries[: for_all.index(True) + 1] if True in for_all else entries
+    calls.looks = tx.steps.now, len(nodes), any(entry[0] == "error" for entry in reached)
     tx.journal.on_rollback(lambda: setattr(calls, "looks", before))
     tx.calls.add(_WARNINGS._filters_mutated)
     return NONE
