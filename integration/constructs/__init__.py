@@ -33,6 +33,7 @@ THEMES = (
     "random_time",
     "messages",
     "introspection",
+    "weak_references",
     "library_modules",
     "library_objects",
     "torch_features",

@@ -236,14 +236,47 @@ def test_a_variable_that_nothing_reads_keeps_its_object():
 def test_a_tensor_that_nothing_reads_dies_at_the_break():
     def function(x, ask):
         big = x + 1
-        seen = weakref.ref(big)
+        seen = weakref.ref(big, dead.append)  # with a callback: it is made for real
         held = Held()
         ask(held)
         return seen() is None, x * 2
 
     ask = torch._C._get_tracing_state
+    dead = []
     captured = weft_capture.capture(function, run)
     assert captured(X, lambda held: ask())[0]
+    assert len(dead) == 1
+
+
+def test_who_watches_an_object_hears_when_a_variable_lets_go_of_it():
+    def function(x, registry):
+        seen = []
+        made = Held()
+        registry["made"] = made
+        reference = weakref.ref(made, seen.append)
+        before = len(seen), len(registry)
+        made = None
+        return (x + 1).tolist(), before, len(seen), len(registry), reference() is None
+
+    expected = function(X, weakref.WeakValueDictionary())
+    assert expected[1:] == ((0, 1), 1, 0, True)
+    captured = weft_capture.capture(function, run)
+    for _ in range(2):
+        assert captured(X, weakref.WeakValueDictionary()) == expected
+
+
+def test_a_weak_container_made_here_forgets_what_only_the_frame_held():
+    def function(x):
+        made, kept = Held(), Held()
+        registry = weakref.WeakValueDictionary(made=made, kept=kept)
+        return x + len(registry), registry, kept
+
+    x, registry, kept = weft_capture.capture(function, run, fullgraph=True)(X)
+    assert torch.equal(x, X + 2)
+    gc.collect()
+    assert dict(registry) == {"kept": kept}
+    del kept
+    assert len(registry) == 0
 
 
 def test_what_a_capture_looked_at_dies_when_the_program_lets_go():

@@ -8,6 +8,7 @@ import functools
 import inspect
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import BoundMethod, ObjectConstant
 from weft_capture.values.objects import ModuleValue, UserObject
 from weft_capture.values.overrides import has_handler, retyped
+from weft_capture.values.weakrefs import WeakRefValue, make_ref
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -38,6 +40,7 @@ _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
     list: lambda tx, args: ListValue([]),
     set: lambda tx, args: SetValue([]),
     collections.deque: lambda tx, args: DequeValue([]),
+    weakref.ref: lambda tx, args: make_ref(tx, *args),
     tuple: lambda tx, args: TupleValue(args[0].unpack(tx) if args else []),
     **{
         kind: lambda tx, args, kind=kind: tx.builtin(kind, *args)  # type: ignore[misc]
@@ -327,6 +330,8 @@ class BaseMethod(Value):
 
 
 def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
+    if isinstance(owner.base, WeakRefValue):  # `__new__` did it
+        return NONE
     name = "extend" if isinstance(owner.base, ListValue) else "update"
     if (kwargs or len(args) > 1) and not isinstance(owner.base, DictValue):
         raise Break("unknown-call", f"keyword arguments of {owner.cls.__qualname__}")
@@ -407,6 +412,14 @@ def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     if args or kwargs:
         raise Break("unknown-call", "arguments of object.__new__")
     return plain_object(tx, cls.as_constant())
+
+
+table.rule(weakref.ref)(make_ref)
+
+
+@table.rule(weakref.ref.__new__)
+def _ref_new(tx: Tracer, cls: Value, *args: Value) -> Value:
+    return new_object(tx, cls.as_constant(), list(args))
 
 
 @table.rule(tuple.__new__)

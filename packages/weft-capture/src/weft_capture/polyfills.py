@@ -8,8 +8,11 @@ one item at a time, as the originals do, so effects of what they call keep their
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from torch.utils.hooks import RemovableHandle
 
 _MISSING = object()
 
@@ -157,6 +160,23 @@ def backwards(sequence: Any) -> Iterator[Any]:
     """Do what `reversed` does to an object that has `__len__` and `__getitem__` alone."""
     for position in range(len(sequence) - 1, -1, -1):
         yield sequence[position]
+
+
+# ---- torch
+
+
+def next_handle() -> int:
+    """Return the number of a new handle of a hook, which runs for real (`rules.polyfilled`)."""
+    RemovableHandle.next_id += 1
+    return RemovableHandle.next_id - 1
+
+
+def make_handle(self: Any, hooks_dict: Any, *, extra_dict: Any = None) -> None:
+    """Do what `RemovableHandle.__init__` does."""
+    self.hooks_dict_ref = weakref.ref(hooks_dict)
+    self.id = next_handle()
+    extra = [extra_dict] if isinstance(extra_dict, dict) else extra_dict
+    self.extra_dict_ref = tuple(map(weakref.ref, extra)) if isinstance(extra, list) else ()
 
 
 # ---- collections, re

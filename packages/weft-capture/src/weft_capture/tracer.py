@@ -34,6 +34,7 @@ from weft_capture.effects import Effects
 from weft_capture.frames import Frame, GeneratorValue
 from weft_capture.graph import GraphBuilder, memory_guards
 from weft_capture.journal import Journal
+from weft_capture.output.reconstruct import children, leads_to
 from weft_capture.real_calls import RealCalls
 from weft_capture.rules import table
 from weft_capture.rules.operators import equal
@@ -56,6 +57,7 @@ from weft_capture.values.iterators import DictIterator, ListedIterator, Sequence
 from weft_capture.values.made import MadeValue, origins
 from weft_capture.values.overrides import Overrides
 from weft_capture.values.tensor import TensorValue
+from weft_capture.values.weakrefs import WeakRefValue
 from weft_capture.values.wrap import function_value, literal, wrap
 
 
@@ -86,6 +88,7 @@ class Tracer:
         self.steps = steps or Steps(config.settings.instruction_limit)
         self.unstepped = 0
         self.let_go: set[int] = set()
+        self.watched: list[WeakRefValue] = []  # with a callback
         self.journal = Journal()
         self.guards = GuardSet()
         self.graph = GraphBuilder(self, symbolic)
@@ -303,8 +306,9 @@ class Tracer:
     ) -> Value:
         """Inline a call of a Python function; `stepped` for the CALL of a stepped frame."""
         handler = table.CODE_RULES.get(function.code)
-        if handler is not None:
-            return handler(self, function, args, kwargs)
+        result = handler and handler(self, function, args, kwargs)
+        if result is not None:
+            return result
         if function.obj is not None and is_compiled_by_torch(function.obj):
             original = function.getattr(self, "_torchdynamo_orig_callable")
             return original.call(self, args, kwargs)
@@ -445,6 +449,29 @@ class Tracer:
         self.frames.clear()
         self.frame = None
         del self.function
+
+    def watch(self, one: WeakRefValue) -> None:
+        """Note what is to be checked when the capture ends."""
+        self.watched.append(one)
+        self.journal.on_rollback(lambda: self.watched.remove(one))
+
+    def real_id(self, value: Value) -> int:
+        """Return the id of the object from outside that a value stands for; 0 for none."""
+        obj = getattr(value, "obj", None)
+        if obj is not None or value.source is None:
+            return 0 if obj is None else id(obj)
+        return next((key for key, (one, _) in self.known.items() if one is value), 0)
+
+    def leads_to(self, wanted: Value) -> bool:
+        """Say whether an object that was made here is surely alive: the frames lead to it."""
+        owners = [one for one in self.effects.changed if self.real_id(one) not in self.let_go]
+        pending = [held for one in owners for held in children(one)]
+        pending += [written for _, written in self.effects.globals.values()]
+        frame = self.frame
+        while frame is not None:
+            pending += [*frame.locals.values(), *frame.cells.values(), *frame.stack]
+            frame = frame.parent
+        return leads_to(pending, wanted)
 
     # ---- where the program stands
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, NoReturn
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from weft_guards.sources import ConstSource, RootSource
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import call_pair, original
@@ -83,8 +86,19 @@ def _let_go(frame: Frame, old: Value | None) -> None:
         return
     if may_finalize(old):
         raise Break("unsupported-value", "a variable lets go of an object with a __del__")
-    if old.source is not None:
-        frame.tx.let_go.add(id(getattr(old, "obj", None)))
+    if old.source is None or isinstance(old.source, ConstSource):
+        return
+    obj = getattr(old, "obj", None)
+    frame.tx.let_go.add(id(obj))
+    if isinstance(old.source, RootSource):  # no other object leads to it, as far as we know
+        if any(map(_is_programs, weakref.getweakrefs(obj))):
+            raise Break("unsupported-value", "a variable lets go of an object that others watch")
+        frame.tx.let_go.add(frame.tx.real_id(old))
+
+
+def _is_programs(reference: weakref.ref[Any]) -> bool:
+    module = getattr(reference.__callback__, "__module__", None) or "torch"
+    return not module.startswith(("torch", "weft_"))
 
 
 @opcode("LOAD_CLOSURE")
@@ -106,7 +120,9 @@ def _load_deref(frame: Frame, instr: Instr) -> None:
 
 @opcode("STORE_DEREF")
 def _store_deref(frame: Frame, instr: Instr) -> None:
-    frame.cells[instr.argval].store(frame.tx, frame.stack.pop())
+    value = frame.stack.pop()
+    _let_go(frame, frame.cells[instr.argval].contents)
+    frame.cells[instr.argval].store(frame.tx, value)
 
 
 @opcode("DELETE_DEREF")

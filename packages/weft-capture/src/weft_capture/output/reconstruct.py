@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Value
+from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue
@@ -23,6 +23,7 @@ from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
 from weft_capture.values.iterators import IteratorValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
+from weft_capture.values.weakrefs import WeakRefValue
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -149,6 +150,8 @@ class Output:
             value = value.forced
         if isinstance(value, Constant | Varying | TensorValue | CellValue):
             return False
+        if isinstance(value, WeakRefValue):  # others may count them
+            return True
         return value.source is not None or value in self.exist
 
     def remember(self, value: Value) -> None:
@@ -196,6 +199,10 @@ class Output:
             one()
         self.writes.clear()  # they lead back here, and to the program's objects
 
+    def is_cyclic(self, value: Value) -> bool:
+        """Say whether a container (indirectly) contains itself."""
+        return leads_to(list(children(value)), value)
+
     def replay_attributes(
         self,
         owner: Value,
@@ -215,18 +222,18 @@ class Output:
             else:
                 self.later(set_one, owner, constant(name), value)
 
-    def is_cyclic(self, value: Value) -> bool:
-        """Say whether a container (indirectly) contains itself."""
-        seen: set[int] = set()
-        pending = list(_children(value))
-        while pending:
-            one = pending.pop()
-            if one is value:
-                return True
-            if id(one) not in seen and one.source is None:
-                seen.add(id(one))
-                pending.extend(_children(one))
-        return False
+
+def leads_to(pending: list[Value], wanted: Value) -> bool:
+    """Say whether one of these values is, or (indirectly) holds, another that is made here."""
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if one is wanted:
+            return True
+        if id(one) not in seen and one.source is None:
+            seen.add(id(one))
+            pending.extend(children(one))
+    return False
 
 
 def set_attributes(obj: object, /, **attributes: object) -> None:
@@ -241,7 +248,8 @@ def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> Non
         delete(owner, name)
 
 
-def _children(value: Value) -> Iterator[Value]:
+def children(value: Value) -> Iterator[Value]:
+    """Yield what an object holds, as far as capture knows."""
     if isinstance(value, ListValue | TupleValue):
         yield from value.items
     elif isinstance(value, DictValue):
@@ -259,6 +267,7 @@ def _children(value: Value) -> Iterator[Value]:
     elif isinstance(value, FunctionValue):
         yield from value.cells
         yield from value.attributes.values()
-    elif isinstance(value, BoundMethod):
-        yield value.function
+    elif isinstance(value, BoundMethod | MethodOf):
+        if isinstance(value, BoundMethod):
+            yield value.function
         yield value.owner

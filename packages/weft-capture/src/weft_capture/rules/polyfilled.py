@@ -14,11 +14,14 @@ import operator
 import types
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.hooks import RemovableHandle
+
 from weft_capture import polyfills
 from weft_capture.frames import GeneratorValue
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.functions import FunctionValue
+from weft_capture.values.made import UniqueNumber
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -88,6 +91,12 @@ for _name in _ITERTOOLS:
 polyfill(_collections._count_elements, polyfills.count_elements)
 polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
 polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
+polyfill(RemovableHandle.__init__, polyfills.make_handle)
+
+
+@rule(polyfills.next_handle)
+def _next_handle(tx: Tracer) -> Value:
+    return UniqueNumber(tx.calls.add(polyfills.next_handle, early=True), 0)
 
 
 class GetterValue(Value):

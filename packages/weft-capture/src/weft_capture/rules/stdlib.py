@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _ZERO = Constant(0)
 
 PURE.update(f for f in vars(math).values() if callable(f))
-PURE.update((inspect.signature, inspect.getfullargspec, typing.get_origin, typing.get_args))
+PURE.update((inspect.signature, inspect.getfullargspec, typing.get_args))
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
 PURE.update((os.path.join, polyfills.matches, vars(re)["_compile"]))
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
@@ -61,11 +61,13 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
     return PartialValue(function, list(args), kwargs)
 
 
-def _dispatch(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
-    """`dispatch` of a single-dispatch function, which looks into weak dicts."""
+def _dispatch(
+    tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs
+) -> Value | None:
+    """`dispatch` of a single-dispatch function, traced where something was made in the frame."""
     cls = args[0].as_constant() if len(args) == 1 else None
     if function.obj is None or not isinstance(cls, type) or cls in MADE or tx.effects:
-        raise Break("unknown-call", "dispatch of what was made or may have changed in the frame")
+        return None
     cache = inspect.getclosurevars(function.obj).nonlocals["dispatch_cache"]
     if type(cache) is not weakref.WeakKeyDictionary:
         raise Break("unknown-call", "dispatch through another cache than the library's")

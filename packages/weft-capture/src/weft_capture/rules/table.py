@@ -31,7 +31,7 @@ CALLING: set[object] = set()
 GRAPH: set[object] = set()
 """Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
 
-CODE_RULES: dict[types.CodeType, Handler] = {}
+CODE_RULES: dict[types.CodeType, Callable[..., Value | None]] = {}
 """Code of functions that decorators make anew each time -> handler(tx, function, args, kwargs)."""
 
 _FAMILIES = (

@@ -49,7 +49,7 @@ for _kind in (datetime.date, datetime.datetime):
 for _name in ("binascii", "_string", "_json"):
     PURE.update(filter(inspect.isbuiltin, vars(importlib.import_module(_name)).values()))
 PURE.update((struct.pack, struct.unpack, struct.unpack_from, struct.iter_unpack, struct.calcsize))
-CALLING.update((json.dumps, json.loads, re.sub, pprint.pformat))
+CALLING.update((json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origin))
 PURE.update(CALLING)
 
 

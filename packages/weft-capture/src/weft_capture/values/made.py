@@ -81,6 +81,15 @@ class MadeValue(Varying):
         return super().getattr_fallback(tx, name)
 
 
+class UniqueNumber(MadeValue):
+    """A number that is made anew in each call and equals no other, such as that of a handle."""
+
+    __slots__ = ()
+
+    def hash_key(self) -> object:
+        return self
+
+
 class RandomValue(Value):
     """A `random.Random`: the replacement code does what it does (see `rules.randomness`)."""
 

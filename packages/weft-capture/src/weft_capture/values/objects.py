@@ -21,6 +21,7 @@ from weft_capture.values.constant import class_value, constant
 from weft_capture.values.containers import Container, SetValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import ItemIterator
+from weft_capture.values.weakrefs import WeakRefValue
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -198,6 +199,7 @@ class UserObject(MutableValue):
     def store(self, tx: Tracer, name: str, value: Value) -> None:
         """Write the instance dict, past any `__setattr__`."""
         tx.mutate(self)
+        tx.let_go.add(id(getattr(self.obj, "__dict__", {}).get(name)))
         self.attrs[name] = value
 
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
@@ -310,6 +312,9 @@ class UserObject(MutableValue):
         fixed = isinstance(base, SetValue) and base.cls is frozenset
         fills = isinstance(base, MutableValue) and not fixed
         given = [] if base is None or fills else [base]
+        if isinstance(base, WeakRefValue):
+            base.check()
+            given = [base.target, base.callback]
         out.call(new_instance, [class_value(self.cls), *given])
         out.remember(self)
         if base is not None and fills:

@@ -1,4 +1,8 @@
-"""Weak references from outside: calling one gives the object it refers to, guarded as any other."""
+"""Weak references, from outside or made by the program.
+
+Capture counts no references: an object made here is alive where the frames still lead to it, and
+anywhere else nobody knows. One from outside may die where a variable lets go of it.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +11,111 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.constant import NONE
 from weft_guards.sources import CallSource, ConstSource, Source
 
 if TYPE_CHECKING:
+    from weft_capture.output.reconstruct import Output
     from weft_capture.tracer import Tracer
 
 
 class WeakRefValue(Value):
-    """A `weakref.ref` that existed before the frame."""
+    """A `weakref.ref`, or that part of an instance of a subclass.
 
-    __slots__ = ("ref",)
+    Args:
+        ref: the real one, where it existed before the frame.
+        target: what one made here refers to.
+        callback: what is to run when that dies.
+    """
 
-    def __init__(self, ref: weakref.ref[Any], source: Source) -> None:
+    __slots__ = ("callback", "made_at", "ref", "target", "tx")
+
+    def __init__(
+        self,
+        tx: Tracer,
+        ref: Any = None,
+        source: Source | None = None,
+        target: Value = NONE,
+        callback: Value = NONE,
+    ) -> None:
         super().__init__(source)
-        if type(ref) is not weakref.ref:
-            raise Break("unsupported-value", "a weak proxy")
+        self.tx = tx
         self.ref = ref
+        self.target = target
+        self.callback = callback
+        self.made_at = tx.steps.now
 
     def python_type(self) -> type:
         return weakref.ref
 
     def hash_key(self) -> object:
-        return self.ref
+        if self.ref is not None:
+            return self.ref
+        key = self.target.hash_key()
+        real = key is getattr(self.target, "obj", self)
+        return weakref.ref(key) if real else (weakref.ref, key)
+
+    def same_object(self, other: Value) -> bool:
+        # The interpreter makes one reference without a callback for each object.
+        if not isinstance(other, WeakRefValue) or not self.callback is other.callback is NONE:
+            return self is other
+        return self.target is other.target is not NONE or self.hash_key() is other.hash_key()
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        assert self.source is not None
+        if self.ref is None:
+            self.check()
+            return tx.force(self.target)
         target = self.ref()
         if id(target) in tx.let_go:
-            raise Break("unsupported-value", "a weak reference whose object may have died here")
-        if isinstance(self.source, ConstSource):
+            raise _may_be_dead()
+        if self.source is None or isinstance(self.source, ConstSource):
             return tx.const_object(target)
         return tx.wrap(target, CallSource(operator.call, (self.source,)))
+
+    def check(self) -> None:
+        """Break, where the reference was made, if the object may have died."""
+        real = self.tx.real_id(self.target)
+        if real in self.tx.let_go if real else not self.tx.leads_to(self.target):
+            raise _may_be_dead(self.made_at)
+
+    def reconstruct(self, out: Output) -> None:
+        self.check()
+        out.call(weakref.ref, [self.target, self.callback])
+
+
+def _may_be_dead(step: int = -1) -> Break:
+    what = "a weak reference whose object may have died here"
+    return Break("unsupported-value", what, step)
+
+
+def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> Value:
+    """Do what `weakref.ref` does.
+
+    Raises:
+        Break: with a callback of the program's own: capture does not see objects die.
+    """
+    target = tx.force(target)
+    kind = target.python_type()
+    if not kind.__weakrefoffset__:
+        tx.raise_(TypeError, f"cannot create weak reference to '{kind.__name__}' object")
+    if callback is NONE:
+        return WeakRefValue(tx, target=target)
+    if getattr(getattr(callback, "code", None), "co_qualname", "") not in _LIBRARYS:
+        raise Break("unknown-call", "a weak reference with a callback")
+    made = WeakRefValue(tx, target=target, callback=callback)
+    tx.watch(made)
+    return made
+
+
+_LIBRARYS = (
+    "WeakValueDictionary.__init__.<locals>.remove",
+    "WeakKeyDictionary.__init__.<locals>.remove",
+    "WeakSet.__init__.<locals>._remove",
+)
+"""Callbacks that take an object that died out of a container of the library, and nothing else."""
+
+
+@method(WeakRefValue, "__call__")
+def _call(tx: Tracer, self: WeakRefValue) -> Value:
+    return self.call(tx, [], {})

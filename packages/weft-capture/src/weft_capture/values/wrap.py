@@ -422,6 +422,14 @@ def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     return UserObject(type(obj), obj, source, constant(plain_scalar(obj)))
 
 
+def _wrap_ref(tx: Tracer, obj: Any, source: Source) -> Value:
+    if type(obj) in weakref.ProxyTypes:
+        raise Break("unsupported-value", "a weak proxy")
+    tx.guard(source, "TYPE", type(obj))
+    part = WeakRefValue(tx, obj, source)
+    return part if type(obj) is weakref.ref else UserObject(type(obj), obj, source, part)
+
+
 # ---- the table
 
 _ITERATORS: tuple[Any, ...] = (
@@ -466,9 +474,7 @@ EXACT: dict[type, Wrapper] = {
     types.ModuleType: _identical(ModuleObject),
     **dict.fromkeys(map(type, _ITERATORS), _typed(ExternalIterator)),
     random.Random: _typed(lambda obj, source: RandomValue(source)),
-    weakref.ref: _typed(WeakRefValue),
-    weakref.ProxyType: _typed(WeakRefValue),
-    weakref.CallableProxyType: _typed(WeakRefValue),
+    **dict.fromkeys((weakref.ref, weakref.KeyedRef, *weakref.ProxyTypes), _wrap_ref),
 }
 
 FAMILIES: tuple[tuple[Callable[[Any], bool], Wrapper], ...] = (
