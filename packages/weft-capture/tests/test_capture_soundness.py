@@ -328,3 +328,54 @@ def test_a_builtin_method_is_guarded_by_its_name(make):
     table = make({1: 2})
     for name in ("keys", "values", "items"):
         assert captured(torch.ones(2), getattr(table, name))[1] == list(getattr(table, name)())
+
+
+class Box:
+    def __init__(self, size):
+        self.size = size
+
+
+def _appends(x, a, b):
+    a.append(1)
+    return x * len(b)
+
+
+def _sets(x, a, b):
+    a["k"] = 2
+    return x * len(b)
+
+
+def _writes(x, a, b):
+    a.size = 3
+    return x * b.size
+
+
+def _asks(x, a, b):
+    return x + 1 if a is b else x - 1
+
+
+def _both(x, a, b):
+    inner = [a, b]
+    b.append(2)
+    return x * sum(map(len, inner))
+
+
+@pytest.mark.parametrize(
+    "function, make",
+    [
+        (_appends, list),
+        (_sets, dict),
+        (_writes, lambda: Box(1)),
+        (_asks, list),
+        (_asks, lambda: Box(1)),
+        (_asks, lambda: torch.ones(2)),
+        (_both, list),
+    ],
+)
+def test_what_was_different_is_one_object_later(function, make):
+    captured = weft_capture.capture(function, eager_backend)
+    x = torch.ones(3)
+    for _ in range(3):
+        assert same(captured(x, make(), make()), function(x, make(), make()))
+        one, other = make(), make()
+        assert same(captured(x, one, one), function(x, other, other))

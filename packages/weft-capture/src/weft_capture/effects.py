@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from weft_guards.sources import ItemSource
+from weft_guards.sources import ItemSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.scope import globals_source
@@ -71,6 +71,16 @@ class Effects:
         return any(key in every for key, _ in self.globals) or not self.changed.keys().isdisjoint(
             known
         )
+
+    def guard_distinct(self) -> None:
+        """Guard that what changes is none of the other objects of its type that were looked at."""
+        seen: dict[type, list[tuple[Value, Source]]] = {}
+        for value, source in self.tx.known.values() if self.changed else ():
+            others = seen.setdefault(value.python_type(), [])
+            for other, place in others:
+                if value in self.changed or other in self.changed:
+                    self.tx.guard_distinct(source, place)
+            others.append((value, source))
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.globals)

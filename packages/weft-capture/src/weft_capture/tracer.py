@@ -234,6 +234,12 @@ class Tracer:
         else:
             self.guard(second, "ALIAS", first)
 
+    def guard_distinct(self, first: Source, second: Source) -> None:
+        """Guard that two sources give different objects, where that can change."""
+        fixed = isinstance(first, ConstSource) and isinstance(second, ConstSource)
+        if not (fixed or any(origins(first)) or any(origins(second))):  # what is made is new
+            self.guards.add(first, "DISTINCT", second, self.user_stack())
+
     # ---- dynamic shapes
 
     def dynamic_dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
@@ -264,6 +270,7 @@ class Tracer:
 
     def all_guards(self) -> list[Guard]:
         """Return every guard of the capture, those on symbolic sizes included."""
+        self.effects.guard_distinct()
         guards = list(self.guards)
         guards += memory_guards(self.graph.inputs)
         if self.graph.shape_env is not None:

@@ -247,7 +247,7 @@ is_settled(Maker *maker, Op *op, Fact *fact, Fact *other)
     int fixed = !(Py_TYPE(fact->seen)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyModule_Check(fact->seen);
     switch (op->code) {
     case OP_IS: case OP_IS_REF: case OP_EQUAL: return 1;
-    case OP_IS_REG: return other->known && other->reg < 0;
+    case OP_IS_REG: case OP_IS_NOT: return other->known && other->reg < 0;
     case OP_TYPE: case OP_TYPE_REF: /* __class__ of instances can be assigned */
         return fixed || compare_class(maker, fact);
     case OP_LENGTH: case OP_NOT_IN: return compare_version(maker, fact);

@@ -26,6 +26,7 @@
     X(IS)        /* a is object */                                                               \
     X(IS_REF)    /* a is object(), a weak reference */                                           \
     X(IS_REG)    /* a is register n */                                                           \
+    X(IS_NOT)    /* a is not register n */                                                       \
     X(TYPE)      /* type(a) is object */                                                         \
     X(TYPE_REF)  /* type(a) is object(), a weak reference */                                     \
     X(EQUAL)     /* same type and equal; object is an int, str, bytes or ordinary float */       \
@@ -52,8 +53,9 @@ typedef struct {
 } Op;
 
 #define IS_FETCH(op) ((op)->code <= OP_TYPEOF)
-#define OTHER(op, from) \
-    ((op)->code == OP_IS_REG || (op)->code == OP_ITEM_OF ? &(from)[(op)->n] : NULL)
+#define READS_OTHER(op) \
+    ((op)->code == OP_IS_REG || (op)->code == OP_IS_NOT || (op)->code == OP_ITEM_OF)
+#define OTHER(op, from) (READS_OTHER(op) ? &(from)[(op)->n] : NULL)
 /* Roots read the arguments; tests of state and classes read nothing. */
 #define READS_REGISTER(op) \
     ((op)->code > OP_REF && ((op)->code < OP_STATE || (op)->code > OP_MEMORY))
@@ -174,7 +176,7 @@ fetch(const Op *op, PyObject *const *args, PyObject *base, PyObject *other)
     }
 }
 
-/* Run a test on `value` (NULL where it reads no register); `other` is register n of IS_REG. */
+/* Run a test on `value` (NULL where it reads no register); `other` is register n of IS_REG and IS_NOT. */
 static int
 test(Op *op, PyObject *value, PyObject *other)
 {
@@ -182,6 +184,7 @@ test(Op *op, PyObject *value, PyObject *other)
     case OP_IS: return value == op->object;
     case OP_IS_REF: return is_referent(value, op->object);
     case OP_IS_REG: return value == other;
+    case OP_IS_NOT: return value != other;
     case OP_TYPE: return (PyObject *)Py_TYPE(value) == op->object;
     case OP_TYPE_REF: return is_referent((PyObject *)Py_TYPE(value), op->object);
     case OP_EQUAL:

@@ -144,6 +144,7 @@ _TEXTS: dict[str, Texts] = {
     "KEY_ABSENT": lambda p, v: (f"no key {p!r}", "a key of that name"),
     "SHAPE": lambda p, v: (str(p), f"values {', '.join(map(name_of, v))}"),
     "ALIAS": lambda p, v: ("the same object", "different objects"),
+    "DISTINCT": lambda p, v: ("different objects", "the same object"),
     "MEMORY": lambda p, v: (_shares(p.shared), _shares(not p.shared)),
     "CLASS": lambda p, v: ("unchanged", _class_change(p, v[0])),
     "CELL_EMPTY": lambda p, v: ("empty", "filled"),

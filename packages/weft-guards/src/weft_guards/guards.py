@@ -99,6 +99,7 @@ class KindSpec:
 
 
 _STABLE = "keep it the same between calls, or make it a tensor"
+_TWICE = "always or never pass the same object twice"
 _MODE = "call under one setting, or expect one compilation per setting"
 KINDS: dict[str, KindSpec] = {
     # kind                 meaning                     payload from       condition
@@ -135,7 +136,10 @@ KINDS: dict[str, KindSpec] = {
     ),
     "ALIAS": KindSpec(
         "{x} is {p}", lambda s: s, lambda x, p, b: f"{x[0]} is {x[1]}",
-        "always or never pass the same object twice",
+        _TWICE,
+    ),
+    "DISTINCT": KindSpec(
+        "{x} is not {p}", lambda s: s, lambda x, p, b: f"{x[0]} is not {x[1]}", _TWICE
     ),
     "MEMORY": KindSpec(
         "what is written ({p}) shares memory with other inputs or not as before", lambda use: use,
@@ -192,7 +196,7 @@ class Guard:
         """Return the sources whose values the condition needs, in the order of its arguments."""
         if self.kind == "SHAPE":
             return tuple(self.payload.sources)
-        if self.kind == "ALIAS":
+        if self.kind in ("ALIAS", "DISTINCT"):
             return (self.source, self.payload)
         if self.kind == "MEMORY":
             return (*self.payload.written, *self.payload.read)

@@ -191,7 +191,8 @@ def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
 
 def _test_alias(asm: Assembler, guard: Guard) -> list[Row]:
     first, second = map(asm.fetch, guard.sources())
-    return [(asm.code.IS_REG, first, second, None)]
+    code = asm.code.IS_REG if guard.kind == "ALIAS" else asm.code.IS_NOT
+    return [(code, first, second, None)]
 
 
 def _test_memory(asm: Assembler, guard: Guard) -> list[Row]:
@@ -226,6 +227,7 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
     "ATTR_ABSENT": _test_absent,
     "KEY_ABSENT": _test_absent,
     "ALIAS": _test_alias,
+    "DISTINCT": _test_alias,
     "CLASS": _test_class,
     "MEMORY": _test_memory,
     "GRAD_MODE": _test_grad_mode,

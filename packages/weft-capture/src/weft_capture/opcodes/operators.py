@@ -30,7 +30,7 @@ on_values(
         "UNARY_POSITIVE": (1, lambda tx, _, x: unary(tx, "+", x)),
         "UNARY_INVERT": (1, lambda tx, _, x: unary(tx, "~", x)),
         "UNARY_NOT": (1, lambda tx, _, x: constant(not x.truth(tx))),
-        "IS_OP": (2, lambda tx, inverted, a, b: constant(identical(a, b) is not inverted)),
+        "IS_OP": (2, lambda tx, inverted, a, b: constant(identical(tx, a, b) is not inverted)),
         "BINARY_SUBSCR": (2, lambda tx, _, owner, key: owner.getitem(tx, key)),
         "STORE_SUBSCR": (3, lambda tx, _, value, owner, key: owner.setitem(tx, key, value)),
         "DELETE_SUBSCR": (2, lambda tx, _, owner, key: owner.delitem(tx, key)),

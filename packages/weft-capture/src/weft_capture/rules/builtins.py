@@ -83,12 +83,12 @@ def _not(tx: Tracer, value: Value) -> Value:
 
 @rule(operator.is_)
 def _is(tx: Tracer, left: Value, right: Value) -> Value:
-    return constant(identical(left, right))
+    return constant(identical(tx, left, right))
 
 
 @rule(operator.is_not)
 def _is_not(tx: Tracer, left: Value, right: Value) -> Value:
-    return constant(not identical(left, right))
+    return constant(not identical(tx, left, right))
 
 
 @rule(callable)

@@ -303,8 +303,8 @@ def _is_default(value: Value, method: str) -> bool:
     )
 
 
-def identical(left: Value, right: Value) -> bool:
-    """Evaluate `left is right`.
+def identical(tx: Tracer, left: Value, right: Value) -> bool:
+    """Evaluate `left is right`; that two objects of the program are not one is guarded.
 
     Raises:
         Break: for two equal constants, which may or may not be one object.
@@ -312,7 +312,10 @@ def identical(left: Value, right: Value) -> bool:
     if isinstance(left, Constant) and isinstance(right, Constant):
         if left.value is not right.value and left.same_object(right):
             raise Break("unsupported-value", f"whether two objects {left.describe()} are one")
-    return left is right or left.same_object(right) or right.same_object(left)
+    same = left is right or left.same_object(right) or right.same_object(left)
+    if not (same or left.source is None or right.source is None):
+        tx.guard_distinct(left.source, right.source)
+    return same
 
 
 def equal(tx: Tracer, left: Value, right: Value) -> bool:
