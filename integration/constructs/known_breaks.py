@@ -20,6 +20,9 @@ KNOWN_BREAKS = {
     "weak_references.weak_dead": "unsupported-value",
     "weak_references.weak_dead_in_dictionary": "unsupported-value",
     "weak_references.weak_in_helper": "unsupported-value",
+    "weak_references.weak_of_cleared_container": "unsupported-value",
+    "weak_references.weak_of_popped_item": "unsupported-value",
+    "weak_references.weak_of_rebound_cell": "unsupported-value",
     "library_objects.decimal_context": "unknown-call",
     "library_objects.datetime_now_difference": "data-dependent-value",
 }

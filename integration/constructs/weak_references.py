@@ -130,6 +130,35 @@ def weak_in_helper(x):
     return x + n, len(d)
 
 
+@case
+def weak_of_cleared_container(x):
+    things = {"a": Thing()}
+    r = weakref.ref(things["a"])
+    things.clear()
+    return x + 1, r() is None
+
+
+@case
+def weak_of_popped_item(x):
+    things = [Thing(i) for i in range(3)]
+    references = [weakref.ref(thing) for thing in things]
+    things.pop()
+    return x + 1, [r() is None for r in references]
+
+
+@case
+def weak_of_rebound_cell(x):
+    c = Thing()
+    r = weakref.ref(c)
+
+    def forget():
+        nonlocal c
+        c = None
+
+    forget()
+    return x + 1, r() is None
+
+
 @case(inputs=lambda: (torch.arange(6.0).reshape(2, 3), Thing()))
 def weak_of_argument(x, c):
     r = weakref.ref(c)

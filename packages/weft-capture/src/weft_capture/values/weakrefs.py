@@ -6,6 +6,7 @@ anywhere else nobody knows. One from outside may die where a variable lets go of
 
 from __future__ import annotations
 
+import gc
 import operator
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import NONE
+from weft_capture.values.containers import Container
 from weft_guards.sources import CallSource, ConstSource, Source
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class WeakRefValue(Value):
             self.check()
             return tx.force(self.target)
         target = self.ref()
-        if id(target) in tx.let_go:
+        if target is not None and _is_let_go(tx, target):
             raise _may_be_dead()
         if self.source is None or isinstance(self.source, ConstSource):
             return tx.const_object(target)
@@ -82,6 +84,20 @@ class WeakRefValue(Value):
     def reconstruct(self, out: Output) -> None:
         self.check()
         out.call(weakref.ref, [self.target, self.callback])
+
+
+def _is_let_go(tx: Tracer, obj: object) -> bool:
+    """Say whether what a variable let go of, or a container that changed here, is or held it."""
+    changed = {id(value) for value in tx.effects.changed if isinstance(value, Container)}
+    lost = [one for one in tx.keep_alive if id(one) in tx.let_go or _id_of(tx, one) in changed]
+    held = gc.get_referents(*lost)
+    every = (*held, *gc.get_referents(*held))
+    return id(obj) in tx.let_go or any(one is obj for one in every)
+
+
+def _id_of(tx: Tracer, obj: object) -> int:
+    value, _ = tx.known.get(id(obj), (None, None))
+    return id(getattr(value, "forced", value))
 
 
 def _may_be_dead(step: int = -1) -> Break:
