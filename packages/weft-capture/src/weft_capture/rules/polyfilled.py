@@ -21,7 +21,7 @@ from weft_capture.frames import GeneratorValue
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Value
 from weft_capture.values.functions import FunctionValue
-from weft_capture.values.made import UniqueNumber
+from weft_capture.values.made import HandleNumber
 
 if TYPE_CHECKING:
     from weft_capture.output.reconstruct import Output
@@ -96,7 +96,7 @@ polyfill(RemovableHandle.__init__, polyfills.make_handle)
 
 @rule(polyfills.next_handle)
 def _next_handle(tx: Tracer) -> Value:
-    return UniqueNumber(tx.calls.add(polyfills.next_handle, early=True), 0)
+    return HandleNumber(tx, tx.calls.add(polyfills.next_handle, early=True))
 
 
 class GetterValue(Value):

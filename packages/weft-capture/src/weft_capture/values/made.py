@@ -81,13 +81,19 @@ class MadeValue(Varying):
         return super().getattr_fallback(tx, name)
 
 
-class UniqueNumber(MadeValue):
-    """A number that is made anew in each call and equals no other, such as that of a handle."""
+class HandleNumber(MadeValue):
+    """The number of a new handle of a hook: torch's dicts of hooks have it no other time."""
 
-    __slots__ = ()
+    __slots__ = ("tx",)
+
+    def __init__(self, tx: Tracer, source: MadeSource) -> None:
+        super().__init__(source, 0)
+        self.tx = tx
 
     def hash_key(self) -> object:
-        return self
+        frame = self.tx.frame
+        module = "" if frame is None else str(frame.function.globals.get("__name__"))
+        return self if module.startswith("torch.") else super().hash_key()
 
 
 class RandomValue(Value):
