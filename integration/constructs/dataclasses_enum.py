@@ -185,6 +185,13 @@ def flag_enum(x):
 
 
 @case
+def flags_in_loops(x):
+    for member in Flags:
+        x = x + member.value
+    return x, [one.name for one in Flags], sum(one.value for one in Flags), list(reversed(Flags))
+
+
+@case
 def enum_in_dict_and_match(x):
     table = {Colour.RED: x + 1, Colour.GREEN: x + 2}
     match Colour.GREEN:

@@ -167,6 +167,11 @@ class ClassValue(ObjectConstant):
             raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
         return bound.call(tx, args, kwargs)
 
+    def iterate(self, tx: Tracer) -> Value:
+        if attributes.lookup(type(self.obj), "__iter__") is None:
+            tx.raise_(TypeError, f"'{type(self.obj).__name__}' object is not iterable")
+        return self._from_metaclass(tx, "__iter__").call(tx, [], {})
+
     def getattr(self, tx: Tracer, name: str) -> Value:
         cls = self.obj
         if name == "__dict__":
