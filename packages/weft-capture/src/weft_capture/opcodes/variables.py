@@ -6,7 +6,7 @@ import importlib
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weft_guards.sources import ConstSource, RootSource
+from weft_guards.sources import ConstSource, LocalSource
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import call_pair, original
@@ -90,7 +90,7 @@ def _let_go(frame: Frame, old: Value | None) -> None:
         return
     obj = getattr(old, "obj", None)
     frame.tx.let_go.add(id(obj))
-    if isinstance(old.source, RootSource):  # no other object leads to it, as far as we know
+    if isinstance(old.source, LocalSource):  # no other object leads to it, as far as we know
         if any(map(_is_programs, weakref.getweakrefs(obj))):
             raise Break("unsupported-value", "a variable lets go of an object that others watch")
         frame.tx.let_go.add(frame.tx.real_id(old))
