@@ -273,8 +273,8 @@ def write(target: Path, results: dict[str, Counter[str]], broke: str) -> None:
         f"CPython {head}. `whole`: the test's method was captured with no break; `breaks`: "
         "right, with breaks; `plain`: ran uncompiled; `wrong`: passes plain and fails "
         f"compiled.\n\n{table(read_table(target) | results)}\n\n"
-        f"`time` is longer than {SECONDS} seconds: capture executes each step of a loop over "
-        "Python numbers, up to its limit of a million instructions.\n\n"
+        f"`time` is longer than {SECONDS} seconds: mostly loops over Python numbers, of which "
+        "capture executes each step, up to its limit of a million instructions.\n\n"
         f"The commonest first breaks, with the tests that had them:\n\n{broke}\n\n"
         f"Left out:\n\n{left_out}\n"
     )

@@ -1,5 +1,7 @@
 """Operators and protocols on user classes."""
 
+from collections.abc import Iterable
+
 import torch
 
 from constructs import case
@@ -421,3 +423,17 @@ def hash_and_id(x):
     v = Vector(x, 5)
     w = v
     return x + 1, hash(v) == hash(5), id(v) == id(w), id(v) != id(Vector(x, 5))
+
+
+@case
+def class_that_claims_another(x):
+    class Proxy:
+        def __init__(self, inner):
+            self.inner = inner
+
+        @property
+        def __class__(self):
+            return type(self.inner)
+
+    p = Proxy([1])
+    return x + 1, [isinstance(p, kind) for kind in (list, Proxy, dict, Iterable, tuple | list)]

@@ -1,6 +1,7 @@
 """try, except, else, finally, raise, chaining, groups."""
 
 import contextlib
+import traceback
 
 from constructs import case
 
@@ -411,3 +412,12 @@ def generator_raises_through_loop(x):
     except Problem as error:
         total += error.code
     return x + total
+
+
+@case
+def frames_of_a_traceback_cleared(x):
+    try:
+        raise Problem(2)
+    except Problem as error:
+        traceback.clear_frames(error.__traceback__)
+        return x + error.code

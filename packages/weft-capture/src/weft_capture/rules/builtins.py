@@ -106,6 +106,10 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     if isinstance(value, Constant):
         return constant(isinstance(value.value, wanted))
     known = _subclass(kind, wanted)
+    if not known and isinstance(value, UserObject):
+        claim = lookup(kind, "__class__")
+        if claim is not None and claim[0] is not object:
+            known = _subclass(value.getattr(tx, "__class__").as_constant(), wanted)
     if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in wanted else None

@@ -16,6 +16,7 @@ import operator
 import os
 import re
 import sys
+import traceback
 import typing
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Value, method
 from weft_capture.values.constant import MADE, NONE, Constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.exceptions import TRACEBACK
 from weft_capture.values.functions import FunctionValue, PartialValue
 from weft_capture.values.iterators import ChainIterator, CombinedIterator, ListedIterator
 from weft_capture.values.objects import UserObject
@@ -48,6 +50,14 @@ PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split
 PURE.update((os.path.join, polyfills.matches, vars(re)["_compile"]))
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
 PURE.update((operator.index, sys.intern, os.fspath))
+
+
+@rule(traceback.clear_frames)
+def _clear_frames(tx: Tracer, where: Value) -> Value:
+    """Frames that were inlined are gone when they end: nothing holds their variables."""
+    if where is not TRACEBACK:
+        raise Break("unknown-call", "clear_frames of a traceback from outside")
+    return NONE
 
 
 # functools
