@@ -379,3 +379,33 @@ def test_what_was_different_is_one_object_later(function, make):
         assert same(captured(x, make(), make()), function(x, make(), make()))
         one, other = make(), make()
         assert same(captured(x, one, one), function(x, other, other))
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+
+def test_a_slot_is_filled_later():
+    captured = weft_capture.capture(lambda x, s: x * getattr(s, "value", 3), eager_backend)
+    x, slotted = torch.ones(2), Slotted()
+    assert same(captured(x, slotted), x * 3)
+    slotted.value = 5
+    assert same(captured(x, slotted), x * 5)
+    del slotted.value
+    assert same(captured(x, slotted), x * 3)
+
+
+def test_attributes_by_a_descriptor():
+    asked = []
+
+    class Asks:
+        def __get__(self, owner, cls):
+            return lambda name: asked.append(name) or 2
+
+    class Odd:
+        __getattribute__ = Asks()
+
+    captured = weft_capture.capture(lambda x, odd: x * odd.some, eager_backend)
+    for _ in range(2):
+        assert same(captured(torch.ones(2), Odd()), torch.full((2,), 2.0))
+    assert asked.count("some") == 2

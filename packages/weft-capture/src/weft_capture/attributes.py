@@ -20,6 +20,7 @@ from weft_guards import ClassUse, Guard, Held
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import (
     AttrSource,
+    CallSource,
     ConstSource,
     DictSource,
     InstanceAttrSource,
@@ -210,8 +211,21 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     try:
         real = found[1].__get__(obj)
     except AttributeError as error:
+        if owner.source is not None and isinstance(found[1], types.MemberDescriptorType):
+            unset = CallSource(_is_unset, (owner.source, ConstSource(name)))
+            tx.guard(unset, "CONST", True)
         tx.raise_(AttributeError, *error.args)
     return tx.wrap(real, AttrSource(owner.source, name) if owner.source else ConstSource(real))
+
+
+def _is_unset(obj: object, name: str) -> bool:
+    """Say whether a slot of an object holds nothing."""
+    found = find_in_class(type(obj), name)
+    try:
+        object.__getattribute__(obj, name)
+    except AttributeError:
+        return found is not None
+    return False
 
 
 def _bind_c_method(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:

@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +262,11 @@ def make_class(
     if hook is not None:
         words = {key: word for key, word in words.items() if key == "metaclass"}
     try:
-        real = build_class(name, real_bases, words, **real_namespace)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            real = build_class(name, real_bases, words, **real_namespace)
+        if warned:
+            raise Break("unsupported-value", "a class statement that warns")
     except (TypeError, ValueError, AttributeError) as error:
         tx.raise_real(error)
     pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]

@@ -146,7 +146,7 @@ class Output:
     def _may_live(self, value: Value) -> bool:
         if isinstance(value, LazyValue):
             if value.forced is None:
-                return gc.is_tracked(value.obj) and not isinstance(value.obj, torch.Tensor)
+                return gc.is_tracked(value.obj) and not issubclass(type(value.obj), torch.Tensor)
             value = value.forced
         if isinstance(value, Constant | Varying | TensorValue | CellValue):
             return False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft_capture import polyfills
-from weft_capture.attributes import is_programs, lookup
+from weft_capture.attributes import C_METHODS, is_programs, is_python_code, lookup
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.rules.generators import item_or_stop
@@ -320,6 +320,10 @@ def listed(tx: Tracer, items: Value) -> list[Value]:
     if not isinstance(items, UserObject):
         return items.unpack(tx)
     iterator = items.iterate(tx)
+    for name in ("__len__", "__length_hint__"):
+        found = lookup(items.cls, name)
+        if not (found is None or is_python_code(found[1]) or isinstance(found[1], C_METHODS)):
+            raise Break("unsupported-method", f"{items.cls.__name__}.{name}")
     if items.has_special("__len__") or items.has_special("__length_hint__"):
         tx.builtin(operator.length_hint, items)
     return list(iter(lambda: iterator.next(tx), None))

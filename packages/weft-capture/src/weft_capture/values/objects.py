@@ -124,6 +124,8 @@ class UserObject(MutableValue):
         custom = attributes.lookup(self.cls, "__getattribute__")
         if custom is not None and attributes.is_python_code(custom[1]):
             return tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
+        if custom is not None and not isinstance(custom[1], attributes.C_METHODS):
+            raise Break("unsupported-method", f"{self.cls.__name__}.__getattribute__")
         return attributes.plain_attribute(tx, self, name)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
