@@ -6,6 +6,8 @@ mutation changes one of them, and the captured function must go on like eager.
 
 import collections
 import contextlib
+import decimal
+import fractions
 import types
 
 import pytest
@@ -409,3 +411,11 @@ def test_attributes_by_a_descriptor():
     for _ in range(2):
         assert same(captured(torch.ones(2), Odd()), torch.full((2,), 2.0))
     assert asked.count("some") == 2
+
+
+def test_a_fraction_and_a_decimal_of_one_value():
+    half, same_half = fractions.Fraction(1, 2), decimal.Decimal("0.5")
+    captured = weft_capture.capture(
+        lambda x: (x + 1, half == same_half, same_half != half), eager_backend
+    )
+    assert captured(torch.ones(1))[1:] == (True, False)

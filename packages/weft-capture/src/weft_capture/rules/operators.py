@@ -7,6 +7,7 @@ here, and everything else goes through the special methods of its class as in CP
 
 from __future__ import annotations
 
+import decimal
 import functools
 import operator
 from collections.abc import Callable
@@ -282,6 +283,8 @@ def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> V
     plain = [_without_class(value) for value in (left, right)]
     if plain != [left, right]:
         return compare(tx, symbol, *plain)
+    if any(isinstance(one, Constant) and type(one.value) is decimal.Decimal for one in plain):
+        raise Break("unsupported-value", f"{symbol} of a decimal and another object")
     if symbol in ("==", "!="):
         return constant(left.same_object(right) == (symbol == "=="))
     names = f"'{kinds[0].__name__}' and '{kinds[1].__name__}'"
