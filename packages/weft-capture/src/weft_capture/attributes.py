@@ -219,12 +219,11 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
 
 
 def _is_unset(obj: object, name: str) -> bool:
-    """Say whether a slot of an object holds nothing."""
-    found = find_in_class(type(obj), name)
+    """Say whether a slot of an object, whose class is guarded, holds nothing."""
     try:
         object.__getattribute__(obj, name)
     except AttributeError:
-        return found is not None
+        return True
     return False
 
 

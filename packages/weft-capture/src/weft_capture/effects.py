@@ -6,6 +6,7 @@ look at the objects while the graph runs.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +75,15 @@ class Effects:
 
     def guard_distinct(self) -> None:
         """Guard that what changes is none of the other objects of its type that were looked at."""
-        seen: dict[type, list[tuple[Value, Source]]] = {}
+        changing: dict[type, list[Source]] = {}
+        staying: dict[type, list[Source]] = {}
         for value, source in self.tx.known.values() if self.changed else ():
-            others = seen.setdefault(value.python_type(), [])
-            for other, place in others:
-                if value in self.changed or other in self.changed:
-                    self.tx.guard_distinct(source, place)
-            others.append((value, source))
+            side = changing if value in self.changed else staying
+            side.setdefault(value.python_type(), []).append(source)
+        for kind, sources in changing.items():
+            pairs = itertools.product(sources, staying.get(kind, ()))
+            for one, other in (*itertools.combinations(sources, 2), *pairs):
+                self.tx.guard_distinct(one, other)
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.globals)
