@@ -32,13 +32,12 @@ from weft_guards.sources import (
 )
 
 from weft_capture.breaks import Break, Raised
-from weft_capture.values.base import Kwargs, MethodOf, Value
+from weft_capture.values.base import Kwargs, MethodOf, Tracer, Value
 from weft_capture.values.constant import MADE, constant
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod
 
 if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
     from weft_capture.values.objects import ModuleValue, UserObject
 
 Found = tuple[type, Any]

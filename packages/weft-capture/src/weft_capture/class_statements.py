@@ -16,7 +16,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_guards.sources import ConstSource
 
@@ -26,17 +26,12 @@ from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import MADE, NONE, constant
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue, ObjectConstant
 from weft_capture.values.objects import UserObject, new_instance
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-
 
 # ---- values
 

@@ -10,7 +10,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_guards.sources import AttrSource, ConstSource
@@ -18,7 +18,7 @@ from weft_guards.sources import AttrSource, ConstSource
 from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.deques import DequeValue
@@ -28,10 +28,6 @@ from weft_capture.values.functions import BoundMethod, ObjectConstant
 from weft_capture.values.objects import ModuleValue, UserObject
 from weft_capture.values.overrides import has_handler, retyped
 from weft_capture.values.weakrefs import WeakRefValue, make_ref
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
     collections.OrderedDict: lambda tx, args: DictValue(cls=collections.OrderedDict),

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
+from weft_capture.values.base import Tracer
 
 _state = threading.local()
 

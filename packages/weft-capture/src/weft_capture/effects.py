@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_guards.sources import ItemSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.scope import globals_source
-from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import Container
 from weft_capture.values.objects import DELETED, may_finalize
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 
 class Effects:

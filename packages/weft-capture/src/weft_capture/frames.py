@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from weft_capture import config
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.table import unsupported
-from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.exceptions import chain, generator_error
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_capture.values.functions import CellValue, FunctionValue
+from weft_capture.values.functions import CellValue, FunctionValue
 
 Program = list[tuple[Callable[["Frame", Instr], None], Instr]]
 

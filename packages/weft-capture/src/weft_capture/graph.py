@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -31,14 +31,11 @@ from weft_guards.sources import CallSource, Source, TensorProperty
 from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values import floats
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
 from weft_capture.values.containers import sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _DATA_DEPENDENT = {
     "DataDependentOutputException": "data-dependent-value",

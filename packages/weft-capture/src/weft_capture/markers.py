@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from weft_capture import frame
 from weft_capture.breaks import Break
 from weft_capture.rules.table import GRAPH, rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE, TRUE, fold
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.steps import BreakAtStep
-from weft_capture.values.base import Value
+from weft_capture.values.base import Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.made import MadeSource, Seen, origins
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 
 @dataclass(frozen=True, eq=False)

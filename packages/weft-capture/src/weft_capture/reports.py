@@ -12,14 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from traceback import FrameSummary
-from typing import TYPE_CHECKING
 
+from torch.fx import GraphModule
 from weft_guards import CodeCache
 
 from weft_capture.breaks import BreakRecord
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 _CALLS = ("call_function", "call_method", "call_module")
 

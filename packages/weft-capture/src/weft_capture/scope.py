@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_guards.sources import (
@@ -24,12 +24,9 @@ from weft_guards.sources import (
 
 from weft_capture import attributes
 from weft_capture.breaks import Break
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.functions import FunctionValue, ObjectConstant
 from weft_capture.values.objects import DELETED
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 def load_global(tx: Tracer, function: FunctionValue, name: str) -> Value:

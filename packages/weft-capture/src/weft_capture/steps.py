@@ -13,18 +13,14 @@ nobody wants the pieces of a library's function compiled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from weft_capture.breaks import Break, Raised
+from weft_capture.bytecode import Instr
 from weft_capture.frames import Frame
 from weft_capture.selection import is_skipped_code
-from weft_capture.values.base import Value
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.tracer import Tracer
-    from weft_capture.values.functions import FunctionValue
-
+from weft_capture.values.base import Tracer, Value
+from weft_capture.values.functions import FunctionValue
 
 _PROLOGUE = frozenset(("COPY_FREE_VARS", "MAKE_CELL"))  # no frame can be entered here
 

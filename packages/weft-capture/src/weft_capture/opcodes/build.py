@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
-from weft_capture.values.base import Value
+from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.made import joined
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.frames import Frame
-
 
 _CONTAINERS = {"BUILD_TUPLE": TupleValue, "BUILD_LIST": ListValue, "BUILD_SET": SetValue}
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
+from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Frame, Kwargs, Value
 from weft_capture.values.constant import NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.frames import Frame
 
 
 def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft_capture.breaks import Raised
+from weft_capture.bytecode import Instr
 from weft_capture.classes import ClassValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules import exception_groups as groups
-from weft_capture.values.base import Value
+from weft_capture.values.base import Frame, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.exceptions import (
     TRACEBACK,
@@ -17,11 +16,6 @@ from weft_capture.values.exceptions import (
     generator_error,
     handled,
 )
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.frames import Frame
-    from weft_capture.tracer import Tracer
 
 
 @opcode("RAISE_VARARGS")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft_capture.breaks import Break, Raised
+from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules.assertions import is_checked
+from weft_capture.values.base import Frame
 from weft_capture.values.constant import NONE, Constant
 from weft_capture.values.objects import UserObject
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.frames import Frame
 
 
 def _target(instr: Instr) -> int:

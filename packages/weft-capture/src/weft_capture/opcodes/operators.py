@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Raised
+from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import on_values, opcode
 from weft_capture.rules.operators import binary, compare, contains, identical, unary
-from weft_capture.values.base import Value
+from weft_capture.values.base import Frame, Tracer, Value
 from weft_capture.values.constant import NONE, NULL, constant, is_constant_object
 from weft_capture.values.containers import TupleValue
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.frames import Frame
-    from weft_capture.tracer import Tracer
 
 
 def _load_const(tx: Tracer, value: object) -> Value:

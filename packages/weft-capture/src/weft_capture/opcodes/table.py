@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.frames import Frame
-    from weft_capture.values.base import Value
+from weft_capture.bytecode import Instr
+from weft_capture.values.base import Frame, Value
 
 Handler = Callable[["Frame", "Instr"], None]
 HANDLERS: dict[str, Handler] = {}

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from weft_guards.sources import ConstSource, LocalSource
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import call_pair, original
+from weft_capture.bytecode import Instr, call_pair, original
 from weft_capture.classes import SuperValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.scope import import_module, load_global, store_global
-from weft_capture.values.base import Value
+from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NONE, NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, CellValue
 from weft_capture.values.objects import DELETED, may_finalize
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode import Instr
-    from weft_capture.frames import Frame
 
 
 @opcode("NOP", "RESUME", "COPY_FREE_VARS", "END_FOR")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Collection, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -27,14 +27,10 @@ from weft_capture.graph import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
-from weft_capture.values.base import MethodOf, Value
+from weft_capture.steps import OuterFrame, Stop
+from weft_capture.values.base import Frame, MethodOf, Tracer, Value
 from weft_capture.values.constant import NULL, constant
 from weft_capture.values.contexts import AutocastContext, InferenceContext
-
-if TYPE_CHECKING:
-    from weft_capture.frames import Frame
-    from weft_capture.steps import OuterFrame, Stop
-    from weft_capture.tracer import Tracer
 
 
 def assemble(

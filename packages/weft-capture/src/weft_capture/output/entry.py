@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture import frame as hook
 from weft_capture.bytecode import Decoded, Writer, decode, live_at, stack_name, state_at
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
-from weft_capture.values.base import Value
+from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NULL
-
-if TYPE_CHECKING:
-    from weft_capture.frames import Frame
 
 _INNER = "_weft_inner"
 _MARK = ".<entry at "

@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import Node
 
 from weft_capture.breaks import Break
+from weft_capture.bytecode import Writer
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
@@ -24,11 +25,6 @@ from weft_capture.values.iterators import IteratorValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.weakrefs import WeakRefValue
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from weft_capture.bytecode import Writer
 
 GRAPH_RESULT = "_weft_graph_result"
 

@@ -14,7 +14,7 @@ import importlib
 import operator
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -23,15 +23,11 @@ from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import RULES, rule
-from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, NONE, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import EXACT, wrap
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
 

@@ -6,18 +6,13 @@ statement, and nothing was written before it that would be lost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch.fx.node import has_side_effect
 
+from weft_capture.bytecode import Instr
+from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.tensor import TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.bytecode.instr import Instr
-    from weft_capture.frames import Frame
-    from weft_capture.values.base import Value
 
 _library = torch.library.Library("weft_capture", "FRAGMENT")
 _library.define("assert_true(Tensor condition, bool wanted, str? message) -> ()")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
@@ -17,13 +17,9 @@ from torch.amp.autocast_mode import _cast
 from weft_capture.breaks import Break
 from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE
 from weft_capture.values.contexts import NullContext
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 _AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
 """Which of batch, head, query and key each of the four nested maps goes over."""

@@ -11,24 +11,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import function as autograd_function
+from torch.fx import Node
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import ClassValue
 from weft_capture.rules.table import rule
-from weft_capture.values.base import BIRTHS, Value
+from weft_capture.values.base import BIRTHS, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import TensorValue
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from weft_capture.tracer import Tracer
 
 _APPLY: Any = torch.autograd.Function.apply
 _NO_SETUP = autograd_function._SingleLevelFunction.setup_context

@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from weft_capture.rules.generators import item_or_stop
 from weft_capture.rules.operators import binary, by_methods, identical
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values import floats
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -33,9 +33,6 @@ from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
 PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))

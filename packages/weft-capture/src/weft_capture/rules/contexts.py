@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import PURE, rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE
 from weft_capture.values.contexts import (
     AttentionContext,
@@ -21,9 +21,6 @@ from weft_capture.values.contexts import (
     NullContext,
     decorate,
 )
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 @rule(torch._C._set_grad_enabled)

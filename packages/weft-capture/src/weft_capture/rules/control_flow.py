@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 from weft_core import control
 
@@ -21,14 +22,9 @@ from weft_capture.rules.autograd_functions import apart
 from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.pytree import real_tree, tree_value
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from weft_capture.tracer import Tracer
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import Constant, is_constant_object
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FunctionValue, ObjectConstant
 from weft_capture.values.objects import ModuleValue, UserObject
 from weft_capture.values.tensor import TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _SHARED = (Constant, FunctionValue, ObjectConstant)
 

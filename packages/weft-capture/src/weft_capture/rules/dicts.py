@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue, chain
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 def missing_key(tx: Tracer, key: Value) -> NoReturn:

@@ -6,16 +6,11 @@ it was split from (`origin`), which is how parts that were raised again are told
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft_capture.breaks import Break
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue
 from weft_capture.values.exceptions import ExceptionValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 Classes = tuple[type, ...]
 

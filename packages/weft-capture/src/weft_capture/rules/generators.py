@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft_capture.breaks import Raised
 from weft_capture.classes import ClassValue
 from weft_capture.frames import GeneratorValue
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import NONE
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.iterators import IteratorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:

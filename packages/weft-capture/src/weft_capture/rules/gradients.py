@@ -7,25 +7,21 @@ set for real after the graph. What autograd does while the program runs (`backwa
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 from weft_guards.sources import AttrSource
 
 from weft_capture.breaks import Break
+from weft_capture.graph import GraphInput
 from weft_capture.rules.autograd_functions import rehearsal
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.tensor import TensorValue, tensor_attribute
-
-if TYPE_CHECKING:
-    from weft_capture.graph import GraphInput
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 
 def _is_leaf(tx: Tracer, tensor: TensorValue) -> bool:

@@ -9,17 +9,13 @@ index tensors (`applySlicing` in torch/csrc/autograd/python_variable_indexing.cp
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
 
 import torch
 
-from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 def _is_symbolic(entry: Value) -> bool:

@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch._tensor_str
 from weft_guards.sources import CallSource, ConstSource
@@ -23,15 +23,11 @@ from weft_capture.bytecode import original
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import HOLES, text_of
 from weft_capture.steps import BreakAtStep
-from weft_capture.values.base import MethodOf, Value, method
+from weft_capture.values.base import Frame, MethodOf, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, Constant, constant
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.objects import StreamValue, UserObject, is_plain_stream
 from weft_capture.values.replayed import ReplayedValue
-
-if TYPE_CHECKING:
-    from weft_capture.frames import Frame
-    from weft_capture.tracer import Tracer
 
 
 def _check_unchanged(tx: Tracer, *objects: object) -> None:

@@ -6,7 +6,7 @@ import inspect
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_guards.sources import CallSource, ConstSource
 
@@ -16,7 +16,7 @@ from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Output, Tracer, Value, method
 from weft_capture.values.constant import MADE, NONE, Constant, constant, fold
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
@@ -24,10 +24,6 @@ from weft_capture.values.functions import FunctionValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import function_value
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 
 class GlobalsValue(Value):

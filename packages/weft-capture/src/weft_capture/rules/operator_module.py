@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.rules.operators import (
     BINARY,
@@ -17,11 +17,8 @@ from weft_capture.rules.operators import (
     unary,
 )
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 def _two(evaluate: Any, symbol: str, tx: Tracer, left: Value, right: Value) -> Any:

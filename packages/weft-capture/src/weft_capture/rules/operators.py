@@ -11,23 +11,20 @@ import decimal
 import functools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
 from weft_capture.rules.sets import call_set
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _NAMES = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",

@@ -9,7 +9,7 @@ is: one operation for each element of the lists.
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import optimizer
@@ -18,16 +18,12 @@ from torch.utils import _foreach_utils
 from weft_capture.breaks import Break
 from weft_capture.rules.table import CODE_RULES, PURE, rule
 from weft_capture.values import floats
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.tensor import TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
-
 
 PURE.update((torch._C._get_privateuse1_backend_name, torch.cuda.is_current_stream_capturing))
 

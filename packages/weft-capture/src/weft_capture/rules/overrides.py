@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import overrides
@@ -10,18 +10,14 @@ from torch.utils._device import DeviceContext
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import CODE_RULES, rule
-from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant
 from weft_capture.values.contexts import NullContext
 from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import FunctionValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.overrides import on_device, retyped
 from weft_capture.values.tensor import TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_capture.values.functions import FunctionValue
 
 
 @method(TensorValue, "as_subclass")

@@ -12,20 +12,16 @@ import itertools
 import json
 import operator
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 from weft_capture import polyfills
 from weft_capture.frames import GeneratorValue
 from weft_capture.rules.table import RULES, rule
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.made import HandleNumber
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 _scanner: Any = importlib.import_module("json.scanner")
 _collections = importlib.import_module("_collections")

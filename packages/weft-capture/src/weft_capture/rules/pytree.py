@@ -7,21 +7,18 @@ own functions work on that, and the result is turned back. So tree specification
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE
 from weft_capture.values.containers import Container, NamedTupleValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.objects import UserObject
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 Stop = Callable[[Value], bool]
 

@@ -12,20 +12,17 @@ import os
 import random
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue
 from weft_capture.values.made import RandomValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _ITEMS = (int, float, bool, str, bytes)
 _KNOWN = (int, range, type(None))

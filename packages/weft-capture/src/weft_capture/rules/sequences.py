@@ -9,22 +9,19 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.builtins import listed, sort_values
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
 from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 Sequence = ListValue | TupleValue
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft_capture.rules.dicts import missing_key
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import SetValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _OF_ONE = ("add", "discard", "remove")
 _GROWING = ("add", "update", "__ior__")

@@ -19,7 +19,7 @@ import sys
 import traceback
 import typing
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_guards.sources import CallSource, ConstSource
@@ -29,7 +29,7 @@ from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import CODE_RULES, PURE, rule
 from weft_capture.values import floats
-from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import MADE, NONE, Constant, fold
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.exceptions import TRACEBACK
@@ -38,9 +38,6 @@ from weft_capture.values.iterators import ChainIterator, CombinedIterator, Liste
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _ZERO = Constant(0)
 

@@ -8,16 +8,13 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, Kwargs, Value
+from weft_capture.values.base import Handler, Kwargs, Tracer, Value
 from weft_capture.values.constant import fold
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 RULES: dict[object, Handler] = {}
 """callable -> handler(tx, *args, **kwargs); functions of late modules by name."""

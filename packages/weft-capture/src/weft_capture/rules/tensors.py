@@ -5,21 +5,16 @@ Sizes, strides and counts are constants where the shape is static and symbolic i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import binary
 from weft_capture.rules.table import GRAPH
 from weft_capture.values import floats
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, SizeValue
 from weft_capture.values.tensor import SymValue, TensorValue, tensor_attribute
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 Dim = Value | None
 _COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state decides a branch

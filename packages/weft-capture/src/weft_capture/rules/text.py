@@ -7,14 +7,14 @@ import ctypes
 import operator
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.classes import ClassValue
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     Container,
@@ -30,9 +30,6 @@ from weft_capture.values.made import MadeValue, TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 Function = Callable[[Any], str]
 _state = threading.local()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_core.tracing import ASSERT
@@ -12,13 +12,10 @@ from weft_core.tracing import ASSERT
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import compare
 from weft_capture.rules.table import PURE, hashes_silently, rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import SizeValue
 from weft_capture.values.tensor import SymValue, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 F = torch.nn.functional
 

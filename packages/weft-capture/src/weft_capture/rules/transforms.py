@@ -8,7 +8,7 @@ the graph goes through the same levels. A break inside a level takes the whole c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C import _functorch
@@ -17,13 +17,10 @@ from torch.autograd import forward_ad
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import GRAPH, rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.tensor import TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 def _both(name: str) -> list[Any]:

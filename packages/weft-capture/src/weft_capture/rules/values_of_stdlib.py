@@ -18,19 +18,16 @@ import re
 import struct
 import types
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.rules.table import CALLING, PURE, rule
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import CONSTANT_TYPES, NONE, Constant
 from weft_capture.values.objects import UserObject
 from weft_capture.values.replayed import FACTORIES, Log, ReplayedValue
 from weft_capture.values.wrap import EXACT
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _MADE = (
     datetime.date,

@@ -20,11 +20,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft_capture.breaks import Break, NotConstant, Raised
+from weft_guards.sources import Source
 
 if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+    from weft_capture.frames import Frame as Frame
+    from weft_capture.output.reconstruct import Output as Output
+    from weft_capture.tracer import Tracer as Tracer
+else:  # only names for annotations, here and elsewhere: these modules import all the others
+    Frame = Output = Tracer = Any
 
 Handler = Callable[..., "Value"]
 Kwargs = dict[str, "Value"]

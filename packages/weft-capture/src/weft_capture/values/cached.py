@@ -8,18 +8,15 @@ result of a pure function.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.breaks import NotConstant
-from weft_capture.values.base import Kwargs, Value
+from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
 from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.objects import UserObject
 from weft_guards.sources import ConstSource
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 
 class CachedFunction(ObjectConstant):

@@ -10,15 +10,11 @@ import enum
 import operator
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MethodOf, Value
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
+from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
 
 SCALARS = (int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 CONSTANT_TYPES: set[type] = {

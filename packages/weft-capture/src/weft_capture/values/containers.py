@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_capture import config
 from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import class_value, constant
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import Source
 
 
 def check_keys(keys: Iterable[object]) -> None:

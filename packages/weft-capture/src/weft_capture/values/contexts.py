@@ -9,19 +9,14 @@ context manager and enters it; the resume function finds its `__exit__` on the s
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
+from torch.fx import Node
 from weft_capture.breaks import Break
-from weft_capture.values.base import MethodOf, MutableValue, Value, method
+from weft_capture.values.base import MethodOf, MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE
-from weft_guards.sources import InstanceAttrSource
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import InstanceAttrSource, Source
 
 
 class AutocastContext(MutableValue):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Value
+from weft_capture.values.base import Output, Tracer, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.iterators import RealIterator
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import Source
 
 
 class DequeValue(ListValue):

@@ -10,18 +10,13 @@ import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, Kwargs, MutableValue, Value
+from weft_capture.values.base import Handler, Kwargs, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE
 from weft_capture.values.containers import Container, check_keys, refill
-from weft_guards.sources import CallSource
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import CallSource, Source
 
 
 class LazyValue(Value):

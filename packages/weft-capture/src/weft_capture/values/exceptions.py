@@ -9,18 +9,14 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MutableValue, Value, method
+from weft_capture.values.base import Kwargs, MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, class_value, constant
 from weft_capture.values.containers import TupleValue
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import Source
 
 
 class TracebackValue(Value):

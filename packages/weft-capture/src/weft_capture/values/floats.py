@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.breaks import Break
-from weft_capture.values.base import Kwargs, MethodOf, Value
+from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
 from weft_capture.values.constant import Constant, Varying, constant
 from weft_capture.values.made import MadeValue, is_made, origins
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -27,11 +27,6 @@ from weft_guards.sources import (
     ItemSource,
     Source,
 )
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-
 
 Known = tuple[Source, Any]
 """Where a number comes from, and the number at this capture."""

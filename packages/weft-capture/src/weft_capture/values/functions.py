@@ -13,20 +13,15 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant, fold
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.dicts import DictValue
-from weft_guards.sources import AttrSource, ConstSource, ItemSource
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import AttrSource, ConstSource, ItemSource, Source
 
 
 class CellValue(MutableValue):

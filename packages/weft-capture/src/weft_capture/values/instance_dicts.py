@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft_capture import current
 from weft_capture.breaks import Break
-from weft_capture.values.base import Value, method
+from weft_capture.values.base import Output, Tracer, Value, method
 from weft_capture.values.constant import constant
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FUNCTION_FIELDS, FunctionValue
 from weft_capture.values.objects import DELETED, UserObject
 from weft_guards.sources import DictSource
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 
 class InstanceDict(DictValue):

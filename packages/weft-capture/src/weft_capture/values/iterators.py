@@ -9,20 +9,15 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from weft_capture.breaks import Break, Raised
-from weft_capture.values.base import MutableValue, Value
+from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import ListValue, RangeValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.proxies import Proxy
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
-
+from weft_guards.sources import Source
 
 EXHAUSTED = sys.maxsize
 """The position of an iterator that has ended."""

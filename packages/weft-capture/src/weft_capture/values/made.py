@@ -12,18 +12,13 @@ import random
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Value
+from weft_capture.values.base import Output, Tracer, Value
 from weft_capture.values.constant import Varying, constant
 from weft_capture.values.tensor import TensorValue
-from weft_guards.sources import AttrSource, CallSource, RootSource, Source
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Builder, Names
+from weft_guards.sources import AttrSource, Builder, CallSource, Names, RootSource, Source
 
 _READABLE = (datetime.date, datetime.time, uuid.UUID)  # their attributes never change
 

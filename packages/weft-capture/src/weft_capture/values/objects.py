@@ -11,22 +11,18 @@ import functools
 import io
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_capture import attributes, current
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import class_value, constant
 from weft_capture.values.containers import Container, SetValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import ItemIterator
 from weft_capture.values.weakrefs import WeakRefValue
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import Source
 
 DELETED = Value(None)
 """Marks an attribute that the program deleted."""

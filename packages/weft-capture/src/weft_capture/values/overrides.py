@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -22,17 +22,14 @@ from weft_capture.breaks import Break
 from weft_capture.function_modes import around, mode_source
 from weft_capture.rules import table
 from weft_capture.rules.pytree import real_tree, tree_value
-from weft_capture.values.base import Kwargs, MutableValue, Value
+from weft_capture.values.base import Kwargs, MutableValue, Tracer, Value
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.dicts import LazyValue, identity_key
 from weft_capture.values.floats import FloatValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import READERS, TensorValue
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import Source
 
 _HANDLER = "__torch_function__"
 _SILENT = ("__set__", "__setitem__", "__delitem__")

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
-    from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 
 
 class Proxy:

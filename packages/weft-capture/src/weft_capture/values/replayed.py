@@ -13,16 +13,12 @@ import io
 import marshal
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import BIRTHS, Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.base import BIRTHS, Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.iterators import ItemIterator
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 _HASHES = tuple(getattr(hashlib, name) for name in sorted(hashlib.algorithms_guaranteed))
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))

@@ -10,20 +10,15 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import Node
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import Varying, constant
 from weft_capture.values.dicts import identity_key
-from weft_guards.sources import AttrSource
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
-    from weft_guards.sources import Source
+from weft_guards.sources import AttrSource, Source
 
 AttributeReader = Callable[["Tracer", "TensorValue"], Value]
 TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}

@@ -9,17 +9,13 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Kwargs, Value, method
+from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import NONE
 from weft_capture.values.containers import Container
 from weft_guards.sources import CallSource, ConstSource, Source
-
-if TYPE_CHECKING:
-    from weft_capture.output.reconstruct import Output
-    from weft_capture.tracer import Tracer
 
 
 class WeakRefValue(Value):

@@ -16,7 +16,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -26,7 +26,7 @@ from weft_capture.classes import ClassValue
 from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.scope import ModuleObject
 from weft_capture.values import floats
-from weft_capture.values.base import MethodOf, Value
+from weft_capture.values.base import MethodOf, Tracer, Value
 from weft_capture.values.cached import CachedFunction
 from weft_capture.values.constant import NONE, Constant, constant, is_constant_object, plain_scalar
 from weft_capture.values.containers import (
@@ -75,9 +75,6 @@ from weft_guards.sources import (
     LocalSource,
     Source,
 )
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 Wrapper = Callable[[Any, Any, Source], Value]
 
