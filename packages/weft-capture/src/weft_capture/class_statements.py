@@ -16,6 +16,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from weft_guards.sources import ConstSource
@@ -44,8 +45,6 @@ class MadeClass(ClassValue):
         make: what makes the class again in generated code.
         args: its arguments; the namespace is its keywords, where there is one.
     """
-
-    __slots__ = ("args", "cell", "init_subclass", "make", "namespace", "once")
 
     def __init__(
         self,
@@ -121,18 +120,12 @@ def build_class(
     return types.new_class(name, bases, keywords, fill)
 
 
+@dataclass(eq=False)
 class DescriptorValue(Value):
     """A property, staticmethod or classmethod over functions of the program."""
 
-    __slots__ = ("args", "kind")
-
-    def __init__(self, kind: type, args: list[Value]) -> None:
-        super().__init__(None)
-        self.kind = kind
-        self.args = args
-
-    def python_type(self) -> type:
-        return self.kind
+    cls: type
+    args: list[Value]
 
     def hash_key(self) -> object:
         return self
@@ -144,12 +137,12 @@ class DescriptorValue(Value):
             tx.raise_(AttributeError, *error.args)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if self.kind is not staticmethod:
-            tx.raise_(TypeError, f"'{self.kind.__name__}' object is not callable")
+        if self.cls is not staticmethod:
+            tx.raise_(TypeError, f"'{self.cls.__name__}' object is not callable")
         return self.args[0].call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(self.kind, self.args)
+        out.call(self.cls, self.args)
 
 
 class StandIn:
@@ -174,7 +167,7 @@ def stand_in(tx: Tracer, value: Value) -> Any:
     except NotConstant:
         pass
     if isinstance(value, DescriptorValue):
-        real: Any = value.kind(*(stand_in(tx, part) for part in value.args))
+        real: Any = value.cls(*(stand_in(tx, part) for part in value.args))
     elif isinstance(value, Container):
         real = value.build(lambda item: stand_in(tx, item))
     elif isinstance(value, SetValue):
@@ -334,7 +327,7 @@ def _descriptor(kind: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
 def _property_part(index: int, tx: Tracer, self: DescriptorValue, function: Value) -> Value:
     args = [*self.args, *[NONE] * (3 - len(self.args))]
     args[index] = function
-    return DescriptorValue(self.kind, args)
+    return DescriptorValue(self.cls, args)
 
 
 for _kind in (property, staticmethod, classmethod):

@@ -10,6 +10,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -147,8 +148,6 @@ def _check_no_finalizer(kind: type) -> None:
 class ClassValue(ObjectConstant):
     """A class."""
 
-    __slots__ = ()
-
     def describe(self) -> str:
         return f"class {self.obj.__qualname__}"
 
@@ -244,26 +243,22 @@ _OF_TYPE = ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "_
 
 
 class SuperValue(Value):
-    """`super(cls, owner)`."""
+    """`super(start, owner)`."""
 
-    __slots__ = ("cls", "owner", "through")
+    cls = super
 
-    def __init__(self, cls: type, owner: Value) -> None:
-        super().__init__(None)
-        self.cls = cls
+    def __init__(self, start: type, owner: Value) -> None:
+        self.start = start
         self.owner = owner
-        bound = isinstance(owner, ClassValue) and issubclass(owner.obj, cls)
+        bound = isinstance(owner, ClassValue) and issubclass(owner.obj, start)
         self.through: type = owner.obj if bound else owner.python_type()  # type: ignore[attr-defined]
-        if not issubclass(self.through, cls):
-            raise Break("unsupported-value", f"super({cls.__name__}, ...) of {owner.describe()}")
-
-    def python_type(self) -> type:
-        return super
+        if not issubclass(self.through, start):
+            raise Break("unsupported-value", f"super({start.__name__}, ...) of {owner.describe()}")
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         owner, cls = self.owner, self.through
         of_class = isinstance(owner, ClassValue) and owner.obj is cls
-        for kind in cls.__mro__[cls.__mro__.index(self.cls) + 1 :]:
+        for kind in cls.__mro__[cls.__mro__.index(self.start) + 1 :]:
             written = tx.effects.global_value(kind, name)
             if written is not None:
                 return written
@@ -283,22 +278,18 @@ class SuperValue(Value):
         tx.raise_(AttributeError, f"'super' object has no attribute '{name}'")
 
     def reconstruct(self, out: Output) -> None:
-        out.call(super, [class_value(self.cls), self.owner])
+        out.call(super, [class_value(self.start), self.owner])
 
 
+@dataclass(eq=False)
 class BaseMethod(Value):
     """A method of a builtin class bound to an instance of a subclass: `super().__init__`."""
 
-    __slots__ = ("kind", "name", "owner")
+    cls = types.BuiltinMethodType
 
-    def __init__(self, owner: Value, kind: type, name: str) -> None:
-        super().__init__(None)
-        self.owner = owner
-        self.kind = kind
-        self.name = name
-
-    def python_type(self) -> type:
-        return types.BuiltinMethodType
+    owner: Value
+    kind: type
+    name: str
 
     def describe(self) -> str:
         return f"{self.kind.__name__}.{self.name}"
@@ -366,7 +357,12 @@ def _object_eq(tx: Tracer, owner: Value, other: Value) -> Value:
     return TRUE if owner is other else constant(NotImplemented)
 
 
-def _nothing(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+@table.rule(object.__init__)
+def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+    kind = owner.python_type()
+    own = [attributes.lookup(kind, name) for name in ("__init__", "__new__")]
+    if (args or kwargs) and (own[0] != (object, object.__init__) or own[1] is None):
+        raise Break("unknown-call", f"arguments of object.__init__ for a {kind.__qualname__}")
     return NONE
 
 
@@ -375,8 +371,8 @@ _OBJECT_METHODS: dict[str, Callable[..., Value]] = {
     "__getattribute__": _object_getattribute,
     "__delattr__": _object_delattr,
     "__eq__": _object_eq,
-    "__init__": lambda *args, **kwargs: _object_init(*args, **kwargs),
-    "__init_subclass__": _nothing,
+    "__init__": _object_init,
+    "__init_subclass__": lambda tx, owner, *args, **kwargs: NONE,
 }
 
 
@@ -397,15 +393,6 @@ def _module_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Val
     """Leave out the mark that Dynamo, once loaded, puts on modules for its own use."""
     init = inspect.getclosurevars(torch.nn.Module.__init__).nonlocals["init"]
     return tx.const_object(init).call(tx, [owner, *args], kwargs)
-
-
-@table.rule(object.__init__)
-def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
-    kind = owner.python_type()
-    own = [attributes.lookup(kind, name) for name in ("__init__", "__new__")]
-    if (args or kwargs) and (own[0] != (object, object.__init__) or own[1] is None):
-        raise Break("unknown-call", f"arguments of object.__init__ for a {kind.__qualname__}")
-    return NONE
 
 
 @table.rule(object.__new__)

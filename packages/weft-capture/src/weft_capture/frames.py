@@ -7,7 +7,9 @@ frames whose every instruction can be taken back on its own.
 from __future__ import annotations
 
 import traceback
+import types
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from weft_capture import config
 from weft_capture.breaks import Break, Raised
@@ -166,30 +168,22 @@ class Frame:
         return known
 
 
+@dataclass(eq=False)
 class GeneratorValue(MutableValue):
     """A generator made by the program: a frame that runs one yield at a time."""
 
-    __slots__ = (
-        "args", "frame", "function", "kwargs", "made_at", "original", "returned", "running",
-        "started",
-    )  # fmt: skip
+    frame: Frame | None
+    function: FunctionValue
+    args: list[Value]
+    kwargs: dict[str, Value]
+    started: bool = False
+    running: bool = False
+    returned: Value | None = None
+    cls: type = types.GeneratorType  # or the class of the library that this is a version of
 
-    def __init__(
-        self, frame: Frame, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]
-    ) -> None:
-        super().__init__(None)
-        self.frame: Frame | None = frame
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.started = False
-        self.running = False
-        self.returned: Value | None = None
-        self.made_at = frame.tx.steps.now
-        self.original: type | None = None  # the class of the library that this is a version of
-
-    def python_type(self) -> type:
-        return self.original or type(_ for _ in ())
+    def __post_init__(self) -> None:
+        assert self.frame is not None
+        self.made_at = self.frame.tx.steps.now
 
     def snapshot(self) -> Callable[[], None]:
         frame, started, returned = self.frame, self.started, self.returned
@@ -280,9 +274,10 @@ class GeneratorValue(MutableValue):
         return None
 
     def reconstruct(self, out: Output) -> None:
-        version = self.function.globals.get("__name__") == "weft_capture.polyfills"
-        if self.started or self.function.attributes or (version and self.original is None):
+        plain = self.cls is types.GeneratorType
+        version = plain and self.function.globals.get("__name__") == "weft_capture.polyfills"
+        if self.started or self.function.attributes or version:
             what = "has started" if self.started else "may have had another name"
             text = f"a generator that {what} is needed after a graph break"
             raise Break("generator", text, self.made_at)
-        out.call(self.original or self.function, self.args, self.kwargs)
+        out.call(self.function if plain else self.cls, self.args, self.kwargs)

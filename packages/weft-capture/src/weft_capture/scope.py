@@ -86,8 +86,6 @@ def _is_fixed(module: str | None, name: str) -> bool:
 class ModuleObject(ObjectConstant):
     """A Python module."""
 
-    __slots__ = ()
-
     def describe(self) -> str:
         return f"module {self.obj.__name__}"
 

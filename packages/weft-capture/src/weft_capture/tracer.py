@@ -134,7 +134,7 @@ class Tracer:
             return ListValue([self.made(ItemSource(source, i), v) for i, v in enumerate(hint)])
         if type(hint) in (int, float, bool):
             return floats.at(self, source, hint)
-        return MadeValue(source, hint)
+        return MadeValue(hint, source)
 
     def tuple_of(self, items: Sequence[Value]) -> TupleValue:
         """Return a tuple of values."""

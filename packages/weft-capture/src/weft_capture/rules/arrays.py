@@ -59,26 +59,19 @@ _BY_ZERO = ("div", "mod", "remainder", "pow")
 
 
 class ArrayValue(Value):
-    """An array, or a scalar of NumPy where `kind` is such a class; `tensor` holds its memory."""
+    """An array, or a scalar of NumPy where `cls` is such a class; `tensor` holds its memory."""
 
-    __slots__ = ("kind", "tensor")
-
-    def __init__(self, tensor: Value, kind: type, source: Source | None = None) -> None:
-        super().__init__(source)
+    def __init__(self, tensor: Value, cls: type, source: Source | None = None) -> None:
         assert isinstance(tensor, TensorValue)
         self.tensor = tensor
-        self.kind = kind
-
-    def python_type(self) -> type:
-        return self.kind
+        self.cls = cls
+        self.source = source
 
     def truth(self, tx: Tracer) -> bool:
         raise Break("data-dependent-branch", "truth of an array")
 
     def reconstruct(self, out: Output) -> None:
-        out.call(
-            _scalar if issubclass(self.kind, np.generic) else torch.Tensor.numpy, [self.tensor]
-        )
+        out.call(_scalar if issubclass(self.cls, np.generic) else torch.Tensor.numpy, [self.tensor])
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "shape":
@@ -94,7 +87,7 @@ class ArrayValue(Value):
         if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
             return self.tensor.call_method(tx, name, [], {})
         if name not in _KNOWN_METHODS:
-            raise Break("unsupported-method", f"{self.kind.__name__}.{name}")
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
         if name == "__setitem__" and isinstance(args[1], ArrayValue):
             args = [args[0], args[1].call_method(tx, "copy", [], {})]  # which may overlap
         return apply(tx, f"ndarray.{name}", [self, *args], kwargs)
@@ -166,7 +159,7 @@ def _example(value: ArrayValue, scalar: bool = True) -> Any:
     with unset_fake_temporarily():
         example = torch.empty_strided(*layout, dtype=fake.dtype).numpy()
     example[...] = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
-    return example[()] if scalar and value.kind is not np.ndarray else example
+    return example[()] if scalar and value.cls is not np.ndarray else example
 
 
 def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
@@ -285,7 +278,7 @@ def _numpy(tx: Tracer, self: TensorValue) -> Value:
 
 @rule(torch.from_numpy)
 def _from_numpy(tx: Tracer, array: Value) -> Value:
-    if not isinstance(array, ArrayValue) or array.kind is not np.ndarray:
+    if not isinstance(array, ArrayValue) or array.cls is not np.ndarray:
         raise Break("unknown-call", "torch.from_numpy")
     return array.tensor if array.source is not None else array.tensor.getattr(tx, "data")
 

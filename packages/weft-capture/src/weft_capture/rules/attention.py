@@ -18,7 +18,7 @@ from weft_capture.breaks import Break
 from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Output, Tracer, Value, method
-from weft_capture.values.constant import FALSE, NONE
+from weft_capture.values.constant import FALSE
 from weft_capture.values.contexts import NullContext
 
 _AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
@@ -85,8 +85,6 @@ def tensors_as_indices() -> Any:
 
 
 class _TensorIndices(NullContext):
-    __slots__ = ()
-
     def reconstruct(self, out: Output) -> None:
         raise Break("unsupported-value", "a break between positions of flex_attention")
 
@@ -105,9 +103,8 @@ def _add(tx: Tracer, change: int) -> None:
 
 
 @method(_TensorIndices, "__enter__")
-def _enter(tx: Tracer, self: Value) -> Value:
+def _enter(tx: Tracer, self: Value) -> None:
     _add(tx, 1)
-    return NONE
 
 
 @method(_TensorIndices, "__exit__")

@@ -166,15 +166,13 @@ def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
 
 
 @rule(setattr)
-def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> Value:
+def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
     value.setattr(tx, name.as_constant(), item)
-    return NONE
 
 
 @rule(delattr)
-def _delattr(tx: Tracer, value: Value, name: Value) -> Value:
+def _delattr(tx: Tracer, value: Value, name: Value) -> None:
     value.delattr(tx, name.as_constant())
-    return NONE
 
 
 @rule(vars)
@@ -246,7 +244,7 @@ def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
     if isinstance(value, UserObject) and value.has_special("__round__"):
         return value.special(tx, "__round__").call(tx, list(digits), {})
     if isinstance(value, floats.FloatValue) and value.source is None:
-        return TextValue(tx, round, [value, *digits], kind=float if digits else int)
+        return TextValue(tx, round, [value, *digits], cls=float if digits else int)
     return fold(tx, round, [value, *digits], {})
 
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from weft_capture.breaks import Break
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import FALSE, NONE, TRUE
+from weft_capture.values.constant import FALSE, TRUE
 from weft_capture.values.contexts import (
     AttentionContext,
     AutocastContext,
@@ -24,9 +24,8 @@ from weft_capture.values.contexts import (
 
 
 @rule(torch._C._set_grad_enabled)
-def _set(tx: Tracer, mode: Value) -> Value:
+def _set(tx: Tracer, mode: Value) -> None:
     tx.set_grad_mode(mode.as_constant())
-    return NONE
 
 
 @rule(torch.inference_mode)

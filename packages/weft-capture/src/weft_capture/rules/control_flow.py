@@ -66,7 +66,7 @@ class _Branch:
 def _kind(value: Value) -> object:
     if isinstance(value, TensorValue):
         fake = value.fake
-        return fake.shape, fake.stride(), fake.dtype, fake.device, value.tensor_type
+        return fake.shape, fake.stride(), fake.dtype, fake.device, value.cls
     return value.as_constant()
 
 

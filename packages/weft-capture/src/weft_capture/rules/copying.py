@@ -42,8 +42,6 @@ def _check_plain(value: Value) -> None:
 class _Memo(DictValue):
     """The memo that a `__deepcopy__` of the program gets."""
 
-    __slots__ = ()
-
 
 def _copied_object(tx: Tracer, value: UserObject, deep: dict[Value, Value] | None) -> Value:
     hooks = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__",

@@ -148,10 +148,9 @@ def _setdefault(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) 
 
 
 @method(DictValue, "update", "__init__")
-def _update(tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value) -> Value:
+def _update(tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value) -> None:
     tx.mutate(self)
     fill(tx, self, items, kw)
-    return NONE
 
 
 @method(DictValue, "pop")
@@ -176,11 +175,10 @@ def _popitem(tx: Tracer, self: DictValue, last: Value = constant(True)) -> Value
 
 
 @method(DictValue, "clear")
-def _clear(tx: Tracer, self: DictValue) -> Value:
+def _clear(tx: Tracer, self: DictValue) -> None:
     tx.mutate(self)
     for hashed in list(self.entries):
         self.drop(hashed)
-    return NONE
 
 
 @method(DictValue, "move_to_end")
@@ -189,7 +187,7 @@ def _move_to_end(
     self: DictValue,
     key: Value,
     last: Value = constant(True),  # noqa: B008
-) -> Value:
+) -> None:
     hashed = key.hash_key()
     if hashed not in self.entries:
         missing_key(tx, key)
@@ -198,4 +196,3 @@ def _move_to_end(
     rest = [] if last.truth(tx) else [self.drop(other) for other in list(self.entries)]
     for pair in (entry, *rest):
         self.put(*pair)
-    return NONE

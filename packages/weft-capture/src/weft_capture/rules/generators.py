@@ -43,21 +43,20 @@ def _throw(tx: Tracer, self: GeneratorValue, error: Value, *rest: Value) -> Valu
 
 
 @method(GeneratorValue, "close")
-def _close(tx: Tracer, self: GeneratorValue) -> Value:
+def _close(tx: Tracer, self: GeneratorValue) -> None:
     if self.frame is None or not self.started:
         tx.journal.touch(self)
         self.frame = None
         self.returned = None
-        return NONE
+        return
     try:
         item = self.throw(tx, ExceptionValue(GeneratorExit, []))
     except Raised as raised:
         if issubclass(raised.value.python_type(), GeneratorExit | StopIteration):
-            return NONE
+            return
         raise
     if item is not None:
         tx.raise_(RuntimeError, "generator ignored GeneratorExit")
-    return NONE
 
 
 @method(GeneratorValue, "__iter__")

@@ -7,6 +7,7 @@ set for real after the graph. What autograd does while the program runs (`backwa
 from __future__ import annotations
 
 import types
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def _grad(tx: Tracer, self: TensorValue) -> Value:
 
 
 @method(TensorValue, "set:grad")
-def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> Value:
+def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> None:
     """Check the gradient as torch does, on fakes, and leave the setting for after the graph."""
     try:
         self.fake.grad = value.example()
@@ -62,7 +63,6 @@ def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> Value:
     finally:
         self.fake.grad = None
     self.store(tx, "grad", value)
-    return NONE
 
 
 @method(TensorValue, "requires_grad_", "set:requires_grad")
@@ -84,7 +84,7 @@ def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> V
         raise Break("unknown-call", "torch.nn.Parameter")
     made = data.call_method(tx, "detach", [], {})
     assert isinstance(made, TensorValue)
-    made.tensor_type = torch.nn.Parameter
+    made.cls = torch.nn.Parameter
     tx.graph.made_at[made.node] = tx.steps.now
     return made.call_method(tx, "requires_grad_", [requires_grad], {})
 
@@ -149,17 +149,13 @@ def _begins_here(tx: Tracer, entry: GraphInput) -> None:
 # ---- hooks
 
 
+@dataclass(eq=False)
 class HookHandle(Value):
     """What `register_hook` returned for a tensor of the graph; removing it is left to a break."""
 
-    __slots__ = ("made_at",)
+    cls = RemovableHandle
 
-    def __init__(self, made_at: int) -> None:
-        super().__init__(None)
-        self.made_at = made_at
-
-    def python_type(self) -> type:
-        return RemovableHandle
+    made_at: int
 
     def reconstruct(self, out: Output) -> None:
         raise Break("unsupported-value", "the handle of a tensor hook leaves", self.made_at)

@@ -13,7 +13,7 @@ import operator
 import torch
 
 from weft_capture.values.base import Kwargs, Tracer, Value, method
-from weft_capture.values.constant import NONE, constant
+from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -76,7 +76,6 @@ def _getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
 
 
 @method(TensorValue, "__setitem__")
-def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> Value:
+def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> None:
     tensor, rest = _selected(tx, self, key)
     tx.graph.emit("call_function", operator.setitem, [tensor, rest, value], {})
-    return NONE

@@ -58,7 +58,7 @@ def _print(
     end: Value = NONE,
     file: Value = NONE,
     flush: Value = FALSE,
-) -> Value:
+) -> None:
     if not all(isinstance(one.as_constant(), str | None) for one in (sep, end)):
         raise Break("unknown-call", "print with a separator that is no text")
     stream = file if file is not NONE else tx.const_object(sys).getattr(tx, "stdout")
@@ -68,7 +68,7 @@ def _print(
         text = (" " if space is None else space).join(words)
         text += "\n" if newline is None else newline
         stream.call_method(tx, "write", [constant(text)], {})
-        return NONE
+        return
     if stream is not NONE:
         _check_stream(tx, stream)
     try:
@@ -77,7 +77,6 @@ def _print(
     except Raised:
         raise Break("unknown-call", "print of an object whose __str__ raises") from None
     tx.calls.add(_print_now, sep, end, file, constant(flush.truth(tx)), *texts)
-    return NONE
 
 
 def _print_now(sep: Any, end: Any, file: Any, flush: bool, *texts: Any) -> None:
@@ -305,7 +304,7 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
 
 
 @rule(_WARNINGS._filters_mutated)
-def _mutated(tx: Tracer) -> Value:
+def _mutated(tx: Tracer) -> None:
     """Forget what was given; operations may not warn where the program looks at warnings."""
     calls, before = tx.calls, tx.calls.looks
     step, count, strict = before
@@ -321,4 +320,3 @@ def _mutated(tx: Tracer) -> Value:
     calls.looks = tx.steps.now, len(nodes), any(entry[0] == "error" for entry in reached)
     tx.journal.on_rollback(lambda: setattr(calls, "looks", before))
     tx.calls.add(_WARNINGS._filters_mutated)
-    return NONE

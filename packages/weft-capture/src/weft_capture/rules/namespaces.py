@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 import types
+from dataclasses import dataclass
 from typing import Any
 
 from weft_guards.sources import CallSource, ConstSource
@@ -26,17 +27,13 @@ from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import function_value
 
 
+@dataclass(eq=False)
 class GlobalsValue(Value):
     """The globals of a function, read and written one at a time."""
 
-    __slots__ = ("function",)
+    cls = dict
 
-    def __init__(self, function: FunctionValue) -> None:
-        super().__init__(None)
-        self.function = function
-
-    def python_type(self) -> type:
-        return dict
+    function: FunctionValue
 
     def reconstruct(self, out: Output) -> None:
         out.writer.load_const(self.function.globals)
@@ -76,9 +73,8 @@ def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
 
 
 @method(GlobalsValue, "__setitem__")
-def _set(tx: Tracer, self: GlobalsValue, key: Value, value: Value) -> Value:
+def _set(tx: Tracer, self: GlobalsValue, key: Value, value: Value) -> None:
     store_global(tx, self.function, key.as_constant(), value)
-    return NONE
 
 
 def _variables(tx: Tracer) -> dict[str, Value]:
@@ -134,18 +130,14 @@ def _dir(tx: Tracer, *args: Value) -> Value:
     return tx.literal(sorted({*dir(value.cls), *own}))
 
 
+@dataclass(eq=False)
 class RuntimeNumber(Value):
     """A number that only the run knows: an object's id, a thread's. It can be compared."""
 
-    __slots__ = ("args", "function")
+    cls = int
 
-    def __init__(self, function: Any, args: list[Value]) -> None:
-        super().__init__(None)
-        self.function = function
-        self.args = args
-
-    def python_type(self) -> type:
-        return int
+    function: Any
+    args: list[Value]
 
     def hash_key(self) -> object:
         return (self.function, *(id(arg) for arg in self.args))

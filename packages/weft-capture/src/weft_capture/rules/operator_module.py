@@ -18,7 +18,6 @@ from weft_capture.rules.operators import (
 )
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import NONE
 
 
 def _two(evaluate: Any, symbol: str, tx: Tracer, left: Value, right: Value) -> Any:
@@ -45,9 +44,8 @@ def _getitem(tx: Tracer, items: Value, key: Value) -> Value:
 
 
 @rule(operator.setitem)
-def _setitem(tx: Tracer, items: Value, key: Value, item: Value) -> Value:
+def _setitem(tx: Tracer, items: Value, key: Value, item: Value) -> None:
     items.setitem(tx, key, item)
-    return NONE
 
 
 @rule(operator.contains)

@@ -77,7 +77,6 @@ def _disabled(tx: Tracer, func: Value, types: Value, args: Value, kwargs: Value 
 class HandlersOff(NullContext):
     """DisableTorchFunctionSubclass (level 1) and DisableTorchFunction (level 2)."""
 
-    __slots__ = ("before",)
     before: int
 
     def reconstruct(self, out: Output) -> None:
@@ -95,10 +94,9 @@ for _kind in _LEVELS:
 
 
 @method(HandlersOff, "__enter__")
-def _enter(tx: Tracer, self: HandlersOff) -> Value:
+def _enter(tx: Tracer, self: HandlersOff) -> None:
     self.before = tx.overrides.level
     tx.overrides.open(max(_LEVELS[self.cls], self.before), tx.overrides.stack)
-    return NONE
 
 
 @method(HandlersOff, "__exit__")
@@ -108,11 +106,10 @@ def _exit(tx: Tracer, self: HandlersOff, *error: Value) -> Value:
 
 
 @rule(torch._C._push_on_torch_function_stack)
-def _push(tx: Tracer, mode: Value) -> Value:
+def _push(tx: Tracer, mode: Value) -> None:
     if not isinstance(mode, UserObject) or issubclass(mode.cls, DeviceContext):
         raise Break("unknown-call", "entering a mode of torch")
     tx.overrides.open(tx.overrides.level, (*tx.overrides.stack, mode))
-    return NONE
 
 
 @rule(torch._C._pop_torch_function_stack)

@@ -12,6 +12,7 @@ import itertools
 import json
 import operator
 import types
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
@@ -70,7 +71,7 @@ def polyfill(original: Any, version: Any) -> None:
         given[iterated] = [arg.iterate(tx) for arg in given[iterated]]
         result = tx.const_object(version).call(tx, given, kwargs)
         if isinstance(result, GeneratorValue) and isinstance(original, type):
-            result.original = original
+            result.cls = original
         if isinstance(result, FunctionValue):
             result.made_at = tx.steps.now
         return result
@@ -92,34 +93,28 @@ polyfill(RemovableHandle.__init__, polyfills.make_handle)
 
 @rule(polyfills.next_handle)
 def _next_handle(tx: Tracer) -> Value:
-    return HandleNumber(tx, tx.calls.add(polyfills.next_handle, early=True))
+    return HandleNumber(0, tx.calls.add(polyfills.next_handle, early=True))
 
 
+@dataclass(eq=False)
 class GetterValue(Value):
     """operator.itemgetter, attrgetter or methodcaller.
 
     Args:
-        factory: which of them.
+        cls: which of them.
         function: what does its work.
     """
 
-    __slots__ = ("args", "factory", "function", "kwargs")
-
-    def __init__(self, factory: type, function: Value, args: list[Value], kwargs: Kwargs) -> None:
-        super().__init__(None)
-        self.factory = factory
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-
-    def python_type(self) -> type:
-        return self.factory
+    cls: type
+    function: Value
+    args: list[Value]
+    kwargs: Kwargs
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return self.function.call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(self.factory, self.args, self.kwargs)
+        out.call(self.cls, self.args, self.kwargs)
 
 
 def _getter(factory: Any, version: Any) -> None:

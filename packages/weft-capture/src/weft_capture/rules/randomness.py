@@ -64,19 +64,17 @@ for _name in (
 
 
 @method(RandomValue, "shuffle")
-def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> Value:
+def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
     if type(items) is not ListValue:
         raise Break("unknown-call", "random.shuffle of what is no list")
     shuffled = _draw(tx, self, "shuffle", [items], {})
     tx.mutate(items)
     items.items = shuffled.unpack(tx)
-    return NONE
 
 
 @method(RandomValue, "seed")
-def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> Value:
+def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> None:
     _draw(tx, self, "seed", [a], {})
-    return NONE
 
 
 @rule(random.Random)
@@ -115,12 +113,11 @@ for _function in (datetime.datetime.now, datetime.datetime.utcnow, datetime.date
 
 
 @rule(time.sleep)
-def _sleep(tx: Tracer, seconds: Value) -> Value:
+def _sleep(tx: Tracer, seconds: Value) -> None:
     number = seconds.as_constant()
     if not isinstance(number, int | float) or not number >= 0:
         raise Break("unknown-call", "time.sleep")
     tx.calls.add(time.sleep, seconds)
-    return NONE
 
 
 # ---- the environment
@@ -149,10 +146,9 @@ def _get_variable(tx: Tracer, self: Value, name: Value) -> Value:
 
 
 @rule(os._Environ.__setitem__)
-def _set_variable(tx: Tracer, self: Value, name: Value, text: Value) -> Value:
+def _set_variable(tx: Tracer, self: Value, name: Value, text: Value) -> None:
     environment: Any = os.environ
     tx.effects.store_global(environment, _name_of(self, name, text), text)
-    return NONE
 
 
 @rule(os._Environ.__iter__, os._Environ.__len__, os._Environ.__delitem__, os._Environ.copy)

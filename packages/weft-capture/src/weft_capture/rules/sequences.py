@@ -86,12 +86,11 @@ def _range_item(tx: Tracer, self: RangeValue, key: Value) -> Value:
 
 
 @method(ListValue, "__setitem__")
-def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> Value:
+def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
     real = _key(tx, key)
     new = item.unpack(tx) if isinstance(real, slice) else item
     tx.mutate(self)
     real_call(tx, operator.setitem, self.items, real, new)
-    return NONE
 
 
 def _compared(tx: Tracer, self: Sequence, name: str, item: Value, *more: Any) -> tuple[Any, Any]:
@@ -117,20 +116,18 @@ _comparing("count")
 
 
 @method(ListValue, "remove")
-def _remove(tx: Tracer, self: ListValue, item: Value) -> Value:
+def _remove(tx: Tracer, self: ListValue, item: Value) -> None:
     real, _ = _compared(tx, self, "remove", item)
     tx.mutate(self)
     self.items.clear()
     self.items.extend(one.value for one in real)
-    return NONE
 
 
 @method(ListValue, "sort")
-def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
+def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FALSE) -> None:
     new = sort_values(tx, list(self.items), key, reverse)
     tx.mutate(self)
     self.items[:] = new
-    return NONE
 
 
 @method(ListValue, "copy", "__copy__")

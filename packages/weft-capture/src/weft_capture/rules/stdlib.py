@@ -50,11 +50,10 @@ PURE.update((operator.index, sys.intern, os.fspath))
 
 
 @rule(traceback.clear_frames)
-def _clear_frames(tx: Tracer, where: Value) -> Value:
+def _clear_frames(tx: Tracer, where: Value) -> None:
     """Frames that were inlined are gone when they end: nothing holds their variables."""
     if where is not TRACEBACK:
         raise Break("unknown-call", "clear_frames of a traceback from outside")
-    return NONE
 
 
 # functools

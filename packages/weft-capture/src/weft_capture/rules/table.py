@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, Kwargs, Tracer, Value
-from weft_capture.values.constant import fold
+from weft_capture.values.base import H, Handler, Kwargs, Tracer, Value
+from weft_capture.values.constant import NONE, fold
 
 RULES: dict[object, Handler] = {}
 """callable -> handler(tx, *args, **kwargs); functions of late modules by name."""
@@ -46,10 +46,10 @@ _DESCRIPTORS = (
 )
 
 
-def rule(*callables: object) -> Callable[[Handler], Handler]:
+def rule(*callables: object) -> Callable[[H], H]:
     """Make the decorated handler the rule of `callables`."""
 
-    def add(handler: Handler) -> Handler:
+    def add(handler: H) -> H:
         RULES.update(dict.fromkeys(callables, handler))
         return handler
 
@@ -141,7 +141,8 @@ def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs) -> Va
         _signature(handler).bind(tx, *args, **kwargs)
     except TypeError as error:
         tx.raise_(TypeError, str(error))
-    return handler(tx, *args, **kwargs)
+    result = handler(tx, *args, **kwargs)
+    return NONE if result is None else result
 
 
 _signature = functools.lru_cache(maxsize=None)(inspect.signature)

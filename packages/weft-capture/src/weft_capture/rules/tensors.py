@@ -5,6 +5,8 @@ Sizes, strides and counts are constants where the shape is static and symbolic i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from weft_capture.breaks import Break
@@ -34,7 +36,7 @@ def _data(tx: Tracer, self: TensorValue) -> Value:
 
 
 @method(TensorValue, "set:data")
-def _set_data(tx: Tracer, self: TensorValue, value: Value) -> Value:
+def _set_data(tx: Tracer, self: TensorValue, value: Value) -> None:
     """Let the value stand for another tensor; one from outside is changed after the graph."""
     if not isinstance(value, TensorValue) or tx.transforms or value.fake.requires_grad:
         raise Break("unsupported-value", "setting data of a tensor")
@@ -48,7 +50,6 @@ def _set_data(tx: Tracer, self: TensorValue, value: Value) -> Value:
         raise Break("unsupported-value", "setting data of a tensor with a history")
     else:
         tx.graph.replace(self, value.getattr(tx, "data"))
-    return NONE
 
 
 @method(TensorValue, "size")
@@ -107,7 +108,8 @@ def _int(tx: Tracer, self: TensorValue) -> Value:
 @method(TensorValue, "__float__")
 def _float(tx: Tracer, self: TensorValue) -> Value:
     whole = not self.fake.is_floating_point()
-    return _item(tx, self.call_method(tx, "to", [constant(torch.float64)], {}) if whole else self)
+    wide: Any = self.call_method(tx, "to", [constant(torch.float64)], {}) if whole else self
+    return _item(tx, wide)
 
 
 @method(TensorValue, "__bool__")
@@ -129,7 +131,7 @@ def _tolist(tx: Tracer, self: TensorValue) -> Value:
 
 @tensor_attribute("__class__")
 def _class(tx: Tracer, self: TensorValue) -> Value:
-    return tx.const_object(self.tensor_type)
+    return tx.const_object(self.cls)
 
 
 @method(SymValue, "__index__", "__int__")

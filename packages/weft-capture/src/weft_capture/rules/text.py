@@ -194,7 +194,7 @@ def _text_with_hole(tx: Tracer, value: Value, spec: Value) -> Value:
     number, spec_text = False, spec.as_constant()
     example: Any = getattr(value, "hint", "") if not isinstance(value, SymValue) else 0
     if isinstance(value, TensorValue):
-        number = value.tensor_type is torch.Tensor and value.fake.dim() == 0
+        number = value.cls is torch.Tensor and value.fake.dim() == 0
         example = (0.0 if value.fake.dtype.is_floating_point else 0) if number else object()
     try:
         format(example, spec_text)

@@ -157,9 +157,8 @@ def _linearize(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 
 
 @rule(predispatch.lazy_load_decompositions)
-def _load(tx: Tracer) -> Value:
+def _load(tx: Tracer) -> None:
     predispatch.lazy_load_decompositions()
-    return NONE
 
 
 @rule(*_both("is_batchedtensor"), _functorch.is_gradtrackingtensor)

@@ -15,9 +15,11 @@ What a kind supports beyond the defaults is given by overriding, and by rows of 
 from __future__ import annotations
 
 import itertools
+import types
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_guards.sources import Source
@@ -29,19 +31,20 @@ if TYPE_CHECKING:
 else:  # only names for annotations, here and elsewhere: these modules import all the others
     Frame = Output = Tracer = Any
 
-Handler = Callable[..., "Value"]
+Handler = Callable[..., "Value | None"]
+"""Of a rule or method; one that returns nothing gives the program's None."""
+H = TypeVar("H", bound=Handler)
 Kwargs = dict[str, "Value"]
 
 
 class Value:
     """Base of all values; see the module docstring."""
 
-    __slots__ = ("source",)
+    source: Source | None = None
+    cls: type
+    """The type that the user's program sees, where `python_type` says nothing else."""
     methods: ClassVar[dict[str, Handler]] = {}
     """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
-
-    def __init__(self, source: Source | None = None) -> None:
-        self.source = source
 
     def __init_subclass__(cls) -> None:
         cls.methods = {}
@@ -50,7 +53,7 @@ class Value:
 
     def python_type(self) -> type:
         """Return the type that the user's program would see."""
-        raise NotImplementedError(type(self).__name__)
+        return self.cls
 
     def as_constant(self) -> Any:
         """Return the Python object this value is known to equal.
@@ -78,10 +81,7 @@ class Value:
 
     def describe(self) -> str:
         """Name the value in messages."""
-        try:
-            return f"{type(self).__name__}({self.python_type().__name__})"
-        except NotImplementedError:
-            return type(self).__name__
+        return f"{type(self).__name__}({self.python_type().__name__})"
 
     # What the graph sees.
 
@@ -243,17 +243,14 @@ BIRTHS = itertools.count()
 """Numbers values whose state changes, in the order in which they were made."""
 
 
+@dataclass(eq=False)
 class MutableValue(Value):
     """A value whose state changes; changes go through `tx.mutate(self)` first."""
 
-    __slots__ = ("born", "epoch")
+    epoch: int = field(default=-1, init=False)
+    born: int = field(default_factory=BIRTHS.__next__, init=False)
     changing: ClassVar[tuple[str, ...]] = ()
     """The attributes that change."""
-
-    def __init__(self, source: Source | None = None) -> None:
-        super().__init__(source)
-        self.epoch = -1
-        self.born = next(BIRTHS)
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the present state (see `journal`)."""
@@ -274,18 +271,14 @@ def _copied(state: Any) -> Any:
     return state.copy() if type(state) in (list, dict, set, deque) else state
 
 
+@dataclass(eq=False)
 class MethodOf(Value):
     """A bound method of a value with a method table, such as `items.append`."""
 
-    __slots__ = ("name", "owner")
-
-    def __init__(self, owner: Value, name: str, source: Source | None = None) -> None:
-        super().__init__(source)
-        self.owner = owner
-        self.name = name
-
-    def python_type(self) -> type:
-        return type([].append)
+    cls = types.BuiltinMethodType
+    owner: Value
+    name: str
+    source: Source | None = None
 
     def describe(self) -> str:
         return f"{self.owner.python_type().__name__}.{self.name}"
@@ -315,13 +308,13 @@ def _unhashable(kind: type) -> Value:
     return ExceptionValue(TypeError, [constant(f"unhashable type: '{kind.__name__}'")])
 
 
-def method(kind: type[Value], *names: str) -> Callable[[Handler], Handler]:
+def method(kind: type[Value], *names: str) -> Callable[[H], H]:
     """Add a row to the method table of `kind`: handler(tx, self, *args, **kwargs) -> Value.
 
     Wrong argument counts become the program's TypeError.
     """
 
-    def add(handler: Handler) -> Handler:
+    def add(handler: H) -> H:
         for name in names:
             kind.methods[name] = handler
         return handler

@@ -22,8 +22,6 @@ from weft_guards.sources import ConstSource
 class CachedFunction(ObjectConstant):
     """A `functools._lru_cache_wrapper`."""
 
-    __slots__ = ()
-
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         known, result = self._call_real(tx, args, kwargs)
         if known:

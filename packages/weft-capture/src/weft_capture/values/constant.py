@@ -10,6 +10,7 @@ import enum
 import operator
 import types
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,14 +38,11 @@ def is_constant_object(obj: object) -> bool:
     return type(obj) in CONSTANT_TYPES or issubclass(type(obj), enum.Enum)
 
 
+@dataclass(eq=False)
 class Constant(Value):
     """A known immutable Python object."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        super().__init__(None)
-        self.value = value
+    value: object
 
     def python_type(self) -> type:
         return type(self.value)
@@ -117,8 +115,6 @@ class Constant(Value):
 class Varying(Value):
     """Immutable data known only when the program runs; where it must be known, a guard fixes it."""
 
-    __slots__ = ()
-
     def is_constant(self) -> bool:
         return False
 
@@ -136,8 +132,6 @@ class Varying(Value):
 
 class NullValue(Value):
     """CPython's NULL stack slot, and an unbound local."""
-
-    __slots__ = ()
 
     def describe(self) -> str:
         return "NULL"

@@ -31,8 +31,6 @@ def check_keys(keys: Iterable[object]) -> None:
 class Container(Value):
     """Base of what holds values, and can be built as a real one that holds anything."""
 
-    __slots__ = ()
-
     def build(self, each: Callable[[Value], Any]) -> Any:
         """Return a real container of this kind of what `each` makes of the items."""
         raise NotImplementedError(type(self).__name__)
@@ -50,14 +48,11 @@ class Container(Value):
 class TupleValue(Container):
     """A tuple."""
 
-    __slots__ = ("items",)
+    cls: type = tuple
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
-        super().__init__(source)
         self.items = tuple(items)
-
-    def python_type(self) -> type:
-        return tuple
+        self.source = source
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return tuple(each(item) for item in self.items)
@@ -92,13 +87,10 @@ class TupleValue(Container):
 class SizeValue(TupleValue):
     """A torch.Size; its items are constants and symbolic ints."""
 
-    __slots__ = ()
+    cls = torch.Size
 
     def data(self, tx: Tracer) -> Any:
         return torch.Size(super().data(tx))
-
-    def python_type(self) -> type:
-        return torch.Size
 
     def as_constant(self) -> Any:
         return torch.Size(super().as_constant())
@@ -116,14 +108,9 @@ class SizeValue(TupleValue):
 class NamedTupleValue(TupleValue):
     """A named tuple, or one of torch's structseq results (`torch.return_types`)."""
 
-    __slots__ = ("cls",)
-
     def __init__(self, cls: type, items: Sequence[Value], source: Source | None = None) -> None:
         super().__init__(items, source)
         self.cls = cls
-
-    def python_type(self) -> type:
-        return self.cls
 
     def find_python(self, name: str) -> bool:
         """Say whether the class defines a method in Python."""
@@ -165,15 +152,14 @@ def refill(target: Any, contents: Any) -> None:
 class ListValue(Container, MutableValue):
     """A list."""
 
-    __slots__ = ("items",)
+    cls: type = list
+
     changing = ("items",)
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
-        super().__init__(source)
+        super().__init__()
         self.items = list(items)
-
-    def python_type(self) -> type:
-        return list
+        self.source = source
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return [each(item) for item in self.items]
@@ -222,7 +208,6 @@ class SetValue(MutableValue):
     order in which the program's set does.
     """
 
-    __slots__ = ("cls", "entries", "order", "removals")
     changing = ("entries", "order")
 
     def __init__(
@@ -232,7 +217,8 @@ class SetValue(MutableValue):
         cls: type = set,
         order: Set[object] | None = None,
     ) -> None:
-        super().__init__(source)
+        super().__init__()
+        self.source = source
         self.cls = cls
         self.entries: dict[object, Value] = {}
         self.order: set[object] = set()
@@ -259,9 +245,6 @@ class SetValue(MutableValue):
 
     def data(self, tx: Tracer) -> Any:
         return self.cls([tx.force(item).data(tx) for item in self.unpack(tx)])
-
-    def python_type(self) -> type:
-        return self.cls
 
     def as_constant(self) -> Any:
         if self.cls is not frozenset:
@@ -297,14 +280,10 @@ class SetValue(MutableValue):
 class SliceValue(Container):
     """A slice whose bounds may be symbolic."""
 
-    __slots__ = ("parts",)
+    cls = slice
 
     def __init__(self, start: Value, stop: Value, step: Value) -> None:
-        super().__init__(None)
         self.parts = (start, stop, step)
-
-    def python_type(self) -> type:
-        return slice
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return slice(*map(each, self.parts))
@@ -324,14 +303,10 @@ class SliceValue(Container):
 class RangeValue(Value):
     """A range with known bounds."""
 
-    __slots__ = ("range",)
+    cls = range
 
     def __init__(self, value: range) -> None:
-        super().__init__(None)
         self.range = value
-
-    def python_type(self) -> type:
-        return range
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name in ("start", "stop", "step"):

@@ -9,6 +9,7 @@ context manager and enters it; the resume function finds its `__exit__` on the s
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,13 +20,13 @@ from weft_capture.values.constant import FALSE, NONE
 from weft_guards.sources import InstanceAttrSource, Source
 
 
+@dataclass(eq=False)
 class AutocastContext(MutableValue):
     """torch.autocast; `token` is the graph node of the entered block.
 
     One from outside is not entered for real; after a break there is one that is.
     """
 
-    __slots__ = ("args", "cls", "kwargs", "origin", "real", "token")
     changing = ("real", "source", "token")
     state: ClassVar[dict[str, str]] = {
         "device_type": "device",
@@ -35,17 +36,15 @@ class AutocastContext(MutableValue):
     }
     """The arguments that an object from outside is made again with, and where it has them."""
 
-    def __init__(
-        self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-        source: Source | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(source)
-        self.cls = cls
-        self.args = args
-        self.kwargs = kwargs
-        self.origin = source
-        self.real: Any = None
-        self.token: Any = None
+    cls: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: Source | None = None
+    real: Any = None
+    token: Any = None
+
+    def __post_init__(self) -> None:
+        self.origin = self.source
 
     @classmethod
     def of(cls, tx: Tracer, obj: Any, source: Source) -> Self:
@@ -108,7 +107,6 @@ class InferenceContext(AutocastContext):
     `token` is the grad mode outside of the block.
     """
 
-    __slots__ = ()
     state: ClassVar[dict[str, str]] = {"mode": "mode"}
 
     def enter(self, tx: Tracer) -> None:
@@ -134,8 +132,6 @@ def decorate(tx: Tracer, context: Value, function: Value) -> Value:
 
 class AttentionContext(AutocastContext):
     """torch.nn.attention.sdpa_kernel, which has the same life."""
-
-    __slots__ = ()
 
     def enter_node(self, tx: Tracer) -> Node:
         backends, set_priority = self.args
@@ -171,15 +167,12 @@ def _reenter(tx: Tracer, real: Any) -> None:
     tx.open_contexts.append(real)
 
 
+@dataclass(eq=False)
 class NullContext(Value):
     """A context manager without effect on captured code, such as a profiler range."""
 
-    __slots__ = ("cls", "result")
-
-    def __init__(self, cls: Any, result: Value = NONE) -> None:
-        super().__init__(None)
-        self.cls = cls
-        self.result = result
+    cls: Any
+    result: Value = NONE
 
     def python_type(self) -> type:
         return self.cls if isinstance(self.cls, type) else object

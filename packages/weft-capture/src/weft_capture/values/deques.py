@@ -17,16 +17,13 @@ from weft_guards.sources import Source
 class DequeValue(ListValue):
     """A deque."""
 
-    __slots__ = ()
+    cls = collections.deque
 
     def __init__(
         self, items: Iterable[Value], source: Source | None = None, maxlen: int | None = None
     ) -> None:
         super().__init__([], source)
         self.items: Any = collections.deque(items, maxlen)
-
-    def python_type(self) -> type:
-        return collections.deque
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return collections.deque(super().build(each), self.items.maxlen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -19,15 +20,13 @@ from weft_capture.values.containers import Container, check_keys, refill
 from weft_guards.sources import CallSource, Source
 
 
+@dataclass(eq=False)
 class LazyValue(Value):
     """An object from outside that nothing has looked at yet; `tx.force` makes it a value."""
 
-    __slots__ = ("forced", "obj")
-
-    def __init__(self, obj: object, source: Source) -> None:
-        super().__init__(source)
-        self.obj = obj
-        self.forced: Value | None = None
+    obj: object
+    source: Source
+    forced: Value | None = None
 
     def data(self, tx: Tracer) -> Any:
         return tx.force(self).data(tx)
@@ -55,7 +54,6 @@ class DictValue(Container, MutableValue):
     its live iterators see right. `metadata` is the attribute that torch gives to a state dict.
     """
 
-    __slots__ = ("cls", "default_factory", "entries", "log", "metadata", "removals")
     changing = ("entries", "log", "metadata")
 
     def __init__(
@@ -65,7 +63,8 @@ class DictValue(Container, MutableValue):
         cls: type = dict,
         default_factory: Value = NONE,
     ) -> None:
-        super().__init__(source)
+        super().__init__()
+        self.source = source
         self.cls = cls
         self.default_factory = default_factory
         self.log: list[tuple[object, Value, bool]] | None = None
@@ -111,9 +110,6 @@ class DictValue(Container, MutableValue):
     def keys(self) -> list[Value]:
         """Return the keys in order."""
         return [key for key, _ in self.entries.values()]
-
-    def python_type(self) -> type:
-        return self.cls
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "default_factory" and self.cls is defaultdict:
@@ -214,8 +210,6 @@ class DictValue(Container, MutableValue):
 class MappingProxy(DictValue):
     """A read-only view of a dict, which shows what is written to it."""
 
-    __slots__ = ("inner",)
-
     def __init__(self, inner: DictValue, source: Source | None = None) -> None:
         self.inner = inner
         super().__init__(None, source, MappingProxyType)
@@ -255,10 +249,7 @@ class MappingProxy(DictValue):
 class DictView(Value):
     """The result of keys, values or items of a dict; `holder` is the object it is the base of."""
 
-    __slots__ = ("holder", "kind", "owner")
-
     def __init__(self, owner: DictValue, kind: str) -> None:
-        super().__init__(None)
         self.owner = owner
         self.kind = kind
         self.holder: Value = owner

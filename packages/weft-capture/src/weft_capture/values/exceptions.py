@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft_capture import attributes
@@ -22,10 +23,7 @@ from weft_guards.sources import Source
 class TracebackValue(Value):
     """The traceback of an exception that was raised: only that it is there is known."""
 
-    __slots__ = ()
-
-    def python_type(self) -> type:
-        return types.TracebackType
+    cls = types.TracebackType
 
 
 TRACEBACK = TracebackValue()
@@ -46,6 +44,7 @@ _FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
 """Keyword arguments of builtin exceptions; the interpreter sets them where it raises, too."""
 
 
+@dataclass(eq=False)
 class ExceptionValue(MutableValue):
     """An exception instance made during capture.
 
@@ -56,25 +55,13 @@ class ExceptionValue(MutableValue):
         origin: of a part of an exception group, the group that was split.
     """
 
-    __slots__ = ("args", "attributes", "cls", "origin", "raised")
+    cls: type
+    args: list[Value]
+    source: Source | None = None
+    origin: ExceptionValue | None = None
+    attributes: dict[str, Value] = field(default_factory=dict)
+    raised: bool = False
     changing = ("args", "attributes", "raised")
-
-    def __init__(
-        self,
-        cls: type,
-        args: list[Value],
-        source: Source | None = None,
-        origin: ExceptionValue | None = None,
-    ) -> None:
-        super().__init__(source)
-        self.cls = cls
-        self.args = args
-        self.attributes: dict[str, Value] = {}
-        self.origin = origin
-        self.raised = False
-
-    def python_type(self) -> type:
-        return self.cls
 
     def describe(self) -> str:
         return f"{self.cls.__name__}({', '.join(arg.describe() for arg in self.args)})"
@@ -226,7 +213,7 @@ def generator_error(tx: Tracer, stop: Value) -> Value:
 
 
 @method(ExceptionValue, "__init__")
-def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> Value:
+def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> None:
     fields = _fields(self.cls)
     if not kwargs.keys() <= set(fields):
         raise Break("unsupported-value", f"keyword arguments of {self.describe()}")
@@ -235,7 +222,6 @@ def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> Va
     for name in fields:
         self.attributes.pop(name, None)
     self.attributes.update(kwargs)
-    return NONE
 
 
 @method(ExceptionValue, "with_traceback")

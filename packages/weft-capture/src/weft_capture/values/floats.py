@@ -50,8 +50,6 @@ class FloatValue(Varying):
     comparison says, and the number at this capture; None for what only the graph knows.
     """
 
-    __slots__ = ("_tensor", "before", "hint", "tx")
-
     def __init__(
         self,
         tx: Tracer,
@@ -59,7 +57,7 @@ class FloatValue(Varying):
         hint: float = 0.0,
         computed: TensorValue | None = None,
     ) -> None:
-        super().__init__(source)
+        self.source = source
         self.tx = tx
         self.hint = hint
         self._tensor = computed

@@ -13,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
@@ -24,18 +25,15 @@ from weft_capture.values.dicts import DictValue
 from weft_guards.sources import AttrSource, ConstSource, ItemSource, Source
 
 
+@dataclass(eq=False)
 class CellValue(MutableValue):
     """A closure cell; `contents` is None while it is empty."""
 
-    __slots__ = ("contents",)
+    cls = types.CellType
+
+    contents: Value | None = None
+    source: Source | None = None
     changing = ("contents",)
-
-    def __init__(self, contents: Value | None = None, source: Source | None = None) -> None:
-        super().__init__(source)
-        self.contents = contents
-
-    def python_type(self) -> type:
-        return types.CellType
 
     def store(self, tx: Tracer, value: Value | None) -> None:
         """Change the contents, recorded."""
@@ -84,40 +82,24 @@ FUNCTION_FIELDS = frozenset(
 """Attributes of a function that are not in its `__dict__`, and that capture sets."""
 
 
+@dataclass(eq=False)
 class FunctionValue(MutableValue):
     """A Python function, from outside (`obj`) or made by the program (`obj` is None)."""
 
-    __slots__ = (
-        "attributes", "cells", "code", "defaults", "globals", "kwdefaults", "made_at", "name",
-        "obj",
-    )  # fmt: skip
+    cls = types.FunctionType
+
     changing = ("attributes",)
 
-    def __init__(
-        self,
-        code: types.CodeType,
-        global_dict: dict[str, Any],
-        *,
-        name: str,
-        defaults: list[Value],
-        kwdefaults: dict[str, Value],
-        cells: tuple[CellValue, ...],
-        obj: types.FunctionType | None = None,
-        source: Source | None = None,
-    ) -> None:
-        super().__init__(source)
-        self.code = code
-        self.globals = global_dict
-        self.name = name
-        self.defaults = defaults
-        self.kwdefaults = kwdefaults
-        self.cells = cells
-        self.obj = obj
-        self.attributes: dict[str, Value] = {}
-        self.made_at: int | None = None  # of one that stands for an object of the library
-
-    def python_type(self) -> type:
-        return types.FunctionType
+    code: types.CodeType
+    globals: dict[str, Any]
+    name: str
+    defaults: list[Value]
+    kwdefaults: dict[str, Value]
+    cells: tuple[CellValue, ...]
+    obj: Any = None
+    source: Source | None = None
+    attributes: dict[str, Value] = field(default_factory=dict)
+    made_at: int | None = None  # of one that stands for an object of the library
 
     def describe(self) -> str:
         return f"function {self.code.co_qualname}"
@@ -288,18 +270,15 @@ def rebuild_function(
     return function
 
 
+@dataclass(eq=False)
 class BoundMethod(Value):
     """`function` bound to `owner`."""
 
-    __slots__ = ("function", "owner")
+    cls = types.MethodType
 
-    def __init__(self, function: Value, owner: Value, source: Source | None = None) -> None:
-        super().__init__(source)
-        self.function = function
-        self.owner = owner
-
-    def python_type(self) -> type:
-        return types.MethodType
+    function: Value
+    owner: Value
+    source: Source | None = None
 
     def describe(self) -> str:
         return f"method {self.function.describe()}"
@@ -326,17 +305,15 @@ class BoundMethod(Value):
         out.call(types.MethodType, [self.function, self.owner])
 
 
+@dataclass(eq=False)
 class ObjectConstant(Value):
     """A real object used as it is: builtin and C functions, modules, and other opaque things.
 
     Calls go through the rule table; the object's identity is guarded where it is wrapped.
     """
 
-    __slots__ = ("obj",)
-
-    def __init__(self, obj: Any, source: Source | None = None) -> None:
-        super().__init__(source)
-        self.obj = obj
+    obj: Any
+    source: Source | None = None
 
     def python_type(self) -> type:
         return type(self.obj)
@@ -371,16 +348,12 @@ class ObjectConstant(Value):
 class BuiltinValue(ObjectConstant):
     """A builtin or C function, or any callable that has rules instead of being inlined."""
 
-    __slots__ = ()
-
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return tx.call_builtin(self.obj, args, kwargs)
 
 
 class TypeHint(ObjectConstant):
     """`list[int]`, `int | str`, a NewType and their kind."""
-
-    __slots__ = ()
 
     def getitem(self, tx: Tracer, key: Value) -> Value:
         return fold(tx, operator.getitem, [self, key], {})
@@ -401,22 +374,17 @@ class TypeHint(ObjectConstant):
         return made
 
 
+@dataclass(eq=False)
 class PartialValue(Value):
     """functools.partial, from outside or made by the program."""
 
-    __slots__ = ("args", "attributes", "function", "keywords")
+    cls = functools.partial
 
-    def __init__(
-        self, function: Value, args: list[Value], keywords: Kwargs, source: Source | None = None
-    ) -> None:
-        super().__init__(source)
-        self.function = function
-        self.args = args
-        self.keywords = keywords
-        self.attributes: dict[str, Value] = {}
-
-    def python_type(self) -> type:
-        return functools.partial
+    function: Value
+    args: list[Value]
+    keywords: Kwargs
+    source: Source | None = None
+    attributes: dict[str, Value] = field(default_factory=dict)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         if self.source is not None or hasattr(functools.partial, name):

@@ -15,8 +15,6 @@ from weft_guards.sources import DictSource
 class InstanceDict(DictValue):
     """The `__dict__` of an instance or function, as it is now."""
 
-    __slots__ = ("owner",)
-
     def __init__(self, owner: UserObject | FunctionValue) -> None:
         self.owner = owner
         super().__init__()

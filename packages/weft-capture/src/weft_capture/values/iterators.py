@@ -9,6 +9,7 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from weft_capture.breaks import Break, Raised
@@ -23,15 +24,12 @@ EXHAUSTED = sys.maxsize
 """The position of an iterator that has ended."""
 
 
+@dataclass(eq=False)
 class IteratorValue(MutableValue):
     """Base of iterators: state is `position` and what subclasses add."""
 
-    __slots__ = ("position",)
+    position: int = field(default=0, init=False)
     changing: ClassVar[tuple[str, ...]] = ("position",)
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.position = 0
 
     def iterate(self, tx: Tracer) -> Value:
         return self
@@ -40,19 +38,15 @@ class IteratorValue(MutableValue):
         return self
 
 
+@dataclass(eq=False)
 class SequenceIterator(IteratorValue):
     """An iterator over a list (read live), tuple, range, or a plain list of values."""
 
-    __slots__ = ("over",)
+    over: ListValue | TupleValue | RangeValue | Sequence[Value]
 
-    def __init__(self, over: ListValue | TupleValue | RangeValue | Sequence[Value]) -> None:
-        super().__init__()
-        self.over = over
-
-    def python_type(self) -> type:
-        if isinstance(self.over, RangeValue):
-            return type(iter(self.over.range))
-        return type(iter(() if isinstance(self.over, TupleValue) else []))
+    def __post_init__(self) -> None:
+        over = self.over.range if isinstance(self.over, RangeValue) else ()
+        self.cls = type(iter(over if isinstance(self.over, RangeValue | TupleValue) else []))
 
     def next(self, tx: Tracer) -> Value | None:
         over = self.over
@@ -109,17 +103,13 @@ class RealIterator(IteratorValue):
     It sees what changes the container. `position` is the number of steps taken.
     """
 
-    __slots__ = ("last", "made_at", "over", "real")
-
     def __init__(self, over: ListValue | TupleValue, kind: Any, made_at: int) -> None:
         super().__init__()
         self.over = over
         self.last = len(over.items) - 1
         self.made_at = made_at
         self.real = kind(over.items)
-
-    def python_type(self) -> type:
-        return type(self.real)
+        self.cls = type(self.real)
 
     def next(self, tx: Tracer) -> Value | None:
         tx.journal.touch(self)
@@ -147,36 +137,31 @@ class ListedIterator(SequenceIterator):
 
     Args:
         items: what it gives.
-        kind: its class.
+        cls: its class.
         made_at: the step that made it.
     """
 
-    __slots__ = ("kind", "made_at")
-
-    def __init__(self, items: Sequence[Value], kind: type, made_at: int) -> None:
+    def __init__(self, items: Sequence[Value], cls: type, made_at: int) -> None:
         super().__init__(items)
-        self.kind = kind
+        self.cls = cls
         self.made_at = made_at
 
-    def python_type(self) -> type:
-        return self.kind
-
     def reconstruct(self, out: Output) -> None:
-        what = f"a {self.kind.__name__} is needed after a graph break"
+        what = f"a {self.cls.__name__} is needed after a graph break"
         raise Break("generator", what, self.made_at)
 
 
+class _Items:
+    def __getitem__(self, index: int) -> None:
+        raise IndexError(index)
+
+
+@dataclass(eq=False)
 class ItemIterator(IteratorValue):
     """An iterator over an object with `__getitem__` alone: items 0, 1, ... up to an IndexError."""
 
-    __slots__ = ("over",)
-
-    def __init__(self, over: Value) -> None:
-        super().__init__()
-        self.over = over
-
-    def python_type(self) -> type:
-        return type(iter(_Items()))
+    cls = type(iter(_Items()))
+    over: Value
 
     def next(self, tx: Tracer) -> Value | None:
         if self.position == EXHAUSTED:
@@ -196,38 +181,28 @@ class ItemIterator(IteratorValue):
         raise Break("generator", "an iterator over __getitem__ is needed after a graph break")
 
 
-class _Items:
-    def __getitem__(self, index: int) -> None:
-        raise IndexError(index)
-
-
 class DictIterator(SequenceIterator):
     """An iterator over a dict, a view of it or a set, which must not change size meanwhile.
 
     Args:
         owner: the dict or set.
         items: what it gives.
-        kind: its type.
+        cls: its type.
         view: the method of the owner whose result is iterated over.
         made_at: the step that made it.
     """
 
-    __slots__ = ("kind", "made_at", "owner", "removals", "size", "view")
-
     def __init__(
-        self, owner: DictValue | SetValue, items: Sequence[Value], kind: type, view: str,
+        self, owner: DictValue | SetValue, items: Sequence[Value], cls: type, view: str,
         made_at: int,
     ) -> None:  # fmt: skip
         super().__init__(items)
         self.owner = owner
         self.size = len(owner.entries)
         self.removals = owner.removals
-        self.kind = kind
+        self.cls = cls
         self.view = view
         self.made_at = made_at
-
-    def python_type(self) -> type:
-        return self.kind
 
     def next(self, tx: Tracer) -> Value | None:
         ordered = getattr(self.owner, "cls", None) is OrderedDict
@@ -262,6 +237,7 @@ def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
     return iterator
 
 
+@dataclass(eq=False)
 class CombinedIterator(IteratorValue):
     """enumerate, zip, map, filter and their like: lazy, and without a state but their place.
 
@@ -274,23 +250,13 @@ class CombinedIterator(IteratorValue):
         suffix: given the number of steps taken, returns constants that follow (enumerate's start).
     """
 
-    __slots__ = ("factory", "inner", "keywords", "prefix", "suffix")
     changing = ("inner", "position")
 
-    def __init__(
-        self,
-        factory: Any,
-        inner: list[Value],
-        prefix: Sequence[Value] = (),
-        suffix: Callable[[int], list[object]] = lambda position: [],
-        keywords: dict[str, object] | None = None,
-    ) -> None:
-        super().__init__()
-        self.factory = factory
-        self.inner = inner
-        self.prefix = prefix
-        self.suffix = suffix
-        self.keywords = keywords or {}
+    factory: Any
+    inner: list[Value]
+    prefix: Sequence[Value] = ()
+    suffix: Callable[[int], list[object]] = lambda position: []
+    keywords: dict[str, object] = field(default_factory=dict)
 
     def python_type(self) -> type:
         return type(iter(int, 1)) if self.factory is iter else self.factory
@@ -330,8 +296,6 @@ class CombinedIterator(IteratorValue):
 class ChainIterator(CombinedIterator):
     """itertools.chain: `inner` are the parts that have not ended, which are not asked again."""
 
-    __slots__ = ()
-
     def real(self, tx: Tracer) -> Any:
         return iter(Proxy(tx, self.inner[0]) if self.inner else ())
 
@@ -344,7 +308,6 @@ class ChainIterator(CombinedIterator):
 class CallIterator(CombinedIterator):
     """`iter(function, sentinel)`, which stays at its end."""
 
-    __slots__ = ()
     changing = ("position", "prefix")
 
     def __init__(self, function: Value, sentinel: Value) -> None:
@@ -361,17 +324,15 @@ class CallIterator(CombinedIterator):
         return None
 
 
+@dataclass(eq=False)
 class ExternalIterator(Value):
     """An iterator that existed before the frame: stepping it is done for real, by a break.
 
     A loop over it therefore compiles its body once, not once for each position.
     """
 
-    __slots__ = ("obj",)
-
-    def __init__(self, obj: object, source: Source | None) -> None:
-        super().__init__(source)
-        self.obj = obj
+    obj: object
+    source: Source | None
 
     def python_type(self) -> type:
         return type(self.obj)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from weft_capture import current
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Output, Tracer, Value
 from weft_capture.values.constant import Varying, constant
@@ -53,14 +54,12 @@ def is_made(value: Value) -> bool:
     return any(origins(value.source))
 
 
+@dataclass(eq=False)
 class MadeValue(Varying):
     """An object other than a number that is made anew in each call."""
 
-    __slots__ = ("hint",)
-
-    def __init__(self, source: Source, hint: Any) -> None:
-        super().__init__(source)
-        self.hint = hint
+    hint: Any
+    source: Source | None = None
 
     def python_type(self) -> type:
         return type(self.hint)
@@ -79,25 +78,18 @@ class MadeValue(Varying):
 class HandleNumber(MadeValue):
     """The number of a new handle of a hook: torch's dicts of hooks have it no other time."""
 
-    __slots__ = ("tx",)
-
-    def __init__(self, tx: Tracer, source: MadeSource) -> None:
-        super().__init__(source, 0)
-        self.tx = tx
-
     def hash_key(self) -> object:
-        frame = self.tx.frame
+        frame = current.tracer().frame
         module = "" if frame is None else str(frame.function.globals.get("__name__"))
         return self if module.startswith("torch.") else super().hash_key()
 
 
+@dataclass(eq=False)
 class RandomValue(Value):
     """A `random.Random`: the replacement code does what it does (see `rules.randomness`)."""
 
-    __slots__ = ()
-
-    def python_type(self) -> type:
-        return random.Random
+    source: Source
+    cls = random.Random
 
 
 class Seen:
@@ -133,9 +125,7 @@ class Seen:
 
 
 class TextValue(Varying):
-    """The text `function(*args)`, or another immutable object of a `kind`."""
-
-    __slots__ = ("args", "function", "kind", "seen")
+    """The text `function(*args)`, or another immutable object of a `cls`."""
 
     def __init__(
         self,
@@ -143,16 +133,12 @@ class TextValue(Varying):
         function: Callable[..., Any],
         args: list[Value],
         number: bool = False,
-        kind: type = str,
+        cls: type = str,
     ) -> None:
-        super().__init__(None)
-        self.kind = kind
+        self.cls = cls
         self.function = function
         self.args = args
         self.seen = Seen(tx, args, number)
-
-    def python_type(self) -> type:
-        return self.kind
 
     def as_constant(self) -> Any:
         if self.seen.tensors:

@@ -11,6 +11,7 @@ import functools
 import io
 import types
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from weft_capture.values.iterators import ItemIterator
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_guards.sources import Source
 
-DELETED = Value(None)
+DELETED = Value()
 """Marks an attribute that the program deleted."""
 
 
@@ -49,28 +50,17 @@ class ObjectKey:
             return tx.is_equal(self.value, right)
 
 
+@dataclass(eq=False)
 class UserObject(MutableValue):
     """An instance of a Python class; `obj` is None for one made during capture."""
 
-    __slots__ = ("attrs", "base", "base_changed", "cls", "obj")
+    cls: type
+    obj: Any = None
+    source: Source | None = None
+    base: Value | None = None
+    base_changed: bool = False
+    attrs: dict[str, Value] = field(default_factory=dict)
     changing = ("attrs",)
-
-    def __init__(
-        self,
-        cls: type,
-        obj: Any = None,
-        source: Source | None = None,
-        base: Value | None = None,
-    ) -> None:
-        super().__init__(source)
-        self.cls = cls
-        self.obj = obj
-        self.base = base
-        self.base_changed = False
-        self.attrs: dict[str, Value] = {}
-
-    def python_type(self) -> type:
-        return self.cls
 
     def describe(self) -> str:
         return f"{self.cls.__name__} object"
@@ -385,8 +375,6 @@ _GENERIC = vars(types.SimpleNamespace)  # what it has of its own does what `obje
 class ModuleValue(UserObject):
     """An nn.Module from outside: parameters, buffers and submodules are read where they live."""
 
-    __slots__ = ()
-
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
     ) -> tuple[Value, list[Value], Kwargs]:
@@ -406,8 +394,6 @@ class ModuleValue(UserObject):
 
 class StreamValue(UserObject):
     """A text stream of the standard library's own, such as `sys.stdout` (see `rules.messages`)."""
-
-    __slots__ = ()
 
 
 def is_plain_stream(obj: object) -> bool:

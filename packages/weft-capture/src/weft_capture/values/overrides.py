@@ -64,8 +64,6 @@ def has_handler(kind: type) -> bool:
 class OverridingTensor(UserObject):
     """A tensor of a class with a handler; `base` is a plain tensor on the same memory."""
 
-    __slots__ = ()
-
     def __init__(
         self, cls: type, base: Value, obj: Any = None, source: Source | None = None
     ) -> None:
@@ -163,7 +161,6 @@ class Overrides(MutableValue):
     steps at which blocks began that change any of this and are still open: no graph ends inside.
     """
 
-    __slots__ = ("level", "opened", "outer", "stack", "tx")
     changing = ("level", "opened", "stack")
 
     def __init__(self, tx: Tracer) -> None:

@@ -13,6 +13,7 @@ import io
 import marshal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
@@ -105,34 +106,28 @@ class Log:
             out.writer.pop()
 
 
+@dataclass(eq=False)
 class ReplayedValue(MutableValue):
     """What call number `at` of a log gives, an object of type `kind`."""
 
-    __slots__ = ("at", "kind", "log")
-
-    def __init__(self, log: Log, at: int, kind: type) -> None:
-        super().__init__(None)
-        self.log = log
-        self.at = at
-        self.kind = kind
-
-    def python_type(self) -> type:
-        return self.kind
+    log: Log
+    at: int
+    cls: type
 
     def hash_key(self) -> object:
         by_identity: Any = object.__eq__
-        return self if self.kind.__eq__ is by_identity else super().hash_key()
+        return self if self.cls.__eq__ is by_identity else super().hash_key()
 
     def data(self, tx: Tracer) -> Any:
-        if self.kind not in (bytearray, memoryview):
+        if self.cls not in (bytearray, memoryview):
             raise NotConstant(self.describe())
         content = self.log.run(tx, bytes, [self], {}).as_constant()
-        return content if self.kind is memoryview else bytearray(content)
+        return content if self.cls is memoryview else bytearray(content)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        if not callable(getattr(self.kind, name, None)):
+        if not callable(getattr(self.cls, name, None)):
             return super().call_method(tx, name, args, kwargs)
-        held = self.kind is _LOCKS[0] and self.log.run(
+        held = self.cls is _LOCKS[0] and self.log.run(
             tx, call_named, [self, constant("locked")], {}
         )
         if held and held.truth(tx) and name in ("acquire", "__enter__"):
@@ -140,18 +135,18 @@ class ReplayedValue(MutableValue):
         return self.log.run(tx, call_named, [self, constant(name), *args], kwargs)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        if name == "__class__" or not hasattr(self.kind, name):
+        if name == "__class__" or not hasattr(self.cls, name):
             return self.getattr_fallback(tx, name)
-        if callable(getattr(self.kind, name)):
+        if callable(getattr(self.cls, name)):
             return MethodOf(self, name)
         return self.log.run(tx, getattr, [self, constant(name)], {})
 
     def truth(self, tx: Tracer) -> bool:
-        sized = hasattr(self.kind, "__len__")
+        sized = hasattr(self.cls, "__len__")
         return not sized or self.call_method(tx, "__len__", [], {}).truth(tx)
 
     def iterate(self, tx: Tracer) -> Value:
-        return self if hasattr(self.kind, "__next__") else ItemIterator(self)
+        return self if hasattr(self.cls, "__next__") else ItemIterator(self)
 
     def next(self, tx: Tracer) -> Value | None:
         return tx.next_by_call(MethodOf(self, "__next__"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,30 +60,18 @@ def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
     return add
 
 
+@dataclass(eq=False)
 class TensorValue(Value):
     """A tensor in the graph; `real` is the one seen at capture, for an input of the graph."""
 
-    __slots__ = ("fake", "hooked_at", "node", "overlay", "owner", "real", "tensor_type")
-
-    def __init__(
-        self,
-        node: Node,
-        fake: torch.Tensor,
-        source: Source | None = None,
-        tensor_type: type = torch.Tensor,
-        real: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(source)
-        self.node = node
-        self.fake = fake
-        self.tensor_type = tensor_type
-        self.real = real
-        self.owner: Value | None = None  # the object of a subclass that this is the memory of
-        self.overlay: TensorAttributes | None = None
-        self.hooked_at = -1  # the step that registered a hook in the graph
-
-    def python_type(self) -> type:
-        return self.tensor_type
+    node: Node
+    fake: torch.Tensor
+    source: Source | None = None
+    cls: type = torch.Tensor
+    real: torch.Tensor | None = None
+    owner: Value | None = None  # the object of a subclass that this is the memory of
+    overlay: TensorAttributes | None = None
+    hooked_at: int = -1  # the step that registered a hook in the graph
 
     def describe(self) -> str:
         return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
@@ -101,7 +90,7 @@ class TensorValue(Value):
     def is_new_leaf(self) -> bool:
         """Say whether the graph makes this tensor and autograd's history begins with it."""
         leaf = self.fake.requires_grad and self.fake.is_leaf
-        return self.real is None and (leaf or self.tensor_type is not torch.Tensor)
+        return self.real is None and (leaf or self.cls is not torch.Tensor)
 
     def hash_key(self) -> object:
         return self if self.real is None else identity_key(self.real)
@@ -126,8 +115,8 @@ class TensorValue(Value):
         attribute = self.own_attribute(tx, name)
         if attribute is not None:
             return attribute
-        static = getattr(self.tensor_type, name, None)
-        if static is None and not hasattr(self.tensor_type, name):
+        static = getattr(self.cls, name, None)
+        if static is None and not hasattr(self.cls, name):
             tx.raise_(AttributeError, f"'Tensor' object has no attribute '{name}'")
         if not hasattr(torch.Tensor, name):
             return self._of_class(tx, name)
@@ -143,14 +132,14 @@ class TensorValue(Value):
 
     def _of_class(self, tx: Tracer, name: str) -> Value:
         """Read what the class of an input adds: a method, a property or a constant."""
-        static = inspect.getattr_static(self.tensor_type, name)
+        static = inspect.getattr_static(self.cls, name)
         assert self.source is not None
         source = AttrSource(AttrSource(self.source, "__class__"), name)
         if isinstance(static, property) and static.fget is not None:
             return tx.wrap(static.fget, AttrSource(source, "fget")).call(tx, [self], {})
         plain = isinstance(static, types.FunctionType)
         if not plain and not isinstance(static, bool | int | float | str | None):
-            raise Break("unsupported-value", f"attribute {name} of a {self.tensor_type.__name__}")
+            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
         found = tx.wrap(static, source)
         return tx.bound_method(found, self) if plain else found
 
@@ -160,7 +149,7 @@ class TensorValue(Value):
             raise Break("unsupported-value", f"setting {name} of a tensor under a function mode")
         if handler is not None:
             handler(tx, self, value)
-        elif hasattr(self.tensor_type, name):
+        elif hasattr(self.cls, name):
             raise Break("unsupported-value", f"setting {name} of a tensor")
         else:
             self.store(tx, name, value)
@@ -200,19 +189,17 @@ class TensorValue(Value):
         return rows.iterate(tx)
 
 
+@dataclass(eq=False)
 class TensorAttributes(MutableValue):
     """What the captured program wrote to attributes of one tensor: `grad`, and the user's own."""
 
-    __slots__ = ("attrs", "owner")
     changing = ("attrs",)
 
-    def __init__(self, owner: TensorValue) -> None:
-        super().__init__(owner.source)
-        self.owner = owner
-        self.attrs: dict[str, Value] = {}
+    owner: TensorValue
+    attrs: dict[str, Value] = field(default_factory=dict)
 
-    def python_type(self) -> type:
-        return self.owner.tensor_type
+    def __post_init__(self) -> None:
+        self.source, self.cls = self.owner.source, self.owner.cls
 
     def reconstruct(self, out: Output) -> None:
         out.load(self.owner)
@@ -221,15 +208,13 @@ class TensorAttributes(MutableValue):
         out.replay_attributes(self, self.attrs)
 
 
+@dataclass(eq=False)
 class SymValue(Varying):
     """A symbolic number: a size or an int that the graph takes as an input."""
 
-    __slots__ = ("node", "sym")
-
-    def __init__(self, node: Node, sym: Any, source: Source | None = None) -> None:
-        super().__init__(source)
-        self.node = node
-        self.sym = sym
+    node: Node
+    sym: Any
+    source: Source | None = None
 
     def python_type(self) -> type:
         name = type(self.sym).__name__

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from weft_capture.breaks import Break
@@ -18,6 +19,7 @@ from weft_capture.values.containers import Container
 from weft_guards.sources import CallSource, ConstSource, Source
 
 
+@dataclass(eq=False)
 class WeakRefValue(Value):
     """A `weakref.ref`, or that part of an instance of a subclass.
 
@@ -27,25 +29,16 @@ class WeakRefValue(Value):
         callback: what is to run when that dies.
     """
 
-    __slots__ = ("callback", "made_at", "ref", "target", "tx")
+    cls = weakref.ref
 
-    def __init__(
-        self,
-        tx: Tracer,
-        ref: Any = None,
-        source: Source | None = None,
-        target: Value = NONE,
-        callback: Value = NONE,
-    ) -> None:
-        super().__init__(source)
-        self.tx = tx
-        self.ref = ref
-        self.target = target
-        self.callback = callback
-        self.made_at = tx.steps.now
+    tx: Tracer
+    ref: Any = None
+    source: Source | None = None
+    target: Value = NONE
+    callback: Value = NONE
 
-    def python_type(self) -> type:
-        return weakref.ref
+    def __post_init__(self) -> None:
+        self.made_at = self.tx.steps.now
 
     def hash_key(self) -> object:
         if self.ref is not None:
