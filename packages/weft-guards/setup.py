@@ -2,7 +2,7 @@
 
 from setuptools import Extension, setup
 
-PARTS = ("classes", "memo", "memory", "ops", "state", "table", "tensor")
+PARTS = ("amounts", "classes", "memo", "memory", "ops", "state", "table", "tensor")
 
 setup(
     ext_modules=[

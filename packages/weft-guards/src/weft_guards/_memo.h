@@ -85,7 +85,8 @@ version_of(PyObject *dict)
 }
 
 static int
-run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *filled)
+run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *filled,
+         int64_t *amounts)
 {
     PyObject *value = step->seen ? step->seen : step->reg >= 0 ? registers[step->reg] : NULL;
     PyObject *other = step->other       ? step->other
@@ -103,7 +104,7 @@ run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *fi
     case TEST:
         if (step->op->code == OP_CLASS) /* else Python would run */
             return same_version(PyTuple_GET_ITEM(step->op->object, 0), step->op->version) ? 1 : STALE;
-        return test(step->op, value, other);
+        return test(step->op, value, other, amounts);
     case TENSOR: return test_tensor_again(step->op->tensor, value, step->metadata);
     case ANCHOR: return registers[step->reg] == step->seen ? 1 : STALE;
     case CLASS_OF: return (PyObject *)Py_TYPE(value) == step->other ? 1 : STALE;
@@ -115,16 +116,17 @@ run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *fi
 
 #define ON_STACK 256
 
-/* Run a memo: 1 when all guards hold, 0 when not, STALE when only the program can tell. Gives new
+/* Run a memo: 1 when all guards hold, 0 when not, UNSURE, STALE when only the program can tell. Gives new
  * references to the registers that `wanted` numbers, where it is given. */
 static int
 run_memo(Memo *memo, PyObject *const *args, PyObject *wanted, PyObject **results)
 {
     PyObject *registers[ON_STACK];
+    int64_t amounts[MAX_AMOUNTS];
     Py_ssize_t filled = 0;
     int passed = memo->steps ? 1 : STALE;
     for (Step *step = memo->steps, *end = step + memo->count; passed == 1 && step < end; step++)
-        passed = run_step(step, args, registers, &filled);
+        passed = run_step(step, args, registers, &filled, amounts);
     if (passed == 1) {
         memo->runs++;
         for (Py_ssize_t i = 0; wanted && i < PyTuple_GET_SIZE(wanted); i++) {

@@ -4,7 +4,8 @@
  * check(func, *flat_locals) -> bool. The program is a tuple of (code, a, n, object) rows that
  * `native.py` assembles; every fetch fills the next register, `a` names the register that is read.
  * A test that fails, or a read that raises, ends the run with False. What has no instruction here
- * is tested by `residual`, a Python check that runs last.
+ * is tested by `residual`, a Python check that runs last. Where int64 is too small for a size, the
+ * whole check is left to `target`, its Python form.
  * `Check(program, n_args, registers, target)` runs reads only, and calls target with registers.
  *
  * The instructions are in _ops.h, how tensors are read in _tensor.h, torch's state in _state.h, what
@@ -23,20 +24,21 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *program, *residual; /* of a caller, the registers to call with */
-    PyObject *target;             /* of a caller */
-    Py_ssize_t n_args, n_ops, n_registers;
+    PyObject *target;             /* of a caller, what it calls; of a check, its Python form or NULL */
+    Py_ssize_t n_args, n_ops, n_registers, n_amounts;
     Op *ops;
     Memo memo;
 } Check;
 
 /* ---- running */
 
-/* Run the whole program, and remember how to run less of it. Returns 1 when all guards hold, else 0;
- * `results` gets new references to the registers to return, where it is given. */
+/* Run the whole program, and remember how to run less of it. Returns 1 when all guards hold, else 0,
+ * or UNSURE; `results` gets new references to the registers to return, where it is given. */
 static int
 run_program(Check *self, PyObject *const *args, PyObject **results)
 {
     PyObject *small[ON_STACK], **registers = small;
+    int64_t amounts[MAX_AMOUNTS];
     Py_ssize_t filled = 0;
     int passed = self->program != NULL; /* NULL once the garbage collector took it apart */
     if (self->n_registers > ON_STACK &&
@@ -44,7 +46,7 @@ run_program(Check *self, PyObject *const *args, PyObject **results)
         PyErr_NoMemory();
         return -1;
     }
-    for (Op *op = self->ops, *end = op + self->n_ops; passed && op < end; op++) {
+    for (Op *op = self->ops, *end = op + self->n_ops; passed == 1 && op < end; op++) {
         PyObject *base = READS_REGISTER(op) ? registers[op->a] : NULL;
         PyObject **other = OTHER(op, registers);
         if (IS_FETCH(op)) {
@@ -53,11 +55,11 @@ run_program(Check *self, PyObject *const *args, PyObject **results)
                 registers[filled++] = value;
         }
         else
-            passed = test(op, base, other ? *other : NULL);
+            passed = test(op, base, other ? *other : NULL, amounts);
     }
-    for (Py_ssize_t i = 0; passed && results && i < PyTuple_GET_SIZE(self->residual); i++)
+    for (Py_ssize_t i = 0; passed == 1 && results && i < PyTuple_GET_SIZE(self->residual); i++)
         results[i] = Py_NewRef(registers[PyLong_AsSsize_t(PyTuple_GET_ITEM(self->residual, i))]);
-    if (passed)
+    if (passed == 1)
         remember(&self->memo, self->ops, self->n_ops, self->n_registers, registers);
     while (filled)
         Py_DECREF(registers[--filled]);
@@ -80,9 +82,10 @@ run_check(Check *self, PyObject *const *args, Py_ssize_t given)
         passed = run_program(self, args, NULL);
     if (!passed)
         PyErr_Clear();
-    if (passed <= 0 || self->residual == Py_None)
+    PyObject *rest = passed == UNSURE ? self->target : self->residual;
+    if (passed <= 0 || rest == Py_None)
         return passed;
-    PyObject *answer = PyObject_Vectorcall(self->residual, args, given, NULL);
+    PyObject *answer = PyObject_Vectorcall(rest, args, given, NULL);
     passed = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return passed;
@@ -127,6 +130,16 @@ caller_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *k
 
 /* ---- building */
 
+/* Whether a row before says that a register holds a tensor with a size of that number. */
+static int
+is_tested(Check *self, Op *op)
+{
+    for (Op *before = self->ops; before < op; before++)
+        if (before->code == OP_TENSOR && before->a == op->a)
+            return op->n >= 0 && op->n < before->tensor->dim + (op->code == OP_OFFSET);
+    return 0;
+}
+
 /* Read one row; registers that it names must be filled by then, so that running needs no checks. */
 static int
 read_op(Check *self, PyObject *row, Op *op)
@@ -143,6 +156,10 @@ read_op(Check *self, PyObject *row, Op *op)
         (op->code == OP_ARG && (op->n < 0 || op->n >= self->n_args)) ||
         (op->code == OP_STATE && (!PyBytes_Check(op->object) ||
                                   PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
+        (op->code == OP_SHAPE && !is_condition(op->object, self->n_amounts)) ||
+        (IS_AMOUNT(op) && (self->n_amounts == MAX_AMOUNTS || !self->target ||
+                           PyTuple_Check(self->residual))) ||
+        (op->code >= OP_SIZE && op->code <= OP_OFFSET && !is_tested(self, op)) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||
         (op->code == OP_KEYS && !PyTuple_Check(op->object)) ||
         (op->code == OP_CLASS && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 3)) ||
@@ -156,6 +173,8 @@ read_op(Check *self, PyObject *row, Op *op)
         op->version = (unsigned int)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(op->object, 1));
     if (IS_FETCH(op))
         self->n_registers++;
+    if (IS_AMOUNT(op))
+        op->amount = self->n_amounts++;
     return 0;
 }
 
@@ -203,7 +222,7 @@ check_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     Check *self = (Check *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
-    self->vectorcall = target ? caller_call : check_call;
+    self->vectorcall = PyTuple_Check(residual) ? caller_call : check_call;
     self->program = Py_NewRef(program);
     self->residual = Py_NewRef(residual);
     self->target = Py_XNewRef(target);
@@ -262,7 +281,8 @@ PyInit__native(void)
     int ready = !PyType_Ready(&CheckType) && !PyType_Ready(&TableType);
     PyObject *module = ready ? PyModule_Create(&definition) : NULL;
     if (module && (PyModule_AddObjectRef(module, "Check", (PyObject *)&CheckType) ||
-                   PyModule_AddObjectRef(module, "Table", (PyObject *)&TableType)
+                   PyModule_AddObjectRef(module, "Table", (PyObject *)&TableType) ||
+                   PyModule_AddStringConstant(module, "words", WORD_NAMES)
                        INSTRUCTIONS(ADD_CODE)))
         Py_CLEAR(module);
     return module;

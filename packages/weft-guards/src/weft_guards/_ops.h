@@ -4,6 +4,7 @@
 
 #include <Python.h>
 
+#include "_amounts.h"
 #include "_classes.h"
 #include "_memory.h"
 #include "_state.h"
@@ -36,9 +37,14 @@
     X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
     X(GRAD)      /* grad mode is n; reads no register */                                         \
     X(CLASS)     /* names of a class mean what object says; reads no register */                 \
+    X(SHAPE)     /* amounts are as the code object says (see _amounts.h); reads no register */   \
     X(MEMORY)    /* n tensors are to follow; reads no register */                                \
     X(WRITES)    /* tensor a is written, and shares memory with none before */                   \
     X(READS)     /* tensor a shares memory with none that is written */                          \
+    X(SIZE)      /* next amount = size n of tensor a */                                          \
+    X(STRIDE)    /* next amount = stride n of tensor a */                                        \
+    X(OFFSET)    /* next amount = storage offset of tensor a */                                  \
+    X(INT)       /* next amount = int a */                                                       \
     X(TENSOR)    /* a is the tensor that object describes */
 
 #define AS_ENUM(name) OP_##name,
@@ -50,9 +56,11 @@ typedef struct {
     PyObject *object; /* borrowed from the program tuple */
     Tensor *tensor;
     unsigned int version; /* of the class, when it was last compared */
+    Py_ssize_t amount;    /* the amount that it reads */
 } Op;
 
 #define IS_FETCH(op) ((op)->code <= OP_TYPEOF)
+#define IS_AMOUNT(op) ((op)->code >= OP_SIZE && (op)->code <= OP_INT)
 #define READS_OTHER(op) \
     ((op)->code == OP_IS_REG || (op)->code == OP_IS_NOT || (op)->code == OP_ITEM_OF)
 #define OTHER(op, from) (READS_OTHER(op) ? &(from)[(op)->n] : NULL)
@@ -176,9 +184,10 @@ fetch(const Op *op, PyObject *const *args, PyObject *base, PyObject *other)
     }
 }
 
-/* Run a test on `value` (NULL where it reads no register); `other` is register n of IS_REG and IS_NOT. */
+/* Run a test on `value` (NULL where it reads no register): 1, 0 or UNSURE. `other` is register n of
+ * IS_REG and IS_NOT; `amounts` are those read so far. */
 static int
-test(Op *op, PyObject *value, PyObject *other)
+test(Op *op, PyObject *value, PyObject *other, int64_t *amounts)
 {
     switch (op->code) {
     case OP_IS: return value == op->object;
@@ -198,8 +207,13 @@ test(Op *op, PyObject *value, PyObject *other)
     case OP_STATE: return test_state_words(op->object);
     case OP_GRAD: return torch_state.grad_mode() == op->n;
     case OP_CLASS: return test_class(op->object, &op->version);
+    case OP_SHAPE: return test_shape(op->object, amounts);
     case OP_MEMORY: return begin_memory(op->n);
     case OP_WRITES: case OP_READS: return note_storage(value, op->code == OP_WRITES);
+    case OP_SIZE: return read_extent(torch_abi.sizes, value, op->n, &amounts[op->amount]);
+    case OP_STRIDE: return read_extent(torch_abi.strides, value, op->n, &amounts[op->amount]);
+    case OP_OFFSET: return read_offset(value, &amounts[op->amount]);
+    case OP_INT: return read_int(value, &amounts[op->amount]);
     default: return test_tensor(op->tensor, value); /* OP_TENSOR */
     }
 }

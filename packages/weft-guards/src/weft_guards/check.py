@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -156,7 +157,13 @@ def compile_check(
     assembler = Assembler(arg_names, free_names)
     left = [guard for guard in ordered if not assembler.add(guard)]
     residual = _python_check(left, arg_names, free_names) if left else None
-    check: Check = native.Check(tuple(assembler.rows), len(arg_names), residual)
+
+    @cache
+    def whole() -> Check:
+        return _python_check(ordered, arg_names, free_names)
+
+    unsure = (lambda *values: whole()(*values)) if assembler.amounts else None
+    check: Check = native.Check(tuple(assembler.rows), len(arg_names), residual, unsure)
     return check
 
 

@@ -17,7 +17,8 @@ import torch
 from weft_guards.abi import dtype_number, extension, state_words
 from weft_guards.config import settings
 from weft_guards.guards import Guard
-from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, TensorSpec
+from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
+from weft_guards.shapecode import NoCode, shape_code
 from weft_guards.sources import (
     AttrSource,
     CallSource,
@@ -31,10 +32,13 @@ from weft_guards.sources import (
     ModuleSource,
     ProgramSource,
     Source,
+    TensorProperty,
     TypeSource,
 )
 from weft_guards.state import AUTOCAST, TorchState
 
+MAX_AMOUNTS = 256  # as in _amounts.h
+_AMOUNTS = {"size": "SIZE", "stride": "STRIDE", "storage_offset": "OFFSET"}
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
 
@@ -58,6 +62,8 @@ class Assembler:
         self.cells = {name: index for index, name in enumerate(free_names)}
         self.rows: list[Row] = []
         self.registers: dict[Source, int] = {}
+        self.amounts: dict[Source, int] = {}
+        self.dims: dict[Source, int] = {}  # of the tensors that were tested
         self.code: Any = extension()
 
     def fetch(self, source: Source) -> int:
@@ -76,6 +82,27 @@ class Assembler:
             self.rows.append(row)
         return register
 
+    def amount(self, source: Source) -> int:
+        """Return the number of the amount that a size, stride, offset or int is read to.
+
+        Raises:
+            NotNative: when C cannot read it, or there are too many.
+        """
+        number = self.amounts.get(source)
+        if number is None:
+            if len(self.amounts) == MAX_AMOUNTS:
+                raise NotNative
+            if isinstance(source, TensorProperty):
+                if source.dim >= self.dims.get(source.base, 0):
+                    raise NotNative  # not known to be a tensor that C reads
+                code = getattr(self.code, _AMOUNTS[source.prop])
+                row = (code, self.fetch(source.base), source.dim, None)
+            else:
+                row = (self.code.INT, self.fetch(source), 0, None)
+            number = self.amounts[source] = len(self.amounts)
+            self.rows.append(row)
+        return number
+
     def add(self, guard: Guard) -> bool:
         """Write one guard; False, and nothing but harmless reads written, when C has no test."""
         maker = _TESTS.get(guard.kind)
@@ -83,7 +110,7 @@ class Assembler:
             return False
         try:
             self.rows += maker(self, guard)
-        except NotNative:
+        except (NotNative, NoCode):
             return False
         return True
 
@@ -212,8 +239,15 @@ def _test_tensor(asm: Assembler, guard: Guard) -> list[Row]:
         raise NotNative
     index = -1 if spec.device.index is None else spec.device.index
     number = dtype_number(spec.dtype)
+    asm.dims[guard.source] = len(spec.sizes)
     wanted = (cls, number, index, spec.keys, spec.requires_grad, spec.sizes, spec.strides)
     return [(asm.code.TENSOR, asm.fetch(guard.source), 0, wanted)]
+
+
+def _test_shape(asm: Assembler, guard: Guard) -> list[Row]:
+    condition: ShapeExpr = guard.payload
+    amounts = [asm.amount(source) for source in condition.sources]
+    return [(asm.code.SHAPE, 0, 0, shape_code(condition, amounts))]
 
 
 _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
@@ -228,6 +262,7 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
     "KEY_ABSENT": _test_absent,
     "ALIAS": _test_alias,
     "DISTINCT": _test_alias,
+    "SHAPE": _test_shape,
     "CLASS": _test_class,
     "MEMORY": _test_memory,
     "GRAD_MODE": _test_grad_mode,

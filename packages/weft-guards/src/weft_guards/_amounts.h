@@ -1,0 +1,163 @@
+/* Conditions on sizes, strides, offsets and ints: SIZE and its like read amounts, SHAPE tests them.
+ *
+ * A condition is postfix code over int64: words that push an amount or a number, and words that
+ * replace what lies on top of a stack. shapecode.py writes it from the Python text of the condition.
+ * Division rounds as Python's does. What int64 cannot hold, and division by zero, is UNSURE: the
+ * whole check then runs in its Python form.
+ */
+#ifndef WEFT_GUARDS_AMOUNTS_H
+#define WEFT_GUARDS_AMOUNTS_H
+
+#include "_tensor.h"
+
+#define UNSURE 3
+#define MAX_AMOUNTS 256
+#define MAX_WORDS 256
+
+/* The words, in groups by what they take off the stack. */
+#define WORDS(X)                                                                                 \
+    X(AMOUNT) /* push the amount that the next word numbers */                                   \
+    X(NUMBER) /* push the next word */                                                           \
+    X(NEG) X(NOT) /* replace one */                                                              \
+    X(ADD) X(SUB) X(MUL) X(DIV) X(MOD) X(POW) X(MIN) X(MAX) /* replace two by one */             \
+    X(FLOOR) /* floor(a / b) through floats: exact where both are below 2**53 */                 \
+    X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR)
+
+#define WORD_AS_ENUM(name) DO_##name,
+#define WORD_AS_TEXT(name) #name " "
+enum { WORDS(WORD_AS_ENUM) N_WORDS };
+#define WORD_NAMES WORDS(WORD_AS_TEXT)
+
+/* Put an amount of a tensor or an int into its place: 1, or UNSURE. */
+static int
+read_extent(get_ptr read, PyObject *value, Py_ssize_t dim, int64_t *amount)
+{
+    int64_t *now;
+    if (read((char *)value + torch_abi.handle_offset, &now))
+        return UNSURE;
+    *amount = now[dim];
+    return 1;
+}
+
+static int
+read_offset(PyObject *value, int64_t *amount)
+{
+    return torch_abi.offset((char *)value + torch_abi.handle_offset, amount) ? UNSURE : 1;
+}
+
+static int
+read_int(PyObject *value, int64_t *amount)
+{
+    int overflow = !PyLong_CheckExact(value);
+    if (!overflow)
+        *amount = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow ? UNSURE : 1;
+}
+
+/* ---- arithmetic: each puts a result and returns 1, or returns 0 where int64 does not hold it */
+
+static int
+divide(int64_t a, int64_t b, int64_t *quotient, int64_t *rest)
+{
+    if (b == 0 || (b == -1 && a == INT64_MIN))
+        return 0;
+    *quotient = a / b;
+    *rest = a % b;
+    if (*rest && (*rest < 0) != (b < 0)) {
+        *quotient -= 1;
+        *rest += b;
+    }
+    return 1;
+}
+
+static int
+power(int64_t a, int64_t b, int64_t *result)
+{
+    int fits = b >= 0 && b < 64;
+    for (*result = 1; fits && b; b--)
+        fits = !__builtin_mul_overflow(*result, a, result);
+    return fits;
+}
+
+static int
+is_small(int64_t a)
+{
+    return a > -(1LL << 53) && a < 1LL << 53;
+}
+
+static int
+combine(int64_t word, int64_t a, int64_t b, int64_t *result)
+{
+    int64_t other;
+    switch (word) {
+    case DO_ADD: return !__builtin_add_overflow(a, b, result);
+    case DO_SUB: return !__builtin_sub_overflow(a, b, result);
+    case DO_MUL: return !__builtin_mul_overflow(a, b, result);
+    case DO_DIV: return divide(a, b, result, &other);
+    case DO_MOD: return divide(a, b, &other, result);
+    case DO_FLOOR: return is_small(a) && is_small(b) && divide(a, b, result, &other);
+    case DO_POW: return power(a, b, result);
+    case DO_MIN: *result = a < b ? a : b; return 1;
+    case DO_MAX: *result = a > b ? a : b; return 1;
+    case DO_EQ: *result = a == b; return 1;
+    case DO_NE: *result = a != b; return 1;
+    case DO_LT: *result = a < b; return 1;
+    case DO_LE: *result = a <= b; return 1;
+    case DO_GT: *result = a > b; return 1;
+    case DO_GE: *result = a >= b; return 1;
+    case DO_AND: *result = a && b; return 1;
+    default: *result = a || b; return 1; /* DO_OR */
+    }
+}
+
+/* 1 when a condition holds, 0 when not, or UNSURE. */
+static int
+test_shape(PyObject *condition, const int64_t *amounts)
+{
+    int64_t stack[MAX_WORDS / 2 + 1], *top = stack; /* below the first value */
+    const int64_t *word = (const int64_t *)PyBytes_AS_STRING(condition);
+    const int64_t *end = word + PyBytes_GET_SIZE(condition) / sizeof *word;
+    for (; word < end; word++) {
+        if (*word == DO_AMOUNT)
+            *++top = amounts[*++word];
+        else if (*word == DO_NUMBER)
+            *++top = *++word;
+        else if (*word == DO_NOT)
+            *top = !*top;
+        else if (*word == DO_NEG) {
+            if (__builtin_sub_overflow(0, *top, top))
+                return UNSURE;
+        }
+        else {
+            top--;
+            if (!combine(*word, top[0], top[1], top))
+                return UNSURE;
+        }
+    }
+    return *top != 0;
+}
+
+/* Whether an object is code that leaves one value and reads amounts that are there. */
+static int
+is_condition(PyObject *object, Py_ssize_t n_amounts)
+{
+    if (!PyBytes_Check(object) || PyBytes_GET_SIZE(object) % sizeof(int64_t) ||
+        PyBytes_GET_SIZE(object) > MAX_WORDS * (Py_ssize_t)sizeof(int64_t))
+        return 0;
+    const int64_t *word = (const int64_t *)PyBytes_AS_STRING(object);
+    const int64_t *end = word + PyBytes_GET_SIZE(object) / sizeof *word;
+    Py_ssize_t depth = 0;
+    for (; word < end; word++) {
+        int pushes = *word == DO_AMOUNT || *word == DO_NUMBER;
+        int64_t kind = *word;
+        if (kind < 0 || kind >= N_WORDS || (pushes && ++word == end) ||
+            (kind == DO_AMOUNT && (*word < 0 || *word >= n_amounts)))
+            return 0;
+        if (depth < (pushes ? 0 : kind <= DO_NOT ? 1 : 2))
+            return 0;
+        depth += pushes ? 1 : kind <= DO_NOT ? 0 : -1;
+    }
+    return depth == 1;
+}
+
+#endif
