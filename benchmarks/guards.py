@@ -4,9 +4,10 @@
 
 Guards: models of small residual blocks (two linear layers each) whose graph is compiled
 to a function that returns a ready tensor, so that a call costs the guards and the way in and out.
-`check` is the guard check alone, which torch offers no way to call. The last rows are whole calls
-of `a + 1` with each default backend. The two stacks run in processes of their own, one after the
-other, `rounds` times; the least median is printed.
+`check` is the guard check alone, which torch offers no way to call. `dynamic` is the same program
+with a symbolic batch size. The last rows are whole calls of `a + 1` with each default backend. The
+two stacks run in processes of their own, one after the other, `rounds` times; the least median is
+printed.
 """
 
 from __future__ import annotations
@@ -70,21 +71,55 @@ def add_one(a: torch.Tensor) -> torch.Tensor:
     return a + 1
 
 
+def add_all(*tensors: torch.Tensor) -> torch.Tensor:
+    """A program of several tensors whose sizes must be equal."""
+    return sum(tensors[1:], tensors[0])
+
+
+Program = tuple[Callable[..., Any], Callable[[int], list[Any]]]  # and what to call it with
+
+
+def programs(layers: list[int]) -> dict[str, Program]:
+    """Return what has its guards measured, each with its inputs for a batch of some size."""
+
+    def batch(count: int) -> Callable[[int], list[Any]]:
+        return lambda size: [torch.randn(size, 8) for _ in range(count)]
+
+    models: dict[str, Program] = {
+        f"{count} layers": (Stack(count).forward, batch(1)) for count in layers
+    }
+    return {"1 tensor": (add_all, batch(1)), "10 tensors": (add_all, batch(10)), **models}
+
+
+def guards_of(compile: Callable[..., Any], program: Program, dynamic: bool) -> dict[str, float]:
+    """Measure calls of a program, and its check alone where the stack shows it.
+
+    A program whose batch is dynamic was compiled for two sizes, and is called with a third.
+    """
+    function, inputs = program
+    compiled = compile(function, backend=no_work, dynamic=None if dynamic else False)
+    for size in (4, 5) if dynamic else ():
+        compiled(*inputs(size))
+    args = inputs(6)
+    found = {"call": microseconds(lambda: compiled(*args))}
+    capture = getattr(compiled, "_weft_capture", None)
+    if capture is not None:
+        plain = getattr(function, "__func__", function)
+        owner = [function.__self__] if plain is not function else []
+        flat = [*owner, tuple(args)] if plain is add_all else [*owner, *args]
+        lookup = capture.caches[plain.__code__].lookup
+        found["check"] = microseconds(lambda: lookup(plain, *flat))
+    return found
+
+
 def measure(compile: Callable[..., Any], layers: list[int]) -> dict[str, float]:
     """Measure one stack."""
     found: dict[str, float] = {}
-    x = torch.randn(4, 8)
-    for count in layers:
-        model = Stack(count)
-        forward = compile(model.forward, backend=no_work)
-        with torch.no_grad():
-            found[f"{count} layers, call"] = microseconds(lambda f=forward: f(x))
-            capture = getattr(forward, "_weft_capture", None)
-            if capture is not None:
-                lookup = capture.caches[Stack.forward.__code__].lookup
-                found[f"{count} layers, check"] = microseconds(
-                    lambda c=lookup, m=model: c(Stack.forward, m, x)
-                )
+    with torch.no_grad():
+        for name, program in programs(layers).items():
+            for kind in ("static", "dynamic"):
+                for what, value in guards_of(compile, program, kind == "dynamic").items():
+                    found[f"{name}, {kind}, {what}"] = value
     compiled, a = compile(add_one), torch.randn(8)
     b = torch.randn(8, requires_grad=True)
     with torch.no_grad():
@@ -103,7 +138,7 @@ def child(name: str, layers: list[int]) -> None:
 
         found = measure(weft.compile, layers)
     else:
-        found = measure(lambda function, backend=None: function, layers)
+        found = measure(lambda function, **how: function, layers)
     print(json.dumps(found))
 
 
@@ -126,10 +161,10 @@ def main() -> None:
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             for row, value in json.loads(output.splitlines()[-1]).items():
                 best[name][row] = min(value, best[name].get(row, value))
-    print(f"{'microseconds a call':24}" + "".join(f"{name:>10}" for name in stacks))
+    print(f"{'microseconds a call':28}" + "".join(f"{name:>10}" for name in stacks))
     for row in best["weft"]:
         cells = (best[name].get(row) for name in stacks)
-        print(f"{row:24}" + "".join(f"{'' if c is None else f'{c:.2f}':>10}" for c in cells))
+        print(f"{row:28}" + "".join(f"{'' if c is None else f'{c:.2f}':>10}" for c in cells))
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def test_more_amounts_than_there_is_room_for():
         guards.add(LocalSource(name), "SHAPE", ShapeExpr("{0} > 2", (LocalSource(name),)))
     check = compile_check(guards, names)
     assert check(None, *[3] * 400)
-    for index in (0, 255, 256, 399):
+    for index in (0, 127, 128, 399):
         assert not check(None, *[2 if index == at else 3 for at in range(400)])
 
 

@@ -11,7 +11,7 @@
 #include "_tensor.h"
 
 #define UNSURE 3
-#define MAX_AMOUNTS 256
+#define MAX_AMOUNTS 128
 #define MAX_WORDS 256
 
 /* The words, in groups by what they take off the stack. */

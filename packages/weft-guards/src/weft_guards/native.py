@@ -37,7 +37,7 @@ from weft_guards.sources import (
 )
 from weft_guards.state import AUTOCAST, TorchState
 
-MAX_AMOUNTS = 256  # as in _amounts.h
+MAX_AMOUNTS = 128  # as in _amounts.h
 _AMOUNTS = {"size": "SIZE", "stride": "STRIDE", "storage_offset": "OFFSET"}
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
