@@ -74,8 +74,8 @@ class _Writer:
             case ast.BoolOp(op=op, values=values) if all(map(_is_truth, values)):
                 self.fold(op, values)
             case ast.Compare(left=left, ops=ops, comparators=rights):
-                for index, (op, pair) in enumerate(zip(ops, zip([left, *rights], rights))):
-                    self.fold(op, list(pair))
+                for index, (compare, pair) in enumerate(zip(ops, zip([left, *rights], rights))):
+                    self.fold(compare, list(pair))
                     if index:
                         self.word("AND")
             case ast.Call(func=ast.Name(id=name), args=values) if name in _FOLDS:
