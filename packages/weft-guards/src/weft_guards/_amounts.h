@@ -1,4 +1,4 @@
-/* Conditions on sizes, strides, offsets and ints: SIZE and its like read amounts, SHAPE tests them.
+/* Conditions on sizes, strides and ints: SIZE, STRIDE and INT read amounts, SHAPE tests them.
  *
  * A condition is postfix code over int64: words that push an amount or a number, and words that
  * replace what lies on top of a stack. shapecode.py writes it from the Python text of the condition.
@@ -14,14 +14,11 @@
 #define MAX_AMOUNTS 128
 #define MAX_WORDS 256
 
-/* The words, in groups by what they take off the stack. */
 #define WORDS(X)                                                                                 \
     X(AMOUNT) /* push the amount that the next word numbers */                                   \
     X(NUMBER) /* push the next word */                                                           \
-    X(NEG) X(NOT) /* replace one */                                                              \
-    X(ADD) X(SUB) X(MUL) X(DIV) X(MOD) X(POW) X(MIN) X(MAX) /* replace two by one */             \
-    X(FLOOR) /* floor(a / b) through floats: exact where both are below 2**53 */                 \
-    X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR)
+    X(ADD) X(MUL) X(DIV) X(MOD) X(POW) X(MIN) X(MAX) X(EQ) X(LT) X(LE) /* replace two by one */  \
+    X(FLOOR) /* the same; floor(a / b) through floats, exact where both are below 2**53 */
 
 #define WORD_AS_ENUM(name) DO_##name,
 #define WORD_AS_TEXT(name) #name " "
@@ -37,12 +34,6 @@ read_extent(get_ptr read, PyObject *value, Py_ssize_t dim, int64_t *amount)
         return UNSURE;
     *amount = now[dim];
     return 1;
-}
-
-static int
-read_offset(PyObject *value, int64_t *amount)
-{
-    return torch_abi.offset((char *)value + torch_abi.handle_offset, amount) ? UNSURE : 1;
 }
 
 static int
@@ -79,11 +70,7 @@ power(int64_t a, int64_t b, int64_t *result)
     return fits;
 }
 
-static int
-is_small(int64_t a)
-{
-    return a > -(1LL << 53) && a < 1LL << 53;
-}
+#define IS_SMALL(a) ((a) >> 53 == 0 || (a) >> 53 == -1)
 
 static int
 combine(int64_t word, int64_t a, int64_t b, int64_t *result)
@@ -91,22 +78,16 @@ combine(int64_t word, int64_t a, int64_t b, int64_t *result)
     int64_t other;
     switch (word) {
     case DO_ADD: return !__builtin_add_overflow(a, b, result);
-    case DO_SUB: return !__builtin_sub_overflow(a, b, result);
     case DO_MUL: return !__builtin_mul_overflow(a, b, result);
     case DO_DIV: return divide(a, b, result, &other);
     case DO_MOD: return divide(a, b, &other, result);
-    case DO_FLOOR: return is_small(a) && is_small(b) && divide(a, b, result, &other);
+    case DO_FLOOR: return IS_SMALL(a) && IS_SMALL(b) && divide(a, b, result, &other);
     case DO_POW: return power(a, b, result);
     case DO_MIN: *result = a < b ? a : b; return 1;
     case DO_MAX: *result = a > b ? a : b; return 1;
     case DO_EQ: *result = a == b; return 1;
-    case DO_NE: *result = a != b; return 1;
     case DO_LT: *result = a < b; return 1;
-    case DO_LE: *result = a <= b; return 1;
-    case DO_GT: *result = a > b; return 1;
-    case DO_GE: *result = a >= b; return 1;
-    case DO_AND: *result = a && b; return 1;
-    default: *result = a || b; return 1; /* DO_OR */
+    default: *result = a <= b; return 1; /* DO_LE */
     }
 }
 
@@ -122,17 +103,8 @@ test_shape(PyObject *condition, const int64_t *amounts)
             *++top = amounts[*++word];
         else if (*word == DO_NUMBER)
             *++top = *++word;
-        else if (*word == DO_NOT)
-            *top = !*top;
-        else if (*word == DO_NEG) {
-            if (__builtin_sub_overflow(0, *top, top))
-                return UNSURE;
-        }
-        else {
-            top--;
-            if (!combine(*word, top[0], top[1], top))
-                return UNSURE;
-        }
+        else if (top--, !combine(*word, top[0], top[1], top))
+            return UNSURE;
     }
     return *top != 0;
 }
@@ -148,14 +120,12 @@ is_condition(PyObject *object, Py_ssize_t n_amounts)
     const int64_t *end = word + PyBytes_GET_SIZE(object) / sizeof *word;
     Py_ssize_t depth = 0;
     for (; word < end; word++) {
-        int pushes = *word == DO_AMOUNT || *word == DO_NUMBER;
         int64_t kind = *word;
-        if (kind < 0 || kind >= N_WORDS || (pushes && ++word == end) ||
+        int pushes = kind == DO_AMOUNT || kind == DO_NUMBER;
+        if (kind < 0 || kind >= N_WORDS || (pushes ? ++word == end : depth < 2) ||
             (kind == DO_AMOUNT && (*word < 0 || *word >= n_amounts)))
             return 0;
-        if (depth < (pushes ? 0 : kind <= DO_NOT ? 1 : 2))
-            return 0;
-        depth += pushes ? 1 : kind <= DO_NOT ? 0 : -1;
+        depth += pushes ? 1 : -1;
     }
     return depth == 1;
 }

@@ -136,7 +136,7 @@ is_tested(Check *self, Op *op)
 {
     for (Op *before = self->ops; before < op; before++)
         if (before->code == OP_TENSOR && before->a == op->a)
-            return op->n >= 0 && op->n < before->tensor->dim + (op->code == OP_OFFSET);
+            return op->n >= 0 && op->n < before->tensor->dim;
     return 0;
 }
 
@@ -159,7 +159,7 @@ read_op(Check *self, PyObject *row, Op *op)
         (op->code == OP_SHAPE && !is_condition(op->object, self->n_amounts)) ||
         (IS_AMOUNT(op) && (self->n_amounts == MAX_AMOUNTS || !self->target ||
                            PyTuple_Check(self->residual))) ||
-        (op->code >= OP_SIZE && op->code <= OP_OFFSET && !is_tested(self, op)) ||
+        ((op->code == OP_SIZE || op->code == OP_STRIDE) && !is_tested(self, op)) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||
         (op->code == OP_KEYS && !PyTuple_Check(op->object)) ||
         (op->code == OP_CLASS && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 3)) ||

@@ -43,7 +43,6 @@
     X(READS)     /* tensor a shares memory with none that is written */                          \
     X(SIZE)      /* next amount = size n of tensor a */                                          \
     X(STRIDE)    /* next amount = stride n of tensor a */                                        \
-    X(OFFSET)    /* next amount = storage offset of tensor a */                                  \
     X(INT)       /* next amount = int a */                                                       \
     X(TENSOR)    /* a is the tensor that object describes */
 
@@ -212,7 +211,6 @@ test(Op *op, PyObject *value, PyObject *other, int64_t *amounts)
     case OP_WRITES: case OP_READS: return note_storage(value, op->code == OP_WRITES);
     case OP_SIZE: return read_extent(torch_abi.sizes, value, op->n, &amounts[op->amount]);
     case OP_STRIDE: return read_extent(torch_abi.strides, value, op->n, &amounts[op->amount]);
-    case OP_OFFSET: return read_offset(value, &amounts[op->amount]);
     case OP_INT: return read_int(value, &amounts[op->amount]);
     default: return test_tensor(op->tensor, value); /* OP_TENSOR */
     }

@@ -37,7 +37,7 @@ static struct {
     Py_ssize_t handle_offset; /* at::Tensor inside the Python object */
     Py_ssize_t keys_offset;   /* dispatch key set inside the TensorImpl */
     get_i32 dtype, device_index;
-    get_i64 dim, offset;
+    get_i64 dim;
     get_ptr sizes, strides;
     getter requires_grad;
     void *requires_grad_closure;
@@ -52,11 +52,11 @@ static PyObject *
 configure(PyObject *module, PyObject *args)
 {
     Py_ssize_t handle, keys, storage, metadata;
-    unsigned long long impl_grad, dtype, device_index, dim, sizes, strides, offset;
+    unsigned long long impl_grad, dtype, device_index, dim, sizes, strides;
     PyObject *descriptor;
-    if (!PyArg_ParseTuple(args, "nnnnKO!KKKKKK", &handle, &keys, &storage, &metadata, &impl_grad,
+    if (!PyArg_ParseTuple(args, "nnnnKO!KKKKK", &handle, &keys, &storage, &metadata, &impl_grad,
                           &PyGetSetDescr_Type, &descriptor, &dtype, &device_index, &dim, &sizes,
-                          &strides, &offset))
+                          &strides))
         return NULL;
     PyGetSetDef *definition = ((PyGetSetDescrObject *)descriptor)->d_getset;
     torch_abi.handle_offset = handle;
@@ -71,7 +71,6 @@ configure(PyObject *module, PyObject *args)
     torch_abi.dim = (get_i64)(uintptr_t)dim;
     torch_abi.sizes = (get_ptr)(uintptr_t)sizes;
     torch_abi.strides = (get_ptr)(uintptr_t)strides;
-    torch_abi.offset = (get_i64)(uintptr_t)offset;
     torch_abi.requires_grad = definition->get;
     torch_abi.requires_grad_closure = definition->closure;
     Py_RETURN_NONE;

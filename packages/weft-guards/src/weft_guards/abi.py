@@ -43,10 +43,7 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
 # ---- tensors
 
 _IMPL_BYTES = 192  # what is searched of a TensorImpl; the object itself is larger
-_EXPORTS = (
-    *("get_dtype", "get_device_index", "get_dim", "get_sizes", "get_strides"),
-    "get_storage_offset",
-)
+_EXPORTS = ("get_dtype", "get_device_index", "get_dim", "get_sizes", "get_strides")
 
 
 def _samples() -> list[torch.Tensor]:

@@ -38,7 +38,7 @@ from weft_guards.sources import (
 from weft_guards.state import AUTOCAST, TorchState
 
 MAX_AMOUNTS = 128  # as in _amounts.h
-_AMOUNTS = {"size": "SIZE", "stride": "STRIDE", "storage_offset": "OFFSET"}
+_AMOUNTS = {"size": "SIZE", "stride": "STRIDE"}
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
 
@@ -83,7 +83,7 @@ class Assembler:
         return register
 
     def amount(self, source: Source) -> int:
-        """Return the number of the amount that a size, stride, offset or int is read to.
+        """Return the number of the amount that a size, stride or int is read to.
 
         Raises:
             NotNative: when C cannot read it, or there are too many.
@@ -93,7 +93,7 @@ class Assembler:
             if len(self.amounts) == MAX_AMOUNTS:
                 raise NotNative
             if isinstance(source, TensorProperty):
-                if source.dim >= self.dims.get(source.base, 0):
+                if source.prop not in _AMOUNTS or source.dim >= self.dims.get(source.base, 0):
                     raise NotNative  # not known to be a tensor that C reads
                 code = getattr(self.code, _AMOUNTS[source.prop])
                 row = (code, self.fetch(source.base), source.dim, None)

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import ast
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 from weft_guards.abi import extension
 from weft_guards.payloads import ShapeExpr
 
 MAX_WORDS = 256  # as in _amounts.h
-_OPERATORS: dict[type, str] = {
-    ast.Add: "ADD", ast.Sub: "SUB", ast.Mult: "MUL", ast.FloorDiv: "DIV", ast.Mod: "MOD",
-    ast.Pow: "POW", ast.USub: "NEG", ast.Not: "NOT", ast.And: "AND", ast.Or: "OR",
-    ast.Eq: "EQ", ast.NotEq: "NE", ast.Lt: "LT", ast.LtE: "LE", ast.Gt: "GT", ast.GtE: "GE",
+# What follows the operands of an operator, or of a function; a number pushes itself.
+_WORDS: dict[type | str, str] = {
+    ast.Add: "ADD", ast.Sub: "-1 MUL ADD", ast.USub: "-1 MUL", ast.Mult: "MUL", ast.Pow: "POW",
+    ast.FloorDiv: "DIV", ast.Mod: "MOD", "min": "MIN", "max": "MAX", "floor": "FLOOR",
+    ast.Eq: "EQ", ast.NotEq: "EQ 0 EQ", ast.Lt: "LT", ast.LtE: "LE", ast.Gt: "LE 0 EQ",
+    ast.GtE: "LT 0 EQ", ast.Not: "0 EQ", ast.And: "MIN", ast.Or: "MAX",
 }  # fmt: skip
-_FOLDS = {"min": "MIN", "max": "MAX"}
 
 
 class NoCode(Exception):
@@ -37,68 +39,67 @@ def shape_code(condition: ShapeExpr, amounts: list[int]) -> bytes:
     Raises:
         NoCode: when C cannot run it.
     """
-    writer = _Writer({f"v{index}": amount for index, amount in enumerate(amounts)})
-    writer.write(ast.parse(condition.template.format(*writer.amounts), mode="eval").body)
-    if len(writer.words) > MAX_WORDS:
+    native: Any = extension()
+    numbers = {name: number for number, name in enumerate(native.words.split())}
+    names = {f"v{index}": amount for index, amount in enumerate(amounts)}
+    words: list[int] = []
+    for token in _tokens(ast.parse(condition.template.format(*names), mode="eval").body):
+        if token in numbers:
+            words.append(numbers[token])
+        elif token in names:
+            words += numbers["AMOUNT"], names[token]
+        else:
+            words += numbers["NUMBER"], int(token)
+    try:
+        code = struct.pack(f"={len(words)}q", *words)
+    except struct.error:  # a number that int64 does not hold
+        raise NoCode from None
+    if len(words) > MAX_WORDS:
         raise NoCode
-    return struct.pack(f"={len(writer.words)}q", *writer.words)
+    return code
 
 
-class _Writer:
-    """Writes the words of a syntax tree: operands first."""
+def _tokens(node: ast.expr) -> Iterator[str]:
+    """Yield a syntax tree in postfix order: names, numbers and words.
 
-    def __init__(self, amounts: dict[str, int]) -> None:
-        self.amounts = amounts
-        self.words: list[int] = []
-        native: Any = extension()
-        self.numbers = {name: number for number, name in enumerate(native.words.split())}
-
-    def word(self, name: str, *operand: int) -> None:
-        self.words += (self.numbers[name], *operand)
-
-    def write(self, node: ast.expr) -> None:
-        """Write one node, by its type.
-
-        Raises:
-            NoCode: for a type without a row here.
-        """
-        match node:
-            case ast.Name(id=name) if name in self.amounts:
-                self.word("AMOUNT", self.amounts[name])
-            case ast.Constant(value=int(value)) if -(1 << 63) <= value < 1 << 63:
-                self.word("NUMBER", int(value))
-            case ast.UnaryOp(op=op, operand=operand):
-                self.fold(op, [operand])
-            case ast.BinOp(left=left, op=op, right=right):
-                self.fold(op, [left, right])
-            case ast.BoolOp(op=op, values=values) if all(map(_is_truth, values)):
-                self.fold(op, values)
-            case ast.Compare(left=left, ops=ops, comparators=rights):
-                for index, (compare, pair) in enumerate(zip(ops, zip([left, *rights], rights))):
-                    self.fold(compare, list(pair))
-                    if index:
-                        self.word("AND")
-            case ast.Call(func=ast.Name(id=name), args=values) if name in _FOLDS:
-                self.fold(_FOLDS[name], values)
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="math"), attr="floor"),
-                args=[ast.BinOp(left=left, op=ast.Div(), right=right)],
-            ):
-                self.fold("FLOOR", [left, right])
-            case _:
-                raise NoCode
-
-    def fold(self, operator: ast.AST | str, values: list[ast.expr]) -> None:
-        """Write an operator on one value, or between values from the left."""
-        name = operator if isinstance(operator, str) else _OPERATORS.get(type(operator))
-        if name is None:
+    Raises:
+        NoCode: for a node without a row here.
+    """
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.Constant(value=int(value)):
+            yield str(int(value))
+        case ast.UnaryOp(op=op, operand=operand):
+            yield from _folded(type(op), [operand])
+        case ast.BinOp(left=left, op=op, right=right):
+            yield from _folded(type(op), [left, right])
+        case ast.BoolOp(op=op, values=values) if all(map(_is_truth, values)):
+            yield from _folded(type(op), values)
+        case ast.Compare(left=left, ops=ops, comparators=rights):
+            for index, pair in enumerate(zip([left, *rights], rights)):
+                yield from _folded(type(ops[index]), list(pair))
+                yield from _WORDS[ast.And].split() if index else ()
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=values):
+            yield from _folded(name, values)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="math"), attr="floor"),
+            args=[ast.BinOp(left=left, op=ast.Div(), right=right)],
+        ):
+            yield from _folded("floor", [left, right])
+        case _:
             raise NoCode
-        self.write(values[0])
-        for value in values[1:]:
-            self.write(value)
-            self.word(name)
-        if len(values) == 1:
-            self.word(name)
+
+
+def _folded(operator: type | str, values: list[ast.expr]) -> Iterator[str]:
+    """Yield an operator behind one value, or between values from the left."""
+    if operator not in _WORDS:
+        raise NoCode
+    yield from _tokens(values[0])
+    for value in values[1:]:
+        yield from [*_tokens(value), *_WORDS[operator].split()]
+    if len(values) == 1:
+        yield from _WORDS[operator].split()
 
 
 def _is_truth(node: ast.expr) -> bool:

@@ -9,8 +9,8 @@ sympy is imported inside functions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,31 +29,6 @@ if TYPE_CHECKING:
 _log = logger("guards", "dynamic")
 
 Binding = tuple[Source, Any]  # an input property, and the SymInt that stands for it
-
-
-@cache
-def _printer_class() -> Any:
-    """Return a printer of sympy expressions as Python, with sources' placeholders for symbols."""
-    from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415 - imports sympy
-
-    class TemplatePrinter(PythonPrinter):
-        """Prints symbols as {0}, {1}, ... and remembers the source of each."""
-
-        def __init__(self, origin: dict[sympy.Symbol, Source]) -> None:
-            super().__init__()
-            self.origin = origin
-            self.sources: list[Source] = []
-
-        def place(self, source: Source) -> str:
-            """Return the placeholder of a source."""
-            if source not in self.sources:
-                self.sources.append(source)
-            return f"{{{self.sources.index(source)}}}"
-
-        def _print_Symbol(self, symbol: sympy.Symbol) -> str:
-            return self.place(self.origin[symbol])
-
-    return TemplatePrinter
 
 
 def symbolic_bindings(inputs: Iterable[tuple[Source, Any]]) -> Iterator[Binding]:
@@ -137,7 +112,10 @@ class _Maker:
         self.origin = origin
         self.guards: list[Guard] = []
 
-    def _printer(self, expr: Any) -> Any:
+    def _text(self, expr: Any, sources: list[Source]) -> str:
+        """Print an expression as Python, with placeholders for sources, which are added to."""
+        from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415 - imports sympy
+
         unknown = [symbol for symbol in expr.free_symbols if symbol not in self.origin]
         if unknown:
             raise Unsupported(
@@ -146,11 +124,15 @@ class _Maker:
                 "which no input's size determines",
                 "mark the dimension static with mark_static",
             )
-        return _printer_class()(self.origin)
+        origin = {symbol.name: self.origin[symbol] for symbol in expr.free_symbols}
 
-    def _add(self, printer: Any, text: str) -> None:
-        sources = tuple(printer.sources)
-        guard = Guard(sources[0], "SHAPE", ShapeExpr(text, sources))
+        def place(name: re.Match[str]) -> str:
+            return _place(origin[name[0]], sources) if name[0] in origin else name[0]
+
+        return re.sub(r"\b[A-Za-z_]\w*", place, PythonPrinter().doprint(expr))
+
+    def _add(self, text: str, sources: list[Source]) -> None:
+        guard = Guard(sources[0], "SHAPE", ShapeExpr(text, tuple(sources)))
         if guard not in self.guards:
             self.guards.append(guard)
 
@@ -158,27 +140,32 @@ class _Maker:
         """Guard that a property is the given function of other properties."""
         if expr.is_Symbol and self.origin.get(expr) == source:
             return
-        printer = self._printer(expr)
-        left = printer.place(source)
-        self._add(printer, f"{left} == {printer.doprint(expr)}")
+        sources: list[Source] = []
+        left = _place(source, sources)
+        self._add(f"{left} == {self._text(expr, sources)}", sources)
 
     def range(self, symbol: sympy.Symbol, bounds: Any) -> None:
         """Guard the range of a symbol, as far as it says more than that sizes are not negative."""
         if bounds is None or symbol not in self.origin:
             return
-        printer = self._printer(symbol)
-        name = printer.doprint(symbol)
         low = f"{int(bounds.lower)} <= " if bounds.lower.is_Integer else ""
         high = f" <= {int(bounds.upper)}" if bounds.upper.is_Integer else ""
         if isinstance(self.origin[symbol], TensorProperty) and low == "0 <= ":
             low = ""
         if low or high:
-            self._add(printer, f"{low}{name}{high}")
+            self._add(f"{low}{{0}}{high}", [self.origin[symbol]])
 
     def condition(self, expr: Any) -> None:
         """Guard a condition."""
-        printer = self._printer(expr)
-        text = printer.doprint(expr)
-        if not printer.sources:  # a constant that is not true: nothing can ever match
+        sources: list[Source] = []
+        text = self._text(expr, sources)
+        if not sources:  # a constant that is not true: nothing can ever match
             raise Unsupported("shape-guard", f"the condition {expr} never holds")
-        self._add(printer, text)
+        self._add(text, sources)
+
+
+def _place(source: Source, sources: list[Source]) -> str:
+    """Return the placeholder of a source, which is added to the list when it is new."""
+    if source not in sources:
+        sources.append(source)
+    return f"{{{sources.index(source)}}}"
