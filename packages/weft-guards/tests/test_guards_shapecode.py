@@ -54,10 +54,9 @@ atoms = st.sampled_from(["{0}", "{1}", "{2}"]) | st.integers(-9, 9).map(lambda n
 
 def arithmetic(inner):
     binary = st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner)
-    power = st.tuples(inner, st.just("**"), st.integers(0, 4).map(str))
     call = st.tuples(st.sampled_from(["min", "max"]), inner, inner)
     return (
-        (binary | power).map(lambda row: f"({row[0]} {row[1]} {row[2]})")
+        binary.map(lambda row: f"({row[0]} {row[1]} {row[2]})")
         | call.map(lambda row: f"{row[0]}({row[1]}, {row[2]})")
         | st.tuples(inner, inner).map(lambda row: f"math.floor({row[0]} / {row[1]})")
         | inner.map(lambda one: f"(-{one})")
@@ -96,7 +95,7 @@ def test_random_conditions(text, rows):
 
 
 @settings(max_examples=150, deadline=None)
-@given(texts.filter(lambda text: "**" not in text), st.tuples(small, small, small))
+@given(texts, st.tuples(small, small, small))
 def test_small_numbers_need_no_python(text, values):
     """Only a division by zero is left to Python, also where Python would not have come to it."""
     guards = conditions(text)
@@ -113,7 +112,6 @@ def test_small_numbers_need_no_python(text, values):
         ("{0} // {1} > {2}", (-(1 << 63), -1, 0), True),
         ("{0} % {1} == {2}", (-(1 << 63), -1, 0), True),
         ("-{0} > {1} + {2}", (-(1 << 63), 0, 0), True),
-        ("{0} ** 5 > {1} + {2}", (1 << 20, 0, 0), True),
         ("{0} > {1} + {2}", (1 << 70, 0, 0), True),
         ("math.floor({0} / {1}) == {2}", ((1 << 53) + 1, 1, 1 << 53), True),  # floats round
         ("{2} == 1 or {0} // {1} == 2", (4, 0, 1), True),  # not divided by zero
@@ -136,7 +134,6 @@ EXPRESSIONS = {
     "FloorToInt": sympy.Ge(sf.FloorToInt(sf.IntTrueDiv(A, B)), 2),
     "Max": sympy.Lt(sf.Max(A, B, 5), 2 * B),
     "Min": sympy.Gt(sf.Min(A, B - 3), 1),
-    "PowByNatural": sympy.Gt(sf.PowByNatural(A, B), 100),
     "Pow": sympy.Eq(A**2 + B**2, 100),
     "And": sympy.And(sympy.Lt(A, B), sympy.Not(sympy.Eq(A, 3))),
     "Or": sympy.Or(sympy.Eq(A * B, 12), sympy.Gt(A - B, 3)),
@@ -164,6 +161,7 @@ def test_functions_of_shape_environments(name):
         "({0} if {1} > 2 else {2}) == 3",
         "torch.sym_float({0}) > 2.5",
         "({0} or {1}) == 2",
+        "{0} ** {1} > {2}",
         "{0} == 18446744073709551616",
         "math.ceil({0} / {1}) == 3",
     ],

@@ -17,7 +17,7 @@
 #define WORDS(X)                                                                                 \
     X(AMOUNT) /* push the amount that the next word numbers */                                   \
     X(NUMBER) /* push the next word */                                                           \
-    X(ADD) X(MUL) X(DIV) X(MOD) X(POW) X(MIN) X(MAX) X(EQ) X(LT) X(LE) /* replace two by one */  \
+    X(ADD) X(MUL) X(DIV) X(MOD) X(MIN) X(MAX) X(EQ) X(LT) X(LE) /* replace two by one */         \
     X(FLOOR) /* the same; floor(a / b) through floats, exact where both are below 2**53 */
 
 #define WORD_AS_ENUM(name) DO_##name,
@@ -61,15 +61,6 @@ divide(int64_t a, int64_t b, int64_t *quotient, int64_t *rest)
     return 1;
 }
 
-static int
-power(int64_t a, int64_t b, int64_t *result)
-{
-    int fits = b >= 0 && b < 64;
-    for (*result = 1; fits && b; b--)
-        fits = !__builtin_mul_overflow(*result, a, result);
-    return fits;
-}
-
 #define IS_SMALL(a) ((a) >> 53 == 0 || (a) >> 53 == -1)
 
 static int
@@ -82,7 +73,6 @@ combine(int64_t word, int64_t a, int64_t b, int64_t *result)
     case DO_DIV: return divide(a, b, result, &other);
     case DO_MOD: return divide(a, b, &other, result);
     case DO_FLOOR: return IS_SMALL(a) && IS_SMALL(b) && divide(a, b, result, &other);
-    case DO_POW: return power(a, b, result);
     case DO_MIN: *result = a < b ? a : b; return 1;
     case DO_MAX: *result = a > b ? a : b; return 1;
     case DO_EQ: *result = a == b; return 1;

@@ -38,7 +38,6 @@ from weft_guards.sources import (
 from weft_guards.state import AUTOCAST, TorchState
 
 MAX_AMOUNTS = 128  # as in _amounts.h
-_AMOUNTS = {"size": "SIZE", "stride": "STRIDE"}
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
 
@@ -93,9 +92,9 @@ class Assembler:
             if len(self.amounts) == MAX_AMOUNTS:
                 raise NotNative
             if isinstance(source, TensorProperty):
-                if source.prop not in _AMOUNTS or source.dim >= self.dims.get(source.base, 0):
+                if source.prop == "storage_offset" or source.dim >= self.dims.get(source.base, 0):
                     raise NotNative  # not known to be a tensor that C reads
-                code = getattr(self.code, _AMOUNTS[source.prop])
+                code = getattr(self.code, source.prop.upper())
                 row = (code, self.fetch(source.base), source.dim, None)
             else:
                 row = (self.code.INT, self.fetch(source), 0, None)

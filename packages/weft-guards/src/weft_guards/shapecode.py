@@ -18,7 +18,7 @@ from weft_guards.payloads import ShapeExpr
 MAX_WORDS = 256  # as in _amounts.h
 # What follows the operands of an operator, or of a function; a number pushes itself.
 _WORDS: dict[type | str, str] = {
-    ast.Add: "ADD", ast.Sub: "-1 MUL ADD", ast.USub: "-1 MUL", ast.Mult: "MUL", ast.Pow: "POW",
+    ast.Add: "ADD", ast.Sub: "-1 MUL ADD", ast.USub: "-1 MUL", ast.Mult: "MUL",
     ast.FloorDiv: "DIV", ast.Mod: "MOD", "min": "MIN", "max": "MAX", "floor": "FLOOR",
     ast.Eq: "EQ", ast.NotEq: "EQ 0 EQ", ast.Lt: "LT", ast.LtE: "LE", ast.Gt: "LE 0 EQ",
     ast.GtE: "LT 0 EQ", ast.Not: "0 EQ", ast.And: "MIN", ast.Or: "MAX",
