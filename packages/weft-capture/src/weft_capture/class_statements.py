@@ -28,7 +28,7 @@ from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
-from weft_capture.values.constant import MADE, NONE, constant
+from weft_capture.values.constant import MADE, NONE, constant, real_call
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue, ObjectConstant
@@ -127,14 +127,8 @@ class DescriptorValue(Value):
     cls: type
     args: list[Value]
 
-    def hash_key(self) -> object:
-        return self
-
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
-        try:
-            return tx.const_object(getattr(stand_in(tx, self), name))
-        except AttributeError as error:
-            tx.raise_(AttributeError, *error.args)
+        return tx.const_object(real_call(tx, getattr, stand_in(tx, self), name))
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.cls is not staticmethod:
@@ -343,11 +337,8 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
         raise Break("unknown-call", "dataclass of a class from outside the frame")
     known = [option.as_constant() for option in options]
     words = {name: option.as_constant() for name, option in more.items()}
-    try:
-        real = dataclasses._process_class(cls.obj, *known, **words)  # type: ignore[attr-defined]
-    except (TypeError, ValueError) as error:
-        tx.raise_real(error)
-
+    process: Any = dataclasses._process_class  # type: ignore[attr-defined]
+    real = real_call(tx, process, cls.obj, *known, **words)
     for name, value in (cls.namespace or {}).items():
         if isinstance(value, UserObject) and value.cls is dataclasses.Field:
             field = real.__dataclass_fields__[name]
@@ -357,9 +348,7 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
     plain = cls.make
 
     def make(*args: Any, **namespace: Any) -> type:
-        made = plain(*args, **namespace)
-        processed: type = dataclasses._process_class(made, *known, **words)  # type: ignore[attr-defined]
-        return processed
+        return process(plain(*args, **namespace), *known, **words)  # type: ignore[no-any-return]
 
     if real is cls.obj:
         tx.journal.on_rollback(lambda: setattr(cls, "make", plain))
@@ -377,10 +366,7 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     assert tx.frame is not None
     make: Any = collections.namedtuple
     words.setdefault("module", tx.frame.function.globals.get("__name__"))
-    try:
-        real = make(*known, **words)
-    except (TypeError, ValueError) as error:
-        tx.raise_real(error)
+    real = real_call(tx, make, *known, **words)
     return MadeClass(tx, real, lambda: make(*known, **words), [])
 
 

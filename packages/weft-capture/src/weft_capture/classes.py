@@ -20,7 +20,7 @@ from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold
+from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue
@@ -133,10 +133,7 @@ def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
 def plain_object(tx: Tracer, kind: type) -> Value:
     """Do what `object.__new__` does, which refuses abstract classes and those of C types."""
     _check_no_finalizer(kind)
-    try:
-        object.__new__(kind)
-    except TypeError as error:
-        tx.raise_real(error)
+    real_call(tx, object.__new__, kind)
     return UserObject(kind)
 
 
@@ -186,10 +183,7 @@ class ClassValue(ObjectConstant):
             return attributes.bind(tx, found, name, self, cls)
         if isinstance(attribute, types.FunctionType | property | functools.cached_property):
             return tx.const_object(attribute)
-        try:
-            real = getattr(cls, name)
-        except AttributeError as error:
-            tx.raise_(AttributeError, *error.args)
+        real = real_call(tx, getattr, cls, name)
         if attributes.is_fixed(definer) or callable(real):
             return self._read(tx, name, real)
         return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
@@ -203,10 +197,7 @@ class ClassValue(ObjectConstant):
             tx.raise_(AttributeError, text)
         if attributes.is_python_code(found[1]):
             return BoundMethod(tx.const_object(found[1]), self)
-        try:
-            return self._read(tx, name, getattr(self.obj, name))
-        except AttributeError as error:
-            tx.raise_(AttributeError, *error.args)
+        return self._read(tx, name, real_call(tx, getattr, self.obj, name))
 
     def _read(self, tx: Tracer, name: str, real: Any) -> Value:
         """Return the value of what an attribute reads; a made class's C methods stay unbound."""

@@ -16,10 +16,11 @@ from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.table import unsupported
-from weft_capture.values.base import MutableValue, Output, Tracer, Value
+from weft_capture.values.base import Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.exceptions import chain, generator_error
 from weft_capture.values.functions import CellValue, FunctionValue
+from weft_capture.values.iterators import IteratorValue
 
 Program = list[tuple[Callable[["Frame", Instr], None], Instr]]
 
@@ -169,7 +170,7 @@ class Frame:
 
 
 @dataclass(eq=False)
-class GeneratorValue(MutableValue):
+class GeneratorValue(IteratorValue):
     """A generator made by the program: a frame that runs one yield at a time."""
 
     frame: Frame | None
@@ -200,12 +201,6 @@ class GeneratorValue(MutableValue):
                 frame.result = None
 
         return restore
-
-    def hash_key(self) -> object:
-        return self
-
-    def iterate(self, tx: Tracer) -> Value:
-        return self
 
     def next(self, tx: Tracer) -> Value | None:
         return self.send(tx, NONE)

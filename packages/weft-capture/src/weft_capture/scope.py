@@ -25,6 +25,7 @@ from weft_guards.sources import (
 from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.values.base import Tracer, Value
+from weft_capture.values.constant import real_call
 from weft_capture.values.functions import FunctionValue, ObjectConstant
 from weft_capture.values.objects import DELETED
 
@@ -92,10 +93,7 @@ class ModuleObject(ObjectConstant):
     def getattr(self, tx: Tracer, name: str) -> Value:
         real = self.obj
         if name not in real.__dict__:
-            try:
-                return tx.const_object(getattr(real, name))
-            except AttributeError as error:
-                tx.raise_(AttributeError, *error.args)
+            return tx.const_object(real_call(tx, getattr, real, name))
         written = tx.effects.global_value(real.__dict__, name)
         if written is not None:
             return written

@@ -10,7 +10,7 @@ import inspect
 import operator
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -42,7 +42,8 @@ from weft_capture.rules.text import text_of
 from weft_capture.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
-from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values import wrap as wrapping
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
 from weft_capture.values.constant import MADE
 from weft_capture.values.containers import (
     ListValue,
@@ -58,7 +59,6 @@ from weft_capture.values.made import MadeValue, origins
 from weft_capture.values.overrides import Overrides
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.weakrefs import WeakRefValue
-from weft_capture.values.wrap import function_value, literal, wrap
 
 
 class Tracer:
@@ -105,15 +105,24 @@ class Tracer:
         self.overrides = Overrides(self)
         self.entry_grad_mode = torch.is_grad_enabled()
 
-    # ---- objects to values
+    # Operations that have a place of their own.
+    wrap = wrapping.wrap
+    literal = wrapping.literal
+    call_builtin = table.call_rule
+    apply = table.apply
+    text_of = text_of
+    is_equal = equal
+    instance_dict = instance_dict
+    tuple_of = TupleValue
+    iterator_over = SequenceIterator
+    bound_method = BoundMethod
+    base_method = classes.BaseMethod
 
-    def wrap(self, obj: Any, source: Source) -> Value:
-        """Return the value of an object that `source` loads, adding guards."""
-        return wrap(self, obj, source)
+    # ---- objects to values
 
     def const_object(self, obj: Any) -> Value:
         """Return the value of an object that never changes, held by capture itself."""
-        return wrap(self, obj, ConstSource(obj))
+        return self.wrap(obj, ConstSource(obj))
 
     def force(self, value: Value) -> Value:
         """Return a value that may have been left unread."""
@@ -121,12 +130,8 @@ class Tracer:
             return value
         if value.forced is None:
             assert value.source is not None
-            value.forced = wrap(self, value.obj, value.source)
+            value.forced = self.wrap(value.obj, value.source)
         return value.forced
-
-    def literal(self, obj: Any) -> Value:
-        """Turn fresh Python data (not owned by the program) into values; proxies become theirs."""
-        return literal(self, obj)
 
     def made(self, source: Source, hint: Any) -> Value:
         """Return the value of what a real call makes anew each time; `hint` is one such object."""
@@ -135,14 +140,6 @@ class Tracer:
         if type(hint) in (int, float, bool):
             return floats.at(self, source, hint)
         return MadeValue(hint, source)
-
-    def tuple_of(self, items: Sequence[Value]) -> TupleValue:
-        """Return a tuple of values."""
-        return TupleValue(items)
-
-    def iterator_over(self, over: Any) -> Value:
-        """Return an iterator over a list, tuple or range value, or a plain list of values."""
-        return SequenceIterator(over)
 
     def dict_iterator(self, view: DictView) -> Value:
         """Return an iterator over a dict or a view of it."""
@@ -160,10 +157,6 @@ class Tracer:
     def set_iterator(self, items: SetValue) -> Value:
         """Return an iterator over a set."""
         return DictIterator(items, items.unpack(self), type(iter({0})), "", self.steps.now)
-
-    def bound_method(self, function: Value, owner: Value) -> Value:
-        """Bind a function to an object."""
-        return BoundMethod(function, owner)
 
     # ---- guards
 
@@ -286,27 +279,14 @@ class Tracer:
 
     # ---- calls
 
-    def apply(
-        self, handler: Handler, self_value: Value, args: list[Value], kwargs: Kwargs
-    ) -> Value:
-        """Run a method-table handler; wrong arguments are the program's TypeError."""
-        return table.apply(self, handler, [self_value, *args], kwargs)
-
     def trace_body(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         """Call a real Python function past its rule."""
-        return function_value(self, function, ConstSource(function)).call(self, args, kwargs)
+        inlined = wrapping.function_value(self, function, ConstSource(function))
+        return inlined.call(self, args, kwargs)
 
     def builtin(self, function: Any, *args: Value) -> Value:
         """Call a builtin or operator through the rule table."""
         return self.call_builtin(function, list(args), {})
-
-    def call_builtin(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
-        """Call a real callable through the rule table, then through the rules for torch.
-
-        Raises:
-            Break: when nothing covers the call.
-        """
-        return table.call_rule(self, function, args, kwargs)
 
     def call_function(
         self, function: FunctionValue, args: list[Value], kwargs: Kwargs, stepped: bool = False
@@ -355,14 +335,6 @@ class Tracer:
             fresh.call_method(self, "update", [mapping], {})
             mapping = fresh
         return {key.as_constant(): value for key, value in mapping.pairs(self)}
-
-    def text_of(self, value: Value, function: Callable[[Any], str]) -> str:
-        """Return `function(value)` for str or repr."""
-        return text_of(self, value, function)
-
-    def is_equal(self, left: Value, right: Value) -> bool:
-        """Evaluate `left is right or left == right`, as containers do."""
-        return equal(self, left, right)
 
     def type_of(self, value: Value) -> Value:
         """Return the class of a value."""
@@ -418,14 +390,6 @@ class Tracer:
             self.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
         return attributes.bind(self, found, name, owner, cls)
 
-    def base_method(self, owner: Value, kind: type, name: str) -> Value:
-        """Return a builtin base class's method bound to an instance."""
-        return classes.BaseMethod(owner, kind, name)
-
-    def instance_dict(self, owner: Value) -> Value:
-        """Return the `__dict__` of an instance."""
-        return instance_dict(self, owner)
-
     def tensor_dict_attribute(self, tensor: TensorValue, name: str) -> Value | None:
         """Read a Python attribute that the user put on an input tensor."""
         entry = self.graph.input_at.get(tensor.node)
@@ -433,7 +397,7 @@ class Tracer:
             return None
         instance_dict = getattr(entry.example, "__dict__", {})
         if name in instance_dict:
-            return wrap(self, instance_dict[name], InstanceAttrSource(tensor.source, name))
+            return self.wrap(instance_dict[name], InstanceAttrSource(tensor.source, name))
         if not hasattr(torch.Tensor, name):
             self.guard(tensor.source, "ATTR_ABSENT", name)
         return None

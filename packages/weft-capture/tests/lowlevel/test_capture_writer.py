@@ -55,11 +55,12 @@ def test_calls_nest_and_take_keywords():
 
 def test_methods_and_containers():
     writer = Writer(decode(sample.__code__))
+    writer.begin_call()
     writer.load_const("{}-{x}")
-    writer.load_method("format")
+    writer.load_attr("format")
     writer.load_const(1)
     writer.load_const(2)
-    writer.call_method(2, ("x",))
+    writer.call(2, ("x",))
     writer.begin_call()
     writer.load_const(dict)
     writer.load_const("k")

@@ -74,28 +74,22 @@ class Writer:
     store_local = _named("STORE_VAR", -1)
     delete_local = _named("DELETE_VAR", 0)  # raises at run time when it is unbound
     load_global = _named("LOAD_GLOBAL", 1)
-    store_global = _named("STORE_GLOBAL", -1)
     load_cell = _named("LOAD_DEREF", 1)  # the contents
     load_closure = _named("LOAD_CLOSURE", 1)  # the cell itself
 
-    # Attributes, items, operators; what is changed lies below what changes it.
+    # Attributes, items.
     load_attr = _named("LOAD_ATTR", 0)
-    store_attr = _named("STORE_ATTR", -2)  # pops the object (top) and the value
     binary_subscr = _plain("BINARY_SUBSCR", -1)
-    load_method = _named("LOAD_METHOD", 0)  # what `call_method` calls
 
     # Containers, of values from the stack.
     build_tuple = _counted("BUILD_TUPLE", 1, -1)
     build_list = _counted("BUILD_LIST", 1, -1)
-    build_set = _counted("BUILD_SET", 1, -1)
     build_map = _counted("BUILD_MAP", 1, -2)
     build_slice = _counted("BUILD_SLICE", 1, -1)
-    list_extend = _counted("LIST_EXTEND", -1)  # the list now at that place from the top
 
     # The stack; places count from the top, which is 1.
     pop = _plain("POP_TOP", -1)
     dup = _plain("COPY", 1, 1)
-    copy = _counted("COPY", 1)
     swap = _counted("SWAP", 0)
     push_null = _plain("PUSH_NULL", 1)  # to rebuild a stack that holds one; calls do not need it
 
@@ -180,10 +174,6 @@ class Writer:
             raise ValueError(f"call takes {count} arguments, {self._depth - depth - 1} were pushed")
         if not NULL_BELOW:
             self._items.insert(place, Op("PUSH_NULL", positions=self._positions))
-
-    def call_method(self, count: int, kwnames: tuple[str, ...] = ()) -> None:
-        """Call what `load_method` pushed with `count` arguments."""
-        self._emit("CALL", -count, arg=count, argval=kwnames)
 
     def make_function(self, code: CodeType) -> None:
         """Push a function of `code` with this frame's globals and its cells by name."""

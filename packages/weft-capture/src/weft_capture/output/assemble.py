@@ -229,8 +229,7 @@ class _Assembly:
         """Write what follows the graph."""
         self.out.graph_outputs.update(outputs)
         if self.end_mode is not self.tx.entry_grad_mode:
-            self.out.call(torch._C._set_grad_enabled, [constant(self.end_mode)])
-            self.writer.pop()
+            self.out.do(torch._C._set_grad_enabled, constant(self.end_mode))
         self.tx.calls.emit(self.out, late=True)
         self.tx.effects.prepare(self.out)
         if self.stopped is None:

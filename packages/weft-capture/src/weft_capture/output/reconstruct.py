@@ -7,6 +7,7 @@ temporary so that identity is kept.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -108,6 +109,11 @@ class Output:
         self.load_all(names.values())
         self.writer.call(len(args) + len(names), tuple(names))
 
+    def do(self, function: object, *args: Value) -> None:
+        """Call a function for what it does to something that was made here."""
+        self.call(function, args)
+        self.writer.pop()
+
     def fill_attributes(self, owner: Value, attributes: Mapping[str, Value]) -> None:
         """Give an object that was made here its attributes, past any `__setattr__`."""
         if attributes:
@@ -183,11 +189,7 @@ class Output:
         for arg in args:
             self.pin(arg)
 
-        def write() -> None:
-            self.call(function, args)
-            self.writer.pop()
-
-        self.writes.append(write)
+        self.writes.append(functools.partial(self.do, function, *args))
 
     def write(self) -> None:
         """Emit what is to come behind all loads."""

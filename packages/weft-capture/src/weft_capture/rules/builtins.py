@@ -15,11 +15,20 @@ from weft_capture.attributes import C_METHODS, is_programs, is_python_code, look
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.rules.generators import item_or_stop
-from weft_capture.rules.operators import binary, by_methods, identical
+from weft_capture.rules.operators import binary, by_methods, combined, identical
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import FALSE, NONE, TRUE, Constant, constant, fold, real_call
+from weft_capture.values.constant import (
+    FALSE,
+    NONE,
+    NULL,
+    TRUE,
+    Constant,
+    constant,
+    fold,
+    real_call,
+)
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -156,13 +165,7 @@ def _getattr(tx: Tracer, value: Value, name: Value, *default: Value) -> Value:
 
 @rule(hasattr)
 def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
-    try:
-        value.getattr(tx, name.as_constant())
-    except Raised as error:
-        if issubclass(error.value.python_type(), AttributeError):
-            return FALSE
-        raise
-    return TRUE
+    return constant(_getattr(tx, value, name, NULL) is not NULL)
 
 
 @rule(setattr)
@@ -280,10 +283,7 @@ _extremum(min, torch.sym_min)
 
 @rule(sum)
 def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
-    total = start
-    for item in items.unpack(tx):
-        total = binary(tx, "+", total, item)
-    return total
+    return combined(tx, "+", start, items)
 
 
 @rule(any)
@@ -352,11 +352,7 @@ def _slice(tx: Tracer, first: Value, *rest: Value) -> Value:
 
 @rule(range)
 def _range(tx: Tracer, *args: Value) -> Value:
-    try:
-        bounds = [operator.index(_integer(tx, arg)) for arg in args]
-        return RangeValue(range(*bounds))
-    except (TypeError, ValueError) as error:
-        tx.raise_real(error)
+    return RangeValue(real_call(tx, range, *(_integer(tx, arg) for arg in args)))
 
 
 def _integer(tx: Tracer, value: Value) -> Any:

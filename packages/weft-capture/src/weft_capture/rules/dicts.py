@@ -46,6 +46,10 @@ def _constructor(kind: type) -> None:
         fill(tx, target, items, kwargs)
         return target
 
+    @rule(getattr(kind, "fromkeys"))  # noqa: B009
+    def from_keys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
+        return DictValue([(key, value) for key in keys.unpack(tx)], cls=kind)
+
 
 _constructor(dict)
 _constructor(OrderedDict)
@@ -65,16 +69,6 @@ def _mapping_proxy(tx: Tracer, mapping: Value) -> Value:
     if not isinstance(mapping, DictValue):
         raise Break("unknown-call", f"a mappingproxy of {mapping.describe()}")
     return MappingProxy(getattr(mapping, "inner", mapping))
-
-
-@rule(dict.fromkeys)
-def _fromkeys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
-    return DictValue([(key, value) for key in keys.unpack(tx)])
-
-
-@rule(OrderedDict.fromkeys)
-def _ordered_fromkeys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
-    return DictValue([(key, value) for key in keys.unpack(tx)], cls=OrderedDict)
 
 
 # Reading.

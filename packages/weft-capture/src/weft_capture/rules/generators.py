@@ -20,9 +20,8 @@ def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
     raise Raised(chain(tx, ExceptionValue(StopIteration, args)))
 
 
-@method(GeneratorValue, "__next__")
 @method(IteratorValue, "__next__")
-def _next(tx: Tracer, self: GeneratorValue | IteratorValue) -> Value:
+def _next(tx: Tracer, self: IteratorValue) -> Value:
     return item_or_stop(tx, self, self.next(tx))
 
 
@@ -59,7 +58,6 @@ def _close(tx: Tracer, self: GeneratorValue) -> None:
         tx.raise_(RuntimeError, "generator ignored GeneratorExit")
 
 
-@method(GeneratorValue, "__iter__")
 @method(IteratorValue, "__iter__")
-def _iter(tx: Tracer, self: GeneratorValue | IteratorValue) -> Value:
+def _iter(tx: Tracer, self: IteratorValue) -> Value:
     return self

@@ -103,6 +103,11 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     return by_methods(tx, symbol, left, right)
 
 
+def combined(tx: Tracer, symbol: str, start: Value, items: Value) -> Value:
+    """Combine items with an operator, one after the other."""
+    return functools.reduce(functools.partial(binary, tx, symbol), items.unpack(tx), start)
+
+
 def _keeps_class(left: Value, right: Value) -> bool:
     """False when the other operand is an object that may take over a tensor's operator."""
     return all(

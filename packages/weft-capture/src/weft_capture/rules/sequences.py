@@ -13,7 +13,7 @@ from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.builtins import listed, sort_values
-from weft_capture.rules.operators import binary
+from weft_capture.rules.operators import combined
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
@@ -137,10 +137,7 @@ def _copy(tx: Tracer, self: ListValue) -> Value:
 
 @method(SizeValue, "numel")
 def _numel(tx: Tracer, self: SizeValue) -> Value:
-    total: Value = constant(1)
-    for item in self.items:
-        total = binary(tx, "*", total, item)
-    return total
+    return combined(tx, "*", constant(1), self)
 
 
 @rule(type(DequeValue([]).items))

@@ -26,7 +26,7 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break
-from weft_capture.rules.operators import binary
+from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CODE_RULES, PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value, method
@@ -128,10 +128,7 @@ for _name in ("ceil", "floor", "trunc", "sqrt", "exp", "log", "isnan", "isinf"):
 
 @rule(math.prod)
 def _prod(tx: Tracer, items: Value, *, start: Value = Constant(1)) -> Value:  # noqa: B008
-    total = start
-    for item in items.unpack(tx):
-        total = binary(tx, "*", total, item)
-    return total
+    return combined(tx, "*", start, items)
 
 
 # itertools

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft_capture.breaks import Break
-from weft_capture.rules.operators import binary
+from weft_capture.rules.operators import combined
 from weft_capture.rules.table import GRAPH
 from weft_capture.values import floats
 from weft_capture.values.base import Tracer, Value, method
@@ -65,10 +65,7 @@ def _size(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
 
 @method(TensorValue, "numel", "nelement")
 def _numel(tx: Tracer, self: TensorValue) -> Value:
-    total: Value = constant(1)
-    for item in _shape(tx, self).unpack(tx):
-        total = binary(tx, "*", total, item)
-    return total
+    return combined(tx, "*", constant(1), _shape(tx, self))
 
 
 @method(TensorValue, "__len__")

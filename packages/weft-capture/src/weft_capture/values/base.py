@@ -155,7 +155,7 @@ class Value:
         """Call `self.name(*args, **kwargs)`."""
         handler = self.find_method(name)
         if handler is not None:
-            return tx.apply(handler, self, args, kwargs)
+            return tx.apply(handler, [self, *args], kwargs)
         return self.call_method_fallback(tx, name, args, kwargs)
 
     def call_method_fallback(
@@ -225,8 +225,12 @@ class Value:
 
     def hash_key(self) -> object:
         """Return a hashable object equal for equal values; for dict keys and set elements."""
-        if getattr(self.python_type(), "__hash__", None) is None:
+        hashes = getattr(self.python_type(), "__hash__", None)
+        if hashes is None:
             raise Raised(_unhashable(self.python_type()))
+        by_identity: Any = object.__hash__
+        if hashes is by_identity:
+            return self
         try:
             constant = self.as_constant()
             hash(constant)

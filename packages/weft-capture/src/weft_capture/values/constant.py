@@ -80,10 +80,7 @@ class Constant(Value):
         return type(self.value) is type(other.value) and bool(self.value == other.value)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        try:
-            attribute = getattr(self.value, name)
-        except AttributeError as error:
-            tx.raise_(AttributeError, *error.args)
+        attribute = real_call(tx, getattr, self.value, name)
         if isinstance(attribute, types.MethodType):
             function = tx.const_object(attribute.__func__)
             return tx.bound_method(function, self)
@@ -183,7 +180,7 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     return tx.fresh(result)
 
 
-def real_call(tx: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:
+def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a real function now; what it raises, the program raises."""
     try:
         return function(*args, **kwargs)

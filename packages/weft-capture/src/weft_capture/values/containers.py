@@ -96,10 +96,7 @@ class SizeValue(TupleValue):
         return torch.Size(super().as_constant())
 
     def reconstruct(self, out: Output) -> None:
-        out.writer.begin_call()
-        out.writer.load_const(torch.Size)
-        super().reconstruct(out)
-        out.writer.call(1)
+        out.call(torch.Size, [TupleValue(self.items)])
 
     def with_items(self, items: Sequence[Value]) -> Value:
         return SizeValue(items)
@@ -165,16 +162,13 @@ class ListValue(Container, MutableValue):
         return [each(item) for item in self.items]
 
     def reconstruct(self, out: Output) -> None:
-        writer = out.writer
         if out.is_cyclic(self):
-            writer.build_list(0)
+            out.writer.build_list(0)
             out.remember(self)
-            out.load_all(self.items)
-            writer.build_list(len(self.items))
-            writer.list_extend(1)
+            out.do(refill, self, TupleValue(self.items))
         else:
             out.load_all(self.items)
-            writer.build_list(len(self.items))
+            out.writer.build_list(len(self.items))
 
     def replay(self, out: Output) -> None:
         out.later(refill, self, TupleValue(self.items))
@@ -256,13 +250,7 @@ class SetValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         check_keys(self.entries)
-        if self.cls is not set:
-            out.writer.begin_call()
-            out.writer.load_const(self.cls)
-        out.load_all([self.entries[key] for key in self.order])
-        out.writer.build_set(len(self.entries))
-        if self.cls is not set:
-            out.writer.call(1)
+        out.call(self.cls, [TupleValue([self.entries[key] for key in self.order])])
 
     def replay(self, out: Output) -> None:
         out.later(refill, self, TupleValue(list(self.entries.values())))

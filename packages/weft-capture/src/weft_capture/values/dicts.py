@@ -146,36 +146,20 @@ class DictValue(Container, MutableValue):
         return super().snapshot()
 
     def reconstruct(self, out: Output) -> None:
-        writer = out.writer
-        cyclic = out.is_cyclic(self)
-        if cyclic or self.cls is not dict:
-            writer.begin_call()
-            writer.load_const(self.cls)
-            if self.cls is defaultdict:
-                out.load(self.default_factory)
-            writer.call(1 if self.cls is defaultdict else 0)
-            if cyclic:
-                out.remember(self)
-            if self.entries:
-                writer.dup()
-                writer.load_method("update")
-                self._build_map(out)
-                writer.call_method(1)
-                writer.pop()
-            if self.metadata is not None:
-                writer.dup()
-                out.load(self.metadata)
-                writer.swap(2)
-                writer.store_attr("_metadata")
-        else:
-            self._build_map(out)
-
-    def _build_map(self, out: Output) -> None:
         check_keys(self.entries)
-        for key, value in self.entries.values():
-            out.load(key)
-            out.load(value)
-        out.writer.build_map(len(self.entries))
+        if self.cls is dict and not out.is_cyclic(self):
+            for pair in self.entries.values():
+                out.load_all(pair)
+            out.writer.build_map(len(self.entries))
+            return
+        out.call(self.cls, [self.default_factory] if self.cls is defaultdict else [])
+        out.remember(self)
+        if self.entries:
+            plain = DictValue()
+            plain.entries = self.entries
+            out.do(refill, self, plain)
+        if self.metadata is not None:
+            out.fill_attributes(self, {"_metadata": self.metadata})
 
     def replay(self, out: Output) -> None:
         if self.log is None or len(self.log) > 2 * len(self.entries) + _SHORT:
@@ -252,12 +236,8 @@ class DictView(Value):
     def __init__(self, owner: DictValue, kind: str) -> None:
         self.owner = owner
         self.kind = kind
+        self.cls: type = type(getattr({}, kind)())
         self.holder: Value = owner
-
-    def python_type(self) -> type:
-        return {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}[
-            self.kind
-        ]
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "mapping" and self.holder is self.owner:

@@ -66,9 +66,6 @@ class ExceptionValue(MutableValue):
     def describe(self) -> str:
         return f"{self.cls.__name__}({', '.join(arg.describe() for arg in self.args)})"
 
-    def hash_key(self) -> object:
-        return self
-
     def builtin(self) -> Any:
         """Return a real exception of the nearest builtin class with the same arguments.
 

@@ -19,7 +19,7 @@ from typing import Any
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import NONE, constant, fold
+from weft_capture.values.constant import NONE, constant, fold, real_call
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_guards.sources import AttrSource, ConstSource, ItemSource, Source
@@ -172,10 +172,7 @@ class FunctionValue(MutableValue):
         stub = types.FunctionType(binder, {}, None, tuple(self.defaults))
         stub.__qualname__ = self.name
         stub.__kwdefaults__ = dict(self.kwdefaults)
-        try:
-            bound: dict[str, Value] = stub(*args, **kwargs)
-        except TypeError as error:
-            tx.raise_real(error)
+        bound: dict[str, Value] = real_call(tx, stub, *args, **kwargs)
         for name, given in bound.items():
             if isinstance(given, tuple):
                 bound[name] = TupleValue(given)

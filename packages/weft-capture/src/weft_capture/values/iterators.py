@@ -34,9 +34,6 @@ class IteratorValue(MutableValue):
     def iterate(self, tx: Tracer) -> Value:
         return self
 
-    def hash_key(self) -> object:
-        return self
-
 
 @dataclass(eq=False)
 class SequenceIterator(IteratorValue):
@@ -66,35 +63,21 @@ class SequenceIterator(IteratorValue):
         return item
 
     def reconstruct(self, out: Output) -> None:
-        writer = out.writer
-        writer.begin_call()
-        writer.load_const(iter)
         over = self.over
         if isinstance(over, RangeValue):
-            writer.load_const(over.range[self.position :])
-            writer.call(1)
-            return
-        is_list = isinstance(over, ListValue) and over.python_type() is list
-        if is_list and self.position != EXHAUSTED:
-            assert isinstance(over, ListValue)
-            out.load(over)
-            writer.call(1)
-            _set_state(out, self.position)
-            return
-        items: Any = over.items if isinstance(over, ListValue | TupleValue) else over
-        rest = list(items)[self.position :]
-        out.load_all(rest)
-        writer.build_tuple(len(rest))
-        writer.call(1)
+            out.call(iter, [constant(over.range[self.position :])])
+        elif isinstance(over, ListValue) and over.cls is list and self.position != EXHAUSTED:
+            out.call(iterator_from, [constant(iter), over, constant(self.position)])
+        else:
+            items: Any = over.items if isinstance(over, ListValue | TupleValue) else over
+            out.call(iter, [TupleValue(list(items)[self.position :])])
 
 
-def _set_state(out: Output, position: int) -> None:
-    """Put the iterator on the stack where it stood."""
-    out.writer.dup()
-    out.writer.load_method("__setstate__")
-    out.writer.load_const(position)
-    out.writer.call_method(1)
-    out.writer.pop()
+def iterator_from(kind: Any, over: Any, position: int) -> Any:
+    """Return an iterator over a sequence that stands at a position."""
+    iterator = kind(over)
+    iterator.__setstate__(position)
+    return iterator
 
 
 class RealIterator(IteratorValue):
@@ -122,8 +105,8 @@ class RealIterator(IteratorValue):
 
     def reconstruct(self, out: Output) -> None:
         if not isinstance(self.over.items, deque):
-            out.call(reversed, [self.over])
-            _set_state(out, self.last - self.position)
+            position = constant(self.last - self.position)
+            out.call(iterator_from, [constant(reversed), self.over, position])
             return
         try:
             next(self.real, None)
@@ -215,18 +198,13 @@ class DictIterator(SequenceIterator):
         return super().next(tx)
 
     def reconstruct(self, out: Output) -> None:
-        owner, writer = self.owner, out.writer
+        owner = self.owner
         if len(owner.entries) != self.size or owner.removals != self.removals:
             raise Break("loop", "an iterator over what has changed since", self.made_at)
         if self.position == EXHAUSTED or isinstance(owner, SetValue):
             super().reconstruct(out)
             return
-        writer.begin_call()
-        writer.load_const(iterator_at)
-        out.load(owner)
-        writer.load_const(self.view)
-        writer.load_const(self.position)
-        writer.call(3)
+        out.call(iterator_at, [owner, constant(self.view), constant(self.position)])
 
 
 def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
@@ -281,16 +259,9 @@ class CombinedIterator(IteratorValue):
         return None
 
     def reconstruct(self, out: Output) -> None:
-        writer = out.writer
-        writer.begin_call()
-        writer.load_const(self.factory)
-        out.load_all(self.prefix)
-        out.load_all(self.inner)
-        extra = [*self.suffix(self.position), *self.keywords.values()]
-        for item in extra:
-            writer.load_const(item)
-        count = len(self.prefix) + len(self.inner) + len(extra)
-        writer.call(count, tuple(self.keywords))
+        suffix = map(constant, self.suffix(self.position))
+        keywords = {name: constant(item) for name, item in self.keywords.items()}
+        out.call(self.factory, [*self.prefix, *self.inner, *suffix], keywords)
 
 
 class ChainIterator(CombinedIterator):

@@ -306,8 +306,7 @@ class UserObject(MutableValue):
         out.call(new_instance, [class_value(self.cls), *given])
         out.remember(self)
         if base is not None and fills:
-            out.call(fill_instance, [self, base])
-            out.writer.pop()
+            out.do(fill_instance, self, base)
         live = {name: value for name, value in self.attrs.items() if value is not DELETED}
         out.fill_attributes(self, live)
 

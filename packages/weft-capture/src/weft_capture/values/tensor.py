@@ -167,7 +167,7 @@ class TensorValue(Value):
         if handler is not None:
 
             def plainly(args: list[Value], kwargs: Kwargs) -> Value:
-                return tx.apply(handler, args[0], args[1:], kwargs)
+                return tx.apply(handler, args, kwargs)
 
             function = getattr(torch.Tensor, name, None)
             return tx.overrides.evaluate(function, [self, *args], kwargs, plainly)
