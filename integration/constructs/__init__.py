@@ -38,6 +38,7 @@ THEMES = (
     "library_objects",
     "torch_features",
     "numbers_from_data",
+    "checks",
 )
 
 

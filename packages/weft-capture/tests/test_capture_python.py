@@ -371,10 +371,10 @@ CAPTURED_WHOLE = [
     assertion, autocast, set_grad, call_deco, dd, prod, strm, setops, sorted_key, type_checks,
     star_unpack, fstr, chained, ternary, del_local, exc_in_callee, finally_return, reraise,
     partial_, lru, sz, ein, copy_, inplace_view, out_arg, param_grad, detach_, torchfn, iter_tensor,
-    named, exit_stack,
+    named, exit_stack, assert_tensor,
 ]  # fmt: skip
 WITH_BREAKS = [
-    setattr_break, rec_break, assert_tensor, index_mask, autocast_break, enumerate_break,
+    setattr_break, rec_break, index_mask, autocast_break, enumerate_break,
     while_data, gen_break, tolist, item_index, try_op,
 ]  # fmt: skip
 

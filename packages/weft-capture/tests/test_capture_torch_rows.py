@@ -125,7 +125,10 @@ def masked(x):
 
 
 def validated_distribution(x):
-    return distributions.Normal(x, x.exp(), validate_args=True).log_prob(x + 1)
+    normal = distributions.Normal(x, x.exp(), validate_args=True)
+    beta = distributions.Beta(x.exp(), x.exp(), validate_args=True)
+    zeros = distributions.Laplace(x, x.exp(), validate_args=True).rsample() * 0
+    return normal.log_prob(x + 1) + beta.log_prob(x.sigmoid()) + zeros
 
 
 def linearized(x):
@@ -148,7 +151,7 @@ def backward_with_hooks(x):
 
 WHOLE = (
     profiled_range, dual_numbers, annotated, stream_of_the_cpu, sparse_made_inside,
-    unvalidated_distribution, inner_gradient,
+    unvalidated_distribution, validated_distribution, inner_gradient,
 )  # fmt: skip
 BROKEN = {
     saved_tensors_hooks: "_push_saved_tensors_default_hooks",
@@ -159,7 +162,6 @@ BROKEN = {
     sparse_from_outside: "torch.sparse_coo",
     jagged: "NestedTensor",
     masked: "MaskedTensor",
-    validated_distribution: "truth of a tensor",
     linearized: "torch.func.linearize",
     backward_with_hooks: "register_hook",
 }
@@ -197,7 +199,7 @@ def test_an_invalid_parameter_of_a_distribution_raises():
     with pytest.raises(ValueError, match="Expected parameter scale") as expected:
         program(X)
     with pytest.raises(ValueError, match="Expected parameter scale") as got:
-        weft_capture.capture(program, eager_backend)(X)
+        weft_capture.capture(program, eager_backend, fullgraph=True)(X)
     assert got.value.args == expected.value.args
 
 

@@ -3,9 +3,13 @@
 PYTEST_DONT_REWRITE: the programs' own `assert` statements are what is tested.
 """
 
+import random
+import traceback
+
 import pytest
 import torch
 import weft
+from torch.utils.checkpoint import checkpoint
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 BACKENDS = ("eager", "aot_eager", "codegen")
@@ -103,25 +107,133 @@ def test_stages_of_a_compilation_can_be_watched():
     assert len(seen) == 2 * len([begun for _, begun in seen if begun])
 
 
-def test_a_failure_that_the_program_sees_is_its_own():
-    seen = []
+def raises(x):
+    if (x > 0.9).any():
+        raise ValueError(f"too large: {x.max():.2f}")
 
-    def program(x):
-        seen.append(1)
-        try:
-            assert (x > 5).all(), "too small"
-        except AssertionError as error:
-            return x + 1, str(error)
 
-    def counts_first(x):
-        seen.append(2)
-        assert (x > 5).all()
-        return x + 1
+def counts_first(x):
+    seen.append(2)
+    y = x * 2
+    print("counted", len(seen))
+    raises(x)
+    print("passed")
+    return y
 
-    compiled = weft.compile(program, backend="eager")
-    result, text = compiled(X)
-    torch.testing.assert_close(result, X + 1)
-    assert text == "too small" and seen == [1]
-    with pytest.raises(AssertionError):
-        weft.compile(counts_first, backend="eager")(X)
-    assert seen == [1, 2]
+
+def prints_first(x):
+    print("first")
+    raises(x)
+    return x + 1
+
+
+def draws(x):
+    y = x + torch.rand_like(x)
+    raises(x)
+    return y + torch.rand(3, 4)
+
+
+def draws_python(x):
+    raises(x)
+    return x * random.random()
+
+
+def mutates(x):
+    x.mul_(2)
+    raises(x / 2)
+    return x + 1
+
+
+def notes(x):
+    note(x)
+    raises(x)
+    return x + 1
+
+
+def catches(x):
+    try:
+        raises(x)
+    except ValueError as error:
+        return x + 1, str(error)
+    return x
+
+
+def without_grad(x, *rest, scale=2, **more):
+    with torch.no_grad():
+        y = [(lambda: raises(x * one))() for one in range(scale)]
+    return x * len(y)
+
+
+def in_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+        raises(x)
+    return y
+
+
+class Checks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        raises(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def in_a_function(x):
+    return Checks.apply(x) + 1
+
+
+def in_a_checkpoint(x):
+    def block(x):
+        raises(x)
+        return x.sin()
+
+    return checkpoint(block, x, use_reentrant=False) + 1
+
+
+FAILING = (
+    counts_first, prints_first, draws, draws_python, mutates, notes, catches, without_grad,
+    in_autocast, in_a_function, in_a_checkpoint,
+)  # fmt: skip
+seen = []
+
+
+def all_that_shows(function, x, capsys):
+    """Return result or exception with its traceback, and every effect of a call."""
+    x = x.clone()
+    seen.clear()
+    noted.clear()
+    torch.manual_seed(0)
+    random.seed(0)
+    try:
+        result = function(x)
+    except ValueError as error:
+        places = [(s.filename, s.name, s.lineno) for s in traceback.extract_tb(error.__traceback__)]
+        result = error.args, error.__context__, [p for p in places[1:] if "/weft" not in p[0]]
+    drawn = torch.rand(2), random.random()
+    modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    return result, x, capsys.readouterr().out, seen.copy(), noted.copy(), drawn, modes
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FAILING, ids=lambda f: f.__name__)
+def test_a_failed_check_shows_what_eager_shows(function, backend, capsys):
+    compiled = weft.compile(function, backend=backend, options={"fallback_random": True})
+    for x in (X / 2, X, X / 2, X):
+        expected = all_that_shows(function, x, capsys)
+        got = all_that_shows(compiled, x, capsys)
+        torch.testing.assert_close(got[0], expected[0]) if x is not X else None
+        assert x is not X or repr(got[0]) == repr(expected[0])
+        assert repr(got[1:]) == repr(expected[1:])
+
+
+@pytest.mark.parametrize("function", [counts_first, draws, without_grad, in_a_checkpoint])
+def test_what_can_be_run_again_is_whole(function):
+    compiled = weft.compile(function, backend="eager", fullgraph=True)
+    with pytest.raises(ValueError, match="too large: 1.00"):
+        compiled(X)
+    assert compiled(X / 2).shape == (3, 4)

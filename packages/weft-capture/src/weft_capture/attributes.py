@@ -264,7 +264,10 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     getter = lookup(type(attribute), "__get__")
     if getter is not None and not isinstance(attribute, type):
         if not is_python_code(getter[1]):
-            raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+            binder = _BINDERS.get(getter[0])  # that of its base, such as property
+            if binder is None:
+                raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+            return binder(tx, found, name, owner, cls)
         descriptor = tx.const_object(attribute)
         method = BoundMethod(tx.const_object(getter[1]), descriptor)
         return method.call(tx, [owner, tx.const_object(cls)], {})

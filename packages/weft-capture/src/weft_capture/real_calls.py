@@ -13,6 +13,7 @@ from typing import Any
 
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
+from weft_capture.rules.checks import has_checks
 from weft_capture.steps import BreakAtStep
 from weft_capture.values.base import Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
@@ -56,6 +57,8 @@ class RealCalls:
         if handlers.modes or handlers.level or handlers.overriding(list(args), {}):
             raise Break("unknown-call", "an effect under handlers of the program")
         late = bool(tx.graph.op_count) and not early
+        if not late and has_checks(tx.graph):
+            raise Break("unknown-call", "what runs before a graph that may have to be given up")
         if not late and any(one.late for arg in args for one in origins(arg.source)):
             raise Break("data-dependent-value", "an argument that is known only after the graph")
         made = MadeSource(f"_weft_made_{self.count}", late)

@@ -96,6 +96,7 @@ class Writer:
     # Control flow.
     jump = _jump("JUMP", 0)
     pop_jump_if_false = _jump("POP_JUMP_IF_FALSE", -1)
+    pop_jump_if_not_none = _jump("POP_JUMP_IF_NOT_NONE", -1)
     return_ = _plain("RETURN_VALUE", -1)
     raise_ = _plain("RAISE_VARARGS", -1, 1)
 

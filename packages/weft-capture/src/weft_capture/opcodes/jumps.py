@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
-from weft_capture.rules.assertions import is_checked
+from weft_capture.rules.checks import is_checked
 from weft_capture.values.base import Frame
 from weft_capture.values.constant import NONE, Constant
 from weft_capture.values.objects import UserObject
@@ -25,7 +25,8 @@ def _jump(frame: Frame, instr: Instr) -> None:
 def _pop_jump_if(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
     wanted = instr.opname == "POP_JUMP_IF_TRUE"
-    if is_checked(frame, instr, value) or value.truth(frame.tx) is wanted:
+    jumps = is_checked(frame, instr, value)
+    if value.truth(frame.tx) is wanted if jumps is None else jumps:
         frame.ip = _target(instr)
 
 

@@ -10,6 +10,7 @@ Everything is loaded before anything is written, so that no write changes what a
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
@@ -21,12 +22,13 @@ from weft_guards.sources import LocalSource
 
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
-from weft_capture.bytecode import Writer, live_at
+from weft_capture.bytecode import Decoded, Resume, Writer, live_at
 from weft_capture.function_modes import handlers_off
 from weft_capture.graph import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
+from weft_capture.rules.checks import devices_of, has_checks, run_checked
 from weft_capture.steps import OuterFrame, Stop
 from weft_capture.values.base import Frame, MethodOf, Tracer, Value
 from weft_capture.values.constant import NULL, constant
@@ -155,6 +157,21 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
     return end_mode
 
 
+def _from_the_start(decoded: Decoded) -> Resume:
+    """Return how to run the frame as it is: its code with flat arguments, and with the hook off."""
+    key = "from the start"
+    resume: Resume | None = decoded.derived.get(key)
+    if resume is None:
+        shape = decoded.variant(decoded.flat_args, (), (), decoded.qualname)
+        code = decoded.code.replace(
+            co_argcount=shape.argcount, co_posonlyargcount=0, co_kwonlyargcount=0,
+            co_flags=shape.flags | decoded.flags & inspect.CO_NESTED,
+        )  # fmt: skip
+        hook.skip(code, True)
+        resume = decoded.derived[key] = Resume(code, decoded.flat_args, (), 0)
+    return resume
+
+
 # Breaks at which an exception is likely: it shows the variables of its frames, used or not.
 _RAISES = ("uncaught-exception", "op-failed")
 
@@ -210,6 +227,10 @@ class _Assembly:
         boxed = None if self.stopped else getattr(compiled, "call_boxed", None)
         # What the backend made is no program to capture: it runs with the hook off.
         target = functools.partial(hook.run, None, boxed or compiled)
+        checked = has_checks(self.tx.graph)
+        if checked:
+            devices = devices_of(self.tx.graph.graph.nodes)
+            target = functools.partial(run_checked, target, devices)
         caller = call_with(target, sources) if boxed is None else None
         writer.begin_call()
         if caller is None:
@@ -224,6 +245,12 @@ class _Assembly:
             writer.build_list(len(sources))
         writer.call(1 if boxed else len(sources) + (caller is not None))
         writer.store_local(GRAPH_RESULT)
+        if checked:
+            passed = writer.label()
+            writer.load_local(GRAPH_RESULT)
+            writer.pop_jump_if_not_none(passed)
+            writer.call_resume(_from_the_start(self.frame.decoded))
+            writer.mark(passed)
 
     def body(self, outputs: dict[Node, int]) -> None:
         """Write what follows the graph."""

@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import ClassValue
+from weft_capture.rules.checks import CHECK
 from weft_capture.rules.table import rule
 from weft_capture.values.base import BIRTHS, Tracer, Value
 from weft_capture.values.constant import NONE, constant
@@ -106,6 +107,8 @@ def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
     if touched < born or _outside(tx) != before:
         raise Break("unsupported-value", f"{name} has effects outside of itself")
     made += _nodes_after(tx, last)
+    if any(node.target is CHECK for node in made):
+        raise Break("data-dependent-branch", f"{name} may raise")
 
 
 def _outside(tx: Tracer) -> tuple[object, ...]:

@@ -75,6 +75,13 @@ def _len(tx: Tracer, self: TensorValue) -> Value:
     return tx.graph.size(self, 0)
 
 
+@method(TensorValue, "new")
+def _new(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
+    """Make a tensor of a size, or of numbers: in a graph a size would be a tuple of numbers."""
+    name = "new_empty" if any(isinstance(arg, SizeValue) for arg in args) else "new"
+    return tx.graph.emit("call_method", name, [self, *args], kwargs)
+
+
 @method(TensorValue, "item")
 def _item(tx: Tracer, self: TensorValue) -> Value:
     """Read the number: a float stays a tensor of the graph as long as it can (`floats`)."""

@@ -10,6 +10,7 @@ import torch
 from weft_core.tracing import ASSERT
 
 from weft_capture.breaks import Break
+from weft_capture.rules.checks import emit_check
 from weft_capture.rules.operators import compare
 from weft_capture.rules.table import PURE, hashes_silently, rule
 from weft_capture.values.base import Tracer, Value
@@ -124,6 +125,8 @@ _FAILED = (
 @rule(torch._assert)
 def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
     if isinstance(condition, TensorValue):
+        if condition.fake.numel() == 1 and emit_check(tx, condition, True):
+            return NONE
         raise Break("data-dependent-value", "torch._assert on a tensor")
     if not condition.truth(tx):
         tx.raise_(AssertionError, message.as_constant())

@@ -1,0 +1,178 @@
+"""A branch on a tensor of which one arm ends in raising: a check that the graph makes in its place.
+
+When it fails, nothing of the program has been done yet that could be seen: the graph stops, the
+frame runs from its start as it is, and raises what it raises (`run_checked`, `output.assemble`).
+So a wrong guess about an arm costs time, and is never wrong.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import has_side_effect
+from weft_core.tracing import is_effect
+
+from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
+from weft_capture.graph import GraphBuilder
+from weft_capture.values.base import Frame, Tracer, Value
+from weft_capture.values.constant import constant
+from weft_capture.values.dicts import LazyValue
+from weft_capture.values.functions import CellValue, FunctionValue
+from weft_capture.values.tensor import TensorValue
+
+_library = torch.library.Library("weft_capture", "FRAGMENT")
+_library.define("check(Tensor condition, bool wanted) -> ()")
+
+
+class CheckFailed(Exception):
+    """A check of the program failed in its graph: the program itself knows what to raise."""
+
+
+def _check(condition: torch.Tensor, wanted: bool) -> None:
+    if bool(condition) is not wanted:
+        raise CheckFailed(f"a tensor is {not wanted} where the captured program would raise")
+
+
+def _nothing(condition: torch.Tensor, wanted: bool) -> None:
+    pass
+
+
+_library.impl("check", _check, "CompositeExplicitAutograd")
+_library.impl("check", _nothing, "Meta")
+CHECK: Any = has_side_effect(torch.ops.weft_capture.check.default)
+
+
+def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
+    """Leave a branch on a tensor to the graph.
+
+    Returns:
+        Whether to jump; None when no arm is known to raise, or the frame cannot be run again.
+    """
+    if not isinstance(condition, TensorValue) or condition.fake.numel() != 1:
+        return None
+    assert jump.target is not None
+    raising = [_only_raises(frame, at) for at in (frame.ip, jump.target)]
+    if raising[0] is raising[1] or _is_caught(frame):
+        return None
+    jumps = raising[0]
+    wanted = (jump.opname == "POP_JUMP_IF_TRUE") is jumps
+    return jumps if emit_check(frame.tx, condition, wanted) else None
+
+
+def emit_check(tx: Tracer, condition: TensorValue, wanted: bool) -> bool:
+    """Add a check to the graph; False where a second run of the frame could be told."""
+    inside = any(not isinstance(one, torch.inference_mode) for one in tx.open_contexts)
+    if inside or tx.transforms or tx.overrides.modes or tx.overrides.outer:
+        return False
+    if any(not call.made.late for call in tx.calls.calls) or not all(_is_repeatable(tx.graph)):
+        return False
+    tx.graph.emit("call_function", CHECK, [condition, constant(wanted)], {})
+    return True
+
+
+def has_checks(graph: GraphBuilder) -> bool:
+    """Say whether there are checks in a graph."""
+    return any(node.target is CHECK for node in graph.graph.nodes)
+
+
+def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
+    """Say of all that the graph does so far whether it can be done once more."""
+    yield graph.writes() == 0
+    for entry in graph.inputs:  # tensors of inference mode do not count their writes
+        twin = entry.node_example
+        yield not (isinstance(twin, torch.Tensor) and twin.is_inference())
+    for node in graph.graph.nodes:
+        target = node.target
+        of_program = isinstance(target, types.FunctionType) and target.__module__.split(".")[0]
+        yield of_program in (False, "torch", "weft_capture", "weft_core")
+        yield target is CHECK or not (is_effect(target) and not target._schema.returns)
+
+
+def _is_caught(frame: Frame) -> bool:
+    """Say whether a handler of the graph's frames, other than a `with` block's, may catch here."""
+    around: Frame | None = frame
+    while around is not None:
+        instrs = around.decoded.instrs
+        handler: Handler | None = around.instr.handler
+        while handler is not None:
+            begins = instrs[handler.target].opname == "PUSH_EXC_INFO"
+            if begins and instrs[handler.target + 1].opname != "WITH_EXCEPT_START":
+                return True
+            handler = instrs[handler.target].handler
+        around = around.parent
+    return False
+
+
+# ---- which arms raise
+
+
+def _only_raises(frame: Frame, start: int) -> bool:
+    """Say whether every path from an instruction ends in raising, or in a call of what raises."""
+    return _ends(frame.decoded, start, lambda index: _names_raiser(frame, index))
+
+
+def _ends(decoded: Decoded, start: int, is_end: Callable[[int], bool]) -> bool:
+    seen, todo = set(), [start]
+    while todo:
+        index = todo.pop()
+        instr = decoded.instrs[index]
+        if instr.opname in ("RETURN_VALUE", "YIELD_VALUE", "SEND", "RETURN_GENERATOR"):
+            return False
+        if index in seen or is_end(index):
+            continue
+        seen.add(index)
+        todo += [] if instr.opname in NO_FALL_THROUGH else [index + 1]
+        todo += [] if instr.target is None else [instr.target]
+    return True
+
+
+def _names_raiser(frame: Frame, index: int) -> bool:
+    """Say whether an instruction loads a function, or a method of a variable, that only raises."""
+    instr, before = frame.decoded.instrs[index], frame.decoded.instrs[index - 1]
+    found: Any = None
+    if instr.opname == "LOAD_GLOBAL":
+        found = frame.function.globals.get(instr.argval)
+    elif instr.opname == "LOAD_DEREF":
+        cell = frame.cells.get(instr.argval)
+        held = cell.contents if isinstance(cell, CellValue) else None
+        found = held.code if isinstance(held, FunctionValue) else getattr(held, "obj", None)
+    elif instr.opname in ("LOAD_METHOD", "LOAD_ATTR") and before.opname == "LOAD_FAST":
+        owner = frame.locals.get(before.argval)
+        if owner is not None:
+            kind = type(owner.obj) if isinstance(owner, LazyValue) else owner.python_type()
+            found = getattr(kind, instr.argval, None)
+    code = found.__code__ if isinstance(found, types.FunctionType) else found
+    return isinstance(code, types.CodeType) and _ends(decode(code), 0, lambda _: False)
+
+
+# ---- running a graph with checks
+
+
+def run_checked(compiled: Callable[..., Any], devices: Sequence[int], *args: Any) -> Any:
+    """Run a graph; None when a check failed, with torch's modes and generators as before.
+
+    Args:
+        compiled: the graph.
+        devices: the CUDA devices that it works on.
+    """
+    generators = [torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)]
+    states = [(one, one.get_state()) for one in generators]
+    recorded = torch.is_grad_enabled()
+    try:
+        return compiled(*args)
+    except CheckFailed:
+        torch._C._set_grad_enabled(recorded)
+        for one, state in states:
+            one.set_state(state)
+        return None
+
+
+def devices_of(nodes: Iterable[Node]) -> tuple[int, ...]:
+    """Return the indices of the CUDA devices of the tensors that nodes make."""
+    values = [node.meta.get("example_value") for node in nodes]
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+    return tuple(sorted(one.index or 0 for one in devices if one.type == "cuda"))
