@@ -22,10 +22,10 @@ from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
-from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import BoundMethod, ObjectConstant
+from weft_capture.values.iterators import DequeValue
 from weft_capture.values.objects import ModuleValue, UserObject
 from weft_capture.values.overrides import has_handler, retyped
 from weft_capture.values.weakrefs import WeakRefValue, make_ref

@@ -27,7 +27,7 @@ from weft_guards.sources import (
     Source,
 )
 
-from weft_capture import attributes, class_statements, classes, config, current
+from weft_capture import attributes, class_statements, classes, config
 from weft_capture.breaks import Break, NeedsSymbols, Raised
 from weft_capture.bytecode import decode
 from weft_capture.effects import Effects
@@ -43,7 +43,7 @@ from weft_capture.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values import wrap as wrapping
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value, set_tracer
 from weft_capture.values.constant import MADE
 from weft_capture.values.containers import (
     ListValue,
@@ -81,7 +81,7 @@ class Tracer:
         policy: DynamicPolicy | None = None,
         steps: Steps | None = None,
     ) -> None:
-        current.set_tracer(self)
+        set_tracer(self)
         self.function = function
         self.symbolic = symbolic
         self.policy = policy

@@ -7,7 +7,7 @@ from types import CodeType, FunctionType
 
 import corpus
 from weft_capture.bytecode import Decoded, Writer, decode, make_resume, stack_after
-from weft_capture.bytecode.program import Op, program_of
+from weft_capture.bytecode.instr import Op, program_of
 
 _ENDS = ("JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE")
 

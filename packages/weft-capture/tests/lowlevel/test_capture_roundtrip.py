@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from weft_capture.bytecode import decode, live_at
-from weft_capture.bytecode.encode import assemble
-from weft_capture.bytecode.program import program_of
-from weft_capture.bytecode.tables import exception_table, location_table
+from weft_capture.bytecode.encode import assemble, exception_table, location_table
+from weft_capture.bytecode.instr import program_of
 
 MODULES = [argparse, contextlib, dataclasses, enum, inspect, json.decoder, statistics, tarfile]
 

@@ -50,11 +50,9 @@ if `lasti`, then the exception, and execution goes on at `target`.
 """
 
 from .decode import decode
-from .effects import stack_after
-from .encode import AssemblyError
-from .instr import NO_FALL_THROUGH, NULL_BELOW, Decoded, Handler, Instr, call_pair
+from .encode import AssemblyError, stack_after
+from .instr import NO_FALL_THROUGH, NULL_BELOW, Decoded, Handler, Instr, Label, call_pair
 from .liveness import live_at, reachable
-from .program import Label
 from .resume import (
     Resume,
     in_prologue,

@@ -7,7 +7,7 @@ decode and to assemble (measured on the standard library), and both run for ever
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from types import CodeType
@@ -20,11 +20,13 @@ from .instr import (
     HAS_ARG,
     NO_FALL_THROUGH,
     FrameShape,
+    Instr,
+    Item,
+    Op,
     Positions,
+    call_pair,
 )
-from .lower import Lowering, Raw
-from .program import Item
-from .tables import exception_table, location_table
+from .lower import INVERSE, Lowering, Raw
 
 _FOR_ITER = dis.opmap["FOR_ITER"]
 _ENDS = frozenset(
@@ -177,3 +179,127 @@ def _exception_entries(
             if cover.label.index is None:
                 raise AssemblyError("an exception handler was never placed")
             yield begin, end, starts[cover.label.index], cover.depth, cover.lasti
+
+
+# ---- the side tables: source locations and exception handlers
+
+
+_MAX_UNITS = 8  # code units one location entry can cover
+_LONG, _NONE = 14, 15  # the kinds of entries used; the others only save bytes
+
+
+def _varint(out: bytearray, value: int) -> None:
+    while value >= 64:
+        out.append(value & 63 | 64)
+        value >>= 6
+    out.append(value)
+
+
+def _signed_varint(out: bytearray, value: int) -> None:
+    _varint(out, -value << 1 | 1 if value < 0 else value << 1)
+
+
+def location_table(rows: Iterable[tuple[int, Positions]], firstlineno: int) -> bytes:
+    """Encode (width in code units, positions) rows as co_linetable."""
+    out = bytearray()
+    line = firstlineno
+    for width, positions in rows:
+        while width > 0:
+            units = min(width, _MAX_UNITS)
+            line = _location(out, units, positions, line)
+            width -= units
+    return bytes(out)
+
+
+def _location(out: bytearray, units: int, positions: Positions, line: int) -> int:
+    """Append one entry and return the line that the next one's delta starts from."""
+    start, end, column, end_column = positions
+
+    def head(kind: int) -> None:
+        out.append(0x80 | kind << 3 | units - 1)
+
+    if start is None:
+        head(_NONE)
+        return line
+    head(_LONG)
+    _signed_varint(out, start - line)
+    _varint(out, max((end or start) - start, 0))
+    for place in (column, end_column):
+        _varint(out, 0 if place is None else place + 1)
+    return start
+
+
+def exception_table(entries: Iterable[tuple[int, int, int, int, bool]]) -> bytes:
+    """Encode (start, end, target in code units, depth, lasti) entries as co_exceptiontable."""
+    out = bytearray()
+    for start, end, target, depth, lasti in entries:
+        first = len(out)
+        for value in (start, end - start, target, depth << 1 | lasti):
+            _big_endian(out, value)
+        out[first] |= 0x80
+    return bytes(out)
+
+
+def _big_endian(out: bytearray, value: int) -> None:
+    shift = 24
+    while shift and not value >> shift:
+        shift -= 6
+    while shift:
+        out.append(value >> shift & 63 | 64)
+        shift -= 6
+    out.append(value & 63)
+
+
+# ---- what an instruction does to the operand stack
+
+
+# Conditional jumps are written in a way that depends on the direction; their effect does not.
+_NET = {"FOR_ITER": 1, "JUMP": 0, "LOAD_METHOD": 1, "SEND": 0} | dict.fromkeys(INVERSE, -1)
+
+
+def net_effect(instr: Instr) -> int:
+    """By how much the instruction changes the depth of the stack when it does not jump."""
+    known = _NET.get(instr.opname)
+    if known is not None:
+        return known
+    lowering = Lowering((instr.argval,) if isinstance(instr.argval, str) else ())
+    lowering.run([Op(instr.opname, instr.arg, instr.argval)])
+    return sum(raw_effect(raw.op, raw.arg, False) for raw in lowering.raws)
+
+
+def stack_after(
+    instr: Instr, stack: Sequence[bool], *, jump: bool = False, bound: bool = True
+) -> tuple[bool, ...]:
+    """The stack after an instruction that ran for real.
+
+    Args:
+        instr: the instruction.
+        stack: the stack before it.
+        jump: whether it jumped.
+        bound: for LOAD_FAST_AND_CLEAR, whether the variable was bound.
+
+    A LOAD_METHOD (or the method form of LOAD_SUPER_ATTR) is taken to have found an attribute that
+    is no method: what it really pushes is known only at run time, so a break at one has to load
+    the attribute and push the NULL itself.
+    """
+    before = tuple(stack)
+    opname = instr.opname
+    if jump:
+        return before if opname == "JUMP" else before[:-1]
+    if opname == "PUSH_NULL":
+        return (*before, False)
+    if opname == "COPY":
+        return (*before, before[-instr.arg])
+    if opname == "LOAD_FAST_AND_CLEAR":
+        return (*before, bound)
+    if opname == "SWAP":
+        items = list(before)
+        items[-1], items[-instr.arg] = items[-instr.arg], items[-1]
+        return tuple(items)
+    depth = len(before) + net_effect(instr)
+    if opname == "LOAD_METHOD" or (opname == "LOAD_SUPER_ATTR" and instr.argval[1]):
+        pair: tuple[bool, bool] = call_pair(True, False)
+        return before[: depth - 2] + pair
+    # Operands and results are values, but for the NULL below a call, where its result will lie.
+    kept = before[: depth - 1] if opname.startswith("CALL") else before[:depth]
+    return kept + (True,) * (depth - len(kept))

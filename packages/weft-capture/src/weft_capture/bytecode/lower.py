@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .instr import COMPARE_SHIFT, INTRINSICS, KIND, PY312, PY313
-from .program import Item, Label, Op
+from .instr import COMPARE_SHIFT, INTRINSICS, KIND, PY312, PY313, Item, Label, Op
 
 _OPS = dis.opmap
 

@@ -18,9 +18,8 @@ from types import CodeType
 
 from .decode import decode
 from .encode import assemble
-from .instr import Decoded, FrameShape
+from .instr import Decoded, FrameShape, Label, Op, program_of, prologue_of
 from .liveness import first_argument_of_super, live_at, reachable
-from .program import Label, Op, program_of, prologue_of
 
 _PROLOGUE = frozenset({"RESUME", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 _SELF = "_weft_self"

@@ -14,9 +14,22 @@ from types import CodeType
 from typing import Any
 
 from .encode import assemble
-from .instr import NULL_BELOW, PY312, PY313, Decoded, FrameShape, Instr, Positions
+from .instr import (
+    NULL_BELOW,
+    PY312,
+    PY313,
+    Cover,
+    Decoded,
+    FrameShape,
+    Instr,
+    Item,
+    Label,
+    Op,
+    Positions,
+    program_of,
+    prologue_of,
+)
 from .liveness import reachable
-from .program import Cover, Item, Label, Op, program_of, prologue_of
 from .resume import Resume, stack_name
 
 _CELL_OPS = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"})

@@ -1,4 +1,4 @@
-"""Builtin functions and classes."""
+"""Builtin functions and classes, and the methods of generators and iterators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from weft_capture import polyfills
 from weft_capture.attributes import C_METHODS, is_programs, is_python_code, lookup
 from weft_capture.breaks import Break, NotConstant, Raised
-from weft_capture.classes import SuperValue
-from weft_capture.rules.generators import item_or_stop
+from weft_capture.classes import ClassValue, SuperValue
+from weft_capture.frames import GeneratorValue
 from weft_capture.rules.operators import binary, by_methods, combined, identical
 from weft_capture.rules.table import PURE, rule
 from weft_capture.values import floats
-from weft_capture.values.base import Tracer, Value
+from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import (
     FALSE,
     NONE,
@@ -37,7 +37,13 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, DictView
-from weft_capture.values.iterators import CallIterator, CombinedIterator, RealIterator
+from weft_capture.values.exceptions import ExceptionValue, chain
+from weft_capture.values.iterators import (
+    CallIterator,
+    CombinedIterator,
+    IteratorValue,
+    RealIterator,
+)
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
@@ -428,3 +434,58 @@ def _reversed(tx: Tracer, items: Value) -> Value:
             tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
         return tx.const_object(polyfills.backwards).call(tx, [items], {})
     return items.call_method(tx, "__reversed__", [], {})
+
+
+# ---- methods of generators and iterators that the captured program made
+
+
+def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
+    """Return what an iterator gave, or raise StopIteration with what its generator returned."""
+    if item is not None:
+        return item
+    returned = getattr(self, "returned", None)
+    args = [] if returned is None or returned is NONE else [returned]
+    raise Raised(chain(tx, ExceptionValue(StopIteration, args)))
+
+
+@method(IteratorValue, "__next__")
+def _next_item(tx: Tracer, self: IteratorValue) -> Value:
+    return item_or_stop(tx, self, self.next(tx))
+
+
+@method(GeneratorValue, "send")
+def _send(tx: Tracer, self: GeneratorValue, value: Value) -> Value:
+    if not self.started and value is not NONE:
+        tx.raise_(TypeError, "can't send non-None value to a just-started generator")
+    return item_or_stop(tx, self, self.send(tx, value))
+
+
+@method(GeneratorValue, "throw")
+def _throw(tx: Tracer, self: GeneratorValue, error: Value, *rest: Value) -> Value:
+    # The old form: class, value, traceback.
+    value = rest[0] if rest and rest[0] is not NONE else error
+    if isinstance(value, ClassValue):
+        value = value.call(tx, [], {})
+    return item_or_stop(tx, self, self.throw(tx, value))
+
+
+@method(GeneratorValue, "close")
+def _close(tx: Tracer, self: GeneratorValue) -> None:
+    if self.frame is None or not self.started:
+        tx.journal.touch(self)
+        self.frame = None
+        self.returned = None
+        return
+    try:
+        item = self.throw(tx, ExceptionValue(GeneratorExit, []))
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), GeneratorExit | StopIteration):
+            return
+        raise
+    if item is not None:
+        tx.raise_(RuntimeError, "generator ignored GeneratorExit")
+
+
+@method(IteratorValue, "__iter__")
+def _itself(tx: Tracer, self: IteratorValue) -> Value:
+    return self

@@ -15,7 +15,8 @@ from typing import Any
 
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
-from weft_capture.rules.sets import call_set
+from weft_capture.rules.dicts import call_set
+from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
 from weft_capture.values.base import Tracer, Value
@@ -365,3 +366,39 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
     if method is not None and not builtin:
         return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
     return constant(any(equal(tx, item, each) for each in container.unpack(tx)))
+
+
+# ---- module operator: the operators as functions
+
+
+def _two(evaluate: Any, symbol: str, tx: Tracer, left: Value, right: Value) -> Any:
+    return evaluate(tx, symbol, left, right)
+
+
+def _one(symbol: str, tx: Tracer, value: Value) -> Value:
+    return unary(tx, symbol, value)
+
+
+for _symbol in BINARY:
+    rule(BINARY[_symbol][0])(functools.partial(_two, binary, _symbol))
+    rule(INPLACE[_symbol])(functools.partial(_two, binary, f"{_symbol}="))
+for _symbol in COMPARE:
+    rule(COMPARE[_symbol][0])(functools.partial(_two, compare, _symbol))
+for _symbol in UNARY:
+    rule(UNARY[_symbol][0])(functools.partial(_one, _symbol))
+rule(operator.inv)(functools.partial(_one, "~"))
+
+
+@rule(operator.getitem)
+def _getitem(tx: Tracer, items: Value, key: Value) -> Value:
+    return items.getitem(tx, key)
+
+
+@rule(operator.setitem)
+def _setitem(tx: Tracer, items: Value, key: Value, item: Value) -> None:
+    items.setitem(tx, key, item)
+
+
+@rule(operator.contains)
+def _contains(tx: Tracer, items: Value, item: Value) -> Value:
+    return contains(tx, items, item)

@@ -18,8 +18,8 @@ from weft_capture.rules.table import rule
 from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
 from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
-from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.iterators import DequeValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
 

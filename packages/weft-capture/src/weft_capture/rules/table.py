@@ -32,10 +32,10 @@ CODE_RULES: dict[types.CodeType, Callable[..., Value | None]] = {}
 """Code of functions that decorators make anew each time -> handler(tx, function, args, kwargs)."""
 
 _FAMILIES = (
-    "builtins", "operator_module", "text", "sequences", "dicts", "tensors", "indexing",
+    "builtins", "text", "sequences", "dicts", "tensors",
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
-    "torch_rules", "overrides", "stdlib", "contexts", "generators", "sets", "polyfilled",
-    "copying", "namespaces", "values_of_stdlib", "messages", "randomness", "arrays", "control_flow",
+    "torch_rules", "overrides", "stdlib", "contexts", "polyfilled",
+    "copying", "namespaces", "messages", "randomness", "arrays", "control_flow",
     "attention",
 )  # fmt: skip
 

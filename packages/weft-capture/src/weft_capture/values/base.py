@@ -15,7 +15,9 @@ What a kind supports beyond the defaults is given by overriding, and by rows of 
 from __future__ import annotations
 
 import itertools
+import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -303,6 +305,21 @@ class MethodOf(Value):
     def reconstruct(self, out: Output) -> None:
         out.load(self.owner)
         out.writer.load_attr(self.name)
+
+
+_current = threading.local()
+
+
+def set_tracer(tx: Tracer) -> None:
+    """Make a capture the current one of this thread; it is not kept alive."""
+    _current.tracer = weakref.ref(tx)
+
+
+def current_tracer() -> Tracer:
+    """Return the current capture of this thread, for what Python itself calls back."""
+    current: Tracer | None = _current.tracer()
+    assert current is not None
+    return current
 
 
 def _unhashable(kind: type) -> Value:

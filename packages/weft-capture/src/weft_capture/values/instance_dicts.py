@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from weft_capture import current
 from weft_capture.breaks import Break
-from weft_capture.values.base import Output, Tracer, Value, method
+from weft_capture.values.base import Output, Tracer, Value, current_tracer, method
 from weft_capture.values.constant import constant
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FUNCTION_FIELDS, FunctionValue
@@ -22,7 +21,7 @@ class InstanceDict(DictValue):
     @property
     def entries(self) -> dict[object, tuple[Value, Value]]:
         """The attributes as they are now."""
-        members = _members(current.tracer(), self.owner)
+        members = _members(current_tracer(), self.owner)
         return {name: (constant(name), value) for name, value in members.items()}
 
     @entries.setter
@@ -33,7 +32,7 @@ class InstanceDict(DictValue):
         return isinstance(other, InstanceDict) and other.owner is self.owner
 
     def put(self, key: Value, value: Value) -> None:
-        self.owner.store(current.tracer(), key.as_constant(), value)
+        self.owner.store(current_tracer(), key.as_constant(), value)
 
     def copy(self) -> DictValue:
         return DictValue(list(self.entries.values()))

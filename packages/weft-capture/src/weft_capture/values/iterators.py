@@ -5,10 +5,11 @@ Each can be rebuilt where it stands, so that a graph break inside a loop keeps t
 
 from __future__ import annotations
 
+import collections
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -314,3 +315,37 @@ class ExternalIterator(Value):
     def next(self, tx: Tracer) -> Value | None:
         kind = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"
         raise Break(kind, f"stepping a {type(self.obj).__name__} made outside the frame")
+
+
+# ---- collections.deque: a list with a limit, whose items are held in a real one
+
+
+class DequeValue(ListValue):
+    """A deque."""
+
+    cls = collections.deque
+
+    def __init__(
+        self, items: Iterable[Value], source: Source | None = None, maxlen: int | None = None
+    ) -> None:
+        super().__init__([], source)
+        self.items: Any = collections.deque(items, maxlen)
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return collections.deque(super().build(each), self.items.maxlen)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "maxlen":
+            return constant(self.items.maxlen)
+        return super().getattr(tx, name)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return RealIterator(self, iter, tx.steps.now)
+
+    def with_items(self, items: Iterable[Value]) -> Value:
+        return DequeValue(items, None, self.items.maxlen)
+
+    def reconstruct(self, out: Output) -> None:
+        if out.is_cyclic(self):
+            raise Break("unsupported-value", "rebuilding a deque that holds itself")
+        out.call(collections.deque, [TupleValue(self.items), constant(self.items.maxlen)])

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from weft_capture import current
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Output, Tracer, Value
+from weft_capture.values.base import Output, Tracer, Value, current_tracer
 from weft_capture.values.constant import Varying, constant
 from weft_capture.values.tensor import TensorValue
 from weft_guards.sources import AttrSource, Builder, CallSource, Names, RootSource, Source
@@ -79,7 +78,7 @@ class HandleNumber(MadeValue):
     """The number of a new handle of a hook: torch's dicts of hooks have it no other time."""
 
     def hash_key(self) -> object:
-        frame = current.tracer().frame
+        frame = current_tracer().frame
         module = "" if frame is None else str(frame.function.globals.get("__name__"))
         return self if module.startswith("torch.") else super().hash_key()
 

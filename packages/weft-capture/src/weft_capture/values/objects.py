@@ -15,15 +15,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from weft_capture import attributes, current
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import class_value, constant
+from weft_capture.values.base import (
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    current_tracer,
+)
+from weft_capture.values.constant import class_value, constant, is_constant_object
 from weft_capture.values.containers import Container, SetValue
 from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.iterators import ItemIterator
 from weft_capture.values.weakrefs import WeakRefValue
-from weft_guards.sources import Source
+from weft_guards.sources import ConstSource, Source
 
 DELETED = Value()
 """Marks an attribute that the program deleted."""
@@ -36,7 +46,7 @@ class ObjectKey:
         self.value = value
 
     def __hash__(self) -> int:
-        tx = current.tracer()
+        tx = current_tracer()
         with tx.journal.unchanged("a __hash__ with effects"):
             number: int = tx.builtin(hash, self.value).as_constant()
         return number
@@ -44,7 +54,7 @@ class ObjectKey:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Value):
             return False
-        tx = current.tracer()
+        tx = current_tracer()
         right = other.value if isinstance(other, ObjectKey) else tx.const_object(other)
         with tx.journal.unchanged("an __eq__ with effects"):
             return tx.is_equal(self.value, right)
@@ -402,3 +412,54 @@ def is_plain_stream(obj: object) -> bool:
     names = ("write", "flush", "__getattribute__")
     found = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]
     return all(kind.__module__ in ("_io", "builtins") for kind in found)
+
+
+# ---- functions under functools.lru_cache or functools.cache
+#
+# Called with constants, or objects it knows by identity, the real function is called: its body, a
+# warning that is given once, say, runs once in the process as in eager. A constant result is taken;
+# with any other result or argument the function behind it is traced, since a cache changes no
+# result of a pure function.
+
+
+class CachedFunction(ObjectConstant):
+    """A `functools._lru_cache_wrapper`."""
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        known, result = self._call_real(tx, args, kwargs)
+        if known:
+            return tx.literal(result)
+        return tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+
+    def _call_real(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> tuple[bool, Any]:
+        if tx.transforms or tx.overrides.modes:
+            return False, None
+        try:
+            real = [_real(tx, arg) for arg in args]
+            named = {name: _real(tx, value) for name, value in kwargs.items()}
+        except NotConstant:
+            return False, None
+        try:
+            with unset_fake_temporarily():
+                result = self.obj(*real, **named)
+        except Exception:  # traced below, to raise in the program where it should
+            return False, None
+        return _is_plain(result), result
+
+
+def _real(tx: Tracer, value: Value) -> Any:
+    """Return a constant, or an unchanged object that the cache recognises by identity."""
+    value = tx.force(value)
+    if not isinstance(value, UserObject) or value.obj is None or value.attrs or value.base_changed:
+        return value.as_constant()
+    by_identity: Any = object.__hash__
+    if value.cls.__hash__ is not by_identity:
+        raise NotConstant(value.describe())
+    tx.guard_identity(value.source or ConstSource(value.obj), value.obj)
+    return value.obj
+
+
+def _is_plain(result: Any) -> bool:
+    if type(result) is tuple:
+        return all(map(_is_plain, result))
+    return is_constant_object(result)

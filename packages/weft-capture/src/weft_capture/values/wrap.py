@@ -27,7 +27,6 @@ from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.scope import ModuleObject
 from weft_capture.values import floats
 from weft_capture.values.base import MethodOf, Tracer, Value
-from weft_capture.values.cached import CachedFunction
 from weft_capture.values.constant import NONE, Constant, constant, is_constant_object, plain_scalar
 from weft_capture.values.containers import (
     ListValue,
@@ -38,7 +37,6 @@ from weft_capture.values.containers import (
     sequence_of,
 )
 from weft_capture.values.contexts import AutocastContext, InferenceContext
-from weft_capture.values.deques import DequeValue
 from weft_capture.values.dicts import DictValue, LazyValue, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import (
@@ -51,9 +49,10 @@ from weft_capture.values.functions import (
     TypeHint,
     function_cells,
 )
-from weft_capture.values.iterators import ExternalIterator
+from weft_capture.values.iterators import DequeValue, ExternalIterator
 from weft_capture.values.made import RandomValue
 from weft_capture.values.objects import (
+    CachedFunction,
     ModuleValue,
     StreamValue,
     UserObject,
