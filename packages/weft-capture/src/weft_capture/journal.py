@@ -1,12 +1,8 @@
 """Undo for speculative execution.
 
-Capture executes each instruction of the outermost frame speculatively: if it breaks, everything
-the instruction did (also inside the calls it inlined) must be as if it had not begun. Whoever
-changes captured state calls `touch` first; the state before the change is saved once per
-instruction of the outermost frame, so a loop of a thousand appends costs one copy each.
-
-A step can be part of a longer one: `begin(keep=True)` keeps what was saved before, and `rollback`
-to the `mark` of the longer step undoes both.
+Whoever changes captured state calls `touch` first; the state before the change is saved once per
+step. A step can be part of a longer one: `begin(keep=True)` keeps what was saved before, and
+`rollback` to the `mark` of the longer step undoes both.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Execution in steps that can be taken back: one instruction of one frame each.
 
-The captured frame is stepped, and so is every frame that a stepped frame's CALL inlines: its
-caller does nothing after the call but push the result, so that the whole chain of frames can be
-rebuilt at any instruction of the innermost one (`output.entry`). What rules and values call on
-their own account (a key function of `sorted`, a `__getitem__`, a generator) belongs to the step
-of the instruction that needs it.
-
-A break takes back one step and ends execution with `Stop`. Inside a library function it takes
-back the user's whole call of it, as long as that has not called the user's code in between:
-nobody wants the pieces of a library's function compiled.
+The captured frame is stepped, and so is every frame that a stepped frame's CALL inlines. A break
+takes back one step, or the user's call of a library function, and ends execution with `Stop`.
+docs/architecture/capture.md tells why.
 """
 
 from __future__ import annotations

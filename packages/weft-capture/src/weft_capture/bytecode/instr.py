@@ -1,6 +1,6 @@
 """The instruction type, the decoded code object, and the few facts about the running CPython.
 
-An `Instr` says the same on every supported version (the vocabulary is in the package docstring);
+An `Instr` says the same on every supported version (docs/architecture has the vocabulary);
 `Decoded` is a whole code object in that form. Both are immutable; indices into
 `Decoded.instrs` are how every other module here names a place in the code.
 """

@@ -1,12 +1,8 @@
 """The function that continues a frame after a graph break.
 
-Its code is the part of the original that can still run, in the original order, behind a prologue
-that pushes the stack values it got as arguments and jumps to the place of the break. Because it is
-the original code at the original stack depth, loops, with blocks and exception handlers go on as
-if nothing had happened: an iterator or an __exit__ method is a stack value like any other.
-
-Variables that were cells in the original are free variables here: the transformed frame owns the
-cells and puts them into the closure.
+Its code is the part of the original that can still run, behind a prologue that pushes the stack
+values it got as arguments and jumps to the place of the break. Variables that were cells in the
+original are free variables here (docs/architecture/capture-bytecode.md).
 """
 
 from __future__ import annotations

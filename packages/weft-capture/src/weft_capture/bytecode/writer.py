@@ -57,7 +57,7 @@ def _jump(opname: str, effect: int) -> Callable[[Writer, Label], None]:
 
 
 class Writer:
-    """Assembles the code that replaces a frame; see the package docstring for the methods."""
+    """Assembles the code that replaces a frame; the methods are the vocabulary as verbs."""
 
     def __init__(
         self, decoded: Decoded, *, tail_call: Any = None, shape: FrameShape | None = None

@@ -14,7 +14,7 @@ from weft_capture.values.functions import CellValue, FunctionValue
 
 
 def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:
-    """Pop the two slots below the arguments; see CALL in `weft_capture.bytecode`."""
+    """Pop the two slots below the arguments; see CALL in the vocabulary (docs/architecture)."""
     second = frame.stack.pop()
     first = frame.stack.pop()
     if first is NULL:
