@@ -34,45 +34,26 @@ def program_of(decoded: Decoded) -> Program:
     return program
 
 
+@dataclass(eq=False)
 class Frame:
     """One executing function."""
 
-    __slots__ = (
-        "cells",
-        "decoded",
-        "exception",
-        "function",
-        "ip",
-        "locals",
-        "parent",
-        "program",
-        "result",
-        "stack",
-        "tx",
-        "yielded",
-    )
+    tx: Tracer
+    function: FunctionValue
+    locals: dict[str, Value]
+    cells: dict[str, CellValue]
+    ip: int = 0
+    parent: Frame | None = None
+    exception: Value | None = None
+    result: Value | None = None
+    yielded: Value | None = None
     stepped = False
     """Whether each instruction is a step of its own (see `steps`)."""
 
-    def __init__(
-        self,
-        tx: Tracer,
-        function: FunctionValue,
-        local_values: dict[str, Value],
-        cells: dict[str, CellValue],
-    ) -> None:
-        self.tx = tx
-        self.function = function
-        self.decoded = decode(function.code)
+    def __post_init__(self) -> None:
+        self.decoded = decode(self.function.code)
         self.program = program_of(self.decoded)
-        self.locals = local_values
-        self.cells = cells
         self.stack: list[Value] = []
-        self.ip = 0
-        self.parent: Frame | None = None
-        self.exception: Value | None = None
-        self.result: Value | None = None
-        self.yielded: Value | None = None
 
     def pop_many(self, count: int) -> list[Value]:
         """Pop `count` values, returned in the order they were pushed."""

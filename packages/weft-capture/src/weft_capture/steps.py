@@ -7,6 +7,7 @@ docs/architecture/capture.md tells why.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from weft_capture.breaks import Break, Raised
@@ -53,6 +54,7 @@ class Stop(Exception):
         return self.frames[-1].step
 
 
+@dataclass(eq=False)
 class Steps:
     """Numbers the steps of one capture.
 
@@ -62,12 +64,11 @@ class Steps:
         reason: why to break there.
     """
 
-    def __init__(self, limit: int, break_at: int = -1, reason: Break | None = None) -> None:
-        self.limit = limit
-        self.break_at = break_at
-        self.reason = reason
-        self.now = -1
-        self.raised_at: dict[Value, int] = {}
+    limit: int
+    break_at: int = -1
+    reason: Break | None = None
+    now: int = -1
+    raised_at: dict[Value, int] = field(default_factory=dict)
 
     def check(self, step: int) -> None:
         """Break at the step asked for, and at the limit."""
@@ -80,7 +81,6 @@ class Steps:
 class SteppedFrame(Frame):
     """A frame whose instructions are steps; `step`, `at`, `saved` and `mark` describe the last."""
 
-    __slots__ = ("at", "library", "mark", "saved", "step")
     stepped = True
 
     def __init__(self, tx: Tracer, function: FunctionValue, *state: Any) -> None:
@@ -174,8 +174,6 @@ class SteppedFrame(Frame):
 
 class OuterFrame(SteppedFrame):
     """The frame that is captured."""
-
-    __slots__ = ()
 
     def step_until_break(self) -> Stop | None:
         """Execute until the function returns (None) or breaks.

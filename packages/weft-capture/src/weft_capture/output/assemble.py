@@ -13,6 +13,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -176,26 +177,21 @@ def _from_the_start(decoded: Decoded) -> Resume:
 _RAISES = ("uncaught-exception", "op-failed")
 
 
+@dataclass(eq=False)
 class _Assembly:
     """One pass over the code; the first pass finds out which outputs the graph needs."""
 
-    def __init__(
-        self,
-        tx: Tracer,
-        frame: OuterFrame,
-        stopped: Stop | None,
-        tail_call: Any,
-        end_mode: bool,
-        rebuilt: Set[Value],
-    ) -> None:
-        self.tx = tx
-        self.tail_call = tail_call
-        self.frame = frame
-        self.stopped = stopped
-        self.end_mode = end_mode
-        self.writer = Writer(frame.decoded, tail_call=tail_call)
-        cells = {cell: name for name, cell in frame.cells.items()}
-        self.out = Output(self.writer, cells, tx.graph.made_at, rebuilt)
+    tx: Tracer
+    frame: OuterFrame
+    stopped: Stop | None
+    tail_call: Any
+    end_mode: bool
+    rebuilt: Set[Value]
+
+    def __post_init__(self) -> None:
+        self.writer = Writer(self.frame.decoded, tail_call=self.tail_call)
+        cells = {cell: name for name, cell in self.frame.cells.items()}
+        self.out = Output(self.writer, cells, self.tx.graph.made_at, self.rebuilt)
         self.handlers, self.begins_at = "", 0
 
     def begin(self) -> None:

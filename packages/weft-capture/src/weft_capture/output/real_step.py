@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from types import CellType
 
 from weft_guards.guards import is_empty
@@ -34,6 +35,7 @@ def unbound_error(cell: CellType, name: str) -> Exception | None:
     return UnboundLocalError(text) if is_empty(cell) else None
 
 
+@dataclass(frozen=True)
 class RealStep:
     """Writes one instruction of `decoded` with the frame's state rebuilt around it.
 
@@ -45,15 +47,11 @@ class RealStep:
         keep: those of them to carry on in any case.
     """
 
-    def __init__(
-        self, writer: Writer, decoded: Decoded, below: Sequence[bool], names: tuple[str, ...],
-        keep: Collection[str],
-    ) -> None:  # fmt: skip
-        self.writer = writer
-        self.decoded = decoded
-        self.below = list(below)
-        self.names = names
-        self.keep = keep
+    writer: Writer
+    decoded: Decoded
+    below: Sequence[bool]
+    names: tuple[str, ...]
+    keep: Collection[str]
 
     def run(self, index: int) -> None:
         """Write instruction `index` and what comes after it.
@@ -70,7 +68,7 @@ class RealStep:
             writer.push_null()
             if NULL_BELOW:
                 writer.swap(2)
-            self.resume(index + 1, below[:-1] + pair)
+            self.resume(index + 1, [*below[:-1], *pair])
             self._handle(index)
             return
         if instr.target is not None:
@@ -133,7 +131,7 @@ class RealStep:
             writer.pop()
             writer.load_const(0)
             writer.swap(2)
-        stack = self.below[: handler.depth] + [True] * (1 + handler.lasti)
+        stack = [*self.below[: handler.depth], *[True] * (1 + handler.lasti)]
         self.resume(handler.target, stack, kept=True)
 
     def resume(

@@ -11,6 +11,7 @@ import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
@@ -19,7 +20,7 @@ from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
-from weft_capture.values.containers import ListValue, SetValue, TupleValue
+from weft_capture.values.containers import SequenceValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
 from weft_capture.values.iterators import IteratorValue
@@ -30,6 +31,7 @@ from weft_capture.values.weakrefs import WeakRefValue
 GRAPH_RESULT = "_weft_graph_result"
 
 
+@dataclass(eq=False)
 class Output:
     """Loads values into the code being written.
 
@@ -40,18 +42,14 @@ class Output:
         exist: values made while capturing of which there will be objects in any case.
     """
 
-    def __init__(
-        self, writer: Writer, cells: dict[CellValue, str], made_at: dict[Node, int],
-        exist: Set[Value] = frozenset(),
-    ) -> None:  # fmt: skip
-        self.writer = writer
-        self.cells = cells
-        self.graph_outputs: dict[Node, int] = {}
-        self.made_at = made_at
-        self.exist = exist
-        self._temps: dict[Value, str] = {}
-        self._building: set[Value] = set()
-        self.writes: list[Callable[[], None]] = []
+    writer: Writer
+    cells: dict[CellValue, str]
+    made_at: dict[Node, int]
+    exist: Set[Value] = frozenset()
+    graph_outputs: dict[Node, int] = field(default_factory=dict)
+    writes: list[Callable[[], None]] = field(default_factory=list)
+    _temps: dict[Value, str] = field(default_factory=dict)
+    _building: set[Value] = field(default_factory=set)
 
     def load(self, value: Value) -> None:
         """Push a value."""
@@ -248,7 +246,7 @@ def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> Non
 
 def children(value: Value) -> Iterator[Value]:
     """Yield what an object holds, as far as capture knows."""
-    if isinstance(value, ListValue | TupleValue):
+    if isinstance(value, SequenceValue):
         yield from value.items
     elif isinstance(value, DictValue):
         for pair in value.entries.values():

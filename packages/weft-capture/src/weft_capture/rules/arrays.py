@@ -25,7 +25,7 @@ from weft_capture.breaks import Break
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, NONE, constant
-from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import EXACT, wrap
 
@@ -240,7 +240,7 @@ def _result(
     """Turn what the graph returns into what NumPy does."""
     if wanted is None:
         return NONE
-    if isinstance(result, ListValue | TupleValue) and len(result.items) == len(wanted):
+    if isinstance(result, SequenceValue) and len(result.items) == len(wanted):
         parts = zip(result.items, wanted, strict=True)
         values = [_result(tx, path, arrays, one, other) for one, other in parts]
         return ListValue(values) if type(wanted) is list else TupleValue(values)

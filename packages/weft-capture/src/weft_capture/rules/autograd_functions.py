@@ -23,7 +23,7 @@ from weft_capture.rules.checks import CHECK
 from weft_capture.rules.table import rule
 from weft_capture.values.base import BIRTHS, Tracer, Value
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.containers import SequenceValue, TupleValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import TensorValue
 
@@ -124,7 +124,7 @@ def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) ->
     else:
         result = forward.call(tx, list(args), {})
         cls.getattr(tx, "setup_context").call(tx, [ctx, tx.tuple_of(args), result], {})
-    return list(result.items) if isinstance(result, TupleValue | ListValue) else [result]
+    return list(result.items) if isinstance(result, SequenceValue) else [result]
 
 
 def _backward(tx: Tracer, cls: ClassValue, ctx: UserObject, outputs: list[Value]) -> None:
@@ -153,6 +153,6 @@ def _nodes_of(values: Sequence[Value]) -> set[Node]:
     for value in values:
         if isinstance(value, TensorValue):
             found.add(value.node)
-        elif isinstance(value, TupleValue | ListValue):
+        elif isinstance(value, SequenceValue):
             found |= _nodes_of(value.items)
     return found

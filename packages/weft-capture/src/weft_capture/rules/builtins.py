@@ -32,6 +32,7 @@ from weft_capture.values.constant import (
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
+    SequenceValue,
     SetValue,
     SliceValue,
     TupleValue,
@@ -62,7 +63,7 @@ def _len(tx: Tracer, value: Value) -> Value:
         if value.fake.dim() == 0:
             tx.raise_(TypeError, "len() of a 0-d tensor")
         return value.getattr(tx, "shape").unpack(tx)[0]
-    if isinstance(value, (ListValue, TupleValue)):
+    if isinstance(value, SequenceValue):
         return constant(len(value.items))
     if isinstance(value, (SetValue, DictValue)):
         return constant(len(value.entries))
@@ -422,7 +423,7 @@ for _maps in (map, filter, itertools.starmap, itertools.filterfalse):
 
 @rule(reversed)
 def _reversed(tx: Tracer, items: Value) -> Value:
-    if isinstance(items, ListValue | TupleValue):
+    if isinstance(items, SequenceValue):
         return RealIterator(items, reversed, tx.steps.now)
     if isinstance(items, RangeValue):
         return tx.iterator_over(RangeValue(items.range[::-1]))

@@ -21,7 +21,14 @@ from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import Constant, constant, fold, real_call
-from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
+from weft_capture.values.containers import (
+    ListValue,
+    RangeValue,
+    SequenceValue,
+    SetValue,
+    SizeValue,
+    TupleValue,
+)
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
@@ -57,7 +64,6 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 _GRAPH = (TensorValue, SymValue)
-_SEQUENCES = (ListValue, TupleValue)
 _SETS = (SetValue, DictView)
 
 
@@ -123,7 +129,7 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
         return _concatenate(tx, left, right, inplace)
     if symbol == "*":
         for items, count in ((left, right), (right, left)):
-            if isinstance(items, _SEQUENCES) and isinstance(count, (Constant, SymValue)):
+            if isinstance(items, SequenceValue) and isinstance(count, (Constant, SymValue)):
                 return _repeat(tx, items, count, inplace)
     if symbol in "&|-^" and isinstance(left, _SETS):
         views = isinstance(left, DictView) and left.kind != "values"
@@ -140,7 +146,7 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
         tx.mutate(left)
         left.items.extend(new)
         return left
-    if not isinstance(left, _SEQUENCES) or not isinstance(right, _SEQUENCES):
+    if not isinstance(left, SequenceValue) or not isinstance(right, SequenceValue):
         return None
     if type(left.items) is not type(right.items):
         return None
@@ -165,7 +171,7 @@ def _merge(tx: Tracer, left: DictValue, right: DictValue, inplace: bool) -> Valu
 
 
 def _repeat(tx: Tracer, items: Value, count: Value, inplace: bool) -> Value:
-    assert isinstance(items, (ListValue, TupleValue))
+    assert isinstance(items, SequenceValue)
     times = operator.index(count.as_constant())
     if times == 1 and type(items) is TupleValue:
         return items
@@ -259,7 +265,7 @@ def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     if isinstance(left, Constant) and isinstance(right, Constant):
         return fold(tx, function, [left, right], {})
     dicts = isinstance(left, DictValue) and isinstance(right, DictValue)
-    if dicts or (isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES)):
+    if dicts or (isinstance(left, SequenceValue) and isinstance(right, SequenceValue)):
         return _compare_real(tx, function, left, right)
     if isinstance(left, _SETS) and isinstance(right, _SETS):
         keys = ({item.hash_key() for item in side.unpack(tx)} for side in (left, right))
@@ -305,7 +311,7 @@ def _is_default(value: Value, method: str) -> bool:
     """Say whether a comparison is the one every object inherits, or that of a known container."""
     kind = value.python_type()
     return getattr(kind, method, None) is getattr(object, method, None) or isinstance(
-        value, (*_SEQUENCES, *_SETS, DictValue, Constant, SymValue)
+        value, (SequenceValue, *_SETS, DictValue, Constant, SymValue)
     )
 
 
@@ -362,7 +368,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
         live = iter(functools.partial(container.iterate(tx).next, tx), None)
         return constant(any(equal(tx, item, each) for each in live))
     method = lookup(container.python_type(), "__contains__")
-    builtin = isinstance(container, (*_SEQUENCES, RangeValue, DictView))
+    builtin = isinstance(container, (SequenceValue, RangeValue, DictView))
     if method is not None and not builtin:
         return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
     return constant(any(equal(tx, item, each) for each in container.unpack(tx)))

@@ -20,7 +20,7 @@ from weft_capture.rules.table import CODE_RULES, PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.tensor import TensorValue
@@ -112,7 +112,7 @@ def _foreach(name: str) -> None:
 
     @rule(function)
     def apply(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        count = next(len(arg.items) for arg in args if isinstance(arg, ListValue | TupleValue))
+        count = next(len(arg.items) for arg in args if isinstance(arg, SequenceValue))
         results = []
         for index in range(count):
             row = [_element(arg, index) for arg in args]
@@ -136,7 +136,7 @@ def _one(tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
 
 
 def _element(value: Value, index: int) -> Value:
-    return value.items[index] if isinstance(value, ListValue | TupleValue) else value
+    return value.items[index] if isinstance(value, SequenceValue) else value
 
 
 for _name in dir(torch):

@@ -17,13 +17,18 @@ from weft_capture.rules.operators import combined
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
-from weft_capture.values.containers import ListValue, RangeValue, SetValue, SizeValue, TupleValue
+from weft_capture.values.containers import (
+    ListValue,
+    RangeValue,
+    SequenceValue,
+    SetValue,
+    SizeValue,
+    TupleValue,
+)
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import DequeValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.proxies import Proxy
-
-Sequence = ListValue | TupleValue
 
 
 def _key(tx: Tracer, value: Value) -> Any:
@@ -47,9 +52,9 @@ def _items(tx: Tracer, value: Value) -> list[Value]:
     return value.unpack(tx)
 
 
-def _changing(kind: type[Sequence], name: str, *converts: Callable[[Tracer, Value], Any]) -> None:
+def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value], Any]) -> None:
     @method(kind, name)
-    def change(tx: Tracer, self: Sequence, *args: Value) -> Value:
+    def change(tx: Tracer, self: SequenceValue, *args: Value) -> Value:
         real = [convert(tx, arg) for convert, arg in zip(converts, args, strict=False)]
         tx.mutate(self)  # type: ignore[arg-type]
         result = real_call(tx, getattr(self.items, name), *real, *args[len(converts) :])
@@ -73,9 +78,8 @@ for _kind, _name, *_converts in (
     _changing(_kind, _name, *_converts)
 
 
-@method(ListValue, "__getitem__")
-@method(TupleValue, "__getitem__")
-def _getitem(tx: Tracer, self: Sequence, key: Value) -> Value:
+@method(SequenceValue, "__getitem__")
+def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
     found = real_call(tx, operator.getitem, self.items, _key(tx, key))
     return tx.force(found) if isinstance(found, Value) else self.with_items(found)
 
@@ -93,7 +97,7 @@ def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
     real_call(tx, operator.setitem, self.items, real, new)
 
 
-def _compared(tx: Tracer, self: Sequence, name: str, item: Value, *more: Any) -> tuple[Any, Any]:
+def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tuple[Any, Any]:
     """Call a method on a real container of proxies; returns that and the result."""
     before = list(self.items)
     real = self.build(functools.partial(Proxy, tx))
@@ -104,9 +108,8 @@ def _compared(tx: Tracer, self: Sequence, name: str, item: Value, *more: Any) ->
 
 
 def _comparing(name: str) -> None:
-    @method(ListValue, name)
-    @method(TupleValue, name)
-    def ask(tx: Tracer, self: Sequence, item: Value, *bounds: Value) -> Value:
+    @method(SequenceValue, name)
+    def ask(tx: Tracer, self: SequenceValue, item: Value, *bounds: Value) -> Value:
         limits = [_key(tx, bound) for bound in bounds]
         return constant(_compared(tx, self, name, item, *limits)[1])
 

@@ -40,7 +40,7 @@ from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold
-from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.containers import SequenceValue
 from weft_capture.values.exceptions import TRACEBACK
 from weft_capture.values.functions import FunctionValue, PartialValue
 from weft_capture.values.iterators import ChainIterator, CombinedIterator, ListedIterator
@@ -172,7 +172,7 @@ def _finite(function: Any) -> None:
 
 
 def _listed(value: Value) -> bool:
-    return isinstance(value, (ListValue, TupleValue)) or value.python_type() in (range, str)
+    return isinstance(value, SequenceValue) or value.python_type() in (range, str)
 
 
 for _listing in (

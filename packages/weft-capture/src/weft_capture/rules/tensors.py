@@ -16,7 +16,7 @@ from weft_capture.rules.table import GRAPH
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.containers import ListValue, SizeValue, TupleValue
+from weft_capture.values.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue, tensor_attribute
 
 Dim = Value | None
@@ -194,7 +194,7 @@ def _selected(tx: Tracer, tensor: TensorValue, key: Value) -> tuple[Value, Value
 
 def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
     """An index of ints and tensors as tensors; None for any other."""
-    entries = list(key.items) if isinstance(key, TupleValue | ListValue) else [key]
+    entries = list(key.items) if isinstance(key, SequenceValue) else [key]
     kinds = [entry.python_type() for entry in entries]
     if not all(kind is int or issubclass(kind, torch.Tensor) for kind in kinds):
         return None

@@ -45,13 +45,32 @@ class Container(Value):
         return self.build(lambda item: item.example())
 
 
-class TupleValue(Container):
+class SequenceValue(Container):
+    """A list, a tuple, or what is like one of them."""
+
+    items: Any
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.items)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return list(self.items)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self)
+
+    def with_items(self, items: Sequence[Value]) -> Value:
+        """Return what slicing and adding make of this kind of sequence."""
+        return type(self)(items)  # type: ignore[call-arg]
+
+
+class TupleValue(SequenceValue):
     """A tuple."""
 
     cls: type = tuple
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
-        self.items = tuple(items)
+        self.items: tuple[Value, ...] = tuple(items)
         self.source = source
 
     def build(self, each: Callable[[Value], Any]) -> Any:
@@ -67,21 +86,8 @@ class TupleValue(Container):
         out.load_all(self.items)
         out.writer.build_tuple(len(self.items))
 
-    def truth(self, tx: Tracer) -> bool:
-        return bool(self.items)
-
-    def unpack(self, tx: Tracer) -> list[Value]:
-        return list(self.items)
-
-    def iterate(self, tx: Tracer) -> Value:
-        return tx.iterator_over(self)
-
     def hash_key(self) -> object:
         return tuple(item.hash_key() for item in self.items)
-
-    def with_items(self, items: Sequence[Value]) -> Value:
-        """Return what slicing and adding make of this kind of tuple."""
-        return TupleValue(items)
 
 
 class SizeValue(TupleValue):
@@ -97,9 +103,6 @@ class SizeValue(TupleValue):
 
     def reconstruct(self, out: Output) -> None:
         out.call(torch.Size, [TupleValue(self.items)])
-
-    def with_items(self, items: Sequence[Value]) -> Value:
-        return SizeValue(items)
 
 
 class NamedTupleValue(TupleValue):
@@ -131,6 +134,9 @@ class NamedTupleValue(TupleValue):
         else:
             out.call(self.cls, [items])
 
+    def with_items(self, items: Sequence[Value]) -> Value:
+        return TupleValue(items)
+
     def getattr(self, tx: Tracer, name: str) -> Value:
         fields = self.fields()
         if name in fields:
@@ -146,7 +152,7 @@ def refill(target: Any, contents: Any) -> None:
     (target.extend if hasattr(target, "extend") else target.update)(contents)
 
 
-class ListValue(Container, MutableValue):
+class ListValue(SequenceValue, MutableValue):
     """A list."""
 
     cls: type = list
@@ -155,7 +161,7 @@ class ListValue(Container, MutableValue):
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
         super().__init__()
-        self.items = list(items)
+        self.items: list[Value] = list(items)
         self.source = source
 
     def build(self, each: Callable[[Value], Any]) -> Any:
@@ -172,19 +178,6 @@ class ListValue(Container, MutableValue):
 
     def replay(self, out: Output) -> None:
         out.later(refill, self, TupleValue(self.items))
-
-    def truth(self, tx: Tracer) -> bool:
-        return bool(self.items)
-
-    def unpack(self, tx: Tracer) -> list[Value]:
-        return list(self.items)
-
-    def iterate(self, tx: Tracer) -> Value:
-        return tx.iterator_over(self)
-
-    def with_items(self, items: Sequence[Value]) -> Value:
-        """Return what slicing and adding make of a list."""
-        return ListValue(items)
 
 
 def sequence_of(cls: type, items: Sequence[Value], source: Source | None = None) -> Value:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ def scalar_tensor(number: float) -> torch.Tensor:
     return torch.scalar_tensor(number, dtype=dtype)
 
 
+@dataclass(eq=False)
 class FloatValue(Varying):
     """A float known only when the program runs.
 
@@ -50,30 +52,25 @@ class FloatValue(Varying):
     comparison says, and the number at this capture; None for what only the graph knows.
     """
 
-    def __init__(
-        self,
-        tx: Tracer,
-        source: Source | None,
-        hint: float = 0.0,
-        computed: TensorValue | None = None,
-    ) -> None:
-        self.source = source
-        self.tx = tx
-        self.hint = hint
-        self._tensor = computed
-        self.before: Known | None = None if source is None else (source, hint)
+    tx: Tracer
+    source: Source | None
+    hint: float = 0.0
+    computed: TensorValue | None = None
+
+    def __post_init__(self) -> None:
+        self.before: Known | None = None if self.source is None else (self.source, self.hint)
 
     def tensor(self) -> TensorValue:
         """Return the 0-dim float64 tensor of the graph that holds the number."""
-        if self._tensor is None:
+        if self.computed is None:
             assert self.source is not None
             if any(one.late for one in origins(self.source)) or type(self.hint) is bool:
                 return self.as_constant()  # type: ignore[no-any-return]
             source = CallSource(scalar_tensor, (self.source,))
             with unset_fake_temporarily():
                 example = scalar_tensor(self.hint)
-            self._tensor = self.tx.graph.tensor_input(example, source, ())
-        return self._tensor
+            self.computed = self.tx.graph.tensor_input(example, source, ())
+        return self.computed
 
     def python_type(self) -> type:
         return type(self.hint)

@@ -16,8 +16,13 @@ from typing import Any, ClassVar
 from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant, real_call
-from weft_capture.values.containers import ListValue, RangeValue, SetValue, TupleValue
-from weft_capture.values.dicts import DictValue
+from weft_capture.values.containers import (
+    ListValue,
+    RangeValue,
+    SequenceValue,
+    SetValue,
+    TupleValue,
+)
 from weft_capture.values.proxies import Proxy
 from weft_guards.sources import Source
 
@@ -40,16 +45,18 @@ class IteratorValue(MutableValue):
 class SequenceIterator(IteratorValue):
     """An iterator over a list (read live), tuple, range, or a plain list of values."""
 
-    over: ListValue | TupleValue | RangeValue | Sequence[Value]
+    over: SequenceValue | RangeValue | Sequence[Value]
+    cls: Any = None
 
     def __post_init__(self) -> None:
         over = self.over.range if isinstance(self.over, RangeValue) else ()
-        self.cls = type(iter(over if isinstance(self.over, RangeValue | TupleValue) else []))
+        plain = type(iter(over if isinstance(self.over, RangeValue | TupleValue) else []))
+        self.cls = self.cls or plain
 
     def next(self, tx: Tracer) -> Value | None:
         over = self.over
         items: Any = over.range if isinstance(over, RangeValue) else over
-        if isinstance(over, ListValue | TupleValue):
+        if isinstance(over, SequenceValue):
             items = over.items
         huge = isinstance(over, RangeValue)  # may be, more than `len` can say
         if not items[self.position :] if huge else self.position >= len(items):
@@ -70,7 +77,7 @@ class SequenceIterator(IteratorValue):
         elif isinstance(over, ListValue) and over.cls is list and self.position != EXHAUSTED:
             out.call(iterator_from, [constant(iter), over, constant(self.position)])
         else:
-            items: Any = over.items if isinstance(over, ListValue | TupleValue) else over
+            items: Any = over.items if isinstance(over, SequenceValue) else over
             out.call(iter, [TupleValue(list(items)[self.position :])])
 
 
@@ -81,18 +88,20 @@ def iterator_from(kind: Any, over: Any, position: int) -> Any:
     return iterator
 
 
+@dataclass(eq=False)
 class RealIterator(IteratorValue):
     """`iter` of a deque, `reversed` of a sequence: a real one over the real container of values.
 
     It sees what changes the container. `position` is the number of steps taken.
     """
 
-    def __init__(self, over: ListValue | TupleValue, kind: Any, made_at: int) -> None:
-        super().__init__()
-        self.over = over
-        self.last = len(over.items) - 1
-        self.made_at = made_at
-        self.real = kind(over.items)
+    over: SequenceValue
+    kind: Any
+    made_at: int
+
+    def __post_init__(self) -> None:
+        self.last = len(self.over.items) - 1
+        self.real = self.kind(self.over.items)
         self.cls = type(self.real)
 
     def next(self, tx: Tracer) -> Value | None:
@@ -116,19 +125,17 @@ class RealIterator(IteratorValue):
         out.call(type(self.real), [self.over, constant(self.position)])
 
 
+@dataclass(eq=False)
 class ListedIterator(SequenceIterator):
     """An iterator of the library whose items are listed at once; a break needs the real one.
 
     Args:
-        items: what it gives.
+        over: what it gives.
         cls: its class.
         made_at: the step that made it.
     """
 
-    def __init__(self, items: Sequence[Value], cls: type, made_at: int) -> None:
-        super().__init__(items)
-        self.cls = cls
-        self.made_at = made_at
+    made_at: int = -1
 
     def reconstruct(self, out: Output) -> None:
         what = f"a {self.cls.__name__} is needed after a graph break"
@@ -165,28 +172,24 @@ class ItemIterator(IteratorValue):
         raise Break("generator", "an iterator over __getitem__ is needed after a graph break")
 
 
+@dataclass(eq=False)
 class DictIterator(SequenceIterator):
     """An iterator over a dict, a view of it or a set, which must not change size meanwhile.
 
     Args:
-        owner: the dict or set.
-        items: what it gives.
+        over: what it gives.
         cls: its type.
+        owner: the dict or set.
         view: the method of the owner whose result is iterated over.
         made_at: the step that made it.
     """
 
-    def __init__(
-        self, owner: DictValue | SetValue, items: Sequence[Value], cls: type, view: str,
-        made_at: int,
-    ) -> None:  # fmt: skip
-        super().__init__(items)
-        self.owner = owner
-        self.size = len(owner.entries)
-        self.removals = owner.removals
-        self.cls = cls
-        self.view = view
-        self.made_at = made_at
+    owner: Any = None
+    view: str = ""
+    made_at: int = -1
+
+    def __post_init__(self) -> None:
+        self.size, self.removals = len(self.owner.entries), self.owner.removals
 
     def next(self, tx: Tracer) -> Value | None:
         ordered = getattr(self.owner, "cls", None) is OrderedDict

@@ -123,21 +123,18 @@ class Seen:
             raise Break("data-dependent-value", what, self.step)
 
 
+@dataclass(eq=False)
 class TextValue(Varying):
     """The text `function(*args)`, or another immutable object of a `cls`."""
 
-    def __init__(
-        self,
-        tx: Tracer,
-        function: Callable[..., Any],
-        args: list[Value],
-        number: bool = False,
-        cls: type = str,
-    ) -> None:
-        self.cls = cls
-        self.function = function
-        self.args = args
-        self.seen = Seen(tx, args, number)
+    tx: Tracer
+    function: Callable[..., Any]
+    args: list[Value]
+    number: bool = False
+    cls: type = str
+
+    def __post_init__(self) -> None:
+        self.seen = Seen(self.tx, self.args, self.number)
 
     def as_constant(self) -> Any:
         if self.seen.tensors:

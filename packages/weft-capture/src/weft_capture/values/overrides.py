@@ -24,7 +24,7 @@ from weft_capture.rules import table
 from weft_capture.rules.pytree import real_tree, tree_value
 from weft_capture.values.base import Kwargs, MutableValue, Tracer, Value
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant
-from weft_capture.values.containers import ListValue, TupleValue
+from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.values.dicts import LazyValue, identity_key
 from weft_capture.values.floats import FloatValue
 from weft_capture.values.objects import UserObject
@@ -136,8 +136,8 @@ def _plain(tx: Tracer, value: Value) -> Value:
     if not _is_overriding(value):
         return value
     value = tx.force(value)
-    if isinstance(value, TupleValue | ListValue):
-        return type(value)([_plain(tx, item) for item in value.items])
+    if isinstance(value, SequenceValue):
+        return value.with_items([_plain(tx, item) for item in value.items])
     return cast("OverridingTensor", value).plain()
 
 
