@@ -12,7 +12,6 @@ import abc
 import builtins
 import collections
 import dataclasses
-import functools
 import types
 import warnings
 from collections.abc import Callable
@@ -26,8 +25,8 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
-from weft_capture.rules.table import rule
-from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
+from weft_capture.rules.table import rule, rule_of_each
+from weft_capture.values.base import Kwargs, Output, Tracer, Value, method_of_each
 from weft_capture.values.constant import MADE, NONE, constant, real_call
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
@@ -311,6 +310,7 @@ def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
 # ---- descriptors and functions that make or change classes
 
 
+@rule_of_each(property, staticmethod, classmethod)
 def _descriptor(kind: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     names = ("fget", "fset", "fdel", "doc")
     if kwargs:
@@ -318,16 +318,11 @@ def _descriptor(kind: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
     return DescriptorValue(kind, list(args))
 
 
-def _property_part(index: int, tx: Tracer, self: DescriptorValue, function: Value) -> Value:
+@method_of_each(DescriptorValue, "getter", "setter", "deleter")
+def _property_part(name: str, tx: Tracer, self: DescriptorValue, function: Value) -> Value:
     args = [*self.args, *[NONE] * (3 - len(self.args))]
-    args[index] = function
+    args[("getter", "setter", "deleter").index(name)] = function
     return DescriptorValue(self.cls, args)
-
-
-for _kind in (property, staticmethod, classmethod):
-    rule(_kind)(functools.partial(_descriptor, _kind))
-for _index, _name in enumerate(("getter", "setter", "deleter")):
-    method(DescriptorValue, _name)(functools.partial(_property_part, _index))
 
 
 @rule(dataclasses._process_class)  # type: ignore[attr-defined]

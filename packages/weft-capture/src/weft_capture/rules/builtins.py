@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.classes import ClassValue, SuperValue
 from weft_capture.frames import GeneratorValue
 from weft_capture.rules.operators import binary, by_methods, combined, identical
-from weft_capture.rules.table import PURE, rule
+from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import (
@@ -208,29 +207,26 @@ def _super(tx: Tracer, *of: Value) -> Value:
 
 # Numbers.
 
+_IN_GRAPH = {int: torch.sym_int, float: torch.sym_float, max: torch.sym_max, min: torch.sym_min}
 
-def _numeric(kind: type, conversion: Callable[[Any], Any]) -> None:
-    @rule(kind)
-    def convert(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        if args and isinstance(args[0], floats.FloatValue):
-            if kind is float:
-                return args[0]
-            args = (floats.symbol(tx, args[0]), *args[1:])
-        if args and isinstance(args[0], TensorValue):
-            return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
-        if args and isinstance(args[0], SymValue):
-            if args[0].python_type() is kind:
-                return args[0]
-            return tx.graph.emit("call_function", conversion, list(args), {})
-        if all(arg.is_constant() for arg in args):
-            return fold(tx, kind, list(args), kwargs)
-        if kind is int and isinstance(args[0], UserObject) and not args[0].has_special("__int__"):
-            return args[0].call_method(tx, "__index__", [], {})
+
+@rule_of_each(int, float)
+def _number(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    if args and isinstance(args[0], floats.FloatValue):
+        if kind is float:
+            return args[0]
+        args = (floats.symbol(tx, args[0]), *args[1:])
+    if args and isinstance(args[0], TensorValue):
         return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
-
-
-_numeric(int, torch.sym_int)
-_numeric(float, torch.sym_float)
+    if args and isinstance(args[0], SymValue):
+        if args[0].python_type() is kind:
+            return args[0]
+        return tx.graph.emit("call_function", _IN_GRAPH[kind], list(args), {})
+    if all(arg.is_constant() for arg in args):
+        return fold(tx, kind, list(args), kwargs)
+    if kind is int and isinstance(args[0], UserObject) and not args[0].has_special("__int__"):
+        return args[0].call_method(tx, "__index__", [], {})
+    return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
 
 
 @rule(abs, operator.abs)
@@ -269,23 +265,20 @@ def _sort_key(tx: Tracer, key: Value) -> Any:
     return None if key is NONE else Proxy(tx, key)
 
 
-def _extremum(function: Any, in_graph: Any) -> None:
-    @rule(function)
-    def pick(tx: Tracer, *args: Value, key: Value = NONE, default: Value | None = None) -> Value:
-        items = args[0].unpack(tx) if len(args) == 1 else list(args)
-        if key is NONE and any(isinstance(item, SymValue) for item in items):
-            # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
-            def join(left: Value, right: Value) -> Value:
-                return tx.graph.emit("call_function", in_graph, [left, right], {})
+@rule_of_each(max, min)
+def _extremum(
+    function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
+) -> Value:
+    items = args[0].unpack(tx) if len(args) == 1 else list(args)
+    if key is NONE and any(isinstance(item, SymValue) for item in items):
+        # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
+        def join(left: Value, right: Value) -> Value:
+            return tx.graph.emit("call_function", _IN_GRAPH[function], [left, right], {})
 
-            return functools.reduce(join, items)
-        named = {} if default is None else {"default": Proxy(tx, default)}
-        real = [Proxy(tx, item) for item in items]
-        return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **named))
-
-
-_extremum(max, torch.sym_max)
-_extremum(min, torch.sym_min)
+        return functools.reduce(join, items)
+    named = {} if default is None else {"default": Proxy(tx, default)}
+    real = [Proxy(tx, item) for item in items]
+    return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **named))
 
 
 @rule(sum)
@@ -338,17 +331,12 @@ def _tuple(tx: Tracer, items: Value | None = None) -> Value:
     return TupleValue([] if items is None else listed(tx, items))
 
 
-def _set_class(kind: type) -> None:
-    @rule(kind)
-    def build(tx: Tracer, items: Value | None = None) -> Value:
-        if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
-            return items
-        order = items.order if isinstance(items, SetValue) else None
-        return SetValue([] if items is None else items.unpack(tx), cls=kind, order=order)
-
-
-_set_class(set)
-_set_class(frozenset)
+@rule_of_each(set, frozenset)
+def _set(kind: type, tx: Tracer, items: Value | None = None) -> Value:
+    if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
+        return items
+    order = items.order if isinstance(items, SetValue) else None
+    return SetValue([] if items is None else items.unpack(tx), cls=kind, order=order)
 
 
 @rule(slice)
@@ -405,20 +393,14 @@ def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value
     return CombinedIterator(enumerate, [iterable.iterate(tx)], (), lambda at: [first + at])
 
 
-def _lazily(factory: Any, functions: int) -> None:
-    @rule(factory)
-    def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        keywords = {name: value.as_constant() for name, value in kwargs.items()}
-        inner = [arg.iterate(tx) for arg in args[functions:]]
-        made = CombinedIterator(factory, inner, args[:functions], keywords=keywords)
-        made.real(tx)  # raises where the arguments are wrong
-        return made
-
-
-for _zips in (zip, itertools.compress):
-    _lazily(_zips, 0)
-for _maps in (map, filter, itertools.starmap, itertools.filterfalse):
-    _lazily(_maps, 1)
+@rule_of_each(zip, itertools.compress, map, filter, itertools.starmap, itertools.filterfalse)
+def _lazily(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    functions = 0 if factory in (zip, itertools.compress) else 1
+    keywords = {name: value.as_constant() for name, value in kwargs.items()}
+    inner = [arg.iterate(tx) for arg in args[functions:]]
+    made = CombinedIterator(factory, inner, args[:functions], keywords=keywords)
+    made.real(tx)  # raises where the arguments are wrong
+    return made
 
 
 @rule(reversed)

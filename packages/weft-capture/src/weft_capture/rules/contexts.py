@@ -11,7 +11,7 @@ from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import PURE, rule
+from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, TRUE
 from weft_capture.values.contexts import (
@@ -57,17 +57,15 @@ def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Valu
     return AttentionContext(sdpa_kernel, (found, set_priority.truth(tx)), {})
 
 
-def _without_effect(make: Any) -> None:
-    @rule(make)
-    def context(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        return NullContext(make)
-
-
-_without_effect(torch.profiler.record_function)
-_without_effect("torch.fx.traceback.annotate")
-_without_effect(eager_transforms.enable_inplace_requires_grad)
-_without_effect(torch.autograd.graph.disable_saved_tensors_hooks)
-_without_effect(forward_ad._set_fwd_grad_enabled)
+@rule_of_each(
+    torch.profiler.record_function,
+    "torch.fx.traceback.annotate",
+    eager_transforms.enable_inplace_requires_grad,
+    torch.autograd.graph.disable_saved_tensors_hooks,
+    forward_ad._set_fwd_grad_enabled,
+)
+def _without_effect(make: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    return NullContext(make)
 
 
 _REGIONS = itertools.count(1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from weft_capture.breaks import Break, Raised
-from weft_capture.rules.table import rule
-from weft_capture.values.base import Tracer, Value, method
+from weft_capture.rules.table import rule, rule_of_each
+from weft_capture.values.base import Tracer, Value, method, method_of_each
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy
@@ -39,20 +39,16 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
         target.put(constant(name), value)
 
 
-def _constructor(kind: type) -> None:
-    @rule(kind)
-    def build(tx: Tracer, items: Value | None = None, /, **kwargs: Value) -> Value:
-        target = DictValue(cls=kind)
-        fill(tx, target, items, kwargs)
-        return target
-
-    @rule(getattr(kind, "fromkeys"))  # noqa: B009
-    def from_keys(tx: Tracer, keys: Value, value: Value = NONE) -> Value:
-        return DictValue([(key, value) for key in keys.unpack(tx)], cls=kind)
+@rule_of_each(dict, OrderedDict)
+def _dict(kind: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value) -> Value:
+    target = DictValue(cls=kind)
+    fill(tx, target, items, kwargs)
+    return target
 
 
-_constructor(dict)
-_constructor(OrderedDict)
+@rule_of_each(dict.fromkeys, OrderedDict.fromkeys)
+def _from_keys(function: Any, tx: Tracer, keys: Value, value: Value = NONE) -> Value:
+    return DictValue([(key, value) for key in keys.unpack(tx)], cls=function.__self__)
 
 
 @rule(defaultdict)
@@ -93,14 +89,9 @@ def _get(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Valu
     return default if found is None else found
 
 
-def _view(kind: str) -> None:
-    @method(DictValue, kind)
-    def view(tx: Tracer, self: DictValue) -> Value:
-        return DictView(getattr(self, "inner", self), kind)
-
-
-for _kind in ("keys", "values", "items"):
-    _view(_kind)
+@method_of_each(DictValue, "keys", "values", "items")
+def _view(kind: str, tx: Tracer, self: DictValue) -> Value:
+    return DictView(getattr(self, "inner", self), kind)
 
 
 @method(DictValue, "copy", "__copy__")
@@ -244,17 +235,11 @@ def _update_entries(self: SetValue, name: str, known: dict[object, Value]) -> No
         self.removals += 1
 
 
-def _set_method(name: str) -> None:
-    @method(SetValue, name)
-    def call(tx: Tracer, self: SetValue, *args: Value) -> Value:
-        if name == "__init__" and self.cls is frozenset:
-            return NONE
-        return call_set(tx, self, name, *args)
-
-
-for _name in (*_CHANGING, *_ASKING):
-    if not _name.startswith("__i") or _name == "__init__":
-        _set_method(_name)
+@method_of_each(SetValue, *_CHANGING - {"__ior__", "__iand__", "__isub__", "__ixor__"}, *_ASKING)
+def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
+    if name == "__init__" and self.cls is frozenset:
+        return NONE
+    return call_set(tx, self, name, *args)
 
 
 @method(SetValue, "copy", "__copy__")

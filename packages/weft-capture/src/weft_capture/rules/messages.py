@@ -20,7 +20,7 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.bytecode import original
-from weft_capture.rules.table import rule
+from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.rules.text import HOLES, text_of
 from weft_capture.steps import BreakAtStep
 from weft_capture.values.base import Frame, MethodOf, Tracer, Value, method
@@ -175,14 +175,15 @@ def _log_now(logger: logging.Logger, level: int, where: Any, text: Any, *args: A
     logger.handle(logger.makeRecord(logger.name, level, file, line, text, args, None, name))
 
 
-def _at_level(name: str) -> None:
-    @rule(getattr(logging.Logger, name))
-    def log(tx: Tracer, logger: Value, text: Value, *args: Value, **kwargs: Value) -> Value:
-        return _log(tx, logger, constant(getattr(logging, name.upper())), text, *args, **kwargs)
+_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-for _name in ("debug", "info", "warning", "error", "critical"):
-    _at_level(_name)
+@rule_of_each(*(getattr(logging.Logger, name) for name in _LEVELS))
+def _log_at(
+    function: Any, tx: Tracer, logger: Value, text: Value, *args: Value, **kwargs: Value
+) -> Value:
+    level = constant(getattr(logging, function.__name__.upper()))
+    return _log(tx, logger, level, text, *args, **kwargs)
 
 
 # ---- warnings

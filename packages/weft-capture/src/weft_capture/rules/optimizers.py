@@ -16,7 +16,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import CODE_RULES, PURE, rule
+from weft_capture.rules.table import CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import NONE, constant
@@ -103,29 +103,30 @@ _SPECIAL = {"norm": torch.linalg.vector_norm}
 _SCALARS = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
 
 
-def _foreach(name: str) -> None:
-    function = getattr(torch, name)
+def _is_mapped(name: str) -> bool:
+    """Say whether this is a `_foreach` function, of an operation that there is for one tensor."""
     single = name.removeprefix("_foreach_")
-    target: Any = _SPECIAL.get(single, single)
-    if target is single and not hasattr(torch.Tensor, single):
-        return
+    return single != name and (single in _SPECIAL or hasattr(torch.Tensor, single))
 
-    @rule(function)
-    def apply(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        count = next(len(arg.items) for arg in args if isinstance(arg, SequenceValue))
-        results = []
-        for index in range(count):
-            row = [_element(arg, index) for arg in args]
-            named = {key.removesuffix("s"): _element(v, index) for key, v in kwargs.items()}
-            if single in _SCALARS and len(row) == 4:
-                named[_SCALARS[single]] = row.pop()
-            results.append(_one(tx, target, row, named))
-        if single.endswith("_"):
-            return args[0]
-        floating = [one.example() for one in results if one.example().is_floating_point()]
-        if len({one.requires_grad for one in floating}) > 1:  # in eager they have one history
-            raise Break("unsupported-value", "some elements of a foreach function require grad")
-        return TupleValue(results)
+
+@rule_of_each(*(getattr(torch, name) for name in dir(torch) if _is_mapped(name)))
+def _foreach(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    single = function.__name__.removeprefix("_foreach_")
+    target: Any = _SPECIAL.get(single, single)
+    count = next(len(arg.items) for arg in args if isinstance(arg, SequenceValue))
+    results = []
+    for index in range(count):
+        row = [_element(arg, index) for arg in args]
+        named = {key.removesuffix("s"): _element(v, index) for key, v in kwargs.items()}
+        if single in _SCALARS and len(row) == 4:
+            named[_SCALARS[single]] = row.pop()
+        results.append(_one(tx, target, row, named))
+    if single.endswith("_"):
+        return args[0]
+    floating = [one.example() for one in results if one.example().is_floating_point()]
+    if len({one.requires_grad for one in floating}) > 1:  # in eager they have one history
+        raise Break("unsupported-value", "some elements of a foreach function require grad")
+    return TupleValue(results)
 
 
 def _one(tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
@@ -137,8 +138,3 @@ def _one(tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
 
 def _element(value: Value, index: int) -> Value:
     return value.items[index] if isinstance(value, SequenceValue) else value
-
-
-for _name in dir(torch):
-    if _name.startswith("_foreach_"):
-        _foreach(_name)

@@ -12,9 +12,9 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import rule
+from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import NONE
+from weft_capture.values.constant import NONE, real_call
 from weft_capture.values.containers import Container, NamedTupleValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import ObjectConstant
@@ -48,26 +48,25 @@ def tree_value(tx: Tracer, tree: Any) -> Value:
     return tx.literal(tree)
 
 
-def _through(function: Any) -> None:
+@rule_of_each(
+    pytree.tree_flatten,
+    pytree.tree_unflatten,
+    pytree.tree_leaves,
+    pytree.tree_structure,
+    pytree.tree_map,
+    pytree._broadcast_to_and_flatten,
+)
+def _through(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     """Run a function of pytree on trees of values; what it calls back is the program's."""
-
-    @rule(function)
-    def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        stop = kwargs.pop("is_leaf", NONE)
-        leaf: Stop | None = None
-        if stop is not NONE:
-            leaf = lambda value: stop.call(tx, [value], {}).truth(tx)  # noqa: E731
-        real = [_argument(tx, arg, leaf) for arg in args]
-        if function is pytree.tree_map:
-            real[0] = lambda *leaves: args[0].call(
-                tx, [tree_value(tx, item) for item in leaves], {}
-            )
-        named = {key: _argument(tx, arg, leaf) for key, arg in kwargs.items()}
-        try:
-            result = function(*real, **named)
-        except (ValueError, TypeError) as error:
-            tx.raise_(type(error), *error.args)
-        return tree_value(tx, result)
+    stop = kwargs.pop("is_leaf", NONE)
+    leaf: Stop | None = None
+    if stop is not NONE:
+        leaf = lambda value: stop.call(tx, [value], {}).truth(tx)  # noqa: E731
+    real = [_argument(tx, arg, leaf) for arg in args]
+    if function is pytree.tree_map:
+        real[0] = lambda *leaves: args[0].call(tx, [tree_value(tx, item) for item in leaves], {})
+    named = {key: _argument(tx, arg, leaf) for key, arg in kwargs.items()}
+    return tree_value(tx, real_call(tx, function, *real, **named))
 
 
 def _argument(tx: Tracer, value: Value, leaf: Stop | None) -> Any:
@@ -75,17 +74,6 @@ def _argument(tx: Tracer, value: Value, leaf: Stop | None) -> Any:
     if isinstance(value, ObjectConstant) and isinstance(value.obj, pytree.TreeSpec):
         return value.obj
     return real_tree(tx, value, leaf)
-
-
-for _function in (
-    pytree.tree_flatten,
-    pytree.tree_unflatten,
-    pytree.tree_leaves,
-    pytree.tree_structure,
-    pytree.tree_map,
-    pytree._broadcast_to_and_flatten,
-):
-    _through(_function)
 
 
 @rule(pytree.tree_map_)

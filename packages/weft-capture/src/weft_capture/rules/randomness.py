@@ -18,8 +18,8 @@ import torch
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import rule
-from weft_capture.values.base import Tracer, Value, method
+from weft_capture.rules.table import rule, rule_of_each
+from weft_capture.values.base import Tracer, Value, method, method_of_each
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue
 from weft_capture.values.made import RandomValue
@@ -50,17 +50,12 @@ def _draw(tx: Tracer, owner: RandomValue, name: str, args: Any, kwargs: Any) -> 
     return tx.made(tx.calls.add(_draw_now, owner, *row, early=True), hint)
 
 
-def _draws(name: str) -> None:
-    @method(RandomValue, name)
-    def draw(tx: Tracer, self: RandomValue, *args: Value, **kwargs: Value) -> Value:
-        return _draw(tx, self, name, args, kwargs)
-
-
-for _name in (
-    "random", "uniform", "gauss", "normalvariate", "expovariate", "randint", "randrange",
-    "getrandbits", "choice", "choices", "sample",
-):  # fmt: skip
-    _draws(_name)
+@method_of_each(
+    RandomValue, "random", "uniform", "gauss", "normalvariate", "expovariate", "randint",
+    "randrange", "getrandbits", "choice", "choices", "sample",
+)  # fmt: skip
+def _draws(name: str, tx: Tracer, self: RandomValue, /, *args: Value, **kwargs: Value) -> Value:
+    return _draw(tx, self, name, args, kwargs)
 
 
 @method(RandomValue, "shuffle")
@@ -97,19 +92,15 @@ def _manual_seed(tx: Tracer, seed: Value) -> Value:
     return tx.made(tx.calls.add(torch.manual_seed, seed), torch.default_generator)
 
 
-def _clock(function: Any) -> None:
-    @rule(function)
-    def read(tx: Tracer, *zone: Value) -> Value:
-        if zone:
-            raise Break("unknown-call", "a clock of a time zone")
-        return tx.calls.read_clock(function)
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 
 
-for _name in ("time", "perf_counter", "monotonic", "process_time"):
-    _clock(getattr(time, _name))
-    _clock(getattr(time, f"{_name}_ns"))
-for _function in (datetime.datetime.now, datetime.datetime.utcnow, datetime.date.today):
-    _clock(_function)
+@rule_of_each(*(getattr(time, name + unit) for name in _CLOCKS for unit in ("", "_ns")))
+@rule_of_each(datetime.datetime.now, datetime.datetime.utcnow, datetime.date.today)
+def _clock(function: Any, tx: Tracer, *zone: Value) -> Value:
+    if zone:
+        raise Break("unknown-call", "a clock of a time zone")
+    return tx.calls.read_clock(function)
 
 
 @rule(time.sleep)

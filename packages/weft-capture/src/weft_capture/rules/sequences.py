@@ -15,7 +15,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.builtins import listed, sort_values
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Tracer, Value, method
+from weft_capture.values.base import Tracer, Value, method, method_of_each
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -107,15 +107,10 @@ def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tupl
     return real, result
 
 
-def _comparing(name: str) -> None:
-    @method(SequenceValue, name)
-    def ask(tx: Tracer, self: SequenceValue, item: Value, *bounds: Value) -> Value:
-        limits = [_key(tx, bound) for bound in bounds]
-        return constant(_compared(tx, self, name, item, *limits)[1])
-
-
-_comparing("index")
-_comparing("count")
+@method_of_each(SequenceValue, "index", "count")
+def _comparing(name: str, tx: Tracer, self: SequenceValue, item: Value, *bounds: Value) -> Value:
+    limits = [_key(tx, bound) for bound in bounds]
+    return constant(_compared(tx, self, name, item, *limits)[1])
 
 
 @method(ListValue, "remove")

@@ -36,7 +36,7 @@ from weft_guards.sources import CallSource, ConstSource, Source
 from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import combined
-from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule
+from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold
@@ -116,25 +116,21 @@ _SYMBOLIC_MATH: dict[Any, Any] = {
 }
 
 
-def _math(function: Any) -> None:
+@rule_of_each(
+    math.ceil, math.floor, math.trunc, math.sqrt, math.exp, math.log, math.isnan, math.isinf
+)
+def _math(function: Any, tx: Tracer, *args: Value) -> Value:
     in_graph = _SYMBOLIC_MATH.get(function)
-
-    @rule(function)
-    def compute(tx: Tracer, *args: Value) -> Value:
-        if in_graph is not None and args:
-            number = floats.symbol(tx, args[0])
-            if isinstance(number, SymValue):
-                return tx.graph.emit("call_function", in_graph, [number], {})
-        if args and isinstance(args[0], TensorValue):
-            raise Break("data-dependent-value", f"math.{function.__name__} of a tensor")
-        special = f"__{function.__name__}__"
-        if args and isinstance(args[0], UserObject) and args[0].has_special(special):
-            return args[0].special(tx, special).call(tx, [], {})
-        return fold(tx, function, list(args), {})
-
-
-for _name in ("ceil", "floor", "trunc", "sqrt", "exp", "log", "isnan", "isinf"):
-    _math(getattr(math, _name))
+    if in_graph is not None and args:
+        number = floats.symbol(tx, args[0])
+        if isinstance(number, SymValue):
+            return tx.graph.emit("call_function", in_graph, [number], {})
+    if args and isinstance(args[0], TensorValue):
+        raise Break("data-dependent-value", f"math.{function.__name__} of a tensor")
+    special = f"__{function.__name__}__"
+    if args and isinstance(args[0], UserObject) and args[0].has_special(special):
+        return args[0].special(tx, special).call(tx, [], {})
+    return fold(tx, function, list(args), {})
 
 
 @rule(math.prod)
@@ -155,34 +151,28 @@ def _chain_from(tx: Tracer, parts: Value) -> Value:
     return _chain(tx, *parts.unpack(tx))
 
 
-def _finite(function: Any) -> None:
-    """Functions of itertools over finite iterables: the items are listed at once."""
-
-    @rule(function)
-    def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        real = [
-            [Proxy(tx, item) for item in arg.unpack(tx)]
-            if not arg.is_constant() or _listed(arg)
-            else arg.as_constant()
-            for arg in args
-        ]
-        known = {name: value.as_constant() for name, value in kwargs.items()}
-        rows = [tx.literal(row) for row in function(*real, **known)]
-        return ListedIterator(rows, function, tx.steps.now)
-
-
-def _listed(value: Value) -> bool:
-    return isinstance(value, SequenceValue) or value.python_type() in (range, str)
-
-
-for _listing in (
+@rule_of_each(
     itertools.product,
     itertools.permutations,
     itertools.combinations,
     itertools.combinations_with_replacement,
     itertools.pairwise,
-):
-    _finite(_listing)
+)
+def _finite(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    """Functions of itertools over finite iterables: the items are listed at once."""
+    real = [
+        [Proxy(tx, item) for item in arg.unpack(tx)]
+        if not arg.is_constant() or _listed(arg)
+        else arg.as_constant()
+        for arg in args
+    ]
+    known = {name: value.as_constant() for name, value in kwargs.items()}
+    rows = [tx.literal(row) for row in function(*real, **known)]
+    return ListedIterator(rows, function, tx.steps.now)
+
+
+def _listed(value: Value) -> bool:
+    return isinstance(value, SequenceValue) or value.python_type() in (range, str)
 
 
 @rule(itertools.repeat)
@@ -235,16 +225,11 @@ CALLING.update((json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origi
 PURE.update(CALLING)
 
 
-def _replayed(factory: Any) -> None:
-    @rule(factory)
-    def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        first = args[0] if args else NONE
-        log = first.log if isinstance(first, ReplayedValue) else Log()
-        return log.run(tx, factory, list(args), kwargs)
-
-
-for _factory in FACTORIES:
-    _replayed(_factory)
+@rule_of_each(*FACTORIES)
+def _replayed(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    first = args[0] if args else NONE
+    log = first.log if isinstance(first, ReplayedValue) else Log()
+    return log.run(tx, factory, list(args), kwargs)
 
 
 @rule(types.SimpleNamespace)

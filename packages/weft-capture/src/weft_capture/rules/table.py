@@ -56,6 +56,16 @@ def rule(*callables: object) -> Callable[[H], H]:
     return add
 
 
+def rule_of_each(*callables: object) -> Callable[[H], H]:
+    """Make the decorated handler, which gets the callable first, the rule of each of them."""
+
+    def add(handler: H) -> H:
+        RULES.update({one: functools.partial(handler, one) for one in callables})
+        return handler
+
+    return add
+
+
 @functools.cache
 def load() -> None:
     """Import every family of rules, so that their rows are in the table."""

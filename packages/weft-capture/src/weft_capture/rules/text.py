@@ -13,7 +13,7 @@ import torch
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.classes import ClassValue
-from weft_capture.rules.table import rule
+from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
@@ -203,17 +203,12 @@ def _text_with_hole(tx: Tracer, value: Value, spec: Value) -> Value:
     return TextValue(tx, format, [value, spec], number=number)
 
 
-def _texts(function: Any) -> None:
-    @rule(function)
-    def text(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        if len(args) == 1 and not kwargs and isinstance(args[0], HOLES):
-            return TextValue(tx, function, list(args))
-        if len(args) != 1 or kwargs or type(args[0]) is Constant:
-            return fold(tx, function, list(args), kwargs)
-        if function is str and isinstance(args[0], UserObject) and args[0].cls is not str:
-            return constant(text_of(tx, args[0], str))
-        return constant(text_of(tx, args[0], function))
-
-
-for _function in (str, repr, ascii):
-    _texts(_function)
+@rule_of_each(str, repr, ascii)
+def _text(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    if len(args) == 1 and not kwargs and isinstance(args[0], HOLES):
+        return TextValue(tx, function, list(args))
+    if len(args) != 1 or kwargs or type(args[0]) is Constant:
+        return fold(tx, function, list(args), kwargs)
+    if function is str and isinstance(args[0], UserObject) and args[0].cls is not str:
+        return constant(text_of(tx, args[0], str))
+    return constant(text_of(tx, args[0], function))

@@ -14,6 +14,7 @@ What a kind supports beyond the defaults is given by overriding, and by rows of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import types
@@ -338,6 +339,16 @@ def method(kind: type[Value], *names: str) -> Callable[[H], H]:
     def add(handler: H) -> H:
         for name in names:
             kind.methods[name] = handler
+        return handler
+
+    return add
+
+
+def method_of_each(kind: type[Value], *names: str) -> Callable[[H], H]:
+    """Add rows for several methods, whose handler gets the name first."""
+
+    def add(handler: H) -> H:
+        kind.methods.update({name: functools.partial(handler, name) for name in names})
         return handler
 
     return add

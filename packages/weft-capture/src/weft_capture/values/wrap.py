@@ -1,7 +1,7 @@
 """From a Python object and its source to a value, with the guards that make the value right.
 
-`wrap` looks the object's exact type up in `EXACT`, then tries the predicates of `FAMILIES` in
-order. A row's function gets (tx, obj, source) and returns the value.
+`wrap` looks the object's exact type up in `EXACT`, then tries the classes and predicates of
+`FAMILIES` in order. A row's function gets (tx, obj, source) and returns the value.
 """
 
 from __future__ import annotations
@@ -95,11 +95,16 @@ def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
         return value
     wrapper = EXACT.get(type(obj))
     if wrapper is None:
-        wrapper = next(row[1] for row in FAMILIES if row[0](obj))
+        wrapper = next(row[1] for row in FAMILIES if _is_of(row[0], obj))
     value = wrapper(tx, obj, source)
     tx.known[id(obj)] = (value, source)
     tx.keep_alive.append(obj)
     return value
+
+
+def _is_of(family: Any, obj: Any) -> bool:
+    plain = isinstance(family, types.FunctionType)
+    return family(obj) if plain else issubclass(type(obj), family)
 
 
 def literal(tx: Tracer, obj: Any) -> Value:
@@ -121,12 +126,12 @@ def literal(tx: Tracer, obj: Any) -> Value:
     return RangeValue(obj) if kind is range else tx.const_object(obj)
 
 
-def _typed(make: Callable[[Any, Source], Value]) -> Wrapper:
-    """Wrap what is good for every object of the type."""
+def _typed(make: Wrapper) -> Wrapper:
+    """Guard the exact type first."""
 
     def wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
         tx.guard(source, "TYPE", type(obj))
-        return make(obj, source)
+        return make(tx, obj, source)
 
     return wrapper
 
@@ -198,7 +203,6 @@ def _wrap_tuple(tx: Tracer, obj: tuple[Any, ...], source: Source) -> Value:
 
 
 def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
     metadata = metadata_of(obj, source)
     value = _dict_entries(tx, obj, source)
     value.cls, value.metadata = type(obj), metadata
@@ -272,7 +276,6 @@ def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
 
 
 def _wrap_slice(tx: Tracer, obj: slice, source: Source) -> Value:
-    tx.guard(source, "TYPE", slice)
     parts = [wrap(tx, getattr(obj, n), AttrSource(source, n)) for n in ("start", "stop", "step")]
     return SliceValue(*parts)
 
@@ -321,7 +324,6 @@ def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
 
 
 def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
-    tx.guard(source, "TYPE", types.MethodType)
     owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
     if isinstance(owner, InferenceContext | RandomValue) and owner.find_method(obj.__name__):
         return MethodOf(owner, obj.__name__)  # the __exit__ of a block around a graph break
@@ -343,7 +345,6 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", collections.deque)
     tx.guard(source, "LEN", len(obj))
     tx.guard_constant(AttrSource(source, "maxlen"), obj.maxlen)
     return DequeValue(_items(tx, obj, source), source, obj.maxlen)
@@ -358,7 +359,6 @@ def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_partial(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", functools.partial)
     function = wrap(tx, obj.func, AttrSource(source, "func"))
     args = wrap(tx, obj.args, AttrSource(source, "args")).unpack(tx)
     keywords = wrap(tx, obj.keywords, AttrSource(source, "keywords"))
@@ -368,19 +368,16 @@ def _wrap_partial(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_mode(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
     kind = AutocastContext if isinstance(obj, torch.autocast) else InferenceContext
     return kind.of(tx, obj, source)
 
 
 def _wrap_stream(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
     tx.guard(CallSource(is_plain_stream, (source,)), "CONST", True)
     return StreamValue(type(obj), obj, source)
 
 
 def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
     args = wrap(tx, obj.args, AttrSource(source, "args"))
     value = ExceptionValue(type(obj), args.unpack(tx), source)
     value.attributes = {
@@ -391,7 +388,6 @@ def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
 
 
 def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
     value = UserObject(type(obj), obj, source)
     tx.known[id(obj)] = (value, source)
     value.base = _dict_entries(tx, obj, source)
@@ -401,7 +397,6 @@ def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_sequence_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "TYPE", type(obj))
     tx.guard(source, "LEN", len(obj))
     kind = ListValue if isinstance(obj, list) else TupleValue
     return UserObject(type(obj), obj, source, kind(_items(tx, obj, source)))
@@ -443,54 +438,51 @@ _DESCRIPTORS = (
 )
 _HINTS = typing._BaseGenericAlias | typing._SpecialForm | typing.NewType  # type: ignore[attr-defined]
 _OPERATORS = torch._ops.OpOverload | torch._ops.OpOverloadPacket
-_OPAQUE = (property, classmethod, staticmethod)
 
 EXACT: dict[type, Wrapper] = {
     list: _wrap_list,
     tuple: _wrap_tuple,
     torch.Size: _wrap_tuple,
-    **dict.fromkeys(_DICTS, _wrap_dict),
+    **dict.fromkeys(_DICTS, _typed(_wrap_dict)),
     types.MappingProxyType: _wrap_mapping_proxy,
     set: _wrap_set,
     frozenset: _wrap_set,
-    collections.deque: _wrap_deque,
+    collections.deque: _typed(_wrap_deque),
     range: _wrap_range,
-    slice: _wrap_slice,
+    slice: _typed(_wrap_slice),
     object: _identical(ObjectConstant),
     types.FunctionType: _wrap_function,
     types.CellType: _wrap_cell,
-    types.MethodType: _wrap_method,
+    types.MethodType: _typed(_wrap_method),
     **dict.fromkeys((types.BuiltinFunctionType, type(re.compile("").match)), _wrap_builtin),
     **dict.fromkeys(_DESCRIPTORS, _identical(BuiltinValue)),
     functools._lru_cache_wrapper: _identical(CachedFunction),
-    functools.partial: _wrap_partial,
+    functools.partial: _typed(_wrap_partial),
     **dict.fromkeys(_GETTERS, _wrap_getter),
     types.UnionType: _identical(TypeHint),
     types.GenericAlias: _identical(TypeHint),
     types.ModuleType: _identical(ModuleObject),
-    **dict.fromkeys(map(type, _ITERATORS), _typed(ExternalIterator)),
-    random.Random: _typed(lambda obj, source: RandomValue(source)),
+    **dict.fromkeys(map(type, _ITERATORS), _typed(lambda _, *args: ExternalIterator(*args))),
+    random.Random: _typed(lambda tx, obj, source: RandomValue(source)),
     **dict.fromkeys((weakref.ref, weakref.KeyedRef, *weakref.ProxyTypes), _wrap_ref),
 }
 
-FAMILIES: tuple[tuple[Callable[[Any], bool], Wrapper], ...] = (
-    (lambda obj: issubclass(type(obj), torch.Tensor), _wrap_tensor),
+_Family = type | types.UnionType | Callable[[Any], bool]
+FAMILIES: tuple[tuple[_Family, Wrapper], ...] = (
+    (torch.Tensor, _wrap_tensor),
     (lambda obj: issubclass(type(obj), tuple) and hasattr(type(obj), "_fields"), _wrap_tuple),
-    (lambda obj: issubclass(type(obj), _HINTS), _identical(TypeHint)),
-    (lambda obj: issubclass(type(obj), types.ModuleType), _wrap_module_subclass),
-    (lambda obj: issubclass(type(obj), type), _identical(ClassValue)),
-    (
-        lambda obj: issubclass(type(obj), torch.nn.Module),
-        _typed(lambda obj, source: ModuleValue(type(obj), obj, source)),
-    ),
-    (lambda obj: issubclass(type(obj), torch.autocast | torch.inference_mode), _wrap_mode),
-    (is_plain_stream, _wrap_stream),
-    (lambda obj: issubclass(type(obj), BaseException), _wrap_exception),
+    (_HINTS, _identical(TypeHint)),
+    (types.ModuleType, _wrap_module_subclass),
+    (type, _identical(ClassValue)),
+    (torch.nn.Module, _typed(lambda tx, obj, source: ModuleValue(type(obj), obj, source))),
+    (torch.autocast | torch.inference_mode, _typed(_wrap_mode)),
+    (is_plain_stream, _typed(_wrap_stream)),
+    (BaseException, _typed(_wrap_exception)),
     (lambda obj: callable(obj) and find(obj) is not None, _identical(BuiltinValue)),
-    (lambda obj: issubclass(type(obj), _OPERATORS), _identical(BuiltinValue)),
-    (lambda obj: issubclass(type(obj), _OPAQUE), _identical(ObjectConstant)),
-    (lambda obj: issubclass(type(obj), dict), _wrap_dict_subclass),
-    (lambda obj: issubclass(type(obj), list | tuple), _wrap_sequence_subclass),
-    (lambda obj: issubclass(type(obj), int | float | str | bytes), _wrap_scalar_subclass),
-    (lambda obj: True, _typed(lambda obj, source: UserObject(type(obj), obj, source))),
+    (_OPERATORS, _identical(BuiltinValue)),
+    (property | classmethod | staticmethod, _identical(ObjectConstant)),
+    (dict, _typed(_wrap_dict_subclass)),
+    (list | tuple, _typed(_wrap_sequence_subclass)),
+    (int | float | str | bytes, _wrap_scalar_subclass),
+    (object, _typed(lambda tx, obj, source: UserObject(type(obj), obj, source))),
 )
