@@ -12,6 +12,7 @@ from weft_guards.dynamic import (
     check_marks,
     mark_dynamic,
     mark_static,
+    marks_of,
     maybe_mark_dynamic,
 )
 from weft_guards.sources import LocalSource
@@ -30,7 +31,7 @@ def test_a_size_that_changes_becomes_dynamic_and_stays_so():
     assert policy.dims(X, shape(4, 8)) == (S, S)
     assert policy.dims(X, shape(5, 8)) == (D, S)
     assert policy.dims(X, shape(4, 8)) == (D, S)
-    assert policy.dynamic_dims(X, shape(6, 9)) == [0, 1]
+    assert policy.dims(X, shape(6, 9)) == (D, D)
 
 
 def test_sources_and_ranks_are_apart():
@@ -79,7 +80,7 @@ def test_marks():
     assert DynamicPolicy(True).dims(X, x) == (D, S, D, D)
     assert DynamicPolicy(False).dims(X, x) == (D, S, S, D)
     with pytest.raises(Unsupported, match=r"dimension 0 of L\['x'\] .* needs it to be 4"):
-        check_marks(X, x, x.shape)
+        check_marks(X, x, x.shape, marks_of(x))
     mark_static(x)
     assert DynamicPolicy(True).dims(X, x) == (S, S, S, S)
     with pytest.raises(IndexError, match="dimension 4"):

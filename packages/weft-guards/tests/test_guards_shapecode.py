@@ -218,24 +218,3 @@ def test_a_condition_of_very_many_words():
     check = compile_check(guards, NAMES)
     assert check(None, 1, 0, 0)
     assert not check(None, 2, 0, 0)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [("ARG", 0, 0, None), ("SIZE", 0, 0, None)],  # not known to be a tensor
-        [("ARG", 0, 0, None), ("INT", 1, 0, None)],
-        [("ARG", 0, 0, None), ("SHAPE", 0, 0, "text")],
-        [("ARG", 0, 0, None), ("SHAPE", 0, 0, b"")],
-        [("ARG", 0, 0, None), ("SHAPE", 0, 0, bytes(8))],  # an amount, of no number
-        [("ARG", 0, 0, None), ("SHAPE", 0, 0, bytes(16))],  # amount 0, which is not read
-        [("ARG", 0, 0, None), ("SHAPE", 0, 0, b"\xff" * 8)],
-        [("ARG", 0, 0, None), ("INT", 0, 0, None), ("SHAPE", 0, 0, bytes(16) * 2)],  # leaves two
-        [("ARG", 0, 0, None), ("INT", 0, 0, None), ("SHAPE", 0, 0, bytes(16) + b"\4" + bytes(7))],
-    ],
-)
-def test_programs_that_read_what_is_not_there_are_refused(rows):
-    native = extension()
-    rows = tuple((getattr(native, code), *rest) for code, *rest in rows)
-    with pytest.raises(ValueError, match="not an instruction"):
-        native.Check(rows, 1, None, print)

@@ -14,6 +14,7 @@ from weft_guards import (
     explain_miss,
     mark_dynamic,
 )
+from weft_guards.dynamic import marks_of
 from weft_guards.shapes import shape_guards
 from weft_guards.sources import LocalSource
 
@@ -98,10 +99,10 @@ def test_specialising_a_marked_size_is_refused():
     mark_dynamic(x, [0, 1])
     fake = to_fake(fake_mode(env), x, [0, 1], "L['x']")
     source = LocalSource("x")
-    check_marks(source, x, fake.shape)
+    check_marks(source, x, fake.shape, marks_of(x))
     assert fake.shape[1] == 3
     with pytest.raises(Unsupported, match="dimension 1"):
-        check_marks(source, x, fake.shape)
+        check_marks(source, x, fake.shape, marks_of(x))
 
 
 def test_int_arguments():

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from weft_core.collector import collector_paused
 from weft_core.errors import WeftError
 from weft_core.events import counters, span
-from weft_guards import CacheRules, CodeCache, arg_names_of, compile_check
+from weft_guards import CacheRules, CodeCache, ShapesSpec, arg_names_of, compile_check
 from weft_guards.filters import apply_filter
 from weft_guards.sources import LocalSource
 
@@ -254,6 +254,7 @@ def capture(
     *,
     fullgraph: bool = False,
     first_backend: Backend | None = None,
+    shapes_spec: Any = None,
     **rules: Any,
 ) -> Callable[..., Any]:
     """Return `function` with its graphs compiled by `backend`.
@@ -263,8 +264,11 @@ def capture(
         backend: (fx.GraphModule, list of example inputs) -> callable on the inputs.
         fullgraph: raise Unsupported at a graph break instead of splitting the graph.
         first_backend: see `Capture`.
+        shapes_spec: which sizes and ints of its arguments vary, as `weft_guards.ShapesSpec` has it.
         rules: `dynamic`, `recompile_limit`, ... as `weft_guards.CacheRules` has them.
     """
+    if shapes_spec is not None:
+        rules["shapes"] = ShapesSpec(shapes_spec, getattr(function, "__func__", function).__code__)
     state = Capture(backend, fullgraph, CacheRules(**rules), first_backend)
     miss = state.miss
 

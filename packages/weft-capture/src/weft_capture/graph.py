@@ -24,7 +24,7 @@ from weft_core.errors import Unsupported
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
 from weft_guards import Guard, MemoryUse
-from weft_guards.dynamic import Kind, marks_of
+from weft_guards.dynamic import Kind
 from weft_guards.payloads import shares_memory
 from weft_guards.sources import CallSource, Source, TensorProperty
 
@@ -121,7 +121,7 @@ class GraphBuilder:
         """Return the value of a tensor from outside, a new placeholder of the graph."""
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
-            marks = marks_of(tensor) if dynamic_dims else {}
+            marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
             unbacked = [dim for dim, mark in marks.items() if mark.kind is Kind.UNBACKED]
             twin = fake.to_fake(self.mode, tensor, dynamic_dims, name, unbacked)
         for dim in dynamic_dims:
@@ -143,6 +143,9 @@ class GraphBuilder:
         symbol = fake.new_symint(self.shape_env, number, source.expr(), duck=False)
         if not isinstance(symbol, torch.SymInt):
             return None
+        mark = self.tx.policy and self.tx.policy.marks(source, number).get(0)
+        if mark:
+            fake.limit(symbol, mark.min, mark.max)
         node = self._placeholder(source, symbol, number)
         self.symbols[symbol.node.expr] = node
         return SymValue(node, symbol, source)

@@ -239,7 +239,7 @@ class Tracer:
         """Return which dimensions of an input become symbolic."""
         if self.policy is None or isinstance(source, ConstSource):
             return ()
-        dims = tuple(self.policy.dynamic_dims(source, tensor))
+        dims = tuple(d for d, varies in enumerate(self.policy.dims(source, tensor)) if varies)
         if dims and not self.symbolic:
             raise NeedsSymbols
         return dims
@@ -271,8 +271,13 @@ class Tracer:
 
             for entry in self.graph.inputs:
                 real, fake = entry.example, entry.node_example
-                if isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor):
-                    check_marks(entry.source, real, fake.shape)
+                if (
+                    self.policy
+                    and isinstance(real, torch.Tensor)
+                    and isinstance(fake, torch.Tensor)
+                ):
+                    marks = self.policy.marks(entry.source, real)
+                    check_marks(entry.source, real, fake.shape, marks)
             pairs = [(e.source, e.node_example) for e in self.graph.inputs]
             guards += shape_guards(self.graph.shape_env, pairs)
         return guards

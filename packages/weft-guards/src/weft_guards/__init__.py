@@ -14,12 +14,14 @@ from weft_guards.dynamic import (
     mark_static,
     mark_unbacked,
     maybe_mark_dynamic,
+    varying,
 )
 from weft_guards.explain import Miss, explain_miss
 from weft_guards.guards import KINDS, Guard, GuardSet
 from weft_guards.native import call_with
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
 from weft_guards.sources import Source
+from weft_guards.spec import ShapesSpec
 from weft_guards.state import TorchState
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "MemoryUse",
     "Miss",
     "ShapeExpr",
+    "ShapesSpec",
     "Source",
     "TensorSpec",
     "TorchState",
@@ -49,4 +52,5 @@ __all__ = [
     "mark_static",
     "mark_unbacked",
     "maybe_mark_dynamic",
+    "varying",
 ]

@@ -99,25 +99,4 @@ test_shape(PyObject *condition, const int64_t *amounts)
     return *top != 0;
 }
 
-/* Whether an object is code that leaves one value and reads amounts that are there. */
-static int
-is_condition(PyObject *object, Py_ssize_t n_amounts)
-{
-    if (!PyBytes_Check(object) || PyBytes_GET_SIZE(object) % sizeof(int64_t) ||
-        PyBytes_GET_SIZE(object) > MAX_WORDS * (Py_ssize_t)sizeof(int64_t))
-        return 0;
-    const int64_t *word = (const int64_t *)PyBytes_AS_STRING(object);
-    const int64_t *end = word + PyBytes_GET_SIZE(object) / sizeof *word;
-    Py_ssize_t depth = 0;
-    for (; word < end; word++) {
-        int64_t kind = *word;
-        int pushes = kind == DO_AMOUNT || kind == DO_NUMBER;
-        if (kind < 0 || kind >= N_WORDS || (pushes ? ++word == end : depth < 2) ||
-            (kind == DO_AMOUNT && (*word < 0 || *word >= n_amounts)))
-            return 0;
-        depth += pushes ? 1 : -1;
-    }
-    return depth == 1;
-}
-
 #endif

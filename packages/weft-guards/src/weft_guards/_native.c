@@ -130,16 +130,6 @@ caller_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *k
 
 /* ---- building */
 
-/* Whether a row before says that a register holds a tensor with a size of that number. */
-static int
-is_tested(Check *self, Op *op)
-{
-    for (Op *before = self->ops; before < op; before++)
-        if (before->code == OP_TENSOR && before->a == op->a)
-            return op->n >= 0 && op->n < before->tensor->dim;
-    return 0;
-}
-
 /* Read one row; registers that it names must be filled by then, so that running needs no checks. */
 static int
 read_op(Check *self, PyObject *row, Op *op)
@@ -156,10 +146,9 @@ read_op(Check *self, PyObject *row, Op *op)
         (op->code == OP_ARG && (op->n < 0 || op->n >= self->n_args)) ||
         (op->code == OP_STATE && (!PyBytes_Check(op->object) ||
                                   PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
-        (op->code == OP_SHAPE && !is_condition(op->object, self->n_amounts)) ||
+        (op->code == OP_SHAPE && !PyBytes_Check(op->object)) ||
         (IS_AMOUNT(op) && (self->n_amounts == MAX_AMOUNTS || !self->target ||
                            PyTuple_Check(self->residual))) ||
-        ((op->code == OP_SIZE || op->code == OP_STRIDE) && !is_tested(self, op)) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||
         (op->code == OP_KEYS && !PyTuple_Check(op->object)) ||
         (op->code == OP_CLASS && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 3)) ||

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -28,6 +29,7 @@ from weft_guards.filters import GuardFilter
 from weft_guards.guards import Guard
 from weft_guards.native import usable_extension
 from weft_guards.profile import Profile
+from weft_guards.spec import ShapesSpec
 
 _guards_log = logger("guards", "guards")
 _recompiles_log = logger("guards", "recompiles")
@@ -73,12 +75,14 @@ class CacheRules:
         recompile_limit: entries that a code object may have; None takes the setting's.
         guard_filter: leaves guards out (unsafe, see `filters`).
         name: stands before the function's name in messages.
+        shapes: which sizes and ints of one function vary; decides for it.
     """
 
     dynamic: bool | None = None
     recompile_limit: int | None = None
     guard_filter: GuardFilter | None = None
     name: str | None = None
+    shapes: ShapesSpec | None = None
 
 
 @dataclass(eq=False)
@@ -110,13 +114,16 @@ class CodeCache:
         if rules.name:
             self.name = f"{rules.name}: {self.name}"
         self.rules = rules
-        from_file = not code.co_filename.startswith("<")  # else its name is another each time
         native = usable_extension()
         self.lookup: Table = Table() if native is None else native.Table()
         self.recompiles: list[str] = []
         self.skip_reason: str | None = None  # why what no entry admits runs eagerly
         self.patience = patience
-        self.policy = DynamicPolicy(rules.dynamic, Profile(code) if from_file else None)
+        from_file = not code.co_filename.startswith("<")  # else its name is another each time
+        profile = Profile(code) if from_file else None
+        spec = rules.shapes if rules.shapes and rules.shapes.code is code else None
+        self._fresh_policy = partial(DynamicPolicy, rules.dynamic, profile, spec)
+        self.policy = self._fresh_policy()
         # Weak reference callbacks may run anywhere, also inside our own locked sections.
         self._lock = threading.RLock()
 
@@ -172,7 +179,7 @@ class CodeCache:
             self.entries = ()
             self.skip_reason = None
             self.recompiles = []
-            self.policy = DynamicPolicy(self.rules.dynamic, self.policy.profile)
+            self.policy = self._fresh_policy()
 
     def may_compile(
         self, func: FunctionType, flat_locals: Sequence[Any], *, strict: bool = False

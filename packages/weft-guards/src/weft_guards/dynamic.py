@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from weft_core.errors import Unsupported
@@ -21,6 +21,9 @@ from weft_core.events import logger
 from weft_guards.config import settings
 from weft_guards.profile import Fact, Profile
 from weft_guards.sources import Source
+
+if TYPE_CHECKING:
+    from weft_guards.spec import ShapesSpec
 
 _log = logger("guards", "dynamic")
 
@@ -45,6 +48,11 @@ class Mark:
     def admits(self, size: int) -> bool:
         """Say whether a size is in the range."""
         return (self.min is None or self.min <= size) and (self.max is None or size <= self.max)
+
+
+def varying(*, min: int | None = None, max: int | None = None) -> Mark:
+    """Return what stands in a `shapes_spec` for a size or an int that varies within limits."""
+    return Mark(Kind.DYNAMIC, min, max)
 
 
 Dims = int | Iterable[int]  # dimensions; negative ones count from the last
@@ -126,10 +134,12 @@ class DynamicPolicy:
     Args:
         dynamic: None for the automatic policy, True for symbolic from the start, False for never.
         profile: what varied in earlier processes; the automatic policy reads and extends it.
+        spec: decides everything but floats where it is given.
     """
 
     dynamic: bool | None = None
     profile: Profile | None = None
+    spec: ShapesSpec | None = None
     _varied: set[Fact] | None = None  # what the profile says; None until it is asked
     _new: set[Fact] = field(default_factory=set)  # what it does not say yet
     _sizes: dict[tuple[Source, int], list[int | None]] = field(default_factory=dict)
@@ -140,7 +150,7 @@ class DynamicPolicy:
 
         Parameters are static unless marked. A tensor of another rank is another case.
         """
-        marks = marks_of(tensor)
+        marks = self.marks(source, tensor)
         rank = tensor.dim()
         if (source, rank) not in self._sizes:
             known = [self._has_varied(source, rank, dim) for dim in range(rank)]
@@ -166,9 +176,11 @@ class DynamicPolicy:
             return False
         return bool(self.dynamic) or (changed and settings.automatic_dynamic_shapes)
 
-    def dynamic_dims(self, source: Source, tensor: torch.Tensor) -> list[int]:
-        """Return the dimensions that `dims` decides to make symbolic."""
-        return [dim for dim, how in enumerate(self.dims(source, tensor)) if how]
+    def marks(self, source: Source, value: torch.Tensor | int) -> dict[int, Mark]:
+        """Return the marks of a tensor by dimension, or of an int as dimension 0."""
+        if self.spec is not None:
+            return self.spec.marks(source, value)
+        return marks_of(value) if isinstance(value, torch.Tensor) else {}
 
     def observe(self, source: Source, value: object) -> None:
         """Remember the size or value of an argument of a call that is not compiled."""
@@ -184,6 +196,9 @@ class DynamicPolicy:
         """
         changed = self._changed(source, value)
         fixed = settings.specialize_int or not (argument or changed)
+        mark = self.marks(source, value).get(0)
+        if mark is not None:
+            return mark.kind is Kind.DYNAMIC and value not in (0, 1)
         wish = is_listed(source) or (not fixed and self._decide(changed, None, parameter=False))
         return wish and value not in (0, 1)
 
@@ -233,18 +248,21 @@ def is_listed(source: Source, dim: int | None = None) -> bool:
     return False
 
 
-def check_marks(source: Source, tensor: torch.Tensor, sizes: Sequence[Any]) -> None:
+def check_marks(
+    source: Source, tensor: torch.Tensor, sizes: Sequence[Any], marks: dict[int, Mark]
+) -> None:
     """Refuse a capture in which a dimension marked with `mark_dynamic` became a constant.
 
     Args:
         source: where the tensor came from.
-        tensor: the real tensor, with its marks.
+        tensor: the real tensor.
         sizes: its sizes after capture: ints where constant, SymInts where symbolic.
+        marks: its marks.
 
     Raises:
         Unsupported: for a constant of 2 or more; 0 and 1 are constants always.
     """
-    for dim, mark in marks_of(tensor).items():
+    for dim, mark in marks.items():
         size = sizes[dim] if type(sizes[dim]) is int else sizes[dim].node.maybe_as_int()
         if mark.kind is Kind.DYNAMIC and tensor.shape[dim] > 1 and size is not None:
             raise Unsupported(

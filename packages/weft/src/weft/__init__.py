@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         report,
         substitute_in_graph,
     )
-    from weft_guards import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
+    from weft_guards import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic, varying
 
     from weft import compiled_autograd
     from weft.cudagraphs import cudagraph_mark_step_begin
@@ -54,7 +54,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
     "graph_break is_compiling report substitute_in_graph",
-    "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic",
+    "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
     "weft.cudagraphs": "cudagraph_mark_step_begin",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
     "weft.pipeline": "aot_autograd",
@@ -99,6 +99,7 @@ __all__ = [
     "set_logs",
     "set_stance",
     "substitute_in_graph",
+    "varying",
     "watch_stages",
 ]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overloa
 
 from torch import nn
 from weft_core.collector import collector_paused
+from weft_core.errors import InvalidOption
 
 from weft import options as option_tables
 from weft.backends import Backend, lookup_backend
@@ -35,6 +36,7 @@ class Arguments(TypedDict, total=False):
     disable: bool
     recompile_limit: int | None
     isolate_recompiles: bool
+    shapes_spec: Any
 
 
 @overload
@@ -55,6 +57,7 @@ def compile(
     disable: bool = False,
     recompile_limit: int | None = None,
     isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
 ) -> Any:
     """Compile a function, a bound method or a module; the arguments are those of torch.compile.
 
@@ -70,6 +73,8 @@ def compile(
         disable: return `model` as it is.
         recompile_limit: instead of `weft.config.recompile_limit`, for this call.
         isolate_recompiles: taken for compatibility; each call has caches of its own anyway.
+        shapes_spec: which sizes and ints of the arguments vary, and within which limits: a dict
+            by parameters, as `weft_guards.spec` describes it, or torch's; not with `dynamic`.
 
     Returns:
         For a module, a twin that shares its parameters, attributes and state_dict; for anything
@@ -77,7 +82,8 @@ def compile(
 
     Raises:
         InvalidBackend: for an unknown backend.
-        InvalidOption: for an unknown mode or option, or a value of the wrong type.
+        InvalidOption: for an unknown mode or option, or a value of the wrong type; in a call,
+            when a size is not as `shapes_spec` says.
         TypeError: when `model` cannot be called.
     """
     arguments = {
@@ -89,6 +95,7 @@ def compile(
         "name": name,
         "disable": disable,
         "recompile_limit": recompile_limit,
+        "shapes_spec": shapes_spec,
     }
     if model is None:
         return functools.partial(compile, **arguments)
@@ -117,7 +124,9 @@ def request_of(arguments: Mapping[str, Any]) -> Request:
     with collector_paused():
         pipeline = importlib.import_module("weft.pipeline")
     chosen = option_tables.resolve(given["mode"], given["options"])
-    rules = {name: given[name] for name in ("dynamic", "recompile_limit", "name")}
+    if given["dynamic"] is not None and given["shapes_spec"] is not None:
+        raise InvalidOption("shapes_spec", detail="give dynamic or shapes_spec, not both.")
+    rules = {name: given[name] for name in ("dynamic", "recompile_limit", "name", "shapes_spec")}
     rules["guard_filter"] = chosen.pop("guard_filter_fn", None)
     request: Request = pipeline.Request(given["backend"], given["fullgraph"], chosen, rules)
     return request

@@ -1,0 +1,103 @@
+"""`shapes_spec`: what a call of compile says of its function's arguments, as marks of dimensions.
+
+A spec is a dict of parameters, in which `"*args"` has a list and `"**kwargs"` a dict. A list stands
+for the sizes of a tensor or for items, a dict for keys or attributes. At the ends stand None
+(static), an int (static, and only that one) or `varying()`. torch's own types mean the same. What
+is not named is static. No result depends on what a spec says of several sizes together (one torch
+variable in two places, sums, assumptions), since sizes are guarded anyway: it is not tested.
+"""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any
+
+import torch
+from weft_core.errors import InvalidOption
+
+from weft_guards.dynamic import Kind, Mark
+from weft_guards.explain import in_program
+from weft_guards.sources import Source
+
+# Where the types of torch.fx.experimental.dynamic_spec keep what they are made of.
+_CONTENTS = ("_params", "_specs", "_fields", "_entries")
+
+
+class ShapesSpec:
+    """A spec for one function.
+
+    Args:
+        spec: the dict, or torch's ShapesSpec or ParamsSpec.
+        code: the function's code.
+
+    Raises:
+        InvalidOption: for anything else, or a parameter that the function does not have.
+    """
+
+    def __init__(self, spec: Any, code: CodeType) -> None:
+        self.code = code
+        self._marks: dict[str, Mark] = {}
+        spec = _contents(spec)
+        if hasattr(spec, "_named_args"):
+            starred = {"*args": spec._varargs, "**kwargs": spec._varkw}
+            spec = spec._named_args | {key: part for key, part in starred.items() if part}
+        if not isinstance(spec, dict):
+            raise _refused(f"is a dict of parameters, not {spec!r}.")
+        plain = code.co_argcount + code.co_kwonlyargcount
+        names = {name: name for name in code.co_varnames[:plain]}
+        for flag, key in ((0x04, "*args"), (0x08, "**kwargs")):
+            if code.co_flags & flag:
+                names[key] = code.co_varnames[len(names)]
+        for key, part in spec.items():
+            if key not in names:
+                known = ", ".join(names)
+                raise _refused(f"names {key!r}, but the parameters of {code.co_name} are {known}.")
+            self._enter(names[key], part)
+
+    def _enter(self, place: str, part: Any) -> None:
+        """Note what is said of a place in the program and of all that is read from it."""
+        part = _contents(part)
+        if isinstance(part, dict):
+            for key, inner in part.items():
+                self._enter(f"{place}[{key!r}]", inner)
+                self._enter(f"{place}.{key}", inner)
+        elif isinstance(part, list | tuple):
+            for index, inner in enumerate(part):
+                self._enter(f"{place}[{index}]", inner)
+        elif part is None or type(part) is int:
+            self._marks[place] = Mark(Kind.STATIC, part, part)
+        elif isinstance(part, Mark | torch.SymInt):
+            limits = (getattr(part, "min", None), getattr(part, "max", None))
+            self._marks[place] = Mark(Kind.DYNAMIC, *limits)
+        else:
+            raise _refused(f"has {part!r} for {place}; it takes None, an int, or weft.varying().")
+
+    def marks(self, source: Source, value: torch.Tensor | int) -> dict[int, Mark]:
+        """Return the marks of a tensor by dimension, or of an int, as that of a dimension 0.
+
+        Raises:
+            InvalidOption: when the spec has another number of dimensions or other sizes.
+        """
+        name = in_program(source)
+        places: dict[str, int] = {}
+        if not isinstance(value, torch.Tensor):
+            places[name] = value
+        else:
+            places = {f"{name}[{dim}]": size for dim, size in enumerate(value.shape)}
+            said = sum(place.rpartition("[")[0] == name for place in self._marks)
+            if said not in (0, value.dim()):
+                raise _refused(f"has {said} dimensions for {name}, which has {value.dim()}.")
+        marks = [self._marks.get(place, Mark(Kind.STATIC)) for place in places]
+        for (place, size), mark in zip(places.items(), marks):
+            if not mark.admits(size):
+                raise _refused(f"says {mark.min} to {mark.max} for {place}, which is {size}.")
+        return dict(enumerate(marks))
+
+
+def _contents(part: Any) -> Any:
+    """Return what one of torch's types is made of; anything else as it is."""
+    return next((getattr(part, name) for name in _CONTENTS if hasattr(part, name)), part)
+
+
+def _refused(detail: str) -> InvalidOption:
+    return InvalidOption("shapes_spec", detail=f"shapes_spec {detail}")
