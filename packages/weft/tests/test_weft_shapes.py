@@ -234,7 +234,8 @@ def test_sizes_that_happen_to_equal_an_int_do_not_share_with_it():
 _VIEWS = (
     "t.reshape(-1)", "t.transpose(0, -1)", "t[1:]", "t[::2]", "t[: y.shape[0]]", "t.flip(0)",
     "t.narrow(0, 0, min(t.shape[0], z.shape[0]))", "torch.cat([t.reshape(-1), y])",
-    "t.unsqueeze(0)",     "t * t.shape[0]", "t.flatten()[-3:]", "t.contiguous()", "t.expand(2, *t.shape)[0]",
+    "t.unsqueeze(0)", "t * t.shape[0]", "t.flatten()[-3:]", "t.contiguous()",
+    "t.expand(2, *t.shape)[0]",
     "t.reshape(-1)[x.shape[0] // 2 :]", "t.new_ones(y.shape[0] + n) * t.sum()", "t.chunk(2)[0]",
     "t.reshape(-1, 2) if t.numel() % 2 == 0 else t.reshape(1, -1)", "torch.where(z > 0, z, y)",
     "z + y", "x @ y if x.shape[1] == y.shape[0] else x.sum(1)", "x.sum(1) + z", "y[: x.shape[0]]",

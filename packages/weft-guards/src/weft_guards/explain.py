@@ -6,6 +6,7 @@ here raises on odd values, since a recompile message must never stop a program.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,16 +16,7 @@ from typing import Any
 from weft_guards.check import arg_names_of, compile_check, in_order, read_source
 from weft_guards.guards import KINDS, Guard
 from weft_guards.payloads import TensorSpec, name_of
-from weft_guards.sources import (
-    AttrSource,
-    ClosureSource,
-    DictSource,
-    GlobalSource,
-    ItemSource,
-    LocalSource,
-    Source,
-    TensorProperty,
-)
+from weft_guards.sources import Source
 
 
 @dataclass(frozen=True)
@@ -155,30 +147,22 @@ _TEXTS: dict[str, Texts] = {
 
 # ---- a fix ready to paste: one line of the user's program
 
-_MEMBERS = ("_parameters", "_buffers", "_modules")
+_MEMBER = r"\.__dict__\['_(?:parameters|buffers|modules)'\]"
+_SPELLINGS = (
+    # in the printed name of a source, and in the program
+    (r"^[LGC]\['(\w+)'\]", r"\1"),
+    (_MEMBER + r"\['(\d+)'\]", r"[\1]"),
+    (_MEMBER + r"\['(\w+)'\]", r".\1"),
+    (r"\.__dict__\['(\w+)'\]", r".\1"),
+)
 
 
 def in_program(source: Source) -> str:
     """Return a source as the program writes it: `self.blocks[0].weight`, not its dicts."""
-    if isinstance(source, LocalSource | GlobalSource | ClosureSource):
-        return source.name
-    if isinstance(source, AttrSource):
-        return f"{in_program(source.base)}.{source.name}"
-    if isinstance(source, TensorProperty):
-        return f"{in_program(source.base)}.{source.prop}({source.dim})"
-    if isinstance(source, ItemSource):
-        return _item(source.base, source.key)
-    return source.expr()
-
-
-def _item(base: Source, key: Any) -> str:
-    if isinstance(base, DictSource):
-        return f"{in_program(base.base)}.{key}"
-    members = isinstance(base, ItemSource) and base.key in _MEMBERS
-    if members and isinstance(base.base, DictSource):
-        owner = in_program(base.base.base)
-        return f"{owner}[{key}]" if str(key).isdigit() else f"{owner}.{key}"
-    return f"{in_program(base)}[{key!r}]"
+    text = source.expr()
+    for printed, written in _SPELLINGS:
+        text = re.sub(printed, written, text)
+    return text
 
 
 Fix = Callable[[str, str, str], str]  # (the value in the program, property, what it was) -> a line

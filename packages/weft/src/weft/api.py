@@ -86,17 +86,7 @@ def compile(
             when a size is not as `shapes_spec` says.
         TypeError: when `model` cannot be called.
     """
-    arguments = {
-        "fullgraph": fullgraph,
-        "dynamic": dynamic,
-        "backend": backend,
-        "mode": mode,
-        "options": options,
-        "name": name,
-        "disable": disable,
-        "recompile_limit": recompile_limit,
-        "shapes_spec": shapes_spec,
-    }
+    arguments = {name: value for name, value in locals().items() if name != "model"}
     if model is None:
         return functools.partial(compile, **arguments)
     request = request_of(arguments)
