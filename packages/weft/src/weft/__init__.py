@@ -29,57 +29,25 @@ from weft.options import InvalidMode, list_mode_options, list_options
 from weft.settings import config
 
 if TYPE_CHECKING:
-    from weft_capture import (
-        allow_in_graph as allow_in_graph,
-    )
-    from weft_capture import (
-        assume_constant_result as assume_constant_result,
-    )
-    from weft_capture import (
-        disable as disable,
-    )
-    from weft_capture import (
-        disallow_in_graph as disallow_in_graph,
-    )
-    from weft_capture import (
-        explain as explain,
-    )
-    from weft_capture import (
-        graph_break as graph_break,
-    )
-    from weft_capture import (
-        is_compiling as is_compiling,
-    )
-    from weft_capture import (
-        report as report,
-    )
-    from weft_capture import (
-        substitute_in_graph as substitute_in_graph,
-    )
-    from weft_guards import (
-        mark_dynamic as mark_dynamic,
-    )
-    from weft_guards import (
-        mark_static as mark_static,
-    )
-    from weft_guards import (
-        mark_unbacked as mark_unbacked,
-    )
-    from weft_guards import (
-        maybe_mark_dynamic as maybe_mark_dynamic,
-    )
-    from weft_guards import (
-        varying as varying,
-    )
+    from weft_capture import allow_in_graph as allow_in_graph
+    from weft_capture import assume_constant_result as assume_constant_result
+    from weft_capture import disable as disable
+    from weft_capture import disallow_in_graph as disallow_in_graph
+    from weft_capture import explain as explain
+    from weft_capture import graph_break as graph_break
+    from weft_capture import is_compiling as is_compiling
+    from weft_capture import report as report
+    from weft_capture import substitute_in_graph as substitute_in_graph
+    from weft_guards import mark_dynamic as mark_dynamic
+    from weft_guards import mark_static as mark_static
+    from weft_guards import mark_unbacked as mark_unbacked
+    from weft_guards import maybe_mark_dynamic as maybe_mark_dynamic
+    from weft_guards import varying as varying
 
     from weft import compiled_autograd
     from weft.cudagraphs import cudagraph_mark_step_begin as cudagraph_mark_step_begin
-    from weft.mega_cache import (
-        load_cache_artifacts as load_cache_artifacts,
-    )
-    from weft.mega_cache import (
-        save_cache_artifacts as save_cache_artifacts,
-    )
+    from weft.mega_cache import load_cache_artifacts as load_cache_artifacts
+    from weft.mega_cache import save_cache_artifacts as save_cache_artifacts
     from weft.pipeline import aot_autograd as aot_autograd
     from weft.state import reset as reset
     from weft.state import set_stance as set_stance
