@@ -9,10 +9,8 @@ from weft_core.errors import Unsupported
 from weft_guards.config import settings
 from weft_guards.dynamic import (
     DynamicPolicy,
-    check_marks,
     mark_dynamic,
     mark_static,
-    marks_of,
     maybe_mark_dynamic,
 )
 from weft_guards.sources import LocalSource
@@ -80,7 +78,7 @@ def test_marks():
     assert DynamicPolicy(True).dims(X, x) == (D, S, D, D)
     assert DynamicPolicy(False).dims(X, x) == (D, S, S, D)
     with pytest.raises(Unsupported, match=r"dimension 0 of L\['x'\] .* needs it to be 4"):
-        check_marks(X, x, x.shape, marks_of(x))
+        DynamicPolicy().check(X, x, x.shape)
     mark_static(x)
     assert DynamicPolicy(True).dims(X, x) == (S, S, S, S)
     with pytest.raises(IndexError, match="dimension 4"):

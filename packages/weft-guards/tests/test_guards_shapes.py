@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
 from weft_guards import (
+    DynamicPolicy,
     GuardSet,
     TensorSpec,
-    check_marks,
     compile_check,
     explain_miss,
     mark_dynamic,
 )
-from weft_guards.dynamic import marks_of
 from weft_guards.shapes import shape_guards
 from weft_guards.sources import LocalSource
 
@@ -99,10 +98,10 @@ def test_specialising_a_marked_size_is_refused():
     mark_dynamic(x, [0, 1])
     fake = to_fake(fake_mode(env), x, [0, 1], "L['x']")
     source = LocalSource("x")
-    check_marks(source, x, fake.shape, marks_of(x))
+    DynamicPolicy().check(source, x, fake.shape)
     assert fake.shape[1] == 3
     with pytest.raises(Unsupported, match="dimension 1"):
-        check_marks(source, x, fake.shape, marks_of(x))
+        DynamicPolicy().check(source, x, fake.shape)
 
 
 def test_int_arguments():

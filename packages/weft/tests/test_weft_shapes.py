@@ -134,7 +134,7 @@ def test_other_functions_are_not_meant():
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ({"y": [None]}, "names 'y', but the parameters of scaled are x, n, "),
+        ({"y": [None]}, r"names 'y'; the parameters are x, n, \*args, \*\*kwargs"),
         ({"x": ["batch"]}, r"has 'batch' for x\[0\]; it takes None, an int, or weft.varying"),
         ({"x": 2.5}, "has 2.5 for x"),
         ([None], r"is a dict of parameters, not \[None\]"),

@@ -268,7 +268,7 @@ def capture(
         rules: `dynamic`, `recompile_limit`, ... as `weft_guards.CacheRules` has them.
     """
     if shapes_spec is not None:
-        rules["shapes"] = ShapesSpec(shapes_spec, getattr(function, "__func__", function).__code__)
+        rules["shapes"] = ShapesSpec(shapes_spec, function)
     state = Capture(backend, fullgraph, CacheRules(**rules), first_backend)
     miss = state.miss
 

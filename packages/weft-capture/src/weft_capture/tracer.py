@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
-from weft_guards import DynamicPolicy, Guard, GuardSet, Held, check_marks
+from weft_guards import DynamicPolicy, Guard, GuardSet, Held
 from weft_guards.sources import (
     AttrSource,
     CallSource,
@@ -276,8 +276,7 @@ class Tracer:
                     and isinstance(real, torch.Tensor)
                     and isinstance(fake, torch.Tensor)
                 ):
-                    marks = self.policy.marks(entry.source, real)
-                    check_marks(entry.source, real, fake.shape, marks)
+                    self.policy.check(entry.source, real, fake.shape)
             pairs = [(e.source, e.node_example) for e in self.graph.inputs]
             guards += shape_guards(self.graph.shape_env, pairs)
         return guards

@@ -9,7 +9,6 @@ from weft_guards.cache import CacheRules, CodeCache, Entry
 from weft_guards.check import Check, arg_names_of, compile_check
 from weft_guards.dynamic import (
     DynamicPolicy,
-    check_marks,
     mark_dynamic,
     mark_static,
     mark_unbacked,
@@ -45,7 +44,6 @@ __all__ = [
     "TorchState",
     "arg_names_of",
     "call_with",
-    "check_marks",
     "compile_check",
     "explain_miss",
     "mark_dynamic",

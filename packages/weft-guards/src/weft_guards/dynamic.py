@@ -164,15 +164,15 @@ class DynamicPolicy:
                 _log.info("size %d of %s: %s, then %d", dim, source, seen[dim], size)
                 self._new.add((source.expr(), rank, dim))
                 seen[dim] = None  # differed once: symbolic from now on
-            kind = marks[dim].kind if dim in marks else None
-            wish = is_listed(source, dim) or self._decide(seen[dim] is None, kind, parameter)
+            changed = seen[dim] is None
+            wish = is_listed(source, dim) or self._decide(changed, marks.get(dim), parameter)
             dims.append(wish and size not in (0, 1))
         return tuple(dims)
 
-    def _decide(self, changed: bool, mark: Kind | None, parameter: bool) -> bool:
+    def _decide(self, changed: bool, mark: Mark | None, fixed: bool) -> bool:
         if mark is not None:
-            return mark is not Kind.STATIC
-        if self.dynamic is False or parameter:
+            return mark.kind is not Kind.STATIC
+        if self.dynamic is False or fixed:
             return False
         return bool(self.dynamic) or (changed and settings.automatic_dynamic_shapes)
 
@@ -181,6 +181,27 @@ class DynamicPolicy:
         if self.spec is not None:
             return self.spec.marks(source, value)
         return marks_of(value) if isinstance(value, torch.Tensor) else {}
+
+    def check(self, source: Source, tensor: torch.Tensor, sizes: Sequence[Any]) -> None:
+        """Refuse a capture that made a constant of a dimension that is to be dynamic.
+
+        Args:
+            source: where the tensor came from.
+            tensor: the real tensor, with its marks.
+            sizes: its sizes after capture: ints where constant, SymInts where symbolic.
+
+        Raises:
+            Unsupported: for a constant of 2 or more; 0 and 1 are constants always.
+        """
+        for dim, mark in self.marks(source, tensor).items():
+            size = sizes[dim] if type(sizes[dim]) is int else sizes[dim].node.maybe_as_int()
+            if mark.kind is Kind.DYNAMIC and tensor.shape[dim] > 1 and size is not None:
+                raise Unsupported(
+                    "mark-dynamic",
+                    f"dimension {dim} of {source} is marked with mark_dynamic, but the program "
+                    f"needs it to be {size}",
+                    "use maybe_mark_dynamic, or remove what depends on that size",
+                )
 
     def observe(self, source: Source, value: object) -> None:
         """Remember the size or value of an argument of a call that is not compiled."""
@@ -196,10 +217,7 @@ class DynamicPolicy:
         """
         changed = self._changed(source, value)
         fixed = settings.specialize_int or not (argument or changed)
-        mark = self.marks(source, value).get(0)
-        if mark is not None:
-            return mark.kind is Kind.DYNAMIC and value not in (0, 1)
-        wish = is_listed(source) or (not fixed and self._decide(changed, None, parameter=False))
+        wish = is_listed(source) or self._decide(changed, self.marks(source, value).get(0), fixed)
         return wish and value not in (0, 1)
 
     def float_is_dynamic(self, source: Source, value: float, *, varies: bool = False) -> bool:
@@ -246,28 +264,3 @@ def is_listed(source: Source, dim: int | None = None) -> bool:
             if name == pattern or re.match(pattern, name):
                 return True
     return False
-
-
-def check_marks(
-    source: Source, tensor: torch.Tensor, sizes: Sequence[Any], marks: dict[int, Mark]
-) -> None:
-    """Refuse a capture in which a dimension marked with `mark_dynamic` became a constant.
-
-    Args:
-        source: where the tensor came from.
-        tensor: the real tensor.
-        sizes: its sizes after capture: ints where constant, SymInts where symbolic.
-        marks: its marks.
-
-    Raises:
-        Unsupported: for a constant of 2 or more; 0 and 1 are constants always.
-    """
-    for dim, mark in marks.items():
-        size = sizes[dim] if type(sizes[dim]) is int else sizes[dim].node.maybe_as_int()
-        if mark.kind is Kind.DYNAMIC and tensor.shape[dim] > 1 and size is not None:
-            raise Unsupported(
-                "mark-dynamic",
-                f"dimension {dim} of {source} is marked with mark_dynamic, but the program needs "
-                f"it to be {size}",
-                "use maybe_mark_dynamic, or remove what depends on that size",
-            )

@@ -9,7 +9,8 @@ variable in two places, sums, assumptions), since sizes are guarded anyway: it i
 
 from __future__ import annotations
 
-from types import CodeType
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from weft_guards.explain import in_program
 from weft_guards.sources import Source
 
 # Where the types of torch.fx.experimental.dynamic_spec keep what they are made of.
+_STARRED = {inspect.Parameter.VAR_POSITIONAL: "*args", inspect.Parameter.VAR_KEYWORD: "**kwargs"}
 _CONTENTS = ("_params", "_specs", "_fields", "_entries")
 
 
@@ -28,14 +30,14 @@ class ShapesSpec:
 
     Args:
         spec: the dict, or torch's ShapesSpec or ParamsSpec.
-        code: the function's code.
+        function: the function, or a bound method of it.
 
     Raises:
         InvalidOption: for anything else, or a parameter that the function does not have.
     """
 
-    def __init__(self, spec: Any, code: CodeType) -> None:
-        self.code = code
+    def __init__(self, spec: Any, function: Callable[..., Any]) -> None:
+        self.code = getattr(function, "__func__", function).__code__
         self._marks: dict[str, Mark] = {}
         spec = _contents(spec)
         if hasattr(spec, "_named_args"):
@@ -43,15 +45,11 @@ class ShapesSpec:
             spec = spec._named_args | {key: part for key, part in starred.items() if part}
         if not isinstance(spec, dict):
             raise _refused(f"is a dict of parameters, not {spec!r}.")
-        plain = code.co_argcount + code.co_kwonlyargcount
-        names = {name: name for name in code.co_varnames[:plain]}
-        for flag, key in ((0x04, "*args"), (0x08, "**kwargs")):
-            if code.co_flags & flag:
-                names[key] = code.co_varnames[len(names)]
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+        names = {_STARRED.get(one.kind, one.name): one.name for one in parameters}
         for key, part in spec.items():
             if key not in names:
-                known = ", ".join(names)
-                raise _refused(f"names {key!r}, but the parameters of {code.co_name} are {known}.")
+                raise _refused(f"names {key!r}; the parameters are {', '.join(names)}.")
             self._enter(names[key], part)
 
     def _enter(self, place: str, part: Any) -> None:
@@ -79,19 +77,18 @@ class ShapesSpec:
             InvalidOption: when the spec has another number of dimensions or other sizes.
         """
         name = in_program(source)
-        places: dict[str, int] = {}
-        if not isinstance(value, torch.Tensor):
-            places[name] = value
-        else:
-            places = {f"{name}[{dim}]": size for dim, size in enumerate(value.shape)}
-            said = sum(place.rpartition("[")[0] == name for place in self._marks)
-            if said not in (0, value.dim()):
-                raise _refused(f"has {said} dimensions for {name}, which has {value.dim()}.")
-        marks = [self._marks.get(place, Mark(Kind.STATIC)) for place in places]
-        for (place, size), mark in zip(places.items(), marks):
-            if not mark.admits(size):
-                raise _refused(f"says {mark.min} to {mark.max} for {place}, which is {size}.")
-        return dict(enumerate(marks))
+        if isinstance(value, int):
+            return {0: self._mark(name, value)}
+        said = sum(place.rpartition("[")[0] == name for place in self._marks)
+        if said not in (0, value.dim()):
+            raise _refused(f"has {said} dimensions for {name}, which has {value.dim()}.")
+        return {dim: self._mark(f"{name}[{dim}]", size) for dim, size in enumerate(value.shape)}
+
+    def _mark(self, place: str, size: int) -> Mark:
+        mark = self._marks.get(place, Mark(Kind.STATIC))
+        if not mark.admits(size):
+            raise _refused(f"says {mark.min} to {mark.max} for {place}, which is {size}.")
+        return mark
 
 
 def _contents(part: Any) -> Any:
