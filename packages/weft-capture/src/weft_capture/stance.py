@@ -6,11 +6,11 @@ the stances cost such a call nothing. A frame that no entry admits asks `may_com
 
 from __future__ import annotations
 
-import functools
+import copy
 from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from weft_core.errors import InvalidOption, WeftError
 
@@ -62,7 +62,7 @@ def _set(stance: Stance | None) -> Stance | None:
     return before
 
 
-class set_stance:
+class set_stance(ContextDecorator):
     """Set the stance: for good when called, for a `with` block, or for a decorated function.
 
     Args:
@@ -97,26 +97,17 @@ class set_stance:
     def __call__(self, function: F) -> F:
         """Decorate a function: the stance holds during its calls only."""
         _set(self._before)
+        return super().__call__(function)
 
-        @functools.wraps(function)
-        def under_stance(*args: Any, **kwargs: Any) -> Any:
-            before = _set(self.stance)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _set(before)
-
-        return under_stance  # type: ignore[return-value]
+    def _recreate_cm(self) -> set_stance:
+        """Return one for a single call of a decorated function."""
+        again = copy.copy(self)
+        again._before = active
+        return again
 
     def __enter__(self) -> set_stance:
         _set(self.stance)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Literal[False]:
+    def __exit__(self, *_: object) -> None:
         _set(self._before)
-        return False

@@ -1,15 +1,8 @@
-/* What a run that passed leaves for the next one, so that its cost grows with what can change.
+/* What a run that passed leaves for the next one: a list of steps that compare roots and versions of
+ * dicts, and test only what those say nothing about (docs/architecture/guards.md says why).
  *
- * Most of a program reads through the dicts of modules and configuration. A dict has a version that
- * changes with every change of it and that no other dict ever has; while it is the one last seen,
- * every item is the same object, and the tests on dict and items need not be run again. So a memo
- * is a list of steps: compare the roots with the objects last seen, compare versions from the roots
- * down, and test what versions say nothing about (tensors, the class of an instance, lists).
- *
- * A memo holds no references. No object is touched before something alive was found to point to it:
- * an instance is an argument or an item of a dict whose version was compared, its dict is read from
- * it anew, and only then is the dict's version read. A step that finds another object makes the memo
- * STALE: the whole program runs, and remembers again. Where that happens often, remembering ends.
+ * A memo holds no references: no object is touched before something alive was found to point to it.
+ * A step that finds another object makes the memo STALE: the whole program runs, and remembers again.
  */
 #ifndef WEFT_GUARDS_MEMO_H
 #define WEFT_GUARDS_MEMO_H

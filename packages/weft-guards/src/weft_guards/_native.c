@@ -7,9 +7,6 @@
  * is tested by `residual`, a Python check that runs last. Where int64 is too small for a size, the
  * whole check is left to `target`, its Python form.
  * `Check(program, n_args, registers, target)` runs reads only, and calls target with registers.
- *
- * The instructions are in _ops.h, how tensors are read in _tensor.h, torch's state in _state.h, what
- * is taken from classes in _classes.h, what a run leaves for the next one in _memo.h.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -1,11 +1,8 @@
 """How C reads torch: the file that knows offsets inside torch's objects and names it exports.
 
-Tensors: `at::Tensor` lies inside the Python object, so its address is a handle for libtorch's
-exported functions. The dispatch key set has no exported reader; it is one word of the TensorImpl.
-Both offsets are found by searching for words that torch's Python interface reports. State of the
-process and thread: exported functions, and one thread-local variable. All of it is validated
-against Python at first use. Where something is absent or differs, on any torch, the Python form
-of checks does the work.
+Offsets are found by searching for words that torch's Python interface reports, and all that C then
+reads is validated against Python at first use. Where something is absent or differs, on any torch,
+the Python form of checks does the work (docs/architecture/guards.md, "Reading torch from C").
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Guards to one function that tests them all: in Python always, in C where `native` can.
 
-The function first tests the state of torch, then walks the tree of sources: a source is
-fetched once into a local, its own guards run (types first), and only then what is read from it.
-So a value is read only after the type that makes reading it harmless was confirmed. Conditions on
-several values (aliasing, shapes) come last. Whatever a read raises, such as a missing attribute,
+The function walks the tree of sources: a source is fetched once, its own guards run (types first),
+and only then what is read from it. Conditions on several values come last. Whatever a read raises
 is a miss. `explain` tells which guard it was, by checks of ever fewer guards.
 """
 
@@ -157,11 +155,7 @@ def compile_check(
     assembler = Assembler(arg_names, free_names)
     left = [guard for guard in ordered if not assembler.add(guard)]
     residual = _python_check(left, arg_names, free_names) if left else None
-
-    @cache
-    def whole() -> Check:
-        return _python_check(ordered, arg_names, free_names)
-
+    whole = cache(lambda: _python_check(ordered, arg_names, free_names))
     unsure = (lambda *values: whole()(*values)) if assembler.amounts else None
     check: Check = native.Check(tuple(assembler.rows), len(arg_names), residual, unsure)
     return check

@@ -1,10 +1,8 @@
 """What was assumed of symbolic sizes, as guards over the inputs.
 
-A `ShapeEnv` (torch's, over sympy) collects three kinds of knowledge while a graph is captured:
-which inputs share a symbol or are a function of others, the range of each symbol, and the
-conditions that branches asked for. `shape_guards` turns each into a SHAPE guard, whose Python text
-has a placeholder for every input property it reads. Only called when something is symbolic, so
-sympy is imported inside functions.
+A `ShapeEnv` (torch's, over sympy) knows which inputs are functions of others, the range of each
+symbol, and the conditions that branches asked for. `shape_guards` makes SHAPE guards of them. Only
+called when something is symbolic, so sympy is imported inside functions.
 """
 
 from __future__ import annotations

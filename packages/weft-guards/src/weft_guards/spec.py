@@ -1,10 +1,9 @@
 """`shapes_spec`: what a call of compile says of its function's arguments, as marks of dimensions.
 
-A spec is a dict of parameters, in which `"*args"` has a list and `"**kwargs"` a dict. A list stands
-for the sizes of a tensor or for items, a dict for keys or attributes. At the ends stand None
-(static), an int (static, and only that one) or `varying()`. torch's own types mean the same. What
-is not named is static. No result depends on what a spec says of several sizes together (one torch
-variable in two places, sums, assumptions), since sizes are guarded anyway: it is not tested.
+A spec is a dict of parameters (`"*args"` has a list, `"**kwargs"` a dict). A list stands for sizes
+of a tensor or for items, a dict for keys or attributes; at the ends are None (static), an int (only
+that one) or `varying()`. torch's own types mean the same. What is not named is static. What a spec
+says of several sizes together is not tested: no result depends on it, as sizes are guarded anyway.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ from weft_guards.dynamic import Kind, Mark
 from weft_guards.explain import in_program
 from weft_guards.sources import Source
 
+_STARRED: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*args",
+    inspect.Parameter.VAR_KEYWORD: "**kwargs",
+}
 # Where the types of torch.fx.experimental.dynamic_spec keep what they are made of.
-_STARRED = {inspect.Parameter.VAR_POSITIONAL: "*args", inspect.Parameter.VAR_KEYWORD: "**kwargs"}
 _CONTENTS = ("_params", "_specs", "_fields", "_entries")
 
 

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from weft_core import cachedir
@@ -50,29 +49,19 @@ def environment() -> Iterator[tuple[str, str]]:
         yield name, os.environ[name]
 
 
-def _cache_files() -> list[Path]:
-    return [path for path in cachedir.cache_dir().rglob("*") if path.is_file()]
-
-
 def show_environment() -> None:
     """Print the environment report."""
     for name, value in environment():
         print(f"{name:<14}{value}")
 
 
-def show_cache() -> None:
-    """Print how large the disk cache is."""
-    files = _cache_files()
-    megabytes = sum(path.stat().st_size for path in files) / 1e6
-    print(f"{cachedir.cache_dir()}: {len(files)} files, {megabytes:.1f} MB")
-
-
-def clear_cache() -> None:
-    """Delete the disk cache."""
-    files = _cache_files()
-    for path in files:
+def cache(action: str) -> None:
+    """Print how large the disk cache is (`info`), or delete it (`clear`)."""
+    files = [path for path in cachedir.cache_dir().rglob("*") if path.is_file()]
+    text = f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB"
+    for path in files if action == "clear" else ():
         path.unlink(missing_ok=True)
-    print(f"{cachedir.cache_dir()}: deleted {len(files)} files")
+    print(f"{cachedir.cache_dir()}: {'deleted ' if action == 'clear' else ''}{text}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,11 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m weft", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("env", help="what weft finds on this machine (the default)")
-    cache = commands.add_parser("cache", help="the disk cache")
-    cache.add_argument("action", nargs="?", choices=["info", "clear"], default="info")
+    disk = commands.add_parser("cache", help="the disk cache")
+    disk.add_argument("action", nargs="?", choices=["info", "clear"], default="info")
     chosen = parser.parse_args(arguments)
     if chosen.command == "cache":
-        (clear_cache if chosen.action == "clear" else show_cache)()
+        cache(chosen.action)
     else:
         show_environment()
     return 0
