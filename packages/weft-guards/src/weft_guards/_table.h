@@ -1,9 +1,7 @@
-/* The entries of one code object, as the frame hook asks for them.
+/* The entries of one code object, as the frame hook asks for them: (func, *flat_locals) -> code.
  *
- * A Table is called like a check, with (func, *flat_locals), and returns the code whose check holds,
- * or None. It keeps the entry that was hit last in front, and counts. The rows are an immutable
- * tuple that is swapped whole, so a lookup needs no lock while another thread changes them.
- * Included by _native.c, which defines Check and run_check().
+ * The entry hit last is kept in front. The rows are an immutable tuple that is swapped whole, so a
+ * lookup needs no lock. Included by _native.c, which defines Check and run_check().
  */
 #ifndef WEFT_GUARDS_TABLE_H
 #define WEFT_GUARDS_TABLE_H

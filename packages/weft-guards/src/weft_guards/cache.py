@@ -1,9 +1,8 @@
 """The compiled entries of one code object, and what happens on a miss.
 
-`lookup` runs on every call, so it is a table in C where there is one: it walks a tuple, newest hit
-first, and takes no lock. Whatever changes the entries swaps in a new tuple under a lock. An entry
-whose guards wait for an object that died can never match again; a weak reference's callback evicts
-it, and with it the compiled graph.
+`lookup` runs on every call, so it is a table in C where there is one, and takes no lock; whatever
+changes the entries swaps in a new tuple under one. An entry whose guards wait for an object that
+died can never match again: a weak reference's callback evicts it, and with it the compiled graph.
 """
 
 from __future__ import annotations
