@@ -147,13 +147,12 @@ _TEXTS: dict[str, Texts] = {
 
 # ---- a fix ready to paste: one line of the user's program
 
-_MEMBER = r"\.__dict__\['_(?:parameters|buffers|modules)'\]"
+_MEMBER = r"\.__dict__(?:\['_(?:parameters|buffers|modules)'\])?"
 _SPELLINGS = (
     # in the printed name of a source, and in the program
     (r"^[LGC]\['(\w+)'\]", r"\1"),
     (_MEMBER + r"\['(\d+)'\]", r"[\1]"),
     (_MEMBER + r"\['(\w+)'\]", r".\1"),
-    (r"\.__dict__\['(\w+)'\]", r".\1"),
 )
 
 

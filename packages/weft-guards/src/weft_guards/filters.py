@@ -9,7 +9,7 @@ on tensors of other sizes or dtypes it may read and write memory that is not the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -19,7 +19,7 @@ from weft_core.errors import InvalidOption
 
 from weft_guards.check import read_source
 from weft_guards.guards import Guard
-from weft_guards.sources import CallSource, GlobalSource, GlobalsSource, Source
+from weft_guards.sources import GlobalSource, GlobalsSource, Source
 
 # What torch.compile calls a guard of each kind, for filters that were written for it.
 _TORCH_NAMES = {
@@ -124,7 +124,7 @@ def apply_filter(
 
 def _entry(guard: Guard, value: Callable[[Source], tuple[bool, object]]) -> GuardEntry:
     """Describe one guard; `value` says whether a source can be read, and what it gives."""
-    chain = list(_chain(guard.source))
+    chain = list(guard.source.chain())
     objects = [value(source)[1] for source in reversed(chain)]
     classes = [one if isinstance(one, type) else type(one) for one in objects]
     return GuardEntry(
@@ -134,11 +134,3 @@ def _entry(guard: Guard, value: Callable[[Source], tuple[bool, object]]) -> Guar
         any(isinstance(source, GlobalSource | GlobalsSource) for source in chain),
         Origin(guard, tuple(cls for cls in classes if issubclass(cls, torch.nn.Module))),
     )
-
-
-def _chain(source: Source) -> Iterator[Source]:
-    """Yield a source and those it is read from."""
-    yield source
-    for base in source.arguments if isinstance(source, CallSource) else (source.base,):
-        if base is not None:
-            yield from _chain(base)

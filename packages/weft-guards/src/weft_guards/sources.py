@@ -9,7 +9,7 @@ Sources are immutable, compare by structure, and remember their hash, since they
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -100,6 +100,13 @@ class Source:
     def expr(self) -> str:
         """Return the printed name."""
         return self.render(self.base.expr() if self.base is not None else "", PRINTED)
+
+    def chain(self) -> Iterator[Source]:
+        """Yield this source and all that it is read from."""
+        yield self
+        for source in getattr(self, "arguments", (self.base,)):
+            if source is not None:
+                yield from source.chain()
 
     def parts(self) -> tuple[Any, ...]:
         """Return what distinguishes this source from others of its class."""

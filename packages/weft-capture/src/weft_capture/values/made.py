@@ -18,7 +18,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Output, Tracer, Value, current_tracer
 from weft_capture.values.constant import Varying, constant
 from weft_capture.values.tensor import TensorValue
-from weft_guards.sources import AttrSource, Builder, CallSource, Names, RootSource, Source
+from weft_guards.sources import AttrSource, Builder, Names, RootSource, Source
 
 _READABLE = (datetime.date, datetime.time, uuid.UUID)  # their attributes never change
 
@@ -38,14 +38,9 @@ class MadeSource(RootSource):
 
 
 def origins(source: Source | None) -> Iterable[MadeSource]:
-    """Yield the results of real calls that a source is computed from; no guard can read those."""
-    if isinstance(source, MadeSource):
-        yield source
-    elif isinstance(source, CallSource):
-        for argument in source.arguments:
-            yield from origins(argument)
-    elif source is not None:
-        yield from origins(source.base)
+    """Return the results of real calls that a source is computed from; no guard can read those."""
+    chain = () if source is None else source.chain()
+    return [one for one in chain if isinstance(one, MadeSource)]
 
 
 def is_made(value: Value) -> bool:
