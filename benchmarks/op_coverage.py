@@ -9,6 +9,7 @@ backward by weft_aot, lowered and scheduled by weft_codegen, run, and compared w
     static    every size known; the loop program runs in the reference interpreter
     dynamic   every size above one symbolic; interpreter
     native    the first samples as one graph, compiled to C (one a sample would take days)
+    cuda      the same on a GPU, compiled by Triton (only where asked for)
 
 Cases run in a worker process, so that one that hangs or crashes costs only itself; results go to
 a file of JSON lines, and a case that is in it is not run again.
@@ -33,8 +34,9 @@ REPORT = ROOT / "docs" / "coverage" / "operators.md"
 RESULTS = ROOT / ".coverage-operators.jsonl"
 DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")
 MODES = ("static", "dynamic", "native")
+ALL_MODES = (*MODES, "cuda")
 # Samples of a case that are run at most; of float32 with static sizes every one.
-MOST = {"static": 8, "dynamic": 60, "native": 3}
+MOST = {"static": 8, "dynamic": 60, "native": 3, "cuda": 3}
 
 
 def cases(worker: Worker, options: argparse.Namespace) -> Iterator[dict[str, str]]:
@@ -228,7 +230,7 @@ def _summary(results: list[dict[str, Any]], by_op: dict[str, Any]) -> list[str]:
         "| mode | dtype | samples | lowered | extern | break | wrong |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for mode in MODES:
+    for mode in ALL_MODES:
         for dtype in DTYPES:
             some = [r for r in results if (r["mode"], r["dtype"]) == (mode, dtype)]
             found = counts(some)
@@ -269,7 +271,7 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "report", "worker"])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--match", default="", help="only operators whose name holds this")
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=ALL_MODES)
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--seconds", type=float, default=60, help="time limit of a sample")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds to stop after")

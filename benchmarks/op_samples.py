@@ -14,6 +14,7 @@ from weft_aot import JointGraph, trace_joint
 from weft_codegen.compile import make_program
 from weft_codegen.config import settings
 from weft_codegen.kernels import compile_program
+from weft_codegen.kernels.triton.values import NoTritonForm
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering
@@ -55,8 +56,9 @@ def run_case(op: str, dtype: str, mode: str, most: int | None) -> Iterator[dict[
     Args:
         most: how many samples at most; None for all.
     """
-    samples = list(_samples(DATABASE[op], getattr(torch, dtype), most))
-    if mode != "native":
+    device = "cuda" if mode == "cuda" else "cpu"
+    samples = list(_samples(DATABASE[op], getattr(torch, dtype), most, device))
+    if mode in ("static", "dynamic"):
         for fn, tensors in samples:
             yield _run(fn, tensors, dynamic=mode == "dynamic", native=False)
         return
@@ -69,12 +71,14 @@ def run_case(op: str, dtype: str, mode: str, most: int | None) -> Iterator[dict[
             yield _run(fn, tensors, dynamic=False, native=True)
 
 
-def _samples(op: Any, dtype: torch.dtype, most: int | None) -> Iterator[Sample]:
+def _samples(op: Any, dtype: torch.dtype, most: int | None, device: str) -> Iterator[Sample]:
     """Samples as functions of their tensors, those that eager runs."""
-    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    if dtype not in op.supported_dtypes(device):
+        return
+    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes(device)
     torch.manual_seed(0)
     made = 0
-    for sample in op.sample_inputs("cpu", dtype, requires_grad=differentiable):
+    for sample in op.sample_inputs(device, dtype, requires_grad=differentiable):
         fn, tensors = _flat(op, sample)
         plain = all(t.layout is torch.strided and type(t) is torch.Tensor for t in tensors)
         if tensors and plain:
@@ -129,12 +133,22 @@ def _run(
     calls = (s for s in program.steps if isinstance(s, Extern) and s.when is None)
     externs = sorted({str(step.op) for step in calls})
     try:
-        execute = compile_program(program) if native else lambda *args: run_program(program, args)
+        execute = _compiled(program) if native else lambda *args: run_program(program, args)
         why = _compare(fn, tensors, want, joint, execute)
+    except NoTritonForm as reason:
+        return {"kind": "break", "why": _text(reason)}
     except Exception as reason:
         why = _text(reason)
     kind = "wrong" if why else "extern" if externs else "lowered"
     return {"kind": kind, "why": why, "externs": [e.removeprefix("aten.") for e in externs]}
+
+
+def _compiled(program: Program) -> Callable[..., list[Any]]:
+    if any(buffer.device.type == "cuda" for buffer in program.buffers.values()):
+        from weft_codegen.kernels.triton.load import compile_program as on_gpu  # noqa: PLC0415
+
+        return on_gpu(program)
+    return compile_program(program)
 
 
 def _text(reason: Exception) -> str:

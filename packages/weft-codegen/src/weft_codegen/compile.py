@@ -30,12 +30,13 @@ from weft_codegen import warm
 from weft_codegen.config import Options, settings
 from weft_codegen.freezing import Frozen
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
+from weft_codegen.kernels.triton.values import NoTritonForm
 from weft_codegen.layout import in_channels_last
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.decompose import decompositions
 from weft_codegen.loops.lower.graph import NoLowering, lower_graph
 from weft_codegen.loops.printer import program_text
-from weft_codegen.loops.program import CPU, Extern, Launch, Program
+from weft_codegen.loops.program import CPU, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
@@ -91,7 +92,7 @@ def compile_graph(
             if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
                 return measured(compiled, gm)
             return compiled
-        except NoLowering as reason:
+        except (NoLowering, NoTritonForm) as reason:
             _hints.info("graph runs without generated code: %s", reason)
         except CompilerNotFound as missing:
             warn_once(f"{missing}\nGraphs run eagerly until then.")
@@ -151,13 +152,28 @@ def _compile(
     program = make_program(gm, inputs, options)
     if settings.interpret:
         return lambda *args: run_program(program, args)
-    elsewhere = any(buffer.device != CPU for buffer in program.buffers.values())
-    if elsewhere and not any(isinstance(step, Launch | Extern) for step in program.steps):
-        return Eager(gm)  # nothing but views of what another device holds
+    if any(buffer.device != CPU for buffer in program.buffers.values()):
+        return _compile_elsewhere(program, gm)
     compiled = compile_program(program)
     _count(compiled.loadable)
     if key is not None:
         warm.keep(key, compiled.loadable)
+    return compiled
+
+
+def _compile_elsewhere(program: Program, gm: fx.GraphModule) -> Compiled:
+    """`program`, some of whose tensors are on a GPU, with Triton; or operator by operator."""
+    if not program.kernels:
+        return Eager(gm)
+    try:
+        from weft_codegen.kernels.triton import load  # Triton may be missing, and takes a second
+    except ImportError:
+        warn_once(
+            "Graphs on a GPU run eagerly: install Triton (pip install triton) to compile them."
+        )
+        return Eager(gm)
+    compiled = load.compile_program(program)
+    events.counters["codegen"].update(graphs=1, kernels=len(program.kernels))
     return compiled
 
 

@@ -38,6 +38,7 @@ from weft_codegen.loops.schedule.assemble import identity
 POINTWISE_BLOCK = 1024
 LARGEST_BLOCK = 16384  # lanes of one program: beyond it a row no longer fits the registers
 CHUNK = 2048
+UNROLL = 8  # iterations whose loads are in flight together
 
 HEADER = """\
 import triton
@@ -175,7 +176,7 @@ class _Function(ValueWriter):
         stop = self.at(loop.axis.extent)
         if loop.limit is not None:
             stop = f"min({stop}, {self.at(loop.limit)})"
-        self.line(f"for {loop.axis.key} in range({stop}):")
+        self.line(f"for {loop.axis.key} in tl.range(0, {stop}, loop_unroll_factor={UNROLL}):")
         self.depth += 1
         self.body(loop.body)
         self.depth -= 1
@@ -195,7 +196,10 @@ class _Function(ValueWriter):
         if whole:
             self.line(f"{axis} = tl.arange(0, {block})")
         else:
-            self.line(f"for {axis}_start in range(0, {self.at(extent)}, {block}):")
+            self.line(
+                f"for {axis}_start in tl.range(0, {self.at(extent)}, {block}, "
+                f"loop_unroll_factor={UNROLL}):"
+            )
             self.depth += 1
             self.line(f"{axis} = {axis}_start + tl.arange(0, {block})")
         bounds = [] if whole and extent.value == block else [extent]

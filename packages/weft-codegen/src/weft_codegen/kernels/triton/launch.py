@@ -30,8 +30,8 @@ libdevice = InterpretedLibdevice() if triton.knobs.runtime.interpret else _gpu_l
 
 
 @functools.cache
-def _module(source: str) -> dict[str, Any]:
-    """Execute generated source; `linecache` holds the text because Triton reads it back."""
+def functions(source: str) -> dict[str, Any]:
+    """What generated source defines; `linecache` holds the text because Triton reads it back."""
     path = f"<weft triton {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[path] = (len(source), None, source.splitlines(True), path)
     scope: dict[str, Any] = {"__name__": path}
@@ -39,7 +39,8 @@ def _module(source: str) -> dict[str, Any]:
     return scope
 
 
-def _options(phase: Phase) -> dict[str, Any]:
+def options(phase: Phase) -> dict[str, Any]:
+    """Triton's options for one function."""
     # Contraction to fma is what eager's own CUDA kernels are compiled with.
     return {"num_warps": phase.warps, "enable_fp_fusion": True}
 
@@ -49,35 +50,41 @@ def launch(
 ) -> None:
     """Run every phase of `kernel` on its buffers (in order of its parameters) and sizes."""
     named = dict(zip(kernel.kernel.sizes, sizes, strict=True))
-    functions = _module(kernel.source)
+    found = functions(kernel.source)
     for phase in kernel.phases:
         programs = phase.programs(named)
         if programs > 0:
-            functions[phase.name][(programs,)](*buffers, *sizes, **_options(phase))
+            found[phase.name][(programs,)](*buffers, *sizes, **options(phase))
 
 
-def to_cubin(kernel: TritonKernel, target: GPUTarget = SM90) -> dict[str, Any]:
-    """Compile every phase for `target` without a GPU: function name -> Triton's stages.
+def compile_phase(
+    kernel: TritonKernel, phase: Phase, alignment: int, target: GPUTarget | None = None
+) -> Any:
+    """One function, compiled for `target` (unless given, this machine's GPU).
 
-    The stages are a mapping such as ``{"ttir": text, "ptx": text, "cubin": bytes, ...}``.
+    Args:
+        alignment: bytes that the address of every buffer is a multiple of.
+
+    Returns:
+        Triton's compiled kernel; `asm` holds its stages, ``{"ttir": text, "cubin": bytes, ...}``.
     """
-    if triton.knobs.runtime.interpret:
-        raise RuntimeError("unset TRITON_INTERPRET to compile for a GPU")
     formal = kernel.kernel
     signature = {
         param.name: f"*{type_canonicalisation_dict[str(param.dtype).removeprefix('torch.')]}"
         for param in formal.params
     }
     signature |= dict.fromkeys(formal.sizes, "i64")
-    functions = _module(kernel.source)
-    return {
-        phase.name: triton.compile(
-            ASTSource(functions[phase.name], signature, {}),
-            target=target,
-            options=_options(phase),
-        ).asm
-        for phase in kernel.phases
-    }
+    attrs = {(k,): [["tt.divisibility", alignment]] for k in range(len(formal.params))}
+    function = functions(kernel.source)[phase.name]
+    source = ASTSource(function, signature, {}, attrs if alignment > 1 else {})
+    return triton.compile(source, target=target, options=options(phase))
+
+
+def to_cubin(kernel: TritonKernel, target: GPUTarget = SM90) -> dict[str, Any]:
+    """Compile every phase for `target` without a GPU: function name -> Triton's stages."""
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("unset TRITON_INTERPRET to compile for a GPU")
+    return {phase.name: compile_phase(kernel, phase, 16, target).asm for phase in kernel.phases}
 
 
 _emit_cached: Callable[[Kernel], TritonKernel] = functools.lru_cache(maxsize=4096)(emit)

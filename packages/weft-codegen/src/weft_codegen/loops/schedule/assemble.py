@@ -53,6 +53,8 @@ _WIDE_BLOCK = 1024
 _COLUMNS = 256
 # Elements from which there may be as many blocks as threads, if only a cache line wide.
 _WORTH_THREADS = 16384
+# Columns that a program on a GPU sums: four warps read so many neighbours of each row.
+GPU_COLUMNS = 128
 
 
 def identity(op: str, dtype: torch.dtype) -> Expr:
@@ -93,6 +95,7 @@ class _Assembly:
         self._names = (f"t{number}" for number in itertools.count())
         self._memo: dict[tuple[str, int], Expr] = {}
         self._group = group
+        self._on_cpu = buffers[group.members[0].node.result].device == CPU
         self._lanes: tuple[Axis, ...] = ()  # rows of a block (products only), and its columns
         self._limit: IndexExpr | None = None
         self._tile: tuple[Axis, ...] = ()  # rows that sums of columns take together
@@ -120,6 +123,8 @@ class _Assembly:
     def _columns(self, lane: Axis) -> int:
         """Columns of a block: many, so that a page of wide rows serves long, but one a thread."""
         extent, threads = lane.extent.value, torch.get_num_threads()
+        if not self._on_cpu:
+            return min(extent, GPU_COLUMNS)
         others = product(loop.extent for loop in self._group.kept if loop is not lane)
         around = max(1, others.value) if others.is_const else 1
         least, elements = _BLOCK, product(loop.extent for loop in self._group.axes)
@@ -175,7 +180,7 @@ class _Assembly:
         axes = self._group.axes
         updates = any(member.node.update for member in self._group.members)
         tile = transposed(self._group) if len(axes) > 1 and not updates else None
-        if tile is not None:
+        if tile is not None and (self._on_cpu or _even(tile, OTHER_TILE)):
             return self._tiled(*tile)
         statements = self._statements(0)
         kind = "serial" if updates else "parallel"  # what meets at one place keeps its order
@@ -191,14 +196,15 @@ class _Assembly:
 
     def _tiled(self, row: Axis, inner: Axis) -> tuple[Stmt, ...]:
         """A pointwise nest over tiles of two axes; the tiles are parallel."""
-        device = self._buffers[self._group.members[0].node.result].device
-        rows, columns = CPU_TILE if device == CPU else OTHER_TILE
+        rows, columns = CPU_TILE if self._on_cpu else OTHER_TILE
         cuts = {row: blocked(row, rows, "row"), inner: blocked(inner, columns, "column")}
         others = [loop for loop in self._group.axes if loop not in cuts]
         tiles = [cut.block for cut in cuts.values() if cut.block is not None]
         inside = [cut.inner for cut in cuts.values()]
         axes = (*others, *tiles, *inside)
         self._group = substituted(self._group, cuts, axes)
+        if not self._on_cpu:  # a block of lanes takes a tile, which stays in its cache
+            return _loops(axes, tuple(self._statements(0)), "parallel")
         fills, statements = turned(self._statements(0), cuts[row], cuts[inner], self._local)
         body = (*fills, *inside_tile(statements, cuts[row], cuts[inner], self._notes(0)))
         return _loops([*others, *tiles], body, "parallel")
@@ -364,6 +370,10 @@ class _Assembly:
 
     def _local(self, dtype: torch.dtype, extent: IndexExpr) -> Local:
         return Local(next(self._names), dtype, extent)
+
+
+def _even(axes: tuple[Axis, Axis], sizes: tuple[int, int]) -> bool:
+    return all(loop.extent.value % size == 0 for loop, size in zip(axes, sizes, strict=True))
 
 
 def _loops(

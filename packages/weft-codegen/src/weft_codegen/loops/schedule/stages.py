@@ -14,13 +14,14 @@ from dataclasses import replace
 
 import torch
 
-from weft_codegen.loops.expr import Op, Rewriter, load
-from weft_codegen.loops.index import Axis, as_axis, const, product
+from weft_codegen.loops.expr import Expr, Load, Op, Rewriter, apply, index_value, load, where
+from weft_codegen.loops.index import Axis, IndexExpr, as_axis, const, product
 from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
 from weft_codegen.loops.schedule import both
 from weft_codegen.loops.schedule.align import new_axis, replacing, row_major
+from weft_codegen.loops.schedule.assemble import GPU_COLUMNS, identity
 from weft_codegen.loops.schedule.group import single
 
 _LEAST_ELEMENTS = 65536
@@ -28,6 +29,8 @@ _LEAST_ELEMENTS = 65536
 _FEW, _LEAST_BLOCK, _BLOCKS = 16, 4096, range(64, 7, -1)
 # Fewer columns a thread are narrow pieces of rows; the blocks of their reduction, in rows.
 _NARROW, _LEAST_ROWS = 1024, 16
+# Programs of a reduction that keep a GPU busy.
+_GPU_PROGRAMS = 1024
 
 
 def in_stages(lowered: Program) -> Program:
@@ -45,24 +48,42 @@ def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
     assert isinstance(item, Compute)
     loop, blocks = cut
     outer, last = new_axis(const(blocks)), new_axis(const(blocks))
-    size = const(loop.extent.value // blocks)
+    size = const(-(-loop.extent.value // blocks))
     inner = new_axis(size)
-    rewrite = Rewriter(at=replacing({loop: outer * size + inner}))
+    place = outer * size + inner
+    rewrite = Rewriter(at=replacing({loop: place}))
+    values = tuple(rewrite(value) for value in item.values)
+    if loop.extent.value % blocks:
+        values = (_within(values[0], place, loop, item.op),)
     name = f"{item.result}_parts"
     dtype = item.values[0].dtype
     axes = (as_axis(outer), *item.axes)
     shape = tuple(kept.extent for kept in axes)
-    buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape))
+    device = buffers[item.result].device
+    buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape), device)
     yield replace(
         item,
         result=name,
         axes=axes,
         reduced=tuple(as_axis(inner) if other is loop else other for other in item.reduced),
-        values=tuple(rewrite(value) for value in item.values),
+        values=values,
         index=row_major(axes),
     )
     value = load(name, row_major((as_axis(last), *item.axes)), dtype)
     yield replace(item, reduced=(as_axis(last),), values=(value,))
+
+
+def _within(value: Expr, place: IndexExpr, loop: Axis, op: str | None) -> Expr:
+    """`value` where `place` is on `loop`, and past its end what changes nothing."""
+    inside = apply("lt", index_value(place), index_value(loop.extent))
+
+    def leaf(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        mask = inside if node.mask is None else apply("and", node.mask, inside)
+        return load(node.buffer, node.index, node.dtype, mask)
+
+    return where(inside, Rewriter(leaf)(value), identity(str(op), value.dtype))
 
 
 def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
@@ -72,9 +93,11 @@ def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
     total = product(loop.extent for loop in item.reduced)
     if not kept.is_const or not total.is_const:
         return None
-    if REDUCTIONS[item.op].states > 1 or buffers[item.result].device != CPU:
+    if REDUCTIONS[item.op].states > 1:
         return None
     axes, size = single(0, item).axes, kept.value * total.value
+    if buffers[item.result].device != CPU:
+        return _cut_for_gpu(item, axes, kept.value)
     if size < _LEAST_ELEMENTS:
         return None
     least, counts = _LEAST_BLOCK, _BLOCKS
@@ -90,6 +113,17 @@ def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
             if loop.extent.value % blocks == 0 and total.value // blocks >= least:
                 return loop, blocks
     return None
+
+
+def _cut_for_gpu(item: Compute, axes: tuple[Axis, ...], kept: int) -> tuple[Axis, int] | None:
+    """The longest axis that is reduced, cut so that there are programs for the whole GPU."""
+    loop = max(item.reduced, key=lambda axis: axis.extent.value)
+    inner = axes[-1] in item.reduced
+    programs = kept if inner else -(-kept // GPU_COLUMNS)
+    least = _LEAST_BLOCK if inner and loop is axes[-1] else _LEAST_ROWS
+    blocks = min(_GPU_PROGRAMS // max(programs, 1), loop.extent.value // least)
+    even = next((n for n in range(blocks, blocks // 2, -1) if loop.extent.value % n == 0), blocks)
+    return (loop, even) if blocks > 1 and not _is_product(item) else None
 
 
 def _is_product(item: Compute) -> bool:

@@ -26,7 +26,7 @@ TILE = 16
 # Sums of a matrix product that are kept in registers at once.
 _SUMS = 256
 # Rows and columns of a tile on a CPU (the local stays in its first cache), and otherwise.
-CPU_TILE, OTHER_TILE = (64, 64), (TILE, TILE)
+CPU_TILE, OTHER_TILE = (64, 64), (32, 32)
 # Smaller matrices stay in cache anyway.
 _LEAST = 4 * TILE
 

@@ -1,0 +1,217 @@
+"""Writes the host side of a program whose kernels are Triton's: one Python function.
+
+    def run(args):
+        in0, in1 = args
+        args.clear()
+        if in0.stride() != (64, 1): in0 = laid_out(in0, (64, 1), 'argument 0')
+        buf0 = empty_strided((64, 64), (64, 1), dtype=torch.float32, device=device)
+        kernel0(64, in0, in1, buf0)
+        del in1
+        return [buf0]
+
+A name is deleted after its last use, so that the caching allocator of the device hands its memory
+on; views are tensors that share the storage, and need no care.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from weft_codegen.kernels.triton.emit import TritonKernel
+from weft_codegen.kernels.triton.values import NoTritonForm
+from weft_codegen.loops.index import ONE, IndexExpr, Size, single, substitute
+from weft_codegen.loops.program import (
+    CPU,
+    Alias,
+    Buffer,
+    Extern,
+    Launch,
+    Program,
+    Ref,
+    refs,
+    step_reads,
+    step_writes,
+)
+
+
+class HostWriter:
+    """Writes the function of one program; `scope` is what its text names beside its arguments."""
+
+    def __init__(self, program: Program, kernels: dict[str, TritonKernel]) -> None:
+        self._program, self._kernels = program, kernels
+        self._lines: list[str] = []
+        self.scope: dict[str, Any] = dict(program.constants)
+        self._made = {item.name for item in program.inputs} | set(program.constants)
+        self._dying: dict[int, list[str]] = defaultdict(list)
+        for name, step in _last_uses(program).items():
+            self._dying[step].append(name)
+
+    def text(self) -> str:
+        """The source of `run(args)`, which takes the arguments out of the list `args`."""
+        names = [item.name if item.kind == "tensor" else f"{item.name}_" for item in self._inputs()]
+        self._line(f"({''.join(f'{name}, ' for name in names)}) = args" if names else "")
+        self._line("args.clear()")
+        self._sizes()
+        for position, item in enumerate(self._inputs()):
+            if item.kind == "tensor":
+                self._expect(item.name, f"argument {position}")
+        for position, step in enumerate(self._program.steps):
+            if isinstance(step, Launch):
+                self._launch(step)
+            elif isinstance(step, Extern):
+                self._extern(position, step)
+            elif isinstance(step, Alias):
+                self._alias(step)
+            gone = ", ".join(self._dying[position])
+            self._line(f"del {gone}" if gone else "")
+        if self._program.mutations:
+            self._line(f"increment_version(({''.join(f'{m}, ' for m in self._program.mutations)}))")
+        self._line(f"return [{', '.join(map(self._output, self._program.outputs))}]")
+        return "\n".join(["def run(args):", *self._lines]) + "\n"
+
+    def _inputs(self) -> Any:
+        return self._program.inputs
+
+    def _line(self, text: str) -> None:
+        if text:
+            self._lines.append(f"    {text}")
+
+    def _sizes(self) -> None:
+        """Bind each size symbol, from an int argument or from the first tensor that shows it."""
+        bound: set[str] = set()
+        for item in self._inputs():
+            if item.kind == "size" and item.name in self._program.sizes and item.name not in bound:
+                self._line(f"{item.name} = {item.name}_")
+                bound.add(item.name)
+        for item in self._inputs():
+            shape = self._program.buffers[item.name].shape if item.kind == "tensor" else ()
+            for dim, extent in enumerate(shape):
+                atom = single(extent)
+                if isinstance(atom, Size) and atom.key not in bound:
+                    self._line(f"{atom.key} = {item.name}.shape[{dim}]")
+                    bound.add(atom.key)
+
+    def _expect(self, name: str, what: str) -> None:
+        """Bring a tensor that others made into the layout that the kernels rely on."""
+        buffer = self._program.buffers[name]
+        strides = _tuple(buffer.strides)
+        self._line(
+            f"if {name}.stride() != {strides} or {name}.dtype is not {buffer.dtype}: {name} = "
+            f"laid_out({name}, {_tuple(buffer.shape)}, {strides}, {buffer.dtype}, {what!r}, "
+            f"{name not in self._program.mutations})"
+        )
+
+    # ---- steps
+
+    def _allocate(self, name: str) -> None:
+        buffer = self._program.buffers[name]
+        self._line(
+            f"{name} = empty_strided({_tuple(buffer.shape)}, {_tuple(buffer.strides)}, "
+            f"dtype={buffer.dtype}, device={self._device(buffer.device)})"
+        )
+        self._made.add(name)
+
+    def _device(self, device: torch.device) -> str:
+        name = str(device).replace(":", "_")
+        self.scope[name] = device
+        return name
+
+    def _launch(self, step: Launch) -> None:
+        kernel = self._kernels[step.kernel]
+        for name in step.buffers:
+            if name not in self._made:
+                self._allocate(name)
+        buffers = self._at_home(step)
+        sizes = dict(zip(kernel.kernel.sizes, step.sizes, strict=True))
+        arguments = "".join(f", {text}" for text in (*buffers, *map(str, step.sizes)))
+        for phase in kernel.phases:
+            points = substitute(phase.grid, lambda atom: sizes.get(atom.key))
+            programs = f"-(-({points}) // {phase.block})" if phase.block else str(points)
+            self._line(f"{phase.name}({programs}{arguments})")
+
+    def _at_home(self, step: Launch) -> list[str]:
+        """The buffers of a launch on its one device; a CPU's scalar is copied there."""
+        kernel = self._program.kernels[step.kernel]
+        actual = [self._program.buffers[name] for name in step.buffers]
+        home = next((b.device for b in actual if b.device != CPU), CPU)
+        for buffer, param in zip(actual, kernel.params, strict=True):
+            scalar = buffer.device == CPU and buffer.storage == ONE and not param.written
+            if buffer.device != home and not scalar:
+                raise NoTritonForm(f"kernel {step.kernel} touches the memory of several devices")
+        there = self._device(home)
+        return [b.name if b.device == home else f"{b.name}.to({there})" for b in actual]
+
+    def _extern(self, position: int, step: Extern) -> None:
+        function = f"op{position}"
+        self.scope[function] = step.op
+        arguments = [self._argument(value) for value in step.args]
+        arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
+        call = f"{function}({', '.join(arguments)})"
+        if step.when is not None:
+            self._line(f"if {step.when}.any(): {call}")
+            return
+        self._line(f"made = {call}")
+        returns = [str(item.type) for item in step.op._schema.returns]
+        several = returns != ["Tensor"]
+        for number, name in enumerate(step.results):
+            if name is None:
+                continue
+            self._line(f"{name} = made[{number}]" if several else f"{name} = made")
+            self._made.add(name)
+            buffer = self._program.buffers.get(name)
+            if buffer is not None:
+                self._expect_result(name, buffer, step)
+        self._line("del made")
+
+    def _expect_result(self, name: str, buffer: Buffer, step: Extern) -> None:
+        strides = _tuple(buffer.strides)
+        self._line(
+            f"if {name}.stride() != {strides}: {name} = laid_out({name}, "
+            f"{_tuple(buffer.shape)}, {strides}, {buffer.dtype}, {str(step.op)!r}, True)"
+        )
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            return value.name
+        if isinstance(value, IndexExpr):
+            return str(value)
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(self._argument, value))}]"
+        name = f"value{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def _alias(self, step: Alias) -> None:
+        buffer = self._program.buffers[step.name]
+        self._line(
+            f"{step.name} = {step.base}.as_strided({_tuple(buffer.shape)}, "
+            f"{_tuple(buffer.strides)}, {step.base}.storage_offset() + {step.offset})"
+        )
+        self._made.add(step.name)
+
+    def _output(self, output: Any) -> str:
+        return output.name if isinstance(output, Ref) else str(output)
+
+
+def _tuple(values: tuple[IndexExpr, ...]) -> str:
+    return f"({''.join(f'{value}, ' for value in values)})"
+
+
+def _last_uses(program: Program) -> dict[str, int]:
+    """For each name that the function may forget, the last step that needs it."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(program.steps):
+        touched = step_reads(step, program.kernels) + step_writes(step, program.kernels)
+        last.update(dict.fromkeys([*touched, *_watched(step)], position))
+    kept = {name for output in program.outputs for name in refs(output)}
+    kept |= set(program.constants) | set(program.mutations)
+    return {name: step for name, step in last.items() if name not in kept}
+
+
+def _watched(step: Any) -> Iterator[str]:
+    if isinstance(step, Extern) and step.when is not None:
+        yield step.when

@@ -1,0 +1,140 @@
+"""From a loop program to a Python callable that launches Triton kernels where its tensors are.
+
+Each function of a kernel is compiled ahead of its first call, for arguments that begin at
+multiples of 16 bytes (what allocators give; wide loads need it), and once more if others come.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from triton.runtime import driver
+from weft_core import events
+
+from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
+from weft_codegen.kernels.triton.host import HostWriter
+from weft_codegen.kernels.triton.launch import compile_phase, functions, options
+from weft_codegen.loops.program import CPU, Program
+
+_output_code = events.logger("codegen", "output_code")
+_ALIGNED = 16
+
+
+class TritonGraph:
+    """A compiled program: call it with the program's inputs, get the list of its outputs."""
+
+    def __init__(self, run: Callable[[list[Any]], list[Any]], device: torch.device) -> None:
+        self._run, self._device = run, device
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """The outputs for the inputs `args`."""
+        return self.call_owning(list(args))
+
+    def call_owning(self, args: list[Any]) -> list[Any]:
+        """`self(*args)` that empties `args`, so that an input can die before the end."""
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+            with torch.no_grad(), torch._C._DisableAutocast():
+                return self._on_device(args)
+        return self._on_device(args)
+
+    def _on_device(self, args: list[Any]) -> list[Any]:
+        if self._device.type == "cuda" and self._device.index != torch.cuda.current_device():
+            with torch.cuda.device(self._device):
+                return self._run(args)
+        return self._run(args)
+
+
+def compile_program(program: Program) -> TritonGraph:
+    """Compile `program` for the one device that its kernels' buffers are on.
+
+    Raises:
+        NoTritonForm: a kernel has no Triton form, or touches several devices.
+    """
+    with events.span("codegen.emit"):
+        kernels = {name: _emit(kernel) for name, kernel in program.kernels.items()}
+        writer = HostWriter(program, kernels)
+        text = writer.text()
+    if events.enabled("output_code"):
+        sources = (kernel.source for kernel in kernels.values())
+        _output_code.info("%s", "\n\n".join([*sources, text]))
+    device = _home(program)
+    with events.span("codegen.build"):
+        launchers = {
+            phase.name: launcher(kernel, phase, device)
+            for kernel in kernels.values()
+            for phase in kernel.phases
+        }
+    scope = {
+        "torch": torch,
+        "empty_strided": torch.empty_strided,
+        "increment_version": torch.autograd.graph.increment_version,
+        "laid_out": _laid_out,
+        **launchers,
+        **writer.scope,
+    }
+    exec(compile(text, "<weft host>", "exec"), scope)
+    return TritonGraph(scope["run"], device)
+
+
+_emit: Callable[..., TritonKernel] = functools.lru_cache(maxsize=4096)(emit)
+
+
+def _home(program: Program) -> torch.device:
+    devices = {buffer.device for buffer in program.buffers.values()} - {CPU}
+    return min(devices, key=str, default=CPU)
+
+
+def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Callable[..., None]:
+    """A function of (number of programs, *buffers, *sizes) that runs `phase` on `device`."""
+    if triton.knobs.runtime.interpret:
+        interpreted = functions(kernel.source)[phase.name]
+
+        def interpret(programs: int, *args: Any) -> None:
+            if programs > 0:
+                interpreted[(programs,)](*args, **options(phase))
+
+        return interpret
+    count, index = len(kernel.kernel.params), device.index
+    compiled = {True: compile_phase(kernel, phase, _ALIGNED)}
+    stream_of = driver.active.get_current_stream
+
+    def launch(programs: int, *args: Any) -> None:
+        if programs <= 0:
+            return
+        bits = 0
+        for tensor in args[:count]:
+            bits |= tensor.data_ptr()
+        aligned = bits % _ALIGNED == 0
+        if aligned not in compiled:
+            compiled[aligned] = compile_phase(kernel, phase, 1)
+        compiled[aligned][programs, 1, 1](*args, stream=stream_of(index))
+
+    return launch
+
+
+def _laid_out(
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    what: str,
+    copy: bool,
+) -> torch.Tensor:
+    """`tensor` with the strides that the program was compiled for.
+
+    Raises:
+        RuntimeError: another shape or dtype, or other strides of a tensor that the program writes.
+    """
+    if tuple(tensor.shape) != shape or tensor.dtype is not dtype:
+        found = f"{tuple(tensor.shape)} {tensor.dtype}"
+        raise RuntimeError(f"compiled graph: {what} is {found}, compiled for {shape} {dtype}")
+    dims = zip(shape, tensor.stride(), strides, strict=True)
+    if tensor.numel() == 0 or all(n == 1 or have == want for n, have, want in dims):
+        return tensor
+    if not copy:
+        raise RuntimeError(f"compiled graph: {what} has other strides than it was compiled for")
+    return torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device).copy_(tensor)
