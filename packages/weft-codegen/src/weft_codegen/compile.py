@@ -166,11 +166,9 @@ def _compile_elsewhere(program: Program, gm: fx.GraphModule) -> Compiled:
     if not program.kernels:
         return Eager(gm)
     try:
-        from weft_codegen.kernels.triton import load  # Triton may be missing, and takes a second
+        from weft_codegen.kernels.triton import load  # noqa: PLC0415  it may be missing
     except ImportError:
-        warn_once(
-            "Graphs on a GPU run eagerly: install Triton (pip install triton) to compile them."
-        )
+        warn_once("Graphs on a GPU run eagerly until Triton is there: pip install triton")
         return Eager(gm)
     compiled = load.compile_program(program)
     events.counters["codegen"].update(graphs=1, kernels=len(program.kernels))
