@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
-from weft_codegen.compile import make_program
-from weft_codegen.loops.program import Program
+from weft_codegen.compile import decompositions, make_program
+from weft_codegen.loops.program import CPU, Program
 
 GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
     "gelu_layer_norm": (
@@ -24,6 +26,14 @@ GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
         [(4, 5, 7, 7), (5,), (5,)],
     ),
     "transpose": (lambda x, y: x.t() + y, [(30, 40), (40, 30)]),
+    "transpose_in_tiles": (lambda x, y: x.t() + y, [(64, 96), (96, 64)]),
+    "transpose_past_tiles": (lambda x, y: x.t() + y, [(70, 96), (96, 70)]),
+    "column_sums": (lambda x: x.sum(0), [(700, 150)]),
+    "column_sums_in_stages": (lambda x: (x * 2).sum(0), [(1024, 80)]),
+    "column_sums_in_uneven_stages": (lambda x: x.exp().amax(0), [(1031, 80)]),
+    "full_sum_in_uneven_stages": (lambda x: (x + 1).prod(), [(131, 509)]),
+    "softmax_over_two": (lambda x: torch.softmax(x.flatten(1), -1).view_as(x), [(6, 5, 7)]),
+    "softmax_of_columns": (lambda x: torch.softmax(x, 1), [(3, 5, 70)]),
     "concatenate": (lambda x, y: torch.cat([x, y], 1).relu(), [(30, 40), (30, 20)]),
     "matmul_epilogue": (lambda x, y: F.silu(x @ y) + 1, [(30, 40), (40, 20)]),
     "rms_norm": (
@@ -35,11 +45,16 @@ GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
 
 
 def program(name: str) -> tuple[Program, list[torch.Tensor], Callable[..., Any]]:
-    """The scheduled program of a graph, inputs for it, and what eager computes."""
+    """The program of a graph, scheduled for a GPU; inputs for it; and what eager computes.
+
+    Its buffers are on the CPU, where Triton's interpreter has its tensors.
+    """
     function, shapes = GRAPHS[name]
     torch.manual_seed(0)
     inputs = [torch.randn(shape) for shape in shapes]
-    graph = fx.Graph()
-    arguments = tuple(graph.placeholder(f"a{i}") for i in range(len(inputs)))
-    graph.output((graph.call_function(function, arguments),))
-    return make_program(fx.GraphModule({}, graph), inputs), inputs, function
+    with FakeTensorMode():
+        fakes = [torch.empty(shape, device="cuda") for shape in shapes]
+        graph = make_fx(lambda *args: [function(*args)], decompositions())(*fakes)
+    made = make_program(graph, fakes)
+    buffers = {n: replace(buffer, device=CPU) for n, buffer in made.buffers.items()}
+    return replace(made, buffers=buffers), inputs, function

@@ -7,7 +7,7 @@ which is allowed because a body's loads may all be done first (see program.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,25 +32,21 @@ from weft_codegen.loops.program import (
 )
 
 Sizes = dict[str, int]
-RunKernel = Callable[[Kernel, Sequence[torch.Tensor], Sizes], None]
 
 
-def run_program(
-    program: Program, args: Sequence[Any], run_kernel: RunKernel | None = None
-) -> list[Any]:
+def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
     """The outputs of `program` on `args` (tensors and ints, in the order of its inputs).
 
-    Inputs that the program mutates are written in place.  `run_kernel` runs a kernel on tensors in
-    order of its parameters (loop by loop, unless given).
+    Inputs that the program mutates are written in place.
     """
-    return _Run(program, args, run_kernel or _run_kernel).run()
+    return _Run(program, args).run()
 
 
 class _Run:
     """One execution: the memory of every buffer, as tensors."""
 
-    def __init__(self, program: Program, args: Sequence[Any], run_kernel: RunKernel) -> None:
-        self._program, self._run_kernel = program, run_kernel
+    def __init__(self, program: Program, args: Sequence[Any]) -> None:
+        self._program = program
         self._memory: dict[str, torch.Tensor] = dict(program.constants)
         self._sizes: Sizes = {}
         for item, arg in zip(program.inputs, args, strict=True):
@@ -91,7 +87,6 @@ class _Run:
             [self._int(n) for n in buffer.shape],
             [self._int(n) for n in buffer.strides],
             dtype=buffer.dtype,
-            device=buffer.device,
         )
 
     def _alias(self, step: Alias) -> None:
@@ -141,7 +136,7 @@ class _Run:
             if name not in self._memory:
                 self._memory[name] = self._allocate(name)
         sizes = {n: self._int(v) for n, v in zip(kernel.sizes, step.sizes, strict=True)}
-        self._run_kernel(kernel, [self._memory[name] for name in step.buffers], sizes)
+        _run_kernel(kernel, [self._memory[name] for name in step.buffers], sizes)
 
 
 def _run_kernel(kernel: Kernel, buffers: Sequence[torch.Tensor], sizes: Sizes) -> None:

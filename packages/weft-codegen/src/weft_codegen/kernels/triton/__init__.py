@@ -1,1 +1,1 @@
-"""Loop programs as Triton kernels: `emit` writes the source, `launch` runs and compiles it."""
+"""Loop programs as Triton kernels: `emit` writes the source, `load` compiles programs of them."""

@@ -16,7 +16,7 @@ Each top-level parallel loop of a kernel becomes a Triton function, launched in 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft_codegen.kernels.exprs import changed, locals_of, reads_of
 from weft_codegen.kernels.triton.values import Lanes, NoTritonForm, ValueWriter, literal, type_name
@@ -43,7 +43,7 @@ UNROLL = 8  # iterations whose loads are in flight together
 HEADER = """\
 import triton
 import triton.language as tl
-from weft_codegen.kernels.triton.launch import libdevice
+from weft_codegen.kernels.triton.build import libdevice
 from weft_codegen.kernels.triton.prelude import *
 """
 
@@ -99,8 +99,16 @@ def _phases(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
     groups: list[tuple[Stmt, ...]] = []
     for parallel, found in itertools.groupby(body, _is_parallel):
         group = tuple(found)
-        groups += [(s,) for s in group] if parallel else [group]
+        groups += [(part,) for s in group for part in _distributed(s)] if parallel else [group]
     return groups
+
+
+def _distributed(stmt: Stmt) -> list[Stmt]:
+    """A parallel loop around several others as one loop around each."""
+    if not isinstance(stmt, Loop) or not all(map(_is_parallel, stmt.body)):
+        return [stmt]
+    inner = (part for s in stmt.body for part in _distributed(s))
+    return [replace(stmt, body=(part,)) for part in inner]
 
 
 def _is_parallel(stmt: Stmt) -> bool:
@@ -265,14 +273,11 @@ class _Function(ValueWriter):
 
     def _store(self, s: Store) -> None:
         value = self.text(s.value)
-        address = f"{s.buffer} + {self.at(s.index)}"
         mask = self.lanes.mask if self.lanes else None
         tail = f", mask={mask}" if mask else ""
         call = "tl.store" if s.mode == "set" else "tl.atomic_add"
-        if self.lanes:
-            # A lane-free value or address still writes (or adds) once per lane.
-            address = f"{s.buffer} + tl.broadcast_to({self.at(s.index)}, [{self.lanes.size}])"
-        self.line(f"{call}({address}, {value}{tail})")
+        # A lane-free value or address still writes (or adds) once per lane.
+        self.line(f"{call}({s.buffer} + {self.places(s.index)}, {value}{tail})")
 
     def _reduce(self, s: Reduce, blocks: dict[Local, str]) -> None:
         combine = _combiner(s)

@@ -7,7 +7,9 @@ multiples of 16 bytes (what allocators give; wide loads need it), and once more 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -15,13 +17,12 @@ import triton
 from triton.runtime import driver
 from weft_core import events
 
+from weft_codegen.kernels.triton.build import ALIGNED, compile_phase, functions, options
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
 from weft_codegen.kernels.triton.host import HostWriter
-from weft_codegen.kernels.triton.launch import compile_phase, functions, options
 from weft_codegen.loops.program import CPU, Program
 
 _output_code = events.logger("codegen", "output_code")
-_ALIGNED = 16
 
 
 class TritonGraph:
@@ -63,11 +64,10 @@ def compile_program(program: Program) -> TritonGraph:
         _output_code.info("%s", "\n\n".join([*sources, text]))
     device = _home(program)
     with events.span("codegen.build"):
-        launchers = {
-            phase.name: launcher(kernel, phase, device)
-            for kernel in kernels.values()
-            for phase in kernel.phases
-        }
+        phases = [(kernel, phase) for kernel in kernels.values() for phase in kernel.phases]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # LLVM and ptxas leave Python's lock
+            built = pool.map(lambda pair: launcher(pair[0], pair[1], device), phases)
+            launchers = {phase.name: run for (_, phase), run in zip(phases, built, strict=True)}
     scope = {
         "torch": torch,
         "empty_strided": torch.empty_strided,
@@ -99,7 +99,7 @@ def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Callab
 
         return interpret
     count, index = len(kernel.kernel.params), device.index
-    compiled = {True: compile_phase(kernel, phase, _ALIGNED)}
+    compiled = {True: compile_phase(kernel, phase)}
     stream_of = driver.active.get_current_stream
 
     def launch(programs: int, *args: Any) -> None:
@@ -108,9 +108,9 @@ def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Callab
         bits = 0
         for tensor in args[:count]:
             bits |= tensor.data_ptr()
-        aligned = bits % _ALIGNED == 0
+        aligned = bits % ALIGNED == 0
         if aligned not in compiled:
-            compiled[aligned] = compile_phase(kernel, phase, 1)
+            compiled[aligned] = compile_phase(kernel, phase, aligned=False)
         compiled[aligned][programs, 1, 1](*args, stream=stream_of(index))
 
     return launch

@@ -99,15 +99,27 @@ class ValueWriter(ExprWriter):
 
     def _load(self, node: Load) -> str:
         masks = [self.lanes.mask] if self.lanes and self.lanes.mask else []
-        masks += [f"({self.text(node.mask)})"] if node.mask is not None else []
+        masks += [self._mask(node.mask)] if node.mask is not None else []
         # A scalar address takes no block mask: every lane would read the same valid element.
         on_lanes = node.mask is not None or bool(self.lanes and node.axes & self.lanes.axes)
         tail = f", mask={' & '.join(masks)}, other=0" if masks and on_lanes else ""
-        address = f"{node.buffer} + {self.at(node.index)}"
-        if tail and self.lanes:
-            address = f"{node.buffer} + tl.broadcast_to({self.at(node.index)}, "
-            address += f"[{self.lanes.size}])"
-        return f"tl.load({address}{tail})"
+        place = self.places(node.index) if tail else self.at(node.index)
+        return f"tl.load({node.buffer} + {place}{tail})"
+
+    def _mask(self, node: Expr) -> str:
+        text = self.text(node)
+        if self.lanes is None or node.axes & self.lanes.axes:
+            return f"({text})"
+        # Spread as an integer: Triton's interpreter makes no mask of a bool that is spread.
+        return f"(tl.broadcast_to(tl.cast({text}, tl.int32), [{self.lanes.size}]) != 0)"
+
+    def places(self, where: IndexExpr) -> str:
+        """Text of an index expression with a value for each lane."""
+        if self.lanes is None:
+            return self.at(where)
+        if where.is_const:
+            return f"tl.full([{self.lanes.size}], {where.value}, tl.int64)"
+        return f"tl.broadcast_to({self.at(where)}, [{self.lanes.size}])"
 
     def _read(self, node: Read) -> str:
         self.check_row_index(node.local, node.index)

@@ -77,7 +77,14 @@ def assemble(
     """The loop nest of a group, its names not yet canonical; `needed` are read outside it."""
     if not any(map(group.sums_columns, group.members)):  # those keep the tiles they were cut into
         group = merge_axes(group)
-    return split_loops(_Assembly(group, plan(group, needed, mutated), mutated, buffers).build())
+    # A program on a GPU has its lanes along one axis, and so a row.
+    rows = _on_cpu(group, buffers) or (len(group.swept) == 1 and _lane(group) is None)
+    order = plan(group, needed, mutated, rows=rows)
+    return split_loops(_Assembly(group, order, mutated, buffers).build())
+
+
+def _on_cpu(group: Group, buffers: dict[str, Buffer]) -> bool:
+    return buffers[group.members[0].node.result].device == CPU
 
 
 class _Assembly:
@@ -95,7 +102,7 @@ class _Assembly:
         self._names = (f"t{number}" for number in itertools.count())
         self._memo: dict[tuple[str, int], Expr] = {}
         self._group = group
-        self._on_cpu = buffers[group.members[0].node.result].device == CPU
+        self._on_cpu = _on_cpu(group, buffers)
         self._lanes: tuple[Axis, ...] = ()  # rows of a block (products only), and its columns
         self._limit: IndexExpr | None = None
         self._tile: tuple[Axis, ...] = ()  # rows that sums of columns take together

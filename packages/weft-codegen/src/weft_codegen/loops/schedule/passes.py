@@ -36,8 +36,15 @@ class Plan:
     temporaries: dict[str, int]
 
 
-def plan(group: Group, needed: frozenset[str], mutated: frozenset[str]) -> Plan:
-    """Assign members to sweeps.  `needed` are the buffers somebody outside the group reads."""
+def plan(
+    group: Group, needed: frozenset[str], mutated: frozenset[str], *, rows: bool = True
+) -> Plan:
+    """Assign members to sweeps.
+
+    Args:
+        needed: the buffers somebody outside the group reads.
+        rows: whether a value may be kept in a row temporary.
+    """
     makers = group.results
     every = frozenset(group.axes)
     sweep: dict[str, int] = {}
@@ -68,7 +75,7 @@ def plan(group: Group, needed: frozenset[str], mutated: frozenset[str]) -> Plan:
     sweep.update((member.node.result, sweeps - pointwise) for member in columns)
     stored = frozenset(name for name in makers if name in needed or name in mutated)
     draft = Plan(sweeps, sweep, ready, stored, {})
-    kept, spilled = _temporaries(group, draft)
+    kept, spilled = _temporaries(group, draft, rows)
     return Plan(sweeps, sweep, ready, stored | spilled, kept)
 
 
@@ -78,12 +85,12 @@ def _sources(member: Member, makers: dict[str, Member]) -> list[str]:
     return [n for n in dict.fromkeys(loads) if n in makers and makers[n].order < member.order]
 
 
-def _temporaries(group: Group, draft: Plan) -> tuple[dict[str, int], frozenset[str]]:
+def _temporaries(group: Group, draft: Plan, rows: bool) -> tuple[dict[str, int], frozenset[str]]:
     """Values to keep between sweeps: in row temporaries, or (too long for one) in their buffer."""
     makers = group.results
     used_in = _use_sweeps(group, draft)
     length = product(loop.extent for loop in group.swept)
-    small = length.is_const and length.value <= _TEMPORARY_LIMIT
+    small = rows and length.is_const and length.value <= _TEMPORARY_LIMIT
     temporaries: dict[str, int] = {}
     spilled: set[str] = set()
     for name, sweeps in used_in.items():
