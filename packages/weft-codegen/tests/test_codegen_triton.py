@@ -30,7 +30,7 @@ for name, case in CASES.items():
     emitted = emit(case.kernel)
     sizes = dict(zip(case.kernel.sizes, case.sizes))
     for phase in emitted.phases:
-        launcher(emitted, phase, out.device)(phase.programs(sizes), *buffers, *case.sizes)
+        launcher(emitted, phase, out.device)(phase.programs(sizes), True, *buffers, *case.sizes)
     expected = case.reference(*inputs)
     assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5), (name, out, expected)
     print(name, "ok")
@@ -61,7 +61,8 @@ for name in GRAPHS:
     prog, inputs, eager = program(name)
     assert prog.kernels, name
     if {interpret}:
-        torch.testing.assert_close(compile_program(prog)(*inputs)[0], eager(*inputs), rtol=1e-5, atol=1e-4, msg=name)
+        result = compile_program(prog)(*inputs)[0]
+        torch.testing.assert_close(result, eager(*inputs), rtol=1e-5, atol=1e-4, msg=name)
     else:
         for kernel in map(emit, prog.kernels.values()):
             for phase in kernel.phases:

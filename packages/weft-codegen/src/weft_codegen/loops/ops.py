@@ -174,7 +174,7 @@ _ROWS = (
     _call("trunc", torch.trunc, "libdevice.trunc({0})"),
     _call("round", torch.round, "libdevice.rint({0})"),
     # elementary functions
-    _call("sqrt", torch.sqrt, "tl.sqrt_rn({0})", cost=4),
+    _call("sqrt", torch.sqrt, "sqrt({0})", cost=4),
     _call("rsqrt", torch.rsqrt, "libdevice.rsqrt({0})", cost=6),
     _call("exp", torch.exp, "libdevice.exp({0})", cost=10),
     _call("exp2", torch.exp2, "libdevice.exp2({0})", cost=10),

@@ -19,9 +19,9 @@ from triton.runtime.jit import type_canonicalisation_dict
 
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
 from weft_codegen.kernels.triton.interpreter import InterpretedLibdevice
+from weft_codegen.kernels.triton.values import ALIGNED
 
 SM90 = GPUTarget("cuda", 90, 32)
-ALIGNED = 16
 
 libdevice = InterpretedLibdevice() if triton.knobs.runtime.interpret else _gpu_libdevice
 

@@ -38,7 +38,8 @@ from weft_codegen.loops.schedule.assemble import identity
 POINTWISE_BLOCK = 1024
 LARGEST_BLOCK = 16384  # lanes of one program: beyond it a row no longer fits the registers
 CHUNK = 2048
-UNROLL = 8  # iterations whose loads are in flight together
+# Iterations whose loads are in flight together: of a few elements a thread, and of many.
+UNROLL, UNROLL_CHUNKS = 16, 4
 
 HEADER = """\
 import triton
@@ -206,7 +207,7 @@ class _Function(ValueWriter):
         else:
             self.line(
                 f"for {axis}_start in tl.range(0, {self.at(extent)}, {block}, "
-                f"loop_unroll_factor={UNROLL}):"
+                f"loop_unroll_factor={UNROLL_CHUNKS}):"
             )
             self.depth += 1
             self.line(f"{axis} = {axis}_start + tl.arange(0, {block})")

@@ -5,7 +5,8 @@
         args.clear()
         if in0.stride() != (64, 1): in0 = laid_out(in0, (64, 1), 'argument 0')
         buf0 = empty_strided((64, 64), (64, 1), dtype=torch.float32, device=device)
-        kernel0(64, in0, in1, buf0)
+        aligned = (in0.data_ptr() | in1.data_ptr()) % 16 == 0
+        kernel0(64, aligned, in0, in1, buf0)
         del in1
         return [buf0]
 
@@ -16,13 +17,13 @@ on; views are tensors that share the storage, and need no care.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from weft_codegen.kernels.triton.emit import TritonKernel
-from weft_codegen.kernels.triton.values import NoTritonForm
+from weft_codegen.kernels.triton.values import ALIGNED, NoTritonForm
 from weft_codegen.loops.index import ONE, IndexExpr, Size, single, substitute
 from weft_codegen.loops.program import (
     CPU,
@@ -46,19 +47,25 @@ class HostWriter:
         self._lines: list[str] = []
         self.scope: dict[str, Any] = dict(program.constants)
         self._made = {item.name for item in program.inputs} | set(program.constants)
+        launches = (step for step in program.steps if isinstance(step, Launch))
+        self._launched = {name for step in launches for name in step.buffers}
         self._dying: dict[int, list[str]] = defaultdict(list)
         for name, step in _last_uses(program).items():
             self._dying[step].append(name)
 
     def text(self) -> str:
         """The source of `run(args)`, which takes the arguments out of the list `args`."""
-        names = [item.name if item.kind == "tensor" else f"{item.name}_" for item in self._inputs()]
-        self._line(f"({''.join(f'{name}, ' for name in names)}) = args" if names else "")
+        inputs = self._program.inputs
+        names = [item.name if item.kind == "tensor" else f"{item.name}_" for item in inputs]
+        self._line(f"{_tuple(names)} = args" if names else "")
         self._line("args.clear()")
         self._sizes()
-        for position, item in enumerate(self._inputs()):
+        for position, item in enumerate(inputs):
             if item.kind == "tensor":
                 self._expect(item.name, f"argument {position}")
+        given = [item.name for item in inputs if item.kind == "tensor"]
+        self._line("aligned = True")
+        self._check_alignment(*given, *self._program.constants)
         for position, step in enumerate(self._program.steps):
             if isinstance(step, Launch):
                 self._launch(step)
@@ -69,12 +76,9 @@ class HostWriter:
             gone = ", ".join(self._dying[position])
             self._line(f"del {gone}" if gone else "")
         if self._program.mutations:
-            self._line(f"increment_version(({''.join(f'{m}, ' for m in self._program.mutations)}))")
+            self._line(f"increment_version({_tuple(self._program.mutations)})")
         self._line(f"return [{', '.join(map(self._output, self._program.outputs))}]")
         return "\n".join(["def run(args):", *self._lines]) + "\n"
-
-    def _inputs(self) -> Any:
-        return self._program.inputs
 
     def _line(self, text: str) -> None:
         if text:
@@ -83,11 +87,11 @@ class HostWriter:
     def _sizes(self) -> None:
         """Bind each size symbol, from an int argument or from the first tensor that shows it."""
         bound: set[str] = set()
-        for item in self._inputs():
+        for item in self._program.inputs:
             if item.kind == "size" and item.name in self._program.sizes and item.name not in bound:
                 self._line(f"{item.name} = {item.name}_")
                 bound.add(item.name)
-        for item in self._inputs():
+        for item in self._program.inputs:
             shape = self._program.buffers[item.name].shape if item.kind == "tensor" else ()
             for dim, extent in enumerate(shape):
                 atom = single(extent)
@@ -104,6 +108,12 @@ class HostWriter:
             f"laid_out({name}, {_tuple(buffer.shape)}, {strides}, {buffer.dtype}, {what!r}, "
             f"{name not in self._program.mutations})"
         )
+
+    def _check_alignment(self, *names: str) -> None:
+        """Note whether memory that the allocator has not just given begins where it would."""
+        addresses = " | ".join(f"{n}.data_ptr()" for n in names if n in self._launched)
+        if addresses:
+            self._line(f"aligned = aligned and ({addresses}) % {ALIGNED} == 0")
 
     # ---- steps
 
@@ -131,7 +141,7 @@ class HostWriter:
         for phase in kernel.phases:
             points = substitute(phase.grid, lambda atom: sizes.get(atom.key))
             programs = f"-(-({points}) // {phase.block})" if phase.block else str(points)
-            self._line(f"{phase.name}({programs}{arguments})")
+            self._line(f"{phase.name}({programs}, aligned{arguments})")
 
     def _at_home(self, step: Launch) -> list[str]:
         """The buffers of a launch on its one device; a CPU's scalar is copied there."""
@@ -165,6 +175,7 @@ class HostWriter:
             buffer = self._program.buffers.get(name)
             if buffer is not None:
                 self._expect_result(name, buffer, step)
+            self._check_alignment(name)
         self._line("del made")
 
     def _expect_result(self, name: str, buffer: Buffer, step: Extern) -> None:
@@ -192,12 +203,13 @@ class HostWriter:
             f"{_tuple(buffer.strides)}, {step.base}.storage_offset() + {step.offset})"
         )
         self._made.add(step.name)
+        self._check_alignment(step.name)
 
     def _output(self, output: Any) -> str:
         return output.name if isinstance(output, Ref) else str(output)
 
 
-def _tuple(values: tuple[IndexExpr, ...]) -> str:
+def _tuple(values: Iterable[object]) -> str:
     return f"({''.join(f'{value}, ' for value in values)})"
 
 

@@ -17,7 +17,7 @@ import triton
 from triton.runtime import driver
 from weft_core import events
 
-from weft_codegen.kernels.triton.build import ALIGNED, compile_phase, functions, options
+from weft_codegen.kernels.triton.build import compile_phase, functions, options
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
 from weft_codegen.kernels.triton.host import HostWriter
 from weft_codegen.loops.program import CPU, Program
@@ -89,29 +89,27 @@ def _home(program: Program) -> torch.device:
 
 
 def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Callable[..., None]:
-    """A function of (number of programs, *buffers, *sizes) that runs `phase` on `device`."""
+    """A function of (number of programs, aligned, *buffers, *sizes) that runs `phase`.
+
+    `aligned` says whether every buffer begins at a multiple of `values.ALIGNED` bytes.
+    """
     if triton.knobs.runtime.interpret:
         interpreted = functions(kernel.source)[phase.name]
 
-        def interpret(programs: int, *args: Any) -> None:
+        def interpret(programs: int, _aligned: bool, *args: Any) -> None:
             if programs > 0:
                 interpreted[(programs,)](*args, **options(phase))
 
         return interpret
-    count, index = len(kernel.kernel.params), device.index
     compiled = {True: compile_phase(kernel, phase)}
     stream_of = driver.active.get_current_stream
 
-    def launch(programs: int, *args: Any) -> None:
+    def launch(programs: int, aligned: bool, *args: Any) -> None:
         if programs <= 0:
             return
-        bits = 0
-        for tensor in args[:count]:
-            bits |= tensor.data_ptr()
-        aligned = bits % ALIGNED == 0
         if aligned not in compiled:
             compiled[aligned] = compile_phase(kernel, phase, aligned=False)
-        compiled[aligned][programs, 1, 1](*args, stream=stream_of(index))
+        compiled[aligned][programs, 1, 1](*args, stream=stream_of(device.index))
 
     return launch
 

@@ -114,6 +114,15 @@ def remainder(a, b):
 
 
 @triton.jit
+def sqrt(a):
+    """The square root, rounded to nearest."""
+    if a.dtype == tl.float64:
+        return tl.sqrt(a)
+    else:
+        return tl.sqrt_rn(a)
+
+
+@triton.jit
 def isinf(a):
     """Whether a float is infinite."""
     return tl.abs(a) == float("inf")

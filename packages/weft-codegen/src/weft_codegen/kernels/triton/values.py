@@ -34,6 +34,10 @@ _DIVISIONS = {
 }
 
 
+# Bytes that the address of every buffer is a multiple of, where wide loads are compiled.
+ALIGNED = 16
+
+
 class NoTritonForm(WeftError):
     """The nest has no Triton form here; the message says which statement and why."""
 
@@ -126,7 +130,9 @@ class ValueWriter(ExprWriter):
         return node.local.name
 
     def _op(self, node: Op) -> str:
-        return OPS[node.name].triton.format(*(self.text(arg) for arg in node.args))
+        # One bit would wrap around.
+        name = "or" if node.name == "add" and node.dtype is torch.bool else node.name
+        return OPS[name].triton.format(*(self.text(arg) for arg in node.args))
 
     def _cast(self, node: Cast) -> str:
         if node.dtype is torch.bool:

@@ -30,7 +30,7 @@ _FEW, _LEAST_BLOCK, _BLOCKS = 16, 4096, range(64, 7, -1)
 # Fewer columns a thread are narrow pieces of rows; the blocks of their reduction, in rows.
 _NARROW, _LEAST_ROWS = 1024, 16
 # Programs of a reduction that keep a GPU busy.
-_GPU_PROGRAMS = 1024
+_GPU_PROGRAMS = 2048
 
 
 def in_stages(lowered: Program) -> Program:
