@@ -8,14 +8,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from triton_kernels import CASES, softmax
 from triton_programs import GRAPHS
+from weft_codegen.compile import make_program
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
+from weft_codegen.kernels.triton.host import HostWriter
+from weft_codegen.kernels.triton.load import compile_program
 
-pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 _INTERPRET = """
@@ -103,3 +109,24 @@ def test_a_program_is_one_row_or_a_block_of_elements() -> None:
     pointwise, rows = emit(CASES["pointwise"].kernel), emit(CASES["softmax"].kernel)
     assert pointwise.phases[0].programs({}) == -(-37 * 51 // 1024)
     assert rows.phases[0].programs({}) == 7
+
+
+def test_a_kernel_of_the_cpu_in_a_program_of_a_gpu_is_c() -> None:
+    with FakeTensorMode():
+        fakes = [torch.empty(5), torch.empty(7, device="cuda")]
+        graph = make_fx(lambda steps, weight: [steps + 1, weight.view(7, 1)])(*fakes)
+    compiled = compile_program(make_program(graph, fakes))
+    steps, weight = torch.arange(5.0), torch.randn(7)  # the weight is never touched
+    counted, view = compiled._run([steps, weight])  # what looks for no GPU first
+    assert torch.equal(counted, torch.arange(1.0, 6.0))
+    assert view.data_ptr() == weight.data_ptr()
+
+
+def test_memory_of_two_devices_in_one_kernel_is_refused() -> None:
+    with FakeTensorMode():
+        fakes = [torch.empty(5, device="cuda:0"), torch.empty(5, device="cuda:0")]
+        graph = make_fx(lambda a, b: [a + b])(*fakes)
+    program = make_program(graph, fakes)
+    buffers = program.buffers | {"in1": replace(program.buffers["in1"], device=torch.device("cpu"))}
+    with pytest.raises(NoTritonForm, match="several devices"):
+        HostWriter(replace(program, buffers=buffers)).text()

@@ -4,7 +4,7 @@
         in0, in1 = args
         args.clear()
         if in0.stride() != (64, 1): in0 = laid_out(in0, (64, 1), 'argument 0')
-        buf0 = empty_strided((64, 64), (64, 1), dtype=torch.float32, device=device)
+        buf0 = empty_cuda((64, 64), (64, 1), torch.float32)
         aligned = (in0.data_ptr() | in1.data_ptr()) % 16 == 0
         kernel0(64, aligned, in0, in1, buf0)
         del in1
@@ -17,12 +17,14 @@ on; views are tensors that share the storage, and need no care.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from weft_codegen.kernels.triton.emit import TritonKernel
+from weft_codegen.kernels.load import compile_program
+from weft_codegen.kernels.triton.emit import TritonKernel, emit
 from weft_codegen.kernels.triton.values import ALIGNED, NoTritonForm
 from weft_codegen.loops.index import ONE, IndexExpr, Size, single, substitute
 from weft_codegen.loops.program import (
@@ -30,6 +32,7 @@ from weft_codegen.loops.program import (
     Alias,
     Buffer,
     Extern,
+    Input,
     Launch,
     Program,
     Ref,
@@ -40,10 +43,14 @@ from weft_codegen.loops.program import (
 
 
 class HostWriter:
-    """Writes the function of one program; `scope` is what its text names beside its arguments."""
+    """Writes the function of one program.
 
-    def __init__(self, program: Program, kernels: dict[str, TritonKernel]) -> None:
-        self._program, self._kernels = program, kernels
+    Its text names the functions of `kernels`, by name, and what is in `scope`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.kernels: dict[str, TritonKernel] = {}
         self._lines: list[str] = []
         self.scope: dict[str, Any] = dict(program.constants)
         self._made = {item.name for item in program.inputs} | set(program.constants)
@@ -70,7 +77,7 @@ class HostWriter:
             if isinstance(step, Launch):
                 self._launch(step)
             elif isinstance(step, Extern):
-                self._extern(position, step)
+                self._extern(step)
             elif isinstance(step, Alias):
                 self._alias(step)
             gone = ", ".join(self._dying[position])
@@ -119,22 +126,24 @@ class HostWriter:
 
     def _allocate(self, name: str) -> None:
         buffer = self._program.buffers[name]
-        self._line(
-            f"{name} = empty_strided({_tuple(buffer.shape)}, {_tuple(buffer.strides)}, "
-            f"dtype={buffer.dtype}, device={self._device(buffer.device)})"
-        )
+        call = f"{_tuple(buffer.shape)}, {_tuple(buffer.strides)}, "
+        if buffer.device.type == "cuda":  # on the current device; half the time of the other
+            self._line(f"{name} = empty_cuda({call}{buffer.dtype})")
+        else:
+            where = self._named(buffer.device)
+            self._line(f"{name} = empty({call}dtype={buffer.dtype}, device={where})")
         self._made.add(name)
 
-    def _device(self, device: torch.device) -> str:
-        name = str(device).replace(":", "_")
-        self.scope[name] = device
-        return name
-
     def _launch(self, step: Launch) -> None:
-        kernel = self._kernels[step.kernel]
         for name in step.buffers:
             if name not in self._made:
                 self._allocate(name)
+        devices = {self._program.buffers[name].device for name in step.buffers}
+        if devices == {CPU} != {home(self._program)}:
+            self._line(f"{self._named(_on_cpu(self._program, step))}({', '.join(step.buffers)})")
+            return
+        kernel = self.kernels.get(step.kernel) or emit(self._program.kernels[step.kernel])
+        self.kernels[step.kernel] = kernel
         buffers = self._at_home(step)
         sizes = dict(zip(kernel.kernel.sizes, step.sizes, strict=True))
         arguments = "".join(f", {text}" for text in (*buffers, *map(str, step.sizes)))
@@ -147,20 +156,18 @@ class HostWriter:
         """The buffers of a launch on its one device; a CPU's scalar is copied there."""
         kernel = self._program.kernels[step.kernel]
         actual = [self._program.buffers[name] for name in step.buffers]
-        home = next((b.device for b in actual if b.device != CPU), CPU)
+        here = next((b.device for b in actual if b.device != CPU), CPU)
         for buffer, param in zip(actual, kernel.params, strict=True):
             scalar = buffer.device == CPU and buffer.storage == ONE and not param.written
-            if buffer.device != home and not scalar:
+            if buffer.device != here and not scalar:
                 raise NoTritonForm(f"kernel {step.kernel} touches the memory of several devices")
-        there = self._device(home)
-        return [b.name if b.device == home else f"{b.name}.to({there})" for b in actual]
+        there = self._named(here)
+        return [b.name if b.device == here else f"{b.name}.to({there})" for b in actual]
 
-    def _extern(self, position: int, step: Extern) -> None:
-        function = f"op{position}"
-        self.scope[function] = step.op
+    def _extern(self, step: Extern) -> None:
         arguments = [self._argument(value) for value in step.args]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
-        call = f"{function}({', '.join(arguments)})"
+        call = f"{self._named(step.op)}({', '.join(arguments)})"
         if step.when is not None:
             self._line(f"if {step.when}.any(): {call}")
             return
@@ -192,6 +199,9 @@ class HostWriter:
             return str(value)
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._argument, value))}]"
+        return self._named(value)
+
+    def _named(self, value: Any) -> str:
         name = f"value{len(self.scope)}"
         self.scope[name] = value
         return name
@@ -207,6 +217,32 @@ class HostWriter:
 
     def _output(self, output: Any) -> str:
         return output.name if isinstance(output, Ref) else str(output)
+
+
+def home(program: Program) -> torch.device:
+    """Where the kernels of a program run: the first of its devices that is no CPU, if any."""
+    devices = {buffer.device for buffer in program.buffers.values()} - {CPU}
+    return min(devices, key=str, default=CPU)
+
+
+def _on_cpu(program: Program, step: Launch) -> Callable[..., Any]:
+    """A launch on the CPU's tensors alone (steps that an optimizer counts), as a program in C."""
+    if step.sizes:
+        raise NoTritonForm(f"kernel {step.kernel} runs on the CPU, with symbolic sizes")
+    kernel = program.kernels[step.kernel]
+    pairs = zip(step.buffers, kernel.params, strict=True)
+    alone = replace(
+        program,
+        sizes=(),
+        inputs=tuple(map(Input, step.buffers)),
+        constants={},
+        buffers={name: program.buffers[name] for name in step.buffers},
+        kernels={step.kernel: kernel},
+        steps=(step,),
+        outputs=(),
+        mutations=tuple(name for name, param in pairs if param.written),
+    )
+    return compile_program(alone)
 
 
 def _tuple(values: Iterable[object]) -> str:

@@ -6,7 +6,6 @@ multiples of 16 bytes (what allocators give; wide loads need it), and once more 
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,9 @@ from triton.runtime import driver
 from weft_core import events
 
 from weft_codegen.kernels.triton.build import compile_phase, functions, options
-from weft_codegen.kernels.triton.emit import Phase, TritonKernel, emit
-from weft_codegen.kernels.triton.host import HostWriter
-from weft_codegen.loops.program import CPU, Program
+from weft_codegen.kernels.triton.emit import Phase, TritonKernel
+from weft_codegen.kernels.triton.host import HostWriter, home
+from weft_codegen.loops.program import Program
 
 _output_code = events.logger("codegen", "output_code")
 
@@ -56,21 +55,22 @@ def compile_program(program: Program) -> TritonGraph:
         NoTritonForm: a kernel has no Triton form, or touches several devices.
     """
     with events.span("codegen.emit"):
-        kernels = {name: _emit(kernel) for name, kernel in program.kernels.items()}
-        writer = HostWriter(program, kernels)
+        writer = HostWriter(program)
         text = writer.text()
+        kernels = writer.kernels.values()
     if events.enabled("output_code"):
-        sources = (kernel.source for kernel in kernels.values())
+        sources = (kernel.source for kernel in kernels)
         _output_code.info("%s", "\n\n".join([*sources, text]))
-    device = _home(program)
+    device = home(program)
     with events.span("codegen.build"):
-        phases = [(kernel, phase) for kernel in kernels.values() for phase in kernel.phases]
+        phases = [(kernel, phase) for kernel in kernels for phase in kernel.phases]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # LLVM and ptxas leave Python's lock
             built = pool.map(lambda pair: launcher(pair[0], pair[1], device), phases)
             launchers = {phase.name: run for (_, phase), run in zip(phases, built, strict=True)}
     scope = {
         "torch": torch,
-        "empty_strided": torch.empty_strided,
+        "empty": torch.empty_strided,
+        "empty_cuda": torch._C._dynamo.guards._empty_strided_cuda,
         "increment_version": torch.autograd.graph.increment_version,
         "laid_out": _laid_out,
         **launchers,
@@ -78,14 +78,6 @@ def compile_program(program: Program) -> TritonGraph:
     }
     exec(compile(text, "<weft host>", "exec"), scope)
     return TritonGraph(scope["run"], device)
-
-
-_emit: Callable[..., TritonKernel] = functools.lru_cache(maxsize=4096)(emit)
-
-
-def _home(program: Program) -> torch.device:
-    devices = {buffer.device for buffer in program.buffers.values()} - {CPU}
-    return min(devices, key=str, default=CPU)
 
 
 def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Callable[..., None]:
