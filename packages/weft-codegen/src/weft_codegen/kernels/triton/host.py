@@ -4,7 +4,7 @@
         in0, in1 = args
         args.clear()
         if in0.stride() != (64, 1): in0 = laid_out(in0, (64, 1), 'argument 0')
-        buf0 = empty_cuda((64, 64), (64, 1), torch.float32)
+        buf0 = empty_strided((64, 64), (64, 1), dtype=torch.float32, device=value2)
         aligned = (in0.data_ptr() | in1.data_ptr()) % 16 == 0
         kernel0(64, aligned, in0, in1, buf0)
         del in1
@@ -126,12 +126,8 @@ class HostWriter:
 
     def _allocate(self, name: str) -> None:
         buffer = self._program.buffers[name]
-        call = f"{_tuple(buffer.shape)}, {_tuple(buffer.strides)}, "
-        if buffer.device.type == "cuda":  # on the current device; half the time of the other
-            self._line(f"{name} = empty_cuda({call}{buffer.dtype})")
-        else:
-            where = self._named(buffer.device)
-            self._line(f"{name} = empty({call}dtype={buffer.dtype}, device={where})")
+        layout = f"{_tuple(buffer.shape)}, {_tuple(buffer.strides)}, dtype={buffer.dtype}"
+        self._line(f"{name} = empty_strided({layout}, device={self._named(buffer.device)})")
         self._made.add(name)
 
     def _launch(self, step: Launch) -> None:

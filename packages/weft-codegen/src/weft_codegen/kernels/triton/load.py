@@ -69,8 +69,7 @@ def compile_program(program: Program) -> TritonGraph:
             launchers = {phase.name: run for (_, phase), run in zip(phases, built, strict=True)}
     scope = {
         "torch": torch,
-        "empty": torch.empty_strided,
-        "empty_cuda": torch._C._dynamo.guards._empty_strided_cuda,
+        "empty_strided": torch.empty_strided,
         "increment_version": torch.autograd.graph.increment_version,
         "laid_out": _laid_out,
         **launchers,
