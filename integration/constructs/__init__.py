@@ -15,6 +15,7 @@ THEMES = (
     "control_flow",
     "exceptions",
     "generators",
+    "coroutines",
     "managers",
     "classes",
     "data_model",

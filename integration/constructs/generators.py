@@ -1,4 +1,4 @@
-"""Generators: send, throw, close, yield from, return values, expressions."""
+"""Generators: send, throw, close, yield from, return values, expressions; over graph breaks."""
 
 from constructs import case
 
@@ -311,3 +311,76 @@ def generator_returned_unstarted(x):
         yield y
 
     return gen().__class__.__name__, y
+
+
+def running_sums(x):
+    total, step = x, 3
+    for i in range(4):
+        got = yield total
+        total = total + (got or 0) + step
+        step += i
+    return total
+
+
+@case
+def started_over_break(x):
+    g = running_sums(x)
+    y = next(g) + g.send(2)
+    n = int(x.sum())
+    return y, g.send(n), list(g), g.__name__, g.__qualname__
+
+
+@case
+def delegating_over_break(x):
+    def outer():
+        log.append((yield from running_sums(x)))
+        yield "last"
+
+    log = []
+    g = outer()
+    next(g)
+    int(x.sum())
+    return list(g), log
+
+
+@case
+def delegating_thrown_into_over_break(x):
+    def inner():
+        try:
+            yield x
+        except ValueError as error:
+            log.append(error.args)
+            return 5
+
+    def outer():
+        yield (yield from inner()) * x
+
+    log = []
+    g = outer()
+    next(g)
+    int(x.sum())
+    return g.throw(ValueError("thrown")), log
+
+
+@case
+def ended_over_break(x):
+    g = countdown(2)
+    list(g)
+    int(x.sum())
+    return x + 1, list(g), next(g, "end")
+
+
+@case
+def dropped_with_finally(x):
+    def gen():
+        try:
+            yield x + 1
+        finally:
+            log.append("closed")
+
+    log = []
+    g = gen()
+    y = next(g)
+    del g
+    log.append("after")
+    return y, log

@@ -306,3 +306,36 @@ def not_a_manager(x):
             pass
     except TypeError as error:
         return x + 1, str(error)
+
+
+@contextlib.contextmanager
+def scaled(x, log):
+    log.append("in")
+    try:
+        with torch.no_grad():
+            yield x * 2
+    except ValueError as error:
+        log.append(error.args[0])
+    finally:
+        log.append(("out", torch.is_grad_enabled()))
+
+
+@case
+def contextmanager_over_break(x):
+    log = []
+    with scaled(x, log) as y:
+        y = y + int(x.sum())
+        log.append(torch.is_grad_enabled())
+        x = x + 1
+        raise ValueError("raised")
+    return x + y, log, torch.is_grad_enabled()
+
+
+@case
+def exit_stack_over_break(x):
+    log = []
+    with contextlib.ExitStack() as stack:
+        y = stack.enter_context(scaled(x, log)) + stack.enter_context(scaled(x + 1, log))
+        n = int(x.sum())
+        log.append(n)
+    return x + y + n, log

@@ -7,7 +7,6 @@ frames whose every instruction can be taken back on its own.
 from __future__ import annotations
 
 import traceback
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,11 +15,9 @@ from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.table import unsupported
-from weft_capture.values.base import Output, Tracer, Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE, constant
-from weft_capture.values.exceptions import chain, generator_error
 from weft_capture.values.functions import CellValue, FunctionValue
-from weft_capture.values.iterators import IteratorValue
 
 Program = list[tuple[Callable[["Frame", Instr], None], Instr]]
 
@@ -148,112 +145,3 @@ class Frame:
             at = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
             known = decoded.derived["place", line] = (at, traceback.format_list([at])[0])
         return known
-
-
-@dataclass(eq=False)
-class GeneratorValue(IteratorValue):
-    """A generator made by the program: a frame that runs one yield at a time."""
-
-    frame: Frame | None
-    function: FunctionValue
-    args: list[Value]
-    kwargs: dict[str, Value]
-    started: bool = False
-    running: bool = False
-    returned: Value | None = None
-    cls: type = types.GeneratorType  # or the class of the library that this is a version of
-
-    def __post_init__(self) -> None:
-        assert self.frame is not None
-        self.made_at = self.frame.tx.steps.now
-
-    def snapshot(self) -> Callable[[], None]:
-        frame, started, returned = self.frame, self.started, self.returned
-        if frame is None:
-            state = None
-        else:
-            state = (frame.stack.copy(), frame.locals.copy(), frame.ip, frame.exception)
-
-        def restore() -> None:
-            self.frame, self.started, self.returned = frame, started, returned
-            self.running = False
-            if frame is not None and state is not None:
-                frame.stack, frame.locals, frame.ip, frame.exception = state
-                frame.result = None
-
-        return restore
-
-    def next(self, tx: Tracer) -> Value | None:
-        return self.send(tx, NONE)
-
-    def send(self, tx: Tracer, value: Value) -> Value | None:
-        """Run to the next yield; None when the generator returned (its value in `returned`)."""
-        frame = self.frame
-        if frame is None:
-            self.returned = None
-            return None
-        self._enter(tx)
-        if self.started:
-            frame.stack.append(value)
-        self.started = True
-        return self._run(tx, frame)
-
-    def throw(self, tx: Tracer, error: Value) -> Value | None:
-        """Raise `error` at the yield where the generator stands, and run to the next yield."""
-        frame = self.frame
-        if frame is None or not self.started:
-            self.frame = None
-            raise Raised(chain(tx, error))
-        self._enter(tx)
-        inner = frame.delegate()
-        try:
-            if inner is not None and issubclass(error.python_type(), GeneratorExit):
-                inner.call_method(tx, "close", [], {})
-            elif isinstance(inner, GeneratorValue):
-                item = inner.throw(tx, error)
-                if item is not None:
-                    self.running = False
-                    return item
-                frame.end_delegation(inner)
-                return self._run(tx, frame)
-            elif inner is not None and hasattr(inner.python_type(), "throw"):
-                raise Break("generator", "throwing into an iterator that is no generator")
-        except Raised as raised:
-            error = raised.value
-        try:
-            frame.unwind(Raised(chain(tx, error)), frame.instr)
-        except Raised:
-            self.frame = None
-            raise
-        return self._run(tx, frame)
-
-    def _enter(self, tx: Tracer) -> None:
-        if self.running:
-            tx.raise_(ValueError, "generator already executing")
-        tx.journal.touch(self)
-        self.running = True
-
-    def _run(self, tx: Tracer, frame: Frame) -> Value | None:
-        try:
-            item = frame.run()
-        except Raised as raised:
-            self.frame = None
-            if issubclass(raised.value.python_type(), StopIteration):
-                raise Raised(generator_error(tx, raised.value)) from None
-            raise
-        finally:
-            self.running = False
-        if frame.result is None:
-            return item
-        self.frame = None
-        self.returned = item
-        return None
-
-    def reconstruct(self, out: Output) -> None:
-        plain = self.cls is types.GeneratorType
-        version = plain and self.function.globals.get("__name__") == "weft_capture.polyfills"
-        if self.started or self.function.attributes or version:
-            what = "has started" if self.started else "may have had another name"
-            text = f"a generator that {what} is needed after a graph break"
-            raise Break("generator", text, self.made_at)
-        out.call(self.function if plain else self.cls, self.args, self.kwargs)

@@ -6,7 +6,6 @@ symbolic frames, and offers the operations that values share: calling, wrapping,
 
 from __future__ import annotations
 
-import inspect
 import operator
 import traceback
 import types
@@ -31,7 +30,8 @@ from weft_capture import attributes, class_statements, classes, config
 from weft_capture.breaks import Break, NeedsSymbols, Raised
 from weft_capture.bytecode import decode
 from weft_capture.effects import Effects
-from weft_capture.frames import Frame, GeneratorValue
+from weft_capture.frames import Frame
+from weft_capture.generators import GeneratorValue, make_generator
 from weft_capture.graph import GraphBuilder, memory_guards
 from weft_capture.journal import Journal
 from weft_capture.output.reconstruct import children, leads_to
@@ -88,7 +88,7 @@ class Tracer:
         self.steps = steps or Steps(config.settings.instruction_limit)
         self.unstepped = 0
         self.let_go: set[int] = set()
-        self.watched: list[WeakRefValue] = []  # with a callback
+        self.watched: list[WeakRefValue | GeneratorValue] = []  # what may not be dropped unseen
         self.journal = Journal()
         self.guards = GuardSet()
         self.graph = GraphBuilder(self, symbolic)
@@ -316,9 +316,7 @@ class Tracer:
         kind = Frame if whole else SteppedFrame
         frame = kind(self, function, local_values, cells)
         if decoded.is_generator:
-            if function.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-                raise Break("unsupported-opcode", "async code")
-            return GeneratorValue(frame, function, args, kwargs)
+            return make_generator(frame, function, args, kwargs)
         return frame.run()
 
     def enter_frame(self, frame: Frame) -> None:
@@ -425,7 +423,7 @@ class Tracer:
         self.frame = None
         del self.function
 
-    def watch(self, one: WeakRefValue) -> None:
+    def watch(self, one: WeakRefValue | GeneratorValue) -> None:
         """Note what is to be checked when the capture ends."""
         self.watched.append(one)
         self.journal.on_rollback(lambda: self.watched.remove(one))

@@ -353,7 +353,49 @@ def test_many_arguments():
     assert frame.run(never, f, *range(60)) == tuple(range(60))
 
 
-def test_make_resume_refuses_generators():
-    f = fresh("def f():\n    yield 1")
-    with pytest.raises(ValueError, match="generator"):
-        make_resume(decode(f.__code__), 3)
+def test_make_resume_of_a_generator_goes_on_at_its_yield():
+    f = fresh("""
+        def f(a):
+            try:
+                a = yield a
+            except KeyError:
+                a = yield "caught"
+            return a
+    """)
+    decoded = decode(f.__code__)
+    index = next(i for i, one in enumerate(decoded.instrs) if one.opname == "YIELD_VALUE")
+
+    def resumed():
+        resume = make_resume(decoded, index, [True], ())
+        generator = types.FunctionType(resume.code, {})("yielded again")
+        assert next(generator) == "yielded again"
+        return generator
+
+    with pytest.raises(StopIteration, match="sent"):
+        resumed().send("sent")
+    assert resumed().throw(KeyError) == "caught"
+    resumed().close()
+
+
+def test_make_resume_of_a_generator_that_delegates():
+    f = fresh("""
+        def f(a):
+            got = yield from a
+            yield got
+    """)
+    decoded = decode(f.__code__)
+    index = next(i for i, one in enumerate(decoded.instrs) if one.opname == "YIELD_VALUE")
+
+    def inner():
+        try:
+            yield 1
+        except KeyError:
+            return "caught"
+
+    inside = inner()
+    next(inside)
+    resume = make_resume(decoded, index, [True, True], ())
+    generator = types.FunctionType(resume.code, {})(inside, None)
+    next(generator)
+    assert generator.gi_yieldfrom is inside
+    assert generator.throw(KeyError) == "caught"

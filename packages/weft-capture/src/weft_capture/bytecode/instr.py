@@ -58,6 +58,7 @@ COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
 INTRINSICS = {
     "IMPORT_STAR": (1, 2),
     "STOPITERATION_ERROR": (1, 3),
+    "ASYNC_GEN_WRAP": (1, 4),
     "UNARY_POSITIVE": (1, 5),
     "LIST_TO_TUPLE": (1, 6),
     "PREP_RERAISE_STAR": (2, 1),
@@ -164,6 +165,11 @@ class FrameShape:
         """Names whose slot holds a cell."""
         return frozenset(self.cellvars + self.freevars)
 
+    @property
+    def is_generator(self) -> bool:
+        """Whether calling the function makes a generator or coroutine of any kind."""
+        return bool(self.flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR))
+
 
 @dataclass(frozen=True, eq=False)
 class Decoded(FrameShape):
@@ -185,10 +191,13 @@ class Decoded(FrameShape):
             raise ReferenceError(f"the code object of {self.qualname} is gone")
         return code
 
-    @property
-    def is_generator(self) -> bool:
-        """Whether calling the function makes a generator or coroutine of any kind."""
-        return bool(self.flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR))
+    def unwinds(self, instr: Instr) -> bool:
+        """Whether an exception here meets a handler of the program's, not only the compiler's."""
+        while instr.handler is not None:
+            instr = self.instrs[instr.handler.target]
+            if instr.opname != "CLEANUP_THROW":
+                return instr.opname != "STOPITERATION_ERROR"
+        return False
 
 
 def call_pair(func: Any, null: Any) -> tuple[Any, Any]:
@@ -230,11 +239,13 @@ Item = Op | Label
 
 
 def prologue_of(shape: FrameShape, positions: Positions) -> list[Item]:
-    """What comes before all else: the cells, and RESUME."""
+    """What comes before all else: the cells, making the generator, and RESUME."""
     items: list[Item] = []
     if shape.freevars:
         items.append(Op("COPY_FREE_VARS", len(shape.freevars)))
     items += [Op("MAKE_CELL", 0, name) for name in shape.cellvars]
+    if shape.is_generator:
+        items += [Op("RETURN_GENERATOR", positions=positions), Op("POP_TOP", positions=positions)]
     items.append(Op("RESUME", positions=positions))
     return items
 

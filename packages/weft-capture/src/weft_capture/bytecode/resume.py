@@ -14,7 +14,7 @@ from types import CodeType
 
 from .decode import decode
 from .encode import assemble
-from .instr import Decoded, FrameShape, Label, Op, program_of, prologue_of
+from .instr import Decoded, FrameShape, Instr, Label, Op, program_of, prologue_of
 from .liveness import first_argument_of_super, live_at, reachable
 
 _PROLOGUE = frozenset({"RESUME", "COPY_FREE_VARS", "RETURN_GENERATOR"})
@@ -63,7 +63,8 @@ def make_resume(
     """Code that runs `decoded` from instruction `index` on.
 
     Args:
-        decoded: the original frame's code; not that of a generator (ValueError).
+        decoded: the original frame's code. That of a generator makes one, which goes on there
+            when it is first stepped.
         index: the instruction to go on at; not `in_prologue` (ValueError).
         stack: the operand stack there, bottom first: True for a value, False for a NULL.
         locals: plain variables that are bound there; those that are not live are left out.
@@ -79,8 +80,6 @@ def make_resume(
     if origin is not None and (first := original(decoded)) is not decoded:
         # Resuming a resume function resumes the original: a loop meets the same code again.
         return make_resume(first, origin.indices[index - origin.prologue], stack, locals, keep)
-    if decoded.is_generator:
-        raise ValueError(f"{decoded.qualname} is a generator or coroutine; it cannot be resumed")
     wanted = live_at(decoded, index).union(keep)
     plain = wanted.intersection(decoded.varnames) - decoded.cells
     bound = plain if locals is None else plain.intersection(locals)
@@ -114,7 +113,7 @@ def is_resume(code: CodeType) -> bool:
 
 def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str]) -> Resume:
     keep = [
-        wanted and instr.opname not in _PROLOGUE
+        wanted and (instr.opname not in _PROLOGUE or _goes_on(instr))
         for wanted, instr in zip(reachable(decoded, index), decoded.instrs, strict=True)
     ]
     entry = Label()
@@ -135,6 +134,11 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     kept = tuple(i for i, wanted in enumerate(keep) if wanted)
     decode(code).derived["origin"] = Origin(weakref.ref(decoded), len(prologue), kept)
     return Resume(code, args, stack, index)
+
+
+def _goes_on(instr: Instr) -> bool:
+    """Whether this is the RESUME behind a yield, which tells what kind of one that is."""
+    return instr.opname == "RESUME" and bool(instr.arg & 3)
 
 
 def state_at(

@@ -4,7 +4,11 @@
 Importing this package fills the table.
 """
 
-from weft_capture.opcodes import build, calls, exceptions, jumps, operators, variables
+import importlib
+
 from weft_capture.opcodes.table import HANDLERS
 
-__all__ = ["HANDLERS", "build", "calls", "exceptions", "jumps", "operators", "variables"]
+__all__ = ["HANDLERS"]
+
+for _family in ("variables", "operators", "build", "jumps", "calls", "exceptions"):
+    importlib.import_module(f"weft_capture.opcodes.{_family}")

@@ -67,9 +67,7 @@ def _reraise(frame: Frame, instr: Instr) -> None:
 @opcode("STOPITERATION_ERROR")
 def _stopiteration_error(frame: Frame, instr: Instr) -> None:
     """With it 3.12 and later end a generator's body (PEP 479)."""
-    error = frame.stack[-1]
-    if issubclass(error.python_type(), StopIteration):
-        raise Raised(generator_error(frame.tx, error))
+    frame.stack[-1] = generator_error(frame.tx, frame.stack[-1], frame.decoded.flags)
 
 
 def _classes(frame: Frame, wanted: Value) -> tuple[type, ...]:
@@ -105,18 +103,19 @@ def _prep_reraise_star(frame: Frame, instr: Instr) -> None:
     frame.stack.append(groups.rest_to_raise(frame.tx, frame.stack.pop(), raised))
 
 
-@opcode("BEFORE_WITH")
+@opcode("BEFORE_WITH", "BEFORE_ASYNC_WITH")
 def _before_with(frame: Frame, instr: Instr) -> None:
     tx = frame.tx
     manager = frame.stack.pop()
     kind = manager.python_type()
-    for name, hint in (("__enter__", ""), ("__exit__", " (missed __exit__ method)")):
+    a, manner = ("a", "asynchronous ") if instr.opname == "BEFORE_ASYNC_WITH" else ("", "")
+    enter, leave = f"__{a}enter__", f"__{a}exit__"
+    for name, hint in ((enter, ""), (leave, f" (missed {leave} method)")):
         if not hasattr(kind, name) and manager.find_method(name) is None:
-            text = f"'{kind.__name__}' object does not support the context manager protocol{hint}"
-            tx.raise_(TypeError, text)
-    leave = manager.getattr(tx, "__exit__")
-    entered = manager.call_method(tx, "__enter__", [], {})
-    frame.stack.extend((leave, entered))
+            text = f"object does not support the {manner}context manager protocol{hint}"
+            tx.raise_(TypeError, f"'{kind.__name__}' {text}")
+    exit_method = manager.getattr(tx, leave)
+    frame.stack.extend((exit_method, manager.call_method(tx, enter, [], {})))
 
 
 @opcode("WITH_EXCEPT_START")

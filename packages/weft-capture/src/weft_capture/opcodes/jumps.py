@@ -1,12 +1,15 @@
-"""Jumps, loops, returns and yields."""
+"""Jumps, loops, returns, yields and awaits."""
 
 from __future__ import annotations
 
+import inspect
+
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
+from weft_capture.generators import GeneratorValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules.checks import is_checked
-from weft_capture.values.base import Frame
+from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NONE, Constant
 from weft_capture.values.objects import UserObject
 
@@ -65,6 +68,14 @@ def _yield_value(frame: Frame, instr: Instr) -> None:
     frame.yielded = frame.stack.pop()
 
 
+@opcode("GET_YIELD_FROM_ITER")
+def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
+    inner, flags = frame.stack[-1], inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
+    coroutine = isinstance(inner, GeneratorValue) and inner.kind == "coroutine"
+    if not (coroutine and frame.decoded.flags & flags):
+        frame.stack[-1] = inner.iterate(frame.tx)
+
+
 @opcode("SEND")
 def _send(frame: Frame, instr: Instr) -> None:
     """`yield from` and `await`: step the inner iterator; at its end go on with its result."""
@@ -103,6 +114,46 @@ def _end_send(frame: Frame, instr: Instr) -> None:
     frame.stack.pop(-2)
 
 
-@opcode("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP")
-def _asynchronous(frame: Frame, instr: Instr) -> None:
-    raise Break("unsupported-opcode", "async code")
+@opcode("GET_AWAITABLE")
+def _get_awaitable(frame: Frame, instr: Instr) -> None:
+    frame.stack[-1] = awaitable(frame, frame.stack[-1])
+
+
+def awaitable(frame: Frame, value: Value) -> Value:
+    """Return what `await` steps for an object.
+
+    Raises:
+        Break: when it is no awaitable, or is being awaited: the real instruction refuses it.
+    """
+    if isinstance(value, GeneratorValue):
+        busy = value.frame is not None and value.started and value.frame.delegate() is not None
+        known = value.kind == "coroutine" and not busy
+        if known or value.flags & inspect.CO_ITERABLE_COROUTINE:
+            return value
+    elif hasattr(value.python_type(), "__await__"):
+        iterator = value.call_method(frame.tx, "__await__", [], {})
+        if hasattr(iterator.python_type(), "__next__"):
+            return iterator
+    raise Break("unsupported-value", f"{value.describe()} is awaited")
+
+
+@opcode("GET_AITER")
+def _get_aiter(frame: Frame, instr: Instr) -> None:
+    over = frame.stack[-1]
+    iterator = frame.stack[-1] = over.call_method(frame.tx, "__aiter__", [], {})
+    kinds = over.python_type(), iterator.python_type()
+    if not (hasattr(kinds[0], "__aiter__") and hasattr(kinds[1], "__anext__")):
+        raise Break("unsupported-value", f"{over.describe()} in async for")
+
+
+@opcode("GET_ANEXT")
+def _get_anext(frame: Frame, instr: Instr) -> None:
+    step = frame.stack[-1].call_method(frame.tx, "__anext__", [], {})
+    frame.stack.append(awaitable(frame, step))
+
+
+@opcode("END_ASYNC_FOR")
+def _end_async_for(frame: Frame, instr: Instr) -> None:
+    _, raised = frame.pop_many(2)
+    if not issubclass(raised.python_type(), StopAsyncIteration):
+        raise Raised(raised)

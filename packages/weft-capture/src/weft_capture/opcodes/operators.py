@@ -33,7 +33,6 @@ on_values(
         "STORE_ATTR": (2, lambda tx, name, value, owner: owner.setattr(tx, name, value)),
         "DELETE_ATTR": (1, lambda tx, name, owner: owner.delattr(tx, name)),
         "GET_ITER": (1, lambda tx, _, x: x.iterate(tx)),
-        "GET_YIELD_FROM_ITER": (1, lambda tx, _, x: x.iterate(tx)),
         "LIST_TO_TUPLE": (1, lambda tx, _, x: TupleValue(x.unpack(tx))),
         "LOAD_CONST": (0, _load_const),
         "LOAD_BUILD_CLASS": (0, lambda tx, _: tx.const_object(builtins.__build_class__)),

@@ -57,11 +57,11 @@ def assemble(
     """
     if stopped is not None and any(one.exception is not None for one in stopped.frames):
         raise _in_handler(stopped.error)
-    for one in tx.watched:
-        one.check()
     end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
     draft = _Assembly(tx, frame, stopped, tail_call, end_mode, frozenset())
     draft.body({})
+    for one in tx.watched:
+        one.check(tx, draft.out.rebuilt())
     outputs = draft.out.graph_outputs
     if stopped is not None:
         _check_histories(tx, stopped.frames, outputs)

@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer
+from weft_capture.generators import GeneratorValue
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
 from weft_capture.values.containers import SequenceValue, SetValue, TupleValue
@@ -76,10 +77,10 @@ class Output:
             value.source.emit(self.writer)
             return
         if value in self._building:
-            raise Break(
-                "unsupported-value", f"rebuilding {value.describe()}, which leads to itself"
-            )
-        if isinstance(value, IteratorValue) or getattr(value, "base", None) is not None:
+            what = f"rebuilding {value.describe()}, which leads to itself"
+            raise Break("unsupported-value", what, getattr(value, "made_at", None) or -1)
+        iterates = isinstance(value, IteratorValue | GeneratorValue)
+        if iterates or getattr(value, "base", None) is not None:
             self._building.add(value)
         value.reconstruct(self)
         if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside

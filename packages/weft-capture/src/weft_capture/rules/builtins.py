@@ -12,8 +12,8 @@ import torch
 from weft_capture import polyfills
 from weft_capture.attributes import C_METHODS, is_programs, is_python_code, lookup
 from weft_capture.breaks import Break, NotConstant, Raised
-from weft_capture.classes import ClassValue, SuperValue
-from weft_capture.frames import GeneratorValue
+from weft_capture.classes import SuperValue
+from weft_capture.generators import GeneratorValue
 from weft_capture.rules.operators import binary, by_methods, combined, identical
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
@@ -37,7 +37,7 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, DictView
-from weft_capture.values.exceptions import ExceptionValue, chain
+from weft_capture.values.exceptions import ExceptionValue, chain, thrown
 from weft_capture.values.iterators import (
     CallIterator,
     CombinedIterator,
@@ -433,42 +433,26 @@ def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
 
 @method(IteratorValue, "__next__")
 def _next_item(tx: Tracer, self: IteratorValue) -> Value:
+    if not hasattr(self.python_type(), "__next__"):
+        tx.raise_(TypeError, f"'{self.cls.__name__}' object is not an iterator")
     return item_or_stop(tx, self, self.next(tx))
 
 
 @method(GeneratorValue, "send")
 def _send(tx: Tracer, self: GeneratorValue, value: Value) -> Value:
-    if not self.started and value is not NONE:
-        tx.raise_(TypeError, "can't send non-None value to a just-started generator")
     return item_or_stop(tx, self, self.send(tx, value))
 
 
 @method(GeneratorValue, "throw")
 def _throw(tx: Tracer, self: GeneratorValue, error: Value, *rest: Value) -> Value:
-    # The old form: class, value, traceback.
-    value = rest[0] if rest and rest[0] is not NONE else error
-    if isinstance(value, ClassValue):
-        value = value.call(tx, [], {})
-    return item_or_stop(tx, self, self.throw(tx, value))
+    return item_or_stop(tx, self, self.throw(tx, thrown(tx, error, *rest)))
 
 
 @method(GeneratorValue, "close")
 def _close(tx: Tracer, self: GeneratorValue) -> None:
-    if self.frame is None or not self.started:
-        tx.journal.touch(self)
-        self.frame = None
-        self.returned = None
-        return
-    try:
-        item = self.throw(tx, ExceptionValue(GeneratorExit, []))
-    except Raised as raised:
-        if issubclass(raised.value.python_type(), GeneratorExit | StopIteration):
-            return
-        raise
-    if item is not None:
-        tx.raise_(RuntimeError, "generator ignored GeneratorExit")
+    self.close(tx)
 
 
 @method(IteratorValue, "__iter__")
 def _itself(tx: Tracer, self: IteratorValue) -> Value:
-    return self
+    return self.iterate(tx)

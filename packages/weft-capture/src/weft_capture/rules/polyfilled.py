@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from weft_capture import polyfills
-from weft_capture.frames import GeneratorValue
+from weft_capture.generators import GeneratorValue
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.functions import FunctionValue

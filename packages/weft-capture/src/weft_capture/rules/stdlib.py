@@ -6,6 +6,7 @@ Library functions written in Python and free of C state are simply inlined and n
 from __future__ import annotations
 
 import ast
+import asyncio
 import datetime
 import decimal
 import enum
@@ -35,6 +36,7 @@ from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break
+from weft_capture.generators import GeneratorValue
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
@@ -263,3 +265,16 @@ def _same_context(now: decimal.Context, then: decimal.Context) -> bool:
 
 
 EXACT[decimal.Decimal] = _wrap_decimal
+
+
+@rule(asyncio.run)
+def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
+    """A coroutine that never waits for the event loop needs none."""
+    running = asyncio._get_running_loop()
+    coroutine = main if isinstance(main, GeneratorValue) and main.kind == "coroutine" else None
+    if coroutine is None or debug is not NONE or running is not None:
+        raise Break("unknown-call", "asyncio.run in a running loop, or with debug")
+    tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
+    if coroutine.send(tx, NONE) is not None:
+        raise Break("unknown-call", "asyncio.run of a coroutine that waits for the event loop")
+    return coroutine.returned or NONE

@@ -6,6 +6,7 @@ handled gets that one as its `__context__`.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -200,9 +201,23 @@ def chain(tx: Tracer, value: Value) -> Value:
     return value
 
 
-def generator_error(tx: Tracer, stop: Value) -> Value:
-    """Return what a StopIteration that leaves a generator's body becomes (PEP 479)."""
-    error = ExceptionValue(RuntimeError, [constant("generator raised StopIteration")])
+def generator_kind(flags: int) -> str:
+    """Return what the interpreter calls the object that code with these flags makes."""
+    return "coroutine" if flags & inspect.CO_COROUTINE else "generator"
+
+
+def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
+    """Return the exception that `throw` is given, in the old form as class, value, traceback."""
+    value = rest[0] if rest and rest[0] is not NONE else error
+    return value.call(tx, [], {}) if issubclass(value.python_type(), type) else value
+
+
+def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
+    """Return what an exception that leaves the body of a generator becomes (PEP 479)."""
+    if not issubclass(stop.python_type(), StopIteration):
+        return stop
+    text = constant(f"{generator_kind(flags)} raised StopIteration")
+    error = ExceptionValue(RuntimeError, [text])
     chain(tx, error)
     error.setattr(tx, "__cause__", stop)
     error.attributes["__context__"] = stop

@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.bytecode import decode
 from weft_capture.values.base import (
     Kwargs,
     MethodOf,
@@ -311,7 +312,7 @@ class UserObject(MutableValue):
         fills = isinstance(base, MutableValue) and not fixed
         given = [] if base is None or fills else [base]
         if isinstance(base, WeakRefValue):
-            base.check()
+            base.check(base.tx)
             given = [base.target, base.callback]
         out.call(new_instance, [class_value(self.cls), *given])
         out.remember(self)
@@ -332,13 +333,21 @@ def may_finalize(value: Value) -> bool:
     pending, seen = [value], set()
     while pending:
         one = pending.pop()
-        finalizer = getattr(type(getattr(one, "obj", None)), "__del__", None)
-        if isinstance(finalizer, types.FunctionType):
+        obj = getattr(one, "obj", None)
+        if isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj):
             return True
         if one not in seen and isinstance(one, Container):
             seen.add(one)
             one.build(pending.append)
     return False
+
+
+def _unwinds(obj: object) -> bool:
+    """Say whether an object is a generator whose handlers run when it is dropped."""
+    if not isinstance(obj, types.GeneratorType):
+        return False
+    code = decode(obj.gi_code)
+    return any(one.opname == "YIELD_VALUE" and code.unwinds(one) for one in code.instrs)
 
 
 def _overrides(cls: type) -> bool:

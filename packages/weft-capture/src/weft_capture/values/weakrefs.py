@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ class WeakRefValue(Value):
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if self.ref is None:
-            self.check()
+            self.check(tx)
             return tx.force(self.target)
         target = self.ref()
         if target is not None and _is_let_go(tx, target):
@@ -64,14 +65,14 @@ class WeakRefValue(Value):
             return tx.const_object(target)
         return tx.wrap(target, CallSource(operator.call, (self.source,)))
 
-    def check(self) -> None:
+    def check(self, tx: Tracer, rebuilt: Collection[Value] = ()) -> None:
         """Break, where the reference was made, if the object may have died."""
-        real = self.tx.real_id(self.target)
-        if real in self.tx.let_go if real else not self.tx.leads_to(self.target):
+        real = tx.real_id(self.target)
+        if real in tx.let_go if real else not tx.leads_to(self.target):
             raise _may_be_dead(self.made_at)
 
     def reconstruct(self, out: Output) -> None:
-        self.check()
+        self.check(self.tx)
         out.call(weakref.ref, [self.target, self.callback])
 
 

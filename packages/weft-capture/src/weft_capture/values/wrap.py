@@ -384,6 +384,8 @@ def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
         name: LazyValue(item, InstanceAttrSource(source, name))
         for name, item in obj.__dict__.items()
     }
+    if isinstance(obj, StopIteration):  # it can be set, past the args
+        value.attributes["value"] = LazyValue(obj.value, AttrSource(source, "value"))
     return value
 
 
