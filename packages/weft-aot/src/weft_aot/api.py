@@ -14,6 +14,7 @@ from weft_core.dumps import dump_graph
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_inputs
 from weft_core.tracing import Decompositions
+from weft_core.wrappers import is_wrapper
 
 from weft_aot.config import settings
 from weft_aot.joint import first_occurrences, trace_joint
@@ -52,6 +53,10 @@ def aot_compile(
     """
     fakes = fake_inputs(gm, inputs)
     try:
+        made = [node.meta.get("example_value") for node in gm.graph.nodes]
+        if any(is_wrapper(type(value)) for value in (*fakes, *made)):
+            what = "a tensor's class has a dispatch of its own"
+            raise Unsupported("wrapper-class", what, "nothing: eager execution asks the class")
         with events.span("aot.joint"):
             joint = trace_joint(gm, fakes, decompositions, same_as=first_occurrences(inputs))
         if joint.mutations and _inputs_overlap(inputs):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from weft_core.wrappers import is_wrapper
 from weft_guards.sources import AttrSource, ConstSource
 
 from weft_capture import attributes
@@ -29,6 +30,7 @@ from weft_capture.values.iterators import DequeValue
 from weft_capture.values.objects import ModuleValue, UserObject
 from weft_capture.values.overrides import has_handler, retyped
 from weft_capture.values.weakrefs import WeakRefValue, make_ref
+from weft_capture.values.wrappers import made
 
 _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
     collections.OrderedDict: lambda tx, args: DictValue(cls=collections.OrderedDict),
@@ -72,6 +74,8 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
     elif table.is_pure(kind):
         plainly = functools.partial(fold, tx, kind)
         return tx.overrides.evaluate(kind, args, kwargs, plainly)
+    elif is_wrapper(kind):
+        return made(tx, kind, args, kwargs)
     else:
         instance = _new(tx, cls, args, kwargs)
         if not issubclass(instance.python_type(), kind):

@@ -23,6 +23,7 @@ from weft_core import fake
 from weft_core.errors import Unsupported
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
+from weft_core.wrappers import is_wrapper
 from weft_guards import Guard, MemoryUse
 from weft_guards.dynamic import Kind
 from weft_guards.payloads import shares_memory
@@ -30,12 +31,13 @@ from weft_guards.sources import CallSource, Source, TensorProperty
 
 from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
-from weft_capture.values import floats
+from weft_capture.values import floats, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
 from weft_capture.values.containers import sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
+from weft_capture.values.wrappers import WrapperValue
 
 _DATA_DEPENDENT = {
     "DataDependentOutputException": "data-dependent-value",
@@ -80,11 +82,12 @@ def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
 
     A backend may reorder reads and writes of what it takes for different tensors.
     """
-    written: dict[Source, torch.Tensor] = {}
-    read: dict[Source, torch.Tensor] = {}
+    written: dict[Source, Any] = {}
+    read: dict[Source, Any] = {}
     for entry in inputs:
-        if entry.is_shared() and isinstance(entry.example, torch.Tensor):
-            (written if entry.is_written() else read)[entry.source] = entry.example
+        if entry.is_shared():
+            parts = wrappers.inside(entry.example, entry.source)
+            (written if entry.is_written() else read).update(parts)
     if not written or len(written) + len(read) == 1:
         return []
     shared = shares_memory(list(written.values()), list(read.values()))
@@ -111,19 +114,27 @@ class GraphBuilder:
         self.made_at: dict[Node, int] = {}  # the step that made each node
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, floats.FloatValue] = {}
+        self.has_wrappers = False
         self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph
 
     # ---- inputs
 
     def tensor_input(
-        self, tensor: torch.Tensor, source: Source, dynamic_dims: tuple[int, ...]
+        self,
+        tensor: torch.Tensor,
+        source: Source,
+        dynamic_dims: tuple[int, ...],
+        inner: dict[str, Any] | None = None,
     ) -> TensorValue:
-        """Return the value of a tensor from outside, a new placeholder of the graph."""
+        """Return the value of a tensor from outside, a new placeholder of the graph.
+
+        `inner` are the fakes inside of a tensor of a wrapper class.
+        """
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
             unbacked = [dim for dim, mark in marks.items() if mark.kind is Kind.UNBACKED]
-            twin = fake.to_fake(self.mode, tensor, dynamic_dims, name, unbacked)
+            twin = fake.to_fake(self.mode, tensor, dynamic_dims, name, unbacked, inner)
         for dim in dynamic_dims:
             size = twin.shape[dim]
             if dim in marks and marks[dim].admits(tensor.shape[dim]):
@@ -133,7 +144,9 @@ class GraphBuilder:
                     TensorProperty(source, "size", dim), size, tensor.shape[dim]
                 )
         node = self._placeholder(source, twin, tensor)
-        value = TensorValue(node, twin, source, type(tensor), tensor)
+        kind = TensorValue if inner is None else WrapperValue
+        self.has_wrappers = self.has_wrappers or inner is not None
+        value = kind(node, twin, source, type(tensor), tensor)
         self._by_fake[id(twin)] = value
         return value
 
@@ -186,11 +199,15 @@ class GraphBuilder:
 
     def _emit(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
         if floats.concern(args, kwargs):
+            if self.has_wrappers:
+                wrappers.check_call(self.tx, [*args, *kwargs.values()], varying=True)
             return floats.emit(self.tx, op, target, args, kwargs)
         return self.emit_plain(op, target, args, kwargs)
 
     def emit_plain(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
         """Add an operation; floats among its arguments are constants."""
+        if self.has_wrappers:
+            wrappers.check_call(self.tx, [*args, *kwargs.values()])
         node_args = tuple(arg.graph_arg() for arg in args)
         node_kwargs = {name: value.graph_arg() for name, value in kwargs.items()}
         result = self._run(op, target, args, kwargs)
@@ -311,7 +328,13 @@ class GraphBuilder:
             known = self._by_fake.get(id(result))
             if known is not None:
                 return known
-            value = TensorValue(node, result)
+            if is_wrapper(type(result)):
+                if not wrappers.is_whole(result):
+                    raise Break("unsupported-value", f"an empty {type(result).__name__}")
+                self.has_wrappers = True
+                value: TensorValue = WrapperValue(node, result, cls=type(result))
+            else:
+                value = TensorValue(node, result)
             self._by_fake[id(result)] = value
             return value
         if isinstance(result, _SYMBOLIC):
@@ -337,6 +360,14 @@ class GraphBuilder:
             return self.tx.literal(item)
         part = self.node("call_function", operator.getitem, (node, key), {}, item)
         return self.result(part, item)
+
+    def inside(self, tensor: TensorValue, name: str) -> Value:
+        """Return a tensor that is inside of one of a wrapper class."""
+        part = getattr(tensor.fake, name)
+        known = self._by_fake.get(id(part))
+        if known is not None:
+            return known
+        return self.result(self.node("call_function", getattr, (tensor.node, name), {}, part), part)
 
     def replace(self, tensor: TensorValue, other: Value) -> None:
         """Let a value made in the graph stand for a new tensor."""

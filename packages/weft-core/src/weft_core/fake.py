@@ -25,6 +25,7 @@ from torch._guards import Source
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
 from weft_core import static_shapes
+from weft_core.wrappers import is_wrapper, leaves
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -401,19 +402,24 @@ def to_fake(
     dynamic_dims: Iterable[int] | None = None,
     source_name: str = "input",
     unbacked: Collection[int] = (),
-) -> FakeTensor:
+    inner: dict[str, Any] | None = None,
+) -> torch.Tensor:
     """A fake twin of `tensor`: size, stride, dtype, device, requires_grad, leaf or not, Parameter.
 
     `dynamic_dims` names the dimensions that become symbolic (the mode needs a shape environment),
     `unbacked` those among them whose symbols have no example value;
-    strides that are products of sizes become the same products of symbols. Tensor subclasses go
+    strides that are products of sizes become the same products of symbols. Tensors of wrapper
+    classes are put together around fakes (`inner`, else made here); other subclasses go
     through torch's converter. A tensor that already is fake in `mode` is returned as it is.
     """
     if isinstance(tensor, FakeTensor):
         if tensor.fake_mode is mode:
             return tensor
         raise ValueError("to_fake was given a tensor of another fake mode; pass the real tensor")
-    if not is_plain(type(tensor)) or tensor.layout is not torch.strided:
+    wrapper: Any = type(tensor) if is_wrapper(type(tensor)) else None
+    if wrapper and detect_mode([tensor]) is mode:
+        return tensor
+    if not wrapper and (not is_plain(type(tensor)) or tensor.layout is not torch.strided):
         return mode.from_tensor(tensor, source=NamedSource(source_name), static_shapes=True)
     sizes: Any = tensor.shape
     strides: Any = tensor.stride()
@@ -423,8 +429,15 @@ def to_fake(
         sizes, strides = _symbolic_layout(
             tensor, mode.shape_env, dynamic_dims, source_name, unbacked
         )
+    names, context = tensor.__tensor_flatten__() if wrapper else ((), None)  # type: ignore[attr-defined]
+    if wrapper and inner is None:
+        inner = {name: to_fake(mode, getattr(tensor, name)) for name in names}
     with mode, torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        fake: Any = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+        fake: Any = (
+            wrapper.__tensor_unflatten__(inner, context, sizes, strides)
+            if wrapper
+            else torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+        )
     if isinstance(tensor, torch.nn.Parameter):
         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
     elif tensor.requires_grad:
@@ -432,16 +445,13 @@ def to_fake(
         if not tensor.is_leaf:
             with mode, torch.enable_grad():
                 fake = torch.ops.aten.alias.default(fake)
-    assert isinstance(fake, FakeTensor)
-    return fake
+    return fake  # type: ignore[no-any-return]
 
 
 def detect_mode(values: Iterable[object]) -> FakeTensorMode | None:
-    """The fake mode of the first fake tensor among `values`, or None."""
-    for value in values:
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return None
+    """The fake mode of the first fake tensor among `values` or inside of them, or None."""
+    found = (leaf for value in values for leaf in leaves(value))
+    return next((leaf.fake_mode for leaf in found if isinstance(leaf, FakeTensor)), None)
 
 
 def fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -465,7 +475,7 @@ def fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 def _fake_input(mode: FakeTensorMode, example: Any, given: Any) -> Any:
     if not isinstance(given, torch.Tensor):
         return given if example is None else example
-    if not isinstance(example, FakeTensor):
+    if detect_mode([example]) is None:
         return to_fake(mode, given)
     if example.requires_grad == given.requires_grad and example.is_leaf == given.is_leaf:
         return example

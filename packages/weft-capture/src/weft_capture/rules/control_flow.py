@@ -77,8 +77,8 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
         Break: when it does more than compute, or writes to a tensor from outside.
     """
     graph = tx.graph
-    if tx.transforms or (graph.shape_env is not None and graph.reads_data()):
-        raise Break("unknown-call", f"{name} under a transform, or with numbers out of tensors")
+    if tx.transforms or graph.has_wrappers or (graph.shape_env is not None and graph.reads_data()):
+        raise Break("unknown-call", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [value.fake._version for value in old], graph.writes()
     with apart(tx, name) as made:

@@ -104,7 +104,7 @@ def _deep(tx: Tracer, value: Value, memo: dict[Value, Value]) -> Value:
 
 
 def _leaf(tx: Tracer, value: Value, memo: dict[Value, Value]) -> Value:
-    if isinstance(value, TensorValue) and not value.fake.requires_grad:
+    if type(value) is TensorValue and not value.fake.requires_grad:
         memo[value] = tx.graph.emit("call_method", "clone", [value], {})
         return memo[value]
     if value.is_constant():

@@ -80,7 +80,7 @@ def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -
 def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> Value:
     """Make a leaf of the graph; one that leaves it is made for real, in eager's order."""
     data = tx.builtin(torch.empty, constant(0)) if data is NONE else data
-    if not isinstance(data, TensorValue) or tx.transforms:
+    if type(data) is not TensorValue or tx.transforms:
         raise Break("unknown-call", "torch.nn.Parameter")
     made = data.call_method(tx, "detach", [], {})
     assert isinstance(made, TensorValue)

@@ -103,7 +103,8 @@ class Seen:
         self.tensors = [value for value in values if isinstance(value, TensorValue)]
         for tensor in self.tensors:
             made = tensor.real is None and tensor.fake.requires_grad and not number
-            if made or tx.transforms or tx.overrides.modes or tensor.overlay is not None:
+            plain = type(tensor) is TensorValue and tensor.overlay is None
+            if made or tx.transforms or tx.overrides.modes or not plain:
                 raise Break("data-dependent-value", f"text of {tensor.describe()}")
         self.state = self._state()
 

@@ -342,6 +342,8 @@ def on_device(tx: Tracer, mode: Value, function: Any, kwargs: Kwargs) -> Kwargs:
 def _example(value: Value) -> Any:
     if not isinstance(value, TensorValue | OverridingTensor):
         return value.hint + 0.0 if isinstance(value, FloatValue) else value.example()
+    if isinstance(value, TensorValue) and type(value) is not TensorValue:
+        raise Break("unsupported-value", f"a {value.describe()} under handlers of the program")
     fake = value.example()
     return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(value.python_type())
 

@@ -90,7 +90,7 @@ class TensorValue(Value):
     def is_new_leaf(self) -> bool:
         """Say whether the graph makes this tensor and autograd's history begins with it."""
         leaf = self.fake.requires_grad and self.fake.is_leaf
-        return self.real is None and (leaf or self.cls is not torch.Tensor)
+        return self.real is None and (leaf or self.cls is torch.nn.Parameter)
 
     def hash_key(self) -> object:
         return self if self.real is None else identity_key(self.real)
@@ -117,7 +117,7 @@ class TensorValue(Value):
             return attribute
         static = getattr(self.cls, name, None)
         if static is None and not hasattr(self.cls, name):
-            tx.raise_(AttributeError, f"'Tensor' object has no attribute '{name}'")
+            tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
         if not hasattr(torch.Tensor, name):
             return self._of_class(tx, name)
         if callable(static):

@@ -62,7 +62,9 @@ from weft_capture.values.objects import (
 from weft_capture.values.overrides import OverridingTensor, has_handler
 from weft_capture.values.proxies import Proxy
 from weft_capture.values.weakrefs import WeakRefValue
+from weft_capture.values.wrappers import wrap_wrapper
 from weft_core.fake import is_plain
+from weft_core.wrappers import is_wrapper
 from weft_guards.payloads import TensorSpec
 from weft_guards.sources import (
     AttrSource,
@@ -177,8 +179,7 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
         raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
     if obj.is_sparse or obj.layout is not torch.strided or obj.is_nested:
         raise Break("unsupported-value", f"a tensor of layout {obj.layout}")
-    dims = tx.dynamic_dims(obj, source)
-    value = tx.graph.tensor_input(obj, source, dims)
+    value = tx.graph.tensor_input(obj, source, tx.dynamic_dims(obj, source))
     if not isinstance(source, ConstSource):
         tx.guard(source, "TENSOR", TensorSpec.of(obj, like=value.fake))
     return value
@@ -471,6 +472,7 @@ EXACT: dict[type, Wrapper] = {
 
 _Family = type | types.UnionType | Callable[[Any], bool]
 FAMILIES: tuple[tuple[_Family, Wrapper], ...] = (
+    (lambda obj: is_wrapper(type(obj)), _typed(wrap_wrapper)),
     (torch.Tensor, _wrap_tensor),
     (lambda obj: issubclass(type(obj), tuple) and hasattr(type(obj), "_fields"), _wrap_tuple),
     (_HINTS, _identical(TypeHint)),

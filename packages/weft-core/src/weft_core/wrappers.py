@@ -1,0 +1,80 @@
+"""Tensors of wrapper classes: those with a `__torch_dispatch__` that can be taken apart.
+
+Such a class has `__tensor_flatten__` (names of the attributes that hold its tensors, and a context)
+and `__tensor_unflatten__`, which puts a tensor together again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FOREIGN = ("torch.distributed.", "torch.nested.")
+"""Classes whose dispatch communicates, or whose sizes are symbols of their own."""
+
+
+def is_wrapper(kind: type) -> bool:
+    """Say whether tensors of a class have tensors inside that they can be made of again."""
+    if not issubclass(kind, torch.Tensor) or kind.__module__.startswith(_FOREIGN):
+        return False
+    ways = all(hasattr(kind, f"__tensor_{way}__") for way in ("flatten", "unflatten"))
+    return ways and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return the plain tensors inside of one of a wrapper class, and anything else as it is."""
+    if not is_wrapper(type(value)):
+        return [value]
+    names, _ = value.__tensor_flatten__()
+    return [leaf for name in names for leaf in leaves(getattr(value, name))]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a tensor is put together from what is inside of it.
+
+    Attributes:
+        cls: its class.
+        parts: for each attribute that holds a tensor, the layout of that; None for a plain one.
+        context: what else `__tensor_unflatten__` wants to know.
+        rest: the other attributes of the tensor.
+    """
+
+    cls: type
+    parts: dict[str, Layout | None]
+    context: Any
+    rest: dict[str, Any]
+
+    @staticmethod
+    def of(tensor: Any) -> Layout | None:
+        """Take a tensor apart; None for one that is not of a wrapper class."""
+        if not is_wrapper(type(tensor)):
+            return None
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: Layout.of(getattr(tensor, name)) for name in names}
+        rest = {name: value for name, value in vars(tensor).items() if name not in parts}
+        return Layout(type(tensor), parts, context, rest)
+
+    def matches(self, other: Layout | None) -> bool:
+        """Say whether another tensor is put together likewise, sizes aside."""
+        if other is None or self.cls is not other.cls or list(self.parts) != list(other.parts):
+            return False
+        pairs = zip(self.parts.values(), other.parts.values(), strict=True)
+        inside = all(b is None if a is None else a.matches(b) for a, b in pairs)
+        return inside and _same([self.context, self.rest], [other.context, other.rest])
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Say whether two contexts are equal, with equal types and signs of zeros in them."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float):
+        return one.hex() == other.hex()
+    same: bool = one is other if isinstance(one, torch.Tensor) else bool(one == other)
+    return same
