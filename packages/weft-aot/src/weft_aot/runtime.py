@@ -127,14 +127,15 @@ def _make_backward(
         reached = None if len(given) == len(grads) else _reached(part, grads)
         # Those of vmap (is_grads_batched) have no memory that a kernel could read.
         batched = not all(map(torch._C._has_storage, given))
+        plain = not batched and all(type(grad) is torch.Tensor for grad in given)
         del given
         if torch.is_grad_enabled() and not batched:
             return replay.gradients(
                 ctx, grads, lambda: outputs(ctx, compiled(*inputs(ctx, *grads)))
             )
-        # Interpreted: a frame of its own might be captured, and batched tensors have no memory.
-        args = inputs(ctx, *grads) if batched else []
-        outs = fx.Interpreter(part.backward).run(*args) if batched else run(ctx, grads)
+        # Interpreted: a frame of its own might be captured, and only plain tensors have memory.
+        args = [] if plain else inputs(ctx, *grads)
+        outs = run(ctx, grads) if plain else fx.Interpreter(part.backward).run(*args)
         if reached is not None:
             outs = [out if there else None for out, there in zip(outs, reached, strict=True)]
         return outputs(ctx, outs)
