@@ -62,8 +62,8 @@ class Layout:
         if other is None or self.cls is not other.cls or list(self.parts) != list(other.parts):
             return False
         pairs = zip(self.parts.values(), other.parts.values(), strict=True)
-        inside = all(b is None if a is None else a.matches(b) for a, b in pairs)
-        return inside and _same([self.context, self.rest], [other.context, other.rest])
+        same = all(b is None if a is None else a.matches(b) for a, b in pairs)
+        return same and _same([self.context, self.rest], [other.context, other.rest])
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -75,6 +75,5 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float):
-        return one.hex() == other.hex()
-    same: bool = one is other if isinstance(one, torch.Tensor) else bool(one == other)
-    return same
+        return bool(one.hex() == other.hex())
+    return bool(one is other if isinstance(one, torch.Tensor) else one == other)
