@@ -7,19 +7,19 @@ frames whose every instruction can be taken back on its own.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft_capture import config
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.opcodes import HANDLERS
-from weft_capture.opcodes.table import unsupported
+from weft_capture.opcodes.table import Handler, unsupported
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.functions import CellValue, FunctionValue
 
-Program = list[tuple[Callable[["Frame", Instr], None], Instr]]
+Program = list[tuple[Handler, Instr]]
 
 
 def program_of(decoded: Decoded) -> Program:
@@ -51,6 +51,13 @@ class Frame:
         self.decoded = decode(self.function.code)
         self.program = program_of(self.decoded)
         self.stack: list[Value] = []
+
+    def callers(self) -> Iterator[Frame]:
+        """Yield this frame, and those that led to it."""
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
 
     def pop_many(self, count: int) -> list[Value]:
         """Pop `count` values, returned in the order they were pushed."""

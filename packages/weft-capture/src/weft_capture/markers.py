@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from weft_capture import frame
 from weft_capture.breaks import Break
-from weft_capture.rules.table import GRAPH, rule
+from weft_capture.rules.table import GRAPH, decline, rule
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE, TRUE, fold
 
@@ -24,9 +24,7 @@ def is_compiling() -> bool:
     return False
 
 
-@rule(graph_break, "torch._dynamo.decorators.graph_break")
-def _graph_break(tx: Tracer) -> Value:
-    raise Break("graph-break")
+decline("", graph_break, "torch._dynamo.decorators.graph_break", code="graph-break")
 
 
 @rule(is_compiling, "torch._dynamo.external_utils.is_compiling")
@@ -80,11 +78,7 @@ def allow_in_graph(function: F) -> F:
 
 def disallow_in_graph(function: F) -> F:
     """Make calls of a function graph breaks."""
-
-    @rule(function)
-    def refuse(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        raise Break("unknown-call", f"{function.__name__} is not allowed in graphs")
-
+    decline(f"{function.__name__} is not allowed in graphs", function)
     return function
 
 

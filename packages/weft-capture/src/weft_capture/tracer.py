@@ -319,6 +319,10 @@ class Tracer:
             return make_generator(frame, function, args, kwargs)
         return frame.run()
 
+    def active_frames(self) -> Iterable[Frame]:
+        """Return the frames that execute, innermost first."""
+        return () if self.frame is None else self.frame.callers()
+
     def enter_frame(self, frame: Frame) -> None:
         """Make a frame the current one."""
         self.frame = frame
@@ -440,10 +444,8 @@ class Tracer:
         owners = [one for one in self.effects.changed if self.real_id(one) not in self.let_go]
         pending = [held for one in owners for held in children(one)]
         pending += [written for _, written in self.effects.globals.values()]
-        frame = self.frame
-        while frame is not None:
+        for frame in self.active_frames():
             pending += [*frame.locals.values(), *frame.cells.values(), *frame.stack]
-            frame = frame.parent
         return leads_to(pending, wanted)
 
     # ---- where the program stands
@@ -457,9 +459,4 @@ class Tracer:
         return "".join(text for _, text in self._places())
 
     def _places(self) -> list[tuple[traceback.FrameSummary, str]]:
-        places = []
-        frame = self.frame
-        while frame is not None:
-            places.append(frame.place())
-            frame = frame.parent
-        return places[::-1]
+        return [frame.place() for frame in self.active_frames()][::-1]

@@ -8,7 +8,7 @@ from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.values.base import Frame, Value
 
-Handler = Callable[["Frame", "Instr"], None]
+Handler = Callable[["Frame", "Instr"], object]
 HANDLERS: dict[str, Handler] = {}
 
 

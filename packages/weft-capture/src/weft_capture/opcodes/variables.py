@@ -11,18 +11,13 @@ from weft_guards.sources import ConstSource, LocalSource
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr, call_pair, original
 from weft_capture.classes import SuperValue
-from weft_capture.opcodes.table import opcode
+from weft_capture.opcodes.table import HANDLERS, opcode
 from weft_capture.scope import import_module, load_global, store_global
 from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NONE, NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import BoundMethod, CellValue
 from weft_capture.values.objects import DELETED, may_finalize
-
-
-@opcode("NOP", "RESUME", "COPY_FREE_VARS", "END_FOR")
-def _nothing(frame: Frame, instr: Instr) -> None:
-    pass
 
 
 @opcode("MAKE_CELL")
@@ -158,11 +153,6 @@ def _load_global(frame: Frame, instr: Instr) -> None:
     frame.stack.append(load_global(frame.tx, frame.function, instr.argval))
 
 
-@opcode("STORE_GLOBAL")
-def _store_global(frame: Frame, instr: Instr) -> None:
-    store_global(frame.tx, frame.function, instr.argval, frame.stack.pop())
-
-
 @opcode("DELETE_GLOBAL")
 def _delete_global(frame: Frame, instr: Instr) -> None:
     load_global(frame.tx, frame.function, instr.argval)
@@ -177,11 +167,6 @@ def push_method(frame: Frame, attribute: Value) -> None:
         frame.stack.extend(call_pair(attribute, NULL))
 
 
-@opcode("LOAD_METHOD")
-def _load_method(frame: Frame, instr: Instr) -> None:
-    push_method(frame, frame.stack.pop().getattr(frame.tx, instr.argval))
-
-
 @opcode("LOAD_SUPER_ATTR")
 def _load_super_attr(frame: Frame, instr: Instr) -> None:
     name, is_method = instr.argval
@@ -193,11 +178,6 @@ def _load_super_attr(frame: Frame, instr: Instr) -> None:
         push_method(frame, attribute)
     else:
         frame.stack.append(attribute)
-
-
-@opcode("COPY")
-def _copy(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.stack[-instr.arg])
 
 
 @opcode("SWAP")
@@ -226,11 +206,17 @@ def _import_from(frame: Frame, instr: Instr) -> None:
     frame.stack.append(frame.stack[-1].getattr(frame.tx, name))
 
 
-@opcode("GET_LEN")
-def _get_len(frame: Frame, instr: Instr) -> None:
-    frame.stack.append(frame.tx.builtin(len, frame.stack[-1]))
-
-
-@opcode("SETUP_ANNOTATIONS")
-def _setup_annotations(frame: Frame, instr: Instr) -> None:
-    frame.locals.setdefault("__annotations__", DictValue())
+HANDLERS |= {
+    **dict.fromkeys(("NOP", "RESUME", "COPY_FREE_VARS", "END_FOR"), lambda frame, instr: None),
+    "COPY": lambda frame, instr: frame.stack.append(frame.stack[-instr.arg]),
+    "GET_LEN": lambda frame, instr: frame.stack.append(frame.tx.builtin(len, frame.stack[-1])),
+    "SETUP_ANNOTATIONS": lambda frame, instr: frame.locals.setdefault(
+        "__annotations__", DictValue()
+    ),
+    "STORE_GLOBAL": lambda frame, instr: store_global(
+        frame.tx, frame.function, instr.argval, frame.stack.pop()
+    ),
+    "LOAD_METHOD": lambda frame, instr: push_method(
+        frame, frame.stack.pop().getattr(frame.tx, instr.argval)
+    ),
+}

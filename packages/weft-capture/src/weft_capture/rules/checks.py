@@ -94,8 +94,7 @@ def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
 
 def _is_caught(frame: Frame) -> bool:
     """Say whether a handler of the graph's frames, other than a `with` block's, may catch here."""
-    around: Frame | None = frame
-    while around is not None:
+    for around in frame.callers():
         instrs = around.decoded.instrs
         handler: Handler | None = around.instr.handler
         while handler is not None:
@@ -103,7 +102,6 @@ def _is_caught(frame: Frame) -> bool:
             if begins and instrs[handler.target + 1].opname != "WITH_EXCEPT_START":
                 return True
             handler = instrs[handler.target].handler
-        around = around.parent
     return False
 
 

@@ -17,7 +17,7 @@ from weft_guards.sources import AttrSource
 from weft_capture.breaks import Break
 from weft_capture.graph import GraphInput
 from weft_capture.rules.autograd_functions import rehearsal
-from weft_capture.rules.table import rule
+from weft_capture.rules.table import decline, rule
 from weft_capture.values.base import Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
@@ -105,9 +105,7 @@ def _retain_grad(tx: Tracer, self: TensorValue) -> Value:
     raise Break("unsupported-method", "Tensor.retain_grad")
 
 
-@rule(torch.autograd.backward)
-def _backward(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "a backward pass inside the captured program")
+decline("a backward pass inside the captured program", torch.autograd.backward)
 
 
 @rule(torch.autograd.grad)

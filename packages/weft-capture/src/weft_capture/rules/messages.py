@@ -23,7 +23,7 @@ from weft_capture.bytecode import original
 from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.rules.text import HOLES, text_of
 from weft_capture.steps import BreakAtStep
-from weft_capture.values.base import Frame, MethodOf, Tracer, Value, method
+from weft_capture.values.base import MethodOf, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, Constant, constant
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.objects import StreamValue, UserObject, is_plain_stream
@@ -41,13 +41,11 @@ def _check_stream(tx: Tracer, stream: Value) -> None:
     if not isinstance(stream, StreamValue):
         raise Break("unknown-call", f"output to {stream.describe()}")
     _check_unchanged(tx, stream.obj)
-    frame: Frame | None = tx.frame
-    while frame is not None:
+    for frame in tx.active_frames():
         code, handler = frame.decoded.instrs, frame.instr.handler
         if handler is not None and code[handler.target].opname == "PUSH_EXC_INFO":
             if code[handler.target + 1].opname != "WITH_EXCEPT_START":
                 raise Break("unknown-call", "output inside of a try block")
-        frame = frame.parent
 
 
 @rule(builtins.print)

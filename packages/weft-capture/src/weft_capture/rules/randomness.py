@@ -18,7 +18,7 @@ import torch
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import rule, rule_of_each
+from weft_capture.rules.table import decline, rule, rule_of_each
 from weft_capture.values.base import Tracer, Value, method, method_of_each
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue
@@ -142,6 +142,5 @@ def _set_variable(tx: Tracer, self: Value, name: Value, text: Value) -> None:
     tx.effects.store_global(environment, _name_of(self, name, text), text)
 
 
-@rule(os._Environ.__iter__, os._Environ.__len__, os._Environ.__delitem__, os._Environ.copy)
-def _all_variables(tx: Tracer, *args: Value) -> Value:
-    raise Break("unknown-call", "all environment variables")
+_WHOLE = (os._Environ.__iter__, os._Environ.__len__, os._Environ.__delitem__, os._Environ.copy)
+decline("all environment variables", *_WHOLE)

@@ -38,7 +38,7 @@ from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.generators import GeneratorValue
 from weft_capture.rules.operators import combined
-from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.rules.table import CALLING, CODE_RULES, PURE, decline, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold
@@ -198,9 +198,7 @@ def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) ->
 # typing, contextlib, weakref, enum
 
 
-@rule(enum.auto)
-def _auto(tx: Tracer) -> Value:
-    raise Break("unknown-call", "enum.auto")
+decline("enum.auto", enum.auto)
 
 
 # ---- small immutable things: computed while capturing when all is known

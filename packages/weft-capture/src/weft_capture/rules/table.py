@@ -8,7 +8,7 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -54,6 +54,14 @@ def rule(*callables: object) -> Callable[[H], H]:
         return handler
 
     return add
+
+
+def decline(what: str, *callables: object, code: str = "unknown-call") -> None:
+    """Make calls of these a break."""
+
+    @rule(*callables)
+    def refuse(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
+        raise Break(code, what)
 
 
 def rule_of_each(*callables: object) -> Callable[[H], H]:

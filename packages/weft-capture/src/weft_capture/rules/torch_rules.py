@@ -12,7 +12,7 @@ from weft_core.tracing import ASSERT
 from weft_capture.breaks import Break
 from weft_capture.rules.checks import emit_check
 from weft_capture.rules.operators import compare
-from weft_capture.rules.table import PURE, hashes_silently, rule
+from weft_capture.rules.table import PURE, decline, hashes_silently, rule
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import SizeValue
@@ -73,9 +73,7 @@ def is_graph_function(function: Any) -> bool:
 # Declined: what cannot be known while capturing.
 
 
-@rule(*_RANDOM_STATE, *_REAL)
-def _for_real(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "a function that needs real tensors or the generator's state")
+decline("a function that needs real tensors or the generator's state", *_RANDOM_STATE, *_REAL)
 
 
 @rule(torch.Size)

@@ -16,7 +16,7 @@ from torch._functorch import eager_transforms, predispatch
 from torch.autograd import forward_ad
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import GRAPH, rule
+from weft_capture.rules.table import GRAPH, decline, rule
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
@@ -151,9 +151,7 @@ def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
 # ---- questions and checks
 
 
-@rule(eager_transforms.linearize)
-def _linearize(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    raise Break("unknown-call", "torch.func.linearize, which traces the function itself")
+decline("torch.func.linearize, which traces the function itself", eager_transforms.linearize)
 
 
 @rule(predispatch.lazy_load_decompositions)

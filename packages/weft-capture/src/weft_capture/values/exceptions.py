@@ -171,12 +171,7 @@ def new_exception(cls: type[BaseException], *args: object) -> BaseException:
 
 def handled(tx: Tracer) -> Value | None:
     """Return the exception being handled, in this frame or in one that called it."""
-    frame = tx.frame
-    while frame is not None:
-        if frame.exception is not None:
-            return frame.exception
-        frame = frame.parent
-    return None
+    return next((one.exception for one in tx.active_frames() if one.exception is not None), None)
 
 
 def chain(tx: Tracer, value: Value) -> Value:
