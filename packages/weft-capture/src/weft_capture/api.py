@@ -27,7 +27,7 @@ from weft_guards.sources import LocalSource
 from weft_capture import config, frame, stance
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
-from weft_capture.convert import Backend, Converted, convert
+from weft_capture.convert import Backend, Converted, Task, convert
 from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
@@ -172,14 +172,8 @@ class Capture:
     ) -> types.CodeType | None:
         code = function.__code__
         try:
-            converted = convert(
-                function,
-                flat_args,
-                self._record_graph,
-                cache.policy,
-                fullgraph=self.fullgraph,
-                tail_call=frame.tail_call,
-            )
+            task = Task(function, flat_args, self._record_graph, cache.policy, self.fullgraph)
+            converted = convert(task)
             return self._install(cache, function, flat_args, converted)
         except WeftError:
             raise

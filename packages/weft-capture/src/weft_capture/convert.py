@@ -61,14 +61,12 @@ class Converted:
         guards: under which the code is right.
         graph: the captured graph; None when there is nothing in it.
         stopped: why capture stopped before the end, if it did.
-        inputs: the graph's inputs.
     """
 
     code: types.CodeType | None
     guards: list[Guard] = field(default_factory=list)
     graph: GraphModule | None = None
     stopped: BreakRecord | None = None
-    inputs: list[GraphInput] = field(default_factory=list)
 
 
 DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
@@ -78,16 +76,9 @@ DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
 _RAISES = "uncaught-exception"
 
 
-def convert(
-    function: types.FunctionType,
-    flat_args: tuple[Any, ...],
-    backend: Backend,
-    policy: DynamicPolicy | None = None,
-    *,
-    fullgraph: bool = False,
-    tail_call: Any = None,
-) -> Converted:
-    """Capture one call of a function and compile what was captured.
+@dataclass(frozen=True)
+class Task:
+    """One call of a function to capture and compile.
 
     Args:
         function: the function called.
@@ -95,35 +86,33 @@ def convert(
         backend: (graph module, example inputs) -> callable.
         policy: decides which sizes become symbolic; None for none.
         fullgraph: raise at a break instead of compiling up to it.
-        tail_call: see `output.assemble`.
-
-    Raises:
-        Unsupported: at a break, with `fullgraph`.
+        symbolic, break_at, reason: what an earlier attempt found out.
     """
-    table.load()
-    attempt = _Attempt(function, flat_args, backend, policy, fullgraph, tail_call)
-    while True:
-        try:
-            return _convert(attempt)
-        except NeedsSymbols:
-            attempt = replace(attempt, symbolic=True)
-        except BreakAtStep as error:
-            attempt = replace(attempt, break_at=error.step, reason=error.reason.bare())
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """The arguments of `convert`, and what an earlier attempt found out."""
 
     function: types.FunctionType
     flat_args: tuple[Any, ...]
     backend: Backend
     policy: DynamicPolicy | None
     fullgraph: bool
-    tail_call: Any
     symbolic: bool = False
     break_at: int = -1
     reason: Break | None = None
+
+
+def convert(task: Task) -> Converted:
+    """Capture a call and compile what was captured.
+
+    Raises:
+        Unsupported: at a break, with `fullgraph`.
+    """
+    table.load()
+    while True:
+        try:
+            return _convert(task)
+        except NeedsSymbols:
+            task = replace(task, symbolic=True)
+        except BreakAtStep as error:
+            task = replace(task, break_at=error.step, reason=error.reason.bare())
 
 
 def _refused(record: BreakRecord) -> Unsupported:
@@ -132,7 +121,7 @@ def _refused(record: BreakRecord) -> Unsupported:
     return Unsupported(record.code, text, record.remedy, record.user_stack)
 
 
-def _convert(do: _Attempt) -> Converted:
+def _convert(do: Task) -> Converted:
     steps = Steps(config.settings.instruction_limit, do.break_at, do.reason)
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
     try:
@@ -141,7 +130,7 @@ def _convert(do: _Attempt) -> Converted:
         tx.forget()
 
 
-def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
+def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
     with span("capture", do.function.__qualname__), _modes_restored(), _own_saved_tensors():
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE", around.state)
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())
@@ -176,7 +165,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
     with _modes_restored(), _own_saved_tensors():
         torch._C._set_grad_enabled(grad_at_end)
         try:
-            code, graph, inputs = assemble(tx, outer, stopped, compile_graph, do.tail_call)
+            code, graph = assemble(tx, outer, stopped, compile_graph)
         except Break as error:
             error.user_stack = error.user_stack or tx.user_stack()
             _begin_again(stopped, steps, error)
@@ -186,7 +175,7 @@ def _capture(do: _Attempt, tx: Tracer, steps: Steps) -> Converted:
             return Converted(None, stopped=failed)
     record = report_break(stopped.error) if stopped is not None else None
     guards = [*tx.all_guards(), *class_guards(reads)]
-    return Converted(code, guards, graph, record, inputs)
+    return Converted(code, guards, graph, record)
 
 
 def _begin_again(stopped: Stop | None, steps: Steps, error: Break) -> None:

@@ -77,15 +77,15 @@ class Tracer:
     def __init__(
         self,
         function: types.FunctionType,
-        symbolic: bool = False,
-        policy: DynamicPolicy | None = None,
-        steps: Steps | None = None,
+        symbolic: bool,
+        policy: DynamicPolicy | None,
+        steps: Steps,
     ) -> None:
         set_tracer(self)
         self.function = function
         self.symbolic = symbolic
         self.policy = policy
-        self.steps = steps or Steps(config.settings.instruction_limit)
+        self.steps = steps
         self.unstepped = 0
         self.let_go: set[int] = set()
         self.watched: list[WeakRefValue | GeneratorValue] = []  # what may not be dropped unseen

@@ -41,15 +41,13 @@ def assemble(
     frame: OuterFrame,
     stopped: Stop | None,
     compile_graph: Callable[[GraphModule, list[GraphInput]], Any],
-    tail_call: Any = None,
-) -> tuple[types.CodeType, GraphModule | None, list[GraphInput]]:
+) -> tuple[types.CodeType, GraphModule | None]:
     """Write the code for a capture that returned (`stopped` None) or broke.
 
-    Returns the code, the graph that it calls (None for an empty one), and the graph's inputs.
+    Returns the code and the graph that it calls, None for an empty one.
 
     Args:
         compile_graph: (module, inputs) -> callable on the inputs' values.
-        tail_call: what the frame hook offers to end a frame by calling another function.
 
     Raises:
         Break: when something that is needed cannot be rebuilt, such as the state of the
@@ -58,7 +56,7 @@ def assemble(
     if stopped is not None and any(one.exception is not None for one in stopped.frames):
         raise _in_handler(stopped.error)
     end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
-    draft = _Assembly(tx, frame, stopped, tail_call, end_mode, frozenset())
+    draft = _Assembly(tx, frame, stopped, end_mode, frozenset())
     draft.body({})
     for one in tx.watched:
         one.check(tx, draft.out.rebuilt())
@@ -75,13 +73,13 @@ def assemble(
             compiled = compile_graph(graph, inputs)
         else:
             compiled = functools.partial(_run_in, mode, _run_in(mode, compile_graph, graph, inputs))
-    final = _Assembly(tx, frame, stopped, tail_call, end_mode, draft.out.rebuilt())
+    final = _Assembly(tx, frame, stopped, end_mode, draft.out.rebuilt())
     tx.calls.emit(final.out, late=False)
     final.begin()
     if compiled is not None:
         final.call_graph(compiled, inputs)
     final.body(dict(outputs))
-    return final.writer.finish(), graph, inputs
+    return final.writer.finish(), graph
 
 
 _ASKS_LATER = (
@@ -184,12 +182,11 @@ class _Assembly:
     tx: Tracer
     frame: OuterFrame
     stopped: Stop | None
-    tail_call: Any
     end_mode: bool
     rebuilt: Set[Value]
 
     def __post_init__(self) -> None:
-        self.writer = Writer(self.frame.decoded, tail_call=self.tail_call)
+        self.writer = Writer(self.frame.decoded, tail_call=hook.tail_call)
         cells = {cell: name for name, cell in self.frame.cells.items()}
         self.out = Output(self.writer, cells, self.tx.graph.made_at, self.rebuilt)
         self.handlers, self.begins_at = "", 0
@@ -298,7 +295,7 @@ class _Assembly:
         locals_ = {name: value for name, value in frame.locals.items() if name in live}
         temps = {name: out.load_temp(value) for name, value in locals_.items()}
         stack = [None if value is NULL else out.load_temp(value) for value in frame.stack]
-        inner = InnerFrames(out, inlined, self.tail_call, whole=fails) if inlined else None
+        inner = InnerFrames(out, inlined, whole=fails) if inlined else None
         temps.update(self._load_cells())
         out.write()
         self._end()

@@ -45,9 +45,9 @@ def entry_replacement(code: types.CodeType) -> types.CodeType | None:
 
 def _make_entry(
     decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str],
-    keep: frozenset[str], inner: bool, tail_call: Any,
+    keep: frozenset[str], inner: bool,
 ) -> Entry:  # fmt: skip
-    key = ("entry", index, stack, bound, keep, inner, tail_call)
+    key = ("entry", index, stack, bound, keep, inner)
     entry: Entry | None = decoded.derived.get(key)
     if entry is None:
         args, shape = state_at(decoded, index, stack, bound, "entry")
@@ -71,9 +71,8 @@ def _make_entry(
             return writer.finish()
 
         entry = decoded.derived[key] = (write(None), args)
-        if tail_call is not None:
-            replacement = decode(entry[0]).derived["replacement"] = write(tail_call)
-            hook.skip(replacement)
+        replacement = decode(entry[0]).derived["replacement"] = write(hook.tail_call)
+        hook.skip(replacement)
     return entry
 
 
@@ -86,17 +85,13 @@ class InnerFrames:
         whole: keep also the variables that nothing uses any more.
     """
 
-    def __init__(
-        self, out: Output, frames: Sequence[Frame], tail_call: Any, *, whole: bool = False
-    ) -> None:
+    def __init__(self, out: Output, frames: Sequence[Frame], *, whole: bool = False) -> None:
         self._writer = out.writer
         # In this order, because loading a context manager enters its block again.
-        self._loaded = [
-            self._load(out, frame, frame is not frames[-1], tail_call, whole) for frame in frames
-        ]
+        self._loaded = [self._load(out, frame, frame is not frames[-1], whole) for frame in frames]
 
     def _load(
-        self, out: Output, frame: Frame, inner: bool, tail_call: Any, whole: bool
+        self, out: Output, frame: Frame, inner: bool, whole: bool
     ) -> tuple[types.CodeType, str, list[str], list[str]]:
         decoded = frame.decoded
         index = frame.ip - 1 if inner else frame.ip
@@ -104,7 +99,7 @@ class InnerFrames:
         keep = out.kept(frame.locals)
         bound = (live - decoded.cells).intersection(frame.locals) | keep
         stack = tuple(value is not NULL for value in frame.stack)
-        code, args = _make_entry(decoded, index, stack, bound, keep, inner, tail_call)
+        code, args = _make_entry(decoded, index, stack, bound, keep, inner)
 
         function = out.load_temp(frame.function)
         given = [out.load_temp(_argument(frame, arg)) for arg in args]

@@ -212,6 +212,8 @@ class Value:
 
     def iterate(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
+        if hasattr(self.python_type(), "__next__"):
+            return self
         return self.call_method(tx, "__iter__", [], {})
 
     def next(self, tx: Tracer) -> Value | None:

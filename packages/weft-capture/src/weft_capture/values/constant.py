@@ -53,18 +53,6 @@ class Constant(Value):
     def as_constant(self) -> Any:
         return self.value
 
-    def is_constant(self) -> bool:
-        return True
-
-    def graph_arg(self) -> Any:
-        return self.value
-
-    def example(self) -> Any:
-        return self.value
-
-    def reconstruct(self, out: Output) -> None:
-        out.writer.load_const(self.value)
-
     def truth(self, tx: Tracer) -> bool:
         return bool(self.value)
 

@@ -324,9 +324,6 @@ class ObjectConstant(Value):
     def hash_key(self) -> object:
         return self.obj
 
-    def reconstruct(self, out: Output) -> None:
-        out.writer.load_const(self.obj)
-
     def truth(self, tx: Tracer) -> bool:
         kind = type(self.obj)
         if not issubclass(kind, type) and (hasattr(kind, "__bool__") or hasattr(kind, "__len__")):

@@ -37,9 +37,6 @@ class IteratorValue(MutableValue):
     position: int = field(default=0, init=False)
     changing: ClassVar[tuple[str, ...]] = ("position",)
 
-    def iterate(self, tx: Tracer) -> Value:
-        return self
-
 
 @dataclass(eq=False)
 class SequenceIterator(IteratorValue):
@@ -311,9 +308,6 @@ class ExternalIterator(Value):
 
     def python_type(self) -> type:
         return type(self.obj)
-
-    def iterate(self, tx: Tracer) -> Value:
-        return self
 
     def next(self, tx: Tracer) -> Value | None:
         kind = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"
