@@ -6,7 +6,6 @@ from weft_capture.breaks import Raised
 from weft_capture.bytecode import Instr
 from weft_capture.classes import ClassValue
 from weft_capture.opcodes.table import opcode
-from weft_capture.rules import exception_groups as groups
 from weft_capture.values.base import Frame, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.exceptions import (
@@ -15,6 +14,8 @@ from weft_capture.values.exceptions import (
     chain,
     generator_error,
     handled,
+    match_group,
+    rest_to_raise,
 )
 
 
@@ -90,7 +91,7 @@ def _check_exc_match(frame: Frame, instr: Instr) -> None:
 def _check_eg_match(frame: Frame, instr: Instr) -> None:
     """except*: replace the exception by (what does not match, what does)."""
     classes = _classes(frame, frame.stack.pop())
-    match, rest = groups.match(frame.tx, frame.stack.pop(), classes)
+    match, rest = match_group(frame.tx, frame.stack.pop(), classes)
     frame.stack.extend((rest, match))
     if match is not NONE:
         frame.exception = match
@@ -100,7 +101,7 @@ def _check_eg_match(frame: Frame, instr: Instr) -> None:
 def _prep_reraise_star(frame: Frame, instr: Instr) -> None:
     """The end of all except* clauses: what they raised and what none took, as one exception."""
     raised = frame.stack.pop().unpack(frame.tx)
-    frame.stack.append(groups.rest_to_raise(frame.tx, frame.stack.pop(), raised))
+    frame.stack.append(rest_to_raise(frame.tx, frame.stack.pop(), raised))
 
 
 @opcode("BEFORE_WITH", "BEFORE_ASYNC_WITH")

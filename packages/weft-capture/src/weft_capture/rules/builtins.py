@@ -17,7 +17,7 @@ from weft_capture.generators import GeneratorValue
 from weft_capture.rules.operators import binary, by_methods, combined, identical
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
-from weft_capture.values.base import Tracer, Value, method
+from weft_capture.values.base import Proxy, Tracer, Value, method
 from weft_capture.values.constant import (
     FALSE,
     NONE,
@@ -46,7 +46,6 @@ from weft_capture.values.iterators import (
 )
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
-from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
 
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))

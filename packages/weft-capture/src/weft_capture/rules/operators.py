@@ -19,7 +19,7 @@ from weft_capture.rules.dicts import call_set
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
-from weft_capture.values.base import Tracer, Value
+from weft_capture.values.base import Proxy, Tracer, Value
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -31,7 +31,6 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.objects import UserObject
-from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
 
 _NAMES = {

@@ -15,7 +15,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.builtins import listed, sort_values
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Tracer, Value, method, method_of_each
+from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -28,7 +28,6 @@ from weft_capture.values.containers import (
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import DequeValue
 from weft_capture.values.objects import UserObject
-from weft_capture.values.proxies import Proxy
 
 
 def _key(tx: Tracer, value: Value) -> Any:

@@ -40,14 +40,13 @@ from weft_capture.generators import GeneratorValue
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CALLING, CODE_RULES, PURE, decline, rule, rule_of_each
 from weft_capture.values import floats
-from weft_capture.values.base import Kwargs, Tracer, Value, method
+from weft_capture.values.base import Kwargs, Proxy, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold
 from weft_capture.values.containers import SequenceValue
 from weft_capture.values.exceptions import TRACEBACK
 from weft_capture.values.functions import FunctionValue, PartialValue
 from weft_capture.values.iterators import ChainIterator, CombinedIterator, ListedIterator
 from weft_capture.values.objects import UserObject
-from weft_capture.values.proxies import Proxy
 from weft_capture.values.replayed import FACTORIES, Log, ReplayedValue
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.wrap import EXACT

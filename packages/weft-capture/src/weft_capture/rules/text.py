@@ -14,7 +14,7 @@ import torch
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.classes import ClassValue
 from weft_capture.rules.table import rule, rule_of_each
-from weft_capture.values.base import Tracer, Value, method
+from weft_capture.values.base import Proxy, Tracer, Value, method
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     Container,
@@ -28,7 +28,6 @@ from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.floats import FloatValue
 from weft_capture.values.made import MadeValue, TextValue
 from weft_capture.values.objects import UserObject
-from weft_capture.values.proxies import Proxy
 from weft_capture.values.tensor import SymValue, TensorValue
 
 Function = Callable[[Any], str]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from weft_capture.breaks import Break, Raised
-from weft_capture.values.base import MutableValue, Output, Tracer, Value
+from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -23,7 +23,6 @@ from weft_capture.values.containers import (
     SetValue,
     TupleValue,
 )
-from weft_capture.values.proxies import Proxy
 from weft_guards.sources import Source
 
 EXHAUSTED = sys.maxsize

@@ -26,7 +26,7 @@ from weft_capture.classes import ClassValue
 from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.scope import ModuleObject
 from weft_capture.values import floats
-from weft_capture.values.base import MethodOf, Tracer, Value
+from weft_capture.values.base import MethodOf, Proxy, Tracer, Value
 from weft_capture.values.constant import NONE, Constant, constant, is_constant_object, plain_scalar
 from weft_capture.values.containers import (
     ListValue,
@@ -60,7 +60,6 @@ from weft_capture.values.objects import (
     is_plain_stream,
 )
 from weft_capture.values.overrides import OverridingTensor, has_handler
-from weft_capture.values.proxies import Proxy
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_capture.values.wrappers import wrap_wrapper
 from weft_core.fake import is_plain
