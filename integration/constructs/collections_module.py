@@ -1,7 +1,10 @@
 """collections."""
 
 import collections
+import operator
 import types
+
+import torch
 
 from constructs import case
 
@@ -197,3 +200,54 @@ def named_tuple_class(x):
             return self.u + self.v
 
     return P(x).total(), P(1, 2).v
+
+
+class Tags(set):
+    pass
+
+
+@case(inputs=lambda: (torch.ones(2), {1, "a", len, (1, 2)}, Tags((1, 2))))
+def sets_as_arguments(x, mixed, tags):
+    tags |= {3}
+    return x + len(mixed), len in mixed, (1, 2) in mixed, sorted(tags), type(tags | {4}).__name__
+
+
+@case
+def set_operators_and_other_operands(x):
+    texts = []
+    for other in ([1], {1: 2}, (1,), "a", len):
+        for operate in (operator.sub, operator.or_, operator.iand, operator.ixor):
+            try:
+                operate({1, 2}, other)
+            except TypeError as error:
+                texts.append(str(error))
+    return x + 1, texts, {1, 2}.__and__([1]), {1, 2}.__rsub__({2, 3})
+
+
+@case
+def set_subclass_operators(x):
+    tags = Tags((1, 2, 3))
+    same = tags
+    same -= {1}
+    inside = {1} in {frozenset([1])}, Tags((1,)) in {frozenset([1])}
+    return x + 1, same is tags, sorted(tags), sorted({9} | tags), tags <= {1, 2, 3}, inside
+
+
+@case
+def builtin_new(x):
+    class Ordered(dict):
+        def __new__(cls, *args):
+            self = dict.__new__(cls)
+            self.order = [1]
+            return self
+
+    class Next(int):
+        def __new__(cls, number):
+            return int.__new__(cls, number + 1)
+
+    try:
+        int.__new__(str, 3)
+    except TypeError as error:
+        text = str(error)
+    one = Ordered([(1, 2)])
+    return x + one.order[0], one, Next(3) + 1, type(Next(3)).__name__, str.__new__(str, 5), text

@@ -1,5 +1,7 @@
 """Operators and protocols on user classes."""
 
+import math
+import types
 from collections.abc import Iterable
 
 import torch
@@ -437,3 +439,57 @@ def class_that_claims_another(x):
 
     p = Proxy([1])
     return x + 1, [isinstance(p, kind) for kind in (list, Proxy, dict, Iterable, tuple | list)]
+
+
+class Sized(type):
+    def __len__(cls):
+        return 3
+
+    def __bool__(cls):
+        return False
+
+    def __contains__(cls, item):
+        return item == 1
+
+    def __setattr__(cls, name, value):
+        if name == "fixed":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+class OfSized(metaclass=Sized):
+    close = math.isclose
+
+    def __len__(self):
+        return 5
+
+
+@case
+def operators_on_classes_ask_the_metaclass(x):
+    try:
+        OfSized.fixed = 1
+    except AttributeError as error:
+        text = str(error)
+    numbers = len(OfSized), len(OfSized()), OfSized().close(1.0, 1.0)
+    return x + 1, numbers, text, bool(OfSized), 1 in OfSized, 2 in OfSized
+
+
+@case
+def attributes_of_functions_and_of_others(x):
+    def inner():
+        return 3
+
+    texts = []
+    for one in (len, 3, None, inner):
+        for ask in (iter, lambda value: value.missing):
+            try:
+                ask(one)
+            except (TypeError, AttributeError) as error:
+                texts.append(str(error))
+    return x + inner.__call__(), inner.__class__.__name__, hasattr(inner, "missing"), texts
+
+
+@case
+def class_from_new_class(x):
+    made = types.new_class("Made", (), {}, lambda namespace: namespace.update(a=3))
+    return x + made.a, made().a, made.__name__

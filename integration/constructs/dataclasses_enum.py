@@ -261,3 +261,44 @@ def as_arguments(x, config, colour, frozen):
     config.width += 1
     config.names.append(colour.name)
     return x * config.width + frozen.a
+
+
+@case
+def enum_with_auto(x):
+    class Kind(enum.Flag):
+        A = enum.auto()
+        B = enum.auto()
+        C = 8
+        D = enum.auto()
+
+    class Plain(enum.Enum):
+        X = enum.auto()
+        Y = 6
+        Z = enum.auto()
+
+    return x + Kind.D.value, [one.value for one in Kind], [one.value for one in Plain], len(Kind)
+
+
+@case
+def enum_made_by_its_new(x):
+    class Kind(enum.Enum):
+        A = 1
+        B = 2
+
+        def __new__(cls, number):
+            made = object.__new__(cls)
+            made._value_ = number * 10
+            made.text = str(number)
+            return made
+
+    return x + Kind.A.value, Kind.B.text, Kind(20) is Kind.B
+
+
+@case
+def enum_class_specials(x):
+    try:
+        Colour.RED = 3
+    except AttributeError as error:
+        text = type(error).__name__
+    held = Colour.RED in Colour, Flags.A in Flags, len(Flags), len(Colour), bool(Colour)
+    return x + 1, held, text, [kind.__name__ for kind in Colour.mro()], Flags.A | Flags.C

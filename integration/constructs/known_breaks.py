@@ -30,7 +30,6 @@ KNOWN_BREAKS = {
     "messages.catch_warnings_default": "unknown-call",
     "messages.catch_warnings_with_operations": "unknown-call",
     "messages.catch_warnings_over_break": "data-dependent-value",
-    "weak_references.weakref_proxy": "unknown-call",
     "weak_references.weak_method": "unknown-call",
     "weak_references.weak_dead": "unsupported-value",
     "weak_references.weak_dead_in_dictionary": "unsupported-value",

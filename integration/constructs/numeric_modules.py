@@ -194,3 +194,69 @@ def dtype_promotion(x):
         (i > 1).dtype,
         x.double() + i,
     )
+
+
+class Slots:
+    __slots__ = ("a", "b")
+
+    def __init__(self):
+        self.a = [1]
+
+
+class Reduced:
+    def __init__(self, a):
+        self.a, self.more = a, [a]
+
+    def __reduce_ex__(self, protocol):
+        return Reduced, (self.a,), self.__dict__
+
+
+class Restored:
+    def __new__(cls, n):
+        made = object.__new__(cls)
+        made.n = n
+        return made
+
+    def __getnewargs__(self):
+        return (self.n,)
+
+    def __getstate__(self):
+        return {"n": self.n + 1}
+
+    def __setstate__(self, state):
+        self.n = state["n"] * 10
+
+
+class Attributed(dict):
+    pass
+
+
+class Knotted:
+    def __init__(self):
+        self.shared = [1]
+        self.pair = [self.shared, self.shared]
+        self.me = self
+
+    def __deepcopy__(self, memo):
+        made = Knotted.__new__(Knotted)
+        memo[id(self)] = made
+        for name, value in self.__dict__.items():
+            setattr(made, name, copy.deepcopy(value, memo))
+        return made
+
+
+@case
+def copy_of_objects_that_say_how(x):
+    slots, held = Slots(), Attributed(k=[1])
+    held.more = 3
+    shallow, deep = copy.copy(held), copy.deepcopy(held)
+    copied = copy.copy(slots).a is slots.a, copy.deepcopy(slots).a is slots.a
+    reduced = copy.copy(Reduced(3)), copy.deepcopy(Reduced(4))
+    texts = [(type(one).__name__, one, one.more, one["k"] is held["k"]) for one in (shallow, deep)]
+    return x + reduced[0].a, reduced[1].more, copied, texts, copy.copy(Restored(5)).n
+
+
+@case
+def deepcopy_keeps_what_is_shared(x):
+    knot = copy.deepcopy(Knotted())
+    return x + 1, knot.pair[0] is knot.pair[1], knot.pair[0] is knot.shared, knot.me is knot

@@ -242,3 +242,21 @@ def hook_twice(x, net):
     z = net(x)
     g.remove()
     return y, z, net(x), len(net.lin._forward_hooks), k.id != g.id
+
+
+@case
+def weak_proxy_operations(x):
+    class Items:
+        def __init__(self):
+            self.items = [3, 4]
+
+        def __len__(self):
+            return len(self.items)
+
+        def __iter__(self):
+            return iter(self.items)
+
+    items = Items()
+    proxy = weakref.proxy(items)
+    kinds = isinstance(proxy, Items), isinstance(proxy, weakref.ProxyType), type(proxy).__name__
+    return x + len(proxy), list(proxy), proxy is weakref.proxy(items), kinds, bool(proxy)

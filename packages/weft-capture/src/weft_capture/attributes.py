@@ -234,12 +234,12 @@ def _bind_c_method(tx: Tracer, found: Found, name: str, owner: Value, cls: type)
     return MethodOf(owner, name)
 
 
-C_METHODS = (
+_C_DESCRIPTORS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
-    types.BuiltinFunctionType,
 )
+C_METHODS = (*_C_DESCRIPTORS, types.BuiltinFunctionType)
 _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
     **dict.fromkeys(
         _FUNCTIONS,
@@ -249,7 +249,7 @@ _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
     staticmethod: lambda tx, found, name, owner, cls: tx.const_object(found[1].__func__),
-    **dict.fromkeys(C_METHODS, _bind_c_method),
+    **dict.fromkeys(_C_DESCRIPTORS, _bind_c_method),
     types.MemberDescriptorType: _bind_slot,
     types.GetSetDescriptorType: _bind_slot,
 }

@@ -12,6 +12,7 @@ import abc
 import builtins
 import collections
 import dataclasses
+import enum
 import types
 import warnings
 from collections.abc import Callable
@@ -67,14 +68,14 @@ class MadeClass(ClassValue):
     def data(self, tx: Tracer) -> Any:
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
         # A class that is made again with it would call its `__set_name__`.
         if hasattr(value.python_type(), "__set_name__"):
             raise Break("unsupported-value", f"setting {name} of {self.describe()}")
         self._change(tx, name)[name] = value
         type.__setattr__(self.obj, name, stand_in(tx, value))
 
-    def delattr(self, tx: Tracer, name: str) -> None:
+    def plain_delattr(self, tx: Tracer, name: str) -> None:
         if name not in self.obj.__dict__:
             tx.raise_(AttributeError, name)
         self._change(tx, name).pop(name, None)
@@ -138,6 +139,20 @@ class DescriptorValue(Value):
         out.call(self.cls, self.args)
 
 
+class AutoValue(ObjectConstant):
+    """An `enum.auto`, of which making the class makes a number."""
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(enum.auto, [])
+
+
+@rule(enum.auto)
+def _auto(tx: Tracer) -> Value:
+    made = AutoValue(enum.auto())
+    _remember(tx, made, made.obj)
+    return made
+
+
 class StandIn:
     """Stands in a real class for a value that has no Python object, such as a tensor."""
 
@@ -181,7 +196,7 @@ def _remember(tx: Tracer, value: Value, real: Any) -> Any:
 
 
 def _function(tx: Tracer, value: FunctionValue) -> types.FunctionType:
-    cells = tuple(types.CellType() for _ in value.cells)
+    cells = tuple(cell.real for cell in value.cells)
     function = types.FunctionType(value.code, value.globals, value.code.co_name, None, cells)
     function.__qualname__ = value.name
     function.__defaults__ = tuple(stand_in(tx, item) for item in value.defaults) or None
@@ -230,7 +245,10 @@ def make_class(
     words = {key: stand_in(tx, value) for key, value in keywords.items()}
     _check_hooks(real_bases, words)
     cell = namespace.get("__classcell__")
+    _check_autos(real_bases, namespace)
     real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k != "__classcell__"}
+    if isinstance(cell, CellValue):
+        real_namespace["__classcell__"] = cell.real
     init_subclass = namespace.get("__init_subclass__")
     objects = [(k, value) for k, value in namespace.items() if isinstance(value, UserObject)]
     late = [key for key, value in objects if value.has_special("__set_name__")]
@@ -242,14 +260,7 @@ def make_class(
     hook = _inherited_hook(real_bases)
     if hook is not None:
         words = {key: word for key, word in words.items() if key == "metaclass"}
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            real = build_class(name, real_bases, words, **real_namespace)
-        if warned:
-            raise Break("unsupported-value", "a class statement that warns")
-    except (TypeError, ValueError, AttributeError) as error:
-        tx.raise_real(error)
+    real = _real_class(tx, name, real_bases, words, real_namespace)
     pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
     args: list[Value] = [constant(name), TupleValue(bases), DictValue(pairs)]
     made = MadeClass(tx, real, build_class, args, namespace)
@@ -265,6 +276,33 @@ def make_class(
         rest = {key: value for key, value in keywords.items() if key != "metaclass"}
         hook.call(tx, [made], rest)
     return made
+
+
+_MAKER = "_generate_next_value_"
+
+
+def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
+    """Refuse an `enum.auto` of which code of the program makes a number."""
+    parts = [one for value in namespace.values() for one in getattr(value, "items", (value,))]
+    makers = [attributes.lookup(base, _MAKER) for base in bases if isinstance(base, type)]
+    programs = _MAKER in namespace or any(map(attributes.is_programs, filter(None, makers)))
+    if programs and any(isinstance(one, AutoValue) for one in parts):
+        raise Break("unknown-call", f"enum.auto by a {_MAKER} of the program")
+
+
+def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
+    """Make the class that stands for the program's."""
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            real = build_class(name, bases, words, **namespace)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        tx.raise_real(error)
+    except NameError as error:  # what a stand-in for a function needs has none
+        raise Break("unsupported-value", f"a class statement that asks for more: {error}") from None
+    if warned:
+        raise Break("unsupported-value", "a class statement that warns")
+    return real
 
 
 def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
@@ -363,6 +401,18 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     words.setdefault("module", tx.frame.function.globals.get("__name__"))
     real = real_call(tx, make, *known, **words)
     return MadeClass(tx, real, lambda: make(*known, **words), [])
+
+
+@rule(type.mro)
+def _mro(tx: Tracer, cls: Value) -> Value:
+    if getattr(type(cls.as_constant()), "mro") is not type.mro:  # noqa: B009
+        raise Break("unknown-call", "mro of a metaclass with its own")
+    return ListValue(cls.getattr(tx, "__mro__").unpack(tx))
+
+
+@rule(type.__prepare__)
+def _prepare(tx: Tracer, *args: Value, **keywords: Value) -> Value:
+    return DictValue()
 
 
 @rule(type.__subclasses__)

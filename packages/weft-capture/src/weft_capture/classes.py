@@ -27,9 +27,9 @@ from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import BoundMethod, ObjectConstant
 from weft_capture.values.iterators import DequeValue
-from weft_capture.values.objects import ModuleValue, UserObject
+from weft_capture.values.objects import OBJECT_METHODS, ModuleValue, UserObject
 from weft_capture.values.overrides import has_handler, retyped
-from weft_capture.values.weakrefs import WeakRefValue, make_ref
+from weft_capture.values.weakrefs import WeakProxy, WeakRefValue, make_ref
 from weft_capture.values.wrappers import made
 
 _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
@@ -158,10 +158,18 @@ class ClassValue(ObjectConstant):
         return instantiate(tx, self, args, kwargs)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
-        bound = self.getattr(tx, name)
+        # An operator or builtin function looks past the class at its metaclass.
+        special = self._of_metaclass(tx, name) if name.startswith("__") else None
+        bound = special or self.getattr(tx, name)
         if isinstance(bound, MethodOf):
             raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
         return bound.call(tx, args, kwargs)
+
+    def truth(self, tx: Tracer) -> bool:
+        for name in ("__bool__", "__len__"):
+            if attributes.lookup(type(self.obj), name) is not None:
+                return self.call_method(tx, name, [], {}).truth(tx)
+        return True
 
     def iterate(self, tx: Tracer) -> Value:
         if attributes.lookup(type(self.obj), "__iter__") is None:
@@ -175,7 +183,10 @@ class ClassValue(ObjectConstant):
                 raise Break("unsupported-value", "the __dict__ of a class that was just changed")
             return tx.const_object(types.MappingProxyType(dict(cls.__dict__)))
         if name in _OF_TYPE:
-            return tx.literal(getattr(cls, name))
+            value = getattr(cls, name)
+            if name in ("__mro__", "__bases__") and not attributes.is_fixed(cls):
+                tx.guard_constant(AttrSource(self.source or ConstSource(cls), name), value)
+            return tx.literal(value)
         written = attributes.written(tx, cls, name)
         if written is not None:
             return written
@@ -206,17 +217,57 @@ class ClassValue(ObjectConstant):
     def _read(self, tx: Tracer, name: str, real: Any) -> Value:
         """Return the value of what an attribute reads; a made class's C methods stay unbound."""
         bound = self.obj in MADE and isinstance(real, types.BuiltinFunctionType)
-        if bound and table.find(getattr(type, name, None)) is None:
+        if bound and not table.find(real) and not table.find(getattr(type, name, None)):
             return MethodOf(self, name)
         return tx.const_object(real)
 
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        if name == "__new__" and kind is not object:
+            return new_object(tx, args[0].as_constant(), args[1:])
+        if name == "__call__":
+            return construct(tx, self, args, kwargs)
+        if kind is type and name in ("__setattr__", "__delattr__"):
+            getattr(self, f"plain_{name.strip('_')}")(tx, args[0].as_constant(), *args[1:])
+            return NONE
+        if name == "__new__":
+            return _object_new(tx, *args, **kwargs)
+        if name not in OBJECT_METHODS:
+            raise Break("unsupported-method", f"{kind.__name__}.{name}")
+        return OBJECT_METHODS[name](tx, self, *args, **kwargs)
+
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        # One that existed before the frame: mere data, and no metaclass that has a say.
+        self._change_by(tx, "setattr", name, value)
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        self._change_by(tx, "delattr", name)
+
+    def _change_by(self, tx: Tracer, what: str, name: str, *value: Value) -> None:
+        """Do what the metaclass does about an attribute."""
+        special = self._of_metaclass(tx, f"__{what}__")
+        if special is not None:
+            special.call(tx, [constant(name), *value], {})
+        elif getattr(type(self.obj), f"__{what}__") is getattr(type, f"__{what}__"):
+            getattr(self, f"plain_{what}")(tx, name, *value)
+        else:
+            raise Break("unsupported-value", f"{what} of {self.describe()}")
+
+    def _of_metaclass(self, tx: Tracer, name: str) -> Value | None:
+        """Return a method that the metaclass has in Python."""
+        found = attributes.lookup(type(self.obj), name)
+        known = found is not None and attributes.is_python_code(found[1])
+        return BoundMethod(tx.const_object(found[1]), self) if found and known else None
+
+    plain_delattr = Value.delattr
+
+    def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        """Do what `type.__setattr__` does."""
+        # One that existed before the frame: mere data.
         cls = self.obj
         found = attributes.lookup(cls, name)
-        setter: Any = type.__setattr__
-        plain = type(cls).__setattr__ is setter and not hasattr(type(cls), name)
-        plain = plain and not attributes.is_trusted(cls.__module__) and not name.startswith("__")
+        plain = not (hasattr(type(cls), name) or name.startswith("__"))
+        plain = plain and not attributes.is_trusted(cls.__module__)
         active = found is not None and hasattr(type(found[1]), "__get__")
         if not plain or active or hasattr(value.python_type(), "__get__"):
             super().setattr(tx, name, value)
@@ -291,26 +342,17 @@ class BaseMethod(Value):
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         owner = self.owner
-        if isinstance(owner, ExceptionValue):
+        if isinstance(owner, ExceptionValue | ClassValue):
             return owner.call_base_method(tx, self.kind, self.name, args, kwargs)
-        row = _OBJECT_METHODS.get(self.name)
-        if isinstance(owner, UserObject):
-            if owner.base is not None and self.kind is not object:
-                if self.name == "__init__":
-                    return _fill_base(tx, owner, args, kwargs)
-                if self.name == "__getitem__":
-                    return owner.base_item(tx, args[0])
-                if isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict:
-                    raise Break("unsupported-method", f"dict.{self.name} of {owner.describe()}")
-                return owner.base_method(tx, self.name, args, kwargs)
-            if row is not None:
-                return row(tx, owner, *args, **kwargs)
-        if isinstance(owner, ClassValue) and self.name == "__new__":
-            if self.kind is object:
-                return _object_new(tx, *args, **kwargs)
-            return new_object(tx, args[0].as_constant(), args[1:])
-        if isinstance(owner, ClassValue) and self.name == "__call__":
-            return construct(tx, owner, args, kwargs)
+        if isinstance(owner, UserObject) and owner.base is not None and self.kind is not object:
+            if self.name == "__init__":
+                return _fill_base(tx, owner, args, kwargs)
+            if self.name == "__getitem__":
+                return owner.base_item(tx, args[0])
+            if isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict:
+                raise Break("unsupported-method", f"dict.{self.name} of {owner.describe()}")
+            return owner.base_method(tx, self.name, args, kwargs)
+        row = OBJECT_METHODS.get(self.name)
         if row is not None:
             return row(tx, owner, *args, **kwargs)
         raise Break("unsupported-method", self.describe())
@@ -331,6 +373,8 @@ def _plainly(name: str) -> Callable[..., Value]:
     """Return what `object` does about an attribute, past what the class of the object does."""
 
     def run(tx: Tracer, owner: Value, attribute: Value, *value: Value) -> Value:
+        if isinstance(owner, ClassValue):
+            raise Break("unsupported-method", f"object.__{name}__ of {owner.describe()}")
         plain = f"plain_{name}" if isinstance(owner, UserObject) else name
         getattr(owner, plain)(tx, attribute.as_constant(), *value)
         return NONE
@@ -361,7 +405,7 @@ def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Val
     return NONE
 
 
-_OBJECT_METHODS: dict[str, Callable[..., Value]] = {
+OBJECT_METHODS |= {
     "__setattr__": _object_setattr,
     "__getattribute__": _object_getattribute,
     "__delattr__": _object_delattr,
@@ -397,12 +441,26 @@ def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     return plain_object(tx, cls.as_constant())
 
 
+@table.rule(weakref.proxy)
+def _proxy(tx: Tracer, *args: Value) -> Value:
+    return WeakProxy(make_ref(tx, *args))
+
+
 table.rule(weakref.ref)(make_ref)
 
 
-@table.rule(weakref.ref.__new__)
-def _ref_new(tx: Tracer, cls: Value, *args: Value) -> Value:
-    return new_object(tx, cls.as_constant(), list(args))
+def _base_new(base: type) -> None:
+    @table.rule(base.__new__)
+    def new(tx: Tracer, cls: Value, *args: Value) -> Value:
+        kind = cls.as_constant()
+        if not issubclass(kind, base):
+            name, other = base.__name__, kind.__name__
+            tx.raise_(TypeError, f"{name}.__new__({other}): {other} is not a subtype of {name}")
+        return _BASES[base](tx, list(args)) if kind is base else new_object(tx, kind, list(args))
+
+
+for _base in _BASES.keys() - {tuple, collections.OrderedDict, collections.defaultdict}:
+    _base_new(_base)
 
 
 @table.rule(tuple.__new__)

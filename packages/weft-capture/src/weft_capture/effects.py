@@ -94,5 +94,5 @@ class Effects:
             if written is DELETED:
                 out.later(dict.pop, constant(holder), constant(name), NONE)
             else:
-                set_one = setattr if isinstance(holder, type) else operator.setitem
+                set_one = type.__setattr__ if isinstance(holder, type) else operator.setitem
                 out.later(set_one, constant(holder), constant(name), written)

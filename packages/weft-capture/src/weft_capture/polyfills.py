@@ -7,6 +7,7 @@ one item at a time, as the originals do, so effects of what they call keep their
 
 from __future__ import annotations
 
+import copyreg
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 _MISSING = object()
+_copyreg: Any = copyreg
 
 # ---- itertools
 
@@ -179,13 +181,31 @@ def make_handle(self: Any, hooks_dict: Any, *, extra_dict: Any = None) -> None:
     self.extra_dict_ref = tuple(map(weakref.ref, extra)) if isinstance(extra, list) else ()
 
 
-# ---- collections, re
+# ---- object, for copy
 
 
-def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
-    """Count items into a mapping."""
-    for item in iterable:
-        mapping[item] = mapping.get(item, 0) + 1
+def reduce_object(self: Any) -> Any:
+    """Do what `object.__reduce_ex__` does from protocol 2 on."""
+    kind: Any = type(self)
+    if kind.__reduce__ is not object.__reduce__:
+        return self.__reduce__()
+    args: Any = self.__getnewargs__() if hasattr(kind, "__getnewargs__") else ()
+    if not isinstance(args, tuple):
+        raise TypeError(f"__getnewargs__ should return a tuple, not '{type(args).__name__}'")
+    state = self.__getstate__()
+    items = iter(self) if isinstance(self, list) else None
+    pairs = iter(self.items()) if isinstance(self, dict) else None
+    return _copyreg.__newobj__, (kind, *args), state, items, pairs
+
+
+def get_state(self: Any, names: list[str]) -> Any:
+    """Do what `object.__getstate__` does of an object whose class has slots of these names."""
+    state = getattr(self, "__dict__", None) or None
+    slots = {name: getattr(self, name) for name in names if hasattr(self, name)}
+    return (state, slots) if slots else state
+
+
+# ---- re
 
 
 def matches(pattern: Any, string: Any, count: int) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from weft_guards import DynamicPolicy, Guard, GuardSet, Held
+from weft_guards.payloads import same_constant
 from weft_guards.sources import (
     AttrSource,
     CallSource,
@@ -37,6 +38,7 @@ from weft_capture.journal import Journal
 from weft_capture.output.reconstruct import children, leads_to
 from weft_capture.real_calls import RealCalls
 from weft_capture.rules import table
+from weft_capture.rules.namespaces import GlobalsValue
 from weft_capture.rules.operators import equal
 from weft_capture.rules.text import text_of
 from weft_capture.selection import check_inlinable, is_compiled_by_torch
@@ -117,6 +119,7 @@ class Tracer:
     iterator_over = SequenceIterator
     bound_method = BoundMethod
     base_method = classes.BaseMethod
+    globals_of = GlobalsValue
 
     # ---- objects to values
 
@@ -211,7 +214,7 @@ class Tracer:
         try:
             self.guard(CallSource(frozenset, (source,)), "CONST", frozenset(obj))
         except TypeError:  # classes and the like among them
-            self.guard_same(operator.eq, CallSource(frozenset, (source,)), frozenset(obj))
+            self.guard_same(_same_elements, CallSource(frozenset, (source,)), frozenset(obj))
 
     def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
         """Guard that a function that is inlined keeps its code, which can be assigned."""
@@ -460,3 +463,7 @@ class Tracer:
 
     def _places(self) -> list[tuple[traceback.FrameSummary, str]]:
         return [frame.place() for frame in self.active_frames()][::-1]
+
+
+def _same_elements(now: frozenset[Any], then: frozenset[Any]) -> bool:
+    return now == then and same_constant(now, then)

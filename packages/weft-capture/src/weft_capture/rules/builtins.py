@@ -47,6 +47,7 @@ from weft_capture.values.iterators import (
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
+from weft_capture.values.weakrefs import WeakProxy
 
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
 PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
@@ -113,6 +114,8 @@ def _callable(tx: Tracer, value: Value) -> Value:
 @rule(isinstance)
 def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     wanted = _classes(tx, classes)
+    if isinstance(value, WeakProxy) and not _subclass(value.python_type(), wanted):
+        value = value.target(tx)  # whose `__class__` it shows
     kind = value.python_type()
     if isinstance(value, Constant):
         return constant(isinstance(value.value, wanted))

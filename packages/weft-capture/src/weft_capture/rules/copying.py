@@ -1,112 +1,109 @@
-"""copy.copy and copy.deepcopy."""
+"""copy.copy and copy.deepcopy: the library's own code, traced, over rules for what is known here.
+
+Their memos are dicts of the ids of values. What an object is made of is asked of
+`object.__reduce_ex__`, and of the like rows of builtin containers.
+"""
 
 from __future__ import annotations
 
 import copy
+import copyreg
+import types
 
+from weft_capture import polyfills
+from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import Constant, is_constant_object
+from weft_capture.values.base import Tracer, Value, method
+from weft_capture.values.constant import NONE, Constant, is_constant_object
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FunctionValue, ObjectConstant
-from weft_capture.values.objects import ModuleValue, UserObject
+from weft_capture.values.iterators import DequeValue
+from weft_capture.values.objects import OBJECT_METHODS, ModuleValue, UserObject
 from weft_capture.values.tensor import TensorValue
 
 _SHARED = (Constant, FunctionValue, ObjectConstant)
+_KNOWN_BASES = {object, list, dict, int, float, str, bytes, complex}
 
 
-@rule(copy.copy)
-def _copy(tx: Tracer, value: Value) -> Value:
-    _check_plain(value)
-    if isinstance(value, (ListValue, DictValue, SetValue)):
-        return value.call_method(tx, "copy", [], {})
-    if isinstance(value, (*_SHARED, TupleValue)):
-        return value
-    if isinstance(value, UserObject) and not value.has_special("__copy__"):
-        return _copied_object(tx, value, deep=None)
-    return value.call_method(tx, "__copy__", [], {})
-
-
-def _check_plain(value: Value) -> None:
-    """Refuse a state dict, and an instance of a subclass of int and the like.
+def _check(value: Value) -> None:
+    """Refuse modules, state dicts, and instances of a subclass of int and the like.
 
     Its class may say how it is copied.
     """
     odd = isinstance(value, Constant) and not is_constant_object(value.value)
-    if odd or getattr(value, "metadata", None) is not None:
+    if odd or isinstance(value, ModuleValue) or getattr(value, "metadata", None) is not None:
         raise Break("unknown-call", f"a copy of {value.describe()}")
 
 
-class _Memo(DictValue):
-    """The memo that a `__deepcopy__` of the program gets."""
-
-
-def _copied_object(tx: Tracer, value: UserObject, deep: dict[Value, Value] | None) -> Value:
-    hooks = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__",
-             "__getnewargs_ex__")  # fmt: skip
-    slots = not value.cls.__dictoffset__ or hasattr(value.cls, "__slots__")
-    odd = value.base is not None or slots or isinstance(value, ModuleValue)
-    odd = odd or getattr(value.cls, "__reduce__", None) is not getattr(object, "__reduce__")  # noqa: B009
-    if odd or any(value.has_special(name) for name in hooks):
-        raise Break("unknown-call", f"a copy of {value.describe()}")
-    fresh = UserObject(value.cls)
-    if deep is not None:
-        deep[value] = fresh
-    members = tx.instance_dict(value)
-    assert isinstance(members, DictValue)
-    for key, item in list(members.pairs(tx)):
-        fresh.attrs[key.as_constant()] = item if deep is None else _deep(tx, item, deep)
-    return fresh
+@rule(copy.copy)
+def _copy(tx: Tracer, value: Value) -> Value:
+    _check(value)
+    if isinstance(value, (*_SHARED, TupleValue)):
+        return value
+    if isinstance(value, UserObject):
+        return tx.trace_body(copy.copy, [value], {})
+    return value.call_method(tx, "__copy__", [], {})
 
 
 @rule(copy.deepcopy)
-def _deepcopy(tx: Tracer, value: Value, memo: Value | None = None) -> Value:
-    if memo is not None and (not isinstance(memo, _Memo) or memo.entries):
-        raise Break("unknown-call", "deepcopy with a memo")
-    return _deep(tx, value, {})
-
-
-def _deep(tx: Tracer, value: Value, memo: dict[Value, Value]) -> Value:
+def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
     value = tx.force(value)
-    if value in memo:
-        return memo[value]
-    _check_plain(value)
+    _check(value)
     if isinstance(value, _SHARED):
         return value
-    if isinstance(value, TupleValue):
-        items = [_deep(tx, item, memo) for item in value.items]
-        if value in memo:  # copied on the way: it holds itself
-            return memo[value]
-        same = all(new is tx.force(old) for new, old in zip(items, value.items, strict=True))
-        memo[value] = value if same else value.with_items(items)
-    elif isinstance(value, ListValue):
-        fresh = memo[value] = value.with_items([])
-        assert isinstance(fresh, ListValue)
-        fresh.items = [_deep(tx, item, memo) for item in value.items]
-    elif isinstance(value, DictValue):
-        target = DictValue(None, None, value.cls, value.default_factory)
-        memo[value] = target
-        for key, item in value.pairs(tx):
-            target.put(_deep(tx, key, memo), _deep(tx, item, memo))
-    elif isinstance(value, SetValue):
-        items = [_deep(tx, item, memo) for item in value.unpack(tx)]
-        memo[value] = SetValue(items, cls=value.cls, order=value.order)
-    elif isinstance(value, UserObject):
-        if value.has_special("__deepcopy__"):
-            memo[value] = value.call_method(tx, "__deepcopy__", [_Memo()], {})
-        else:
-            _copied_object(tx, value, memo)
-    else:
-        return _leaf(tx, value, memo)
-    return memo[value]
-
-
-def _leaf(tx: Tracer, value: Value, memo: dict[Value, Value]) -> Value:
     if type(value) is TensorValue and not value.fake.requires_grad:
-        memo[value] = tx.graph.emit("call_method", "clone", [value], {})
-        return memo[value]
+        done = memo if isinstance(memo, DictValue) else DictValue()
+        number = tx.builtin(id, value)
+        copied = done.get(tx, number) or tx.graph.emit("call_method", "clone", [value], {})
+        done.setitem(tx, number, copied)
+        return copied
+    if isinstance(value, TupleValue | ListValue | DictValue | SetValue | UserObject):
+        return tx.trace_body(copy.deepcopy, [value, memo], {})
     if value.is_constant():
         return value
     raise Break("unknown-call", f"deepcopy of {value.describe()}")
+
+
+# ---- what objects are made of
+
+
+@rule(object.__reduce_ex__)
+def _reduce(tx: Tracer, value: Value, protocol: Value) -> Value:
+    kinds = value.python_type().__mro__
+    new = types.BuiltinFunctionType  # what a class that is made in C makes its objects with
+    in_c = {k for k in kinds if not k.__flags__ & 1 << 9 or type(vars(k).get("__new__")) is new}
+    known = isinstance(value, UserObject) and in_c <= _KNOWN_BASES
+    with_words = lookup(kinds[0], "__getnewargs_ex__") is not None
+    if not known or with_words or isinstance(value, ModuleValue) or protocol.as_constant() < 2:
+        raise Break("unknown-call", f"a copy of {value.describe()}")
+    return tx.trace_body(polyfills.reduce_object, [value], {})
+
+
+@rule(getattr(object, "__getstate__"))  # noqa: B009
+def _get_state(tx: Tracer, value: Value) -> Value:
+    names = vars(copyreg)["_slotnames"](value.python_type())
+    return tx.trace_body(polyfills.get_state, [value, tx.literal(names)], {})
+
+
+OBJECT_METHODS["__reduce_ex__"], OBJECT_METHODS["__getstate__"] = _reduce, _get_state
+
+
+@method(SetValue, "__reduce_ex__")
+def _reduce_set(tx: Tracer, self: SetValue, protocol: Value) -> Value:
+    made_of = TupleValue([ListValue(self.unpack(tx))])
+    return TupleValue([tx.const_object(self.cls), made_of])
+
+
+@method(DictValue, "__reduce_ex__")
+def _reduce_dict(tx: Tracer, self: DictValue, protocol: Value) -> Value:
+    made_of = TupleValue([] if self.default_factory is NONE else [self.default_factory])
+    pairs = self.call_method(tx, "items", [], {}).iterate(tx)
+    return TupleValue([tx.const_object(self.cls), made_of, NONE, NONE, pairs])
+
+
+@method(DequeValue, "__reduce_ex__")
+def _reduce_deque(tx: Tracer, self: DequeValue, protocol: Value) -> Value:
+    made_of = TupleValue([TupleValue([]), self.getattr(tx, "maxlen")])
+    return TupleValue([tx.type_of(self), made_of, NONE, self.iterate(tx)])

@@ -187,6 +187,7 @@ def _move_to_end(
 
 
 _OF_ONE = ("add", "discard", "remove")
+_SOUGHT = ("discard", "remove")
 _GROWING = ("add", "update", "__ior__")
 _ALGEBRA = ("intersection", "difference", "symmetric_difference")
 _CHANGING = frozenset(
@@ -194,6 +195,17 @@ _CHANGING = frozenset(
     + tuple(f"{name}_update" for name in _ALGEBRA)
 )
 _ASKING = (*_ALGEBRA, "union", "issubset", "issuperset", "isdisjoint")
+_OPERATORS = {f"__{name}__" for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+for _side in ("", "r", "i"):
+    _OPERATORS |= {f"__{_side}{name}__" for name in ("and", "or", "sub", "xor")}
+
+
+def sought(item: Value) -> object:
+    """Return the key under which a set looks an element up; a set stands for its frozenset."""
+    plain = getattr(item, "base", None) or item
+    if isinstance(plain, SetValue) and getattr(item.python_type(), "__hash__", None) is None:
+        return frozenset(plain.entries)
+    return item.hash_key()
 
 
 def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
@@ -203,9 +215,11 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         tx.raise_(AttributeError, text)
     known: dict[object, Value] = {}
     real: list[object] = []
-    for arg in args:
-        items = [arg] if name in _OF_ONE else arg.unpack(tx)
-        keys = [item.hash_key() for item in items]
+    for given in args:
+        base = getattr(given, "base", None)
+        arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
+        items = [given] if name in _OF_ONE else arg.unpack(tx)
+        keys = [sought(item) if name in _SOUGHT else item.hash_key() for item in items]
         known |= zip(keys, items, strict=True)
         whole = arg.order if isinstance(arg, SetValue) else keys
         real.append(keys[0] if name in _OF_ONE else whole)
@@ -235,11 +249,18 @@ def _update_entries(self: SetValue, name: str, known: dict[object, Value]) -> No
         self.removals += 1
 
 
-@method_of_each(SetValue, *_CHANGING - {"__ior__", "__iand__", "__isub__", "__ixor__"}, *_ASKING)
+@method_of_each(SetValue, *_CHANGING, *_ASKING, *_OPERATORS)
 def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
     if name == "__init__" and self.cls is frozenset:
         return NONE
-    return call_set(tx, self, name, *args)
+    if name not in _OPERATORS:
+        return call_set(tx, self, name, *args)
+    other = getattr(args[0], "base", args[0])
+    if not isinstance(other, SetValue):
+        return constant(NotImplemented)
+    if name.startswith("__r"):
+        return call_set(tx, other, name.replace("__r", "__"), self)
+    return call_set(tx, self, name, other)
 
 
 @method(SetValue, "copy", "__copy__")

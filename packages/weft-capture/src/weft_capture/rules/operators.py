@@ -15,7 +15,7 @@ from typing import Any
 
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
-from weft_capture.rules.dicts import call_set
+from weft_capture.rules.dicts import call_set, sought
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
@@ -210,11 +210,13 @@ def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     return result
 
 
-def _is_foreign(receiver: Value, argument: Value) -> bool:
+def _is_foreign(receiver: Value, special: str, argument: Value) -> bool:
     """Say whether a builtin type's operator surely returns NotImplemented for this operand."""
     if isinstance(receiver, TensorValue):
         kind = argument.python_type()
         return isinstance(argument, UserObject) and not hasattr(kind, "__torch_function__")
+    if isinstance(receiver, DictValue) and special in ("__or__", "__ror__"):
+        return not issubclass(argument.python_type(), dict)
     if not isinstance(receiver, Constant) or isinstance(receiver.value, str | bytes):
         return False
     base = getattr(argument, "base", None)
@@ -223,7 +225,8 @@ def _is_foreign(receiver: Value, argument: Value) -> bool:
 
 def _attempt(tx: Tracer, attempts: list[tuple[Value, str, Value]]) -> Value | None:
     for receiver, method, argument in attempts:
-        if not hasattr(receiver.python_type(), method) or _is_foreign(receiver, argument):
+        known = lookup(receiver.python_type(), method)
+        if known is None or _is_foreign(receiver, method, argument):
             continue
         result = receiver.call_method(tx, method, [argument], {})
         if not (isinstance(result, Constant) and result.value is NotImplemented):
@@ -356,7 +359,8 @@ def _with_proxies(tx: Tracer, value: Any) -> Any:
 def contains(tx: Tracer, container: Value, item: Value) -> Value:
     """Evaluate `item in container`."""
     if isinstance(container, (DictValue, SetValue)):
-        return constant(item.hash_key() in container.entries)
+        key = sought(item) if isinstance(container, SetValue) else item.hash_key()
+        return constant(key in container.entries)
     if isinstance(container, DictView) and container.kind == "keys":
         return constant(item.hash_key() in container.owner.entries)
     if isinstance(container, Constant | RangeValue) and item.is_constant():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import builtins
+import collections
 import functools
 import heapq
 import importlib
@@ -25,7 +26,6 @@ from weft_capture.values.functions import FunctionValue
 from weft_capture.values.made import HandleNumber
 
 _scanner: Any = importlib.import_module("json.scanner")
-_collections = importlib.import_module("_collections")
 _ITERTOOLS = (
     "takewhile", "dropwhile", "cycle", "islice", "accumulate", "groupby", "tee", "zip_longest",
     "batched",
@@ -42,6 +42,7 @@ _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
     (operator, ("delitem", "concat", "call", "countOf", "indexOf", "length_hint")),
     (functools, ("cmp_to_key", "_lru_cache_wrapper", "reduce")),
+    (collections, ("_count_elements",)),
 )
 """Functions in C of which the library has a version in Python too."""
 _GETTERS = ("itemgetter", "attrgetter", "methodcaller")
@@ -85,7 +86,6 @@ for _function in vars(polyfills).values():
 for _name in _ITERTOOLS:
     if hasattr(itertools, _name):
         polyfill(getattr(itertools, _name), getattr(polyfills, _name))
-polyfill(_collections._count_elements, polyfills.count_elements)
 polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
 polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
 polyfill(RemovableHandle.__init__, polyfills.make_handle)
@@ -124,7 +124,7 @@ def _getter(factory: Any, version: Any) -> None:
         return GetterValue(factory, function, list(args), kwargs)
 
 
-for _module in (heapq, bisect, operator, functools):
+for _module in (heapq, bisect, operator, functools, collections):
     _versions = without_c(_module.__name__)
     for _name in {name for home, names in _IN_LIBRARY if home is _module for name in names}:
         polyfill(getattr(_module, _name), _versions[_name])

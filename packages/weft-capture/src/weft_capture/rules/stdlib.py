@@ -9,7 +9,6 @@ import ast
 import asyncio
 import datetime
 import decimal
-import enum
 import functools
 import importlib
 import importlib.metadata
@@ -38,7 +37,7 @@ from weft_capture import polyfills
 from weft_capture.breaks import Break
 from weft_capture.generators import GeneratorValue
 from weft_capture.rules.operators import combined
-from weft_capture.rules.table import CALLING, CODE_RULES, PURE, decline, rule, rule_of_each
+from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Proxy, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold
@@ -192,12 +191,6 @@ def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) ->
     return CombinedIterator(
         itertools.count, [], (), lambda position: [first + stride * position, stride]
     )
-
-
-# typing, contextlib, weakref, enum
-
-
-decline("enum.auto", enum.auto)
 
 
 # ---- small immutable things: computed while capturing when all is known

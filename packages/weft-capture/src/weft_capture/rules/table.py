@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -126,6 +127,7 @@ def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
 
 
 def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    obj = _first_loaded(obj)
     handler = find(obj)
     if handler is not None:
         return apply(tx, handler, args, kwargs)
@@ -151,6 +153,16 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
         if for_class is not None:
             return apply(tx, for_class, [tx.const_object(obj.__self__), *args], kwargs)
     raise Break("unknown-call", _name(obj))
+
+
+def _first_loaded(obj: Any) -> Any:
+    """Return the function of C of which this one is another, where its module was loaded twice."""
+    if not isinstance(obj, types.BuiltinFunctionType) or type(obj.__self__) is not types.ModuleType:
+        return obj
+    first = sys.modules.get(obj.__module__ or "")
+    again = obj.__module__ in sys.stdlib_module_names and first is not obj.__self__
+    found = getattr(first, obj.__name__, None) if again else None
+    return found if type(found) is type(obj) else obj
 
 
 def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs) -> Value:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from weft_capture.breaks import Break, NotConstant, Raised
+from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Value:
         """Read an attribute that is not in the method table."""
         if name == "__class__":
             return tx.type_of(self)
-        if not hasattr(self.python_type(), name):
+        if find_in_class(self.python_type(), name) is None:
             tx.raise_(
                 AttributeError, f"'{self.python_type().__name__}' object has no attribute '{name}'"
             )
@@ -213,8 +214,11 @@ class Value:
 
     def iterate(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
-        if hasattr(self.python_type(), "__next__"):
+        kind = self.python_type()
+        if hasattr(kind, "__next__"):
             return self
+        if not any(find_in_class(kind, name) for name in ("__iter__", "__getitem__")):
+            tx.raise_(TypeError, f"'{kind.__name__}' object is not iterable")
         return self.call_method(tx, "__iter__", [], {})
 
     def next(self, tx: Tracer) -> Value | None:
@@ -304,6 +308,8 @@ class MethodOf(Value):
         return super().getattr(tx, name)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if self.name == "__call__" and self.owner.python_type() is types.FunctionType:
+            return self.owner.call(tx, args, kwargs)
         return self.owner.call_method(tx, self.name, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:

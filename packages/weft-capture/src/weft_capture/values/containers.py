@@ -7,14 +7,14 @@ it is written back by `replay`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from weft_capture import config
 from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import class_value, constant
+from weft_capture.values.constant import class_value, constant, is_constant_object
 from weft_guards.sources import Source
 
 
@@ -256,6 +256,13 @@ class SetValue(MutableValue):
 
     def iterate(self, tx: Tracer) -> Value:
         return tx.set_iterator(self)
+
+
+def is_element(obj: Any) -> bool:
+    """Say whether an element of a set never changes, and is not kept alive by a guard on it."""
+    if type(obj) in (tuple, frozenset):
+        return all(map(is_element, obj))
+    return is_constant_object(obj) or isinstance(obj, type | BuiltinFunctionType)
 
 
 class SliceValue(Container):

@@ -34,6 +34,7 @@ class CellValue(MutableValue):
     contents: Value | None = None
     source: Source | None = None
     changing = ("contents",)
+    real: types.CellType = field(default_factory=types.CellType)  # that of stand-ins
 
     def store(self, tx: Tracer, value: Value | None) -> None:
         """Change the contents, recorded."""
@@ -88,7 +89,7 @@ class FunctionValue(MutableValue):
 
     cls = types.FunctionType
 
-    changing = ("attributes",)
+    changing = ("attributes", "code")
 
     code: types.CodeType
     globals: dict[str, Any]
@@ -133,6 +134,7 @@ class FunctionValue(MutableValue):
             "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
             "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
             "__kwdefaults__": lambda: self.keyword_defaults(),
+            "__globals__": lambda: tx.globals_of(self),
             "__type_params__": lambda: tx.tuple_of([]),
         }
         if name in known:
@@ -140,9 +142,7 @@ class FunctionValue(MutableValue):
         if name == "__annotations__":
             self.store(tx, name, DictValue())
             return self.attributes[name]
-        if name == "__get__":
-            return super().getattr(tx, name)
-        tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
+        return super().getattr(tx, name)
 
     def _real_attribute(self, tx: Tracer, function: types.FunctionType, name: str) -> Value:
         """Read an attribute of the function from outside."""
@@ -186,6 +186,10 @@ class FunctionValue(MutableValue):
         return DictValue(pairs) if pairs else NONE
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        if name == "__code__" and self.obj is None:
+            tx.mutate(self)
+            self.code = value.as_constant()
+            return
         if name not in FUNCTION_FIELDS and name in types.FunctionType.__dict__:
             raise Break("unsupported-value", f"setting {name} of a function")
         self.store(tx, name, value)
@@ -334,9 +338,10 @@ class ObjectConstant(Value):
         return isinstance(other, ObjectConstant) and other.obj is self.obj
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        if not hasattr(self.obj, name):
-            tx.raise_(AttributeError, f"'{self.describe()}' object has no attribute '{name}'")
-        return tx.const_object(getattr(self.obj, name))
+        try:
+            return tx.const_object(getattr(self.obj, name))
+        except AttributeError as error:
+            tx.raise_(AttributeError, *error.args)
 
 
 class BuiltinValue(ObjectConstant):

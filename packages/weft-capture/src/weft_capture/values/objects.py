@@ -11,6 +11,7 @@ import functools
 import io
 import types
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,10 @@ from weft_guards.sources import ConstSource, Source
 
 DELETED = Value()
 """Marks an attribute that the program deleted."""
+
+
+OBJECT_METHODS: dict[str, Callable[..., Value]] = {}
+"""Name of a method of `object` -> what it does; rules add theirs."""
 
 
 class ObjectKey:
@@ -235,6 +240,9 @@ class UserObject(MutableValue):
     ) -> Value:
         bound = self.getattr(tx, name)
         if isinstance(bound, MethodOf) and bound.owner is self:
+            found = attributes.lookup(self.cls, name)
+            if found is not None and found[0] is object and name in OBJECT_METHODS:
+                return tx.apply(OBJECT_METHODS[name], [self, *args], kwargs)
             if self.base is None:
                 raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
             return self.base_method(tx, name, args, kwargs)
@@ -246,6 +254,8 @@ class UserObject(MutableValue):
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
         result = self.base.call_method(tx, name, args, kwargs)
+        if result is self.base and name in _INPLACE:
+            result = self
         if isinstance(result, DictView):
             result.holder = self
         if isinstance(self.base, MutableValue) and self.base.epoch == tx.journal.epoch:
@@ -326,6 +336,9 @@ class UserObject(MutableValue):
             out.later(fill_instance, self, self.base)
         setter = torch.nn.Module if isinstance(self, ModuleValue) else object
         out.replay_attributes(self, self.attrs, setter.__setattr__, setter.__delattr__)
+
+
+_INPLACE = tuple(f"__i{name}__" for name in ("add", "and", "mul", "or", "sub", "xor"))
 
 
 def may_finalize(value: Value) -> bool:

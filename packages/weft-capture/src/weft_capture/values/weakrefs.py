@@ -95,7 +95,7 @@ def _may_be_dead(step: int = -1) -> Break:
     return Break("unsupported-value", what, step)
 
 
-def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> Value:
+def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> WeakRefValue:
     """Do what `weakref.ref` does.
 
     Raises:
@@ -112,6 +112,46 @@ def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> Value:
     made = WeakRefValue(tx, target=target, callback=callback)
     tx.watch(made)
     return made
+
+
+@dataclass(eq=False)
+class WeakProxy(Value):
+    """A `weakref.proxy` made by the program: what is read and written is its object's."""
+
+    ref: WeakRefValue
+
+    def target(self, tx: Tracer) -> Value:
+        """Return the object, which is surely alive."""
+        return self.ref.call(tx, [], {})
+
+    def python_type(self) -> type:
+        bases = self.ref.target.python_type().__mro__
+        called = any("__call__" in vars(base) for base in bases)
+        return weakref.CallableProxyType if called else weakref.ProxyType
+
+    def same_object(self, other: Value) -> bool:
+        return isinstance(other, WeakProxy) and self.ref.same_object(other.ref)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        target = self.target(tx)
+        if not hasattr(target.python_type(), name):
+            raise Break("unsupported-method", f"{name} of a weak proxy")
+        return target.call_method(tx, name, args, kwargs)
+
+    def reconstruct(self, out: Output) -> None:
+        self.ref.check(self.ref.tx)
+        out.call(weakref.proxy, [self.ref.target, self.ref.callback])
+
+
+def _forward(name: str) -> None:
+    def run(self: WeakProxy, tx: Tracer, *args: Any) -> Any:
+        return getattr(self.target(tx), name)(tx, *args)
+
+    setattr(WeakProxy, name, run)
+
+
+for _name in ("getattr", "setattr", "delattr", "truth", "iterate"):
+    _forward(_name)
 
 
 _LIBRARYS = (

@@ -34,6 +34,7 @@ from weft_capture.values.containers import (
     SetValue,
     SliceValue,
     TupleValue,
+    is_element,
     sequence_of,
 )
 from weft_capture.values.contexts import AutocastContext, InferenceContext
@@ -263,11 +264,18 @@ def wrap_key(tx: Tracer, key: Any) -> Value:
 
 
 def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
-    if not all(is_constant_object(item) or isinstance(item, type) for item in obj):
+    if not all(map(is_element, obj)):
         raise Break("unsupported-value", "a set of objects that are not constants")
     tx.guard(source, "TYPE", type(obj))
     tx.guard_set(source, obj)
     return SetValue([wrap_key(tx, item) for item in obj], source, type(obj), obj)
+
+
+def _wrap_set_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
+    kind = set if isinstance(obj, set) else frozenset
+    part = _wrap_set(tx, kind(obj), CallSource(kind, (source,)))
+    part.source = None
+    return UserObject(type(obj), obj, source, part)
 
 
 def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
@@ -361,10 +369,8 @@ def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_partial(tx: Tracer, obj: Any, source: Source) -> Value:
     function = wrap(tx, obj.func, AttrSource(source, "func"))
     args = wrap(tx, obj.args, AttrSource(source, "args")).unpack(tx)
-    keywords = wrap(tx, obj.keywords, AttrSource(source, "keywords"))
-    assert isinstance(keywords, DictValue)
-    pairs = {key.as_constant(): value for key, value in keywords.pairs(tx)}
-    return PartialValue(function, args, pairs, source)
+    keywords = tx.keyword_arguments(wrap(tx, obj.keywords, AttrSource(source, "keywords")))
+    return PartialValue(function, args, keywords, source)
 
 
 def _wrap_mode(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -486,6 +492,7 @@ FAMILIES: tuple[tuple[_Family, Wrapper], ...] = (
     (property | classmethod | staticmethod, _identical(ObjectConstant)),
     (dict, _typed(_wrap_dict_subclass)),
     (list | tuple, _typed(_wrap_sequence_subclass)),
+    (set | frozenset, _typed(_wrap_set_subclass)),
     (int | float | str | bytes, _wrap_scalar_subclass),
     (object, _typed(lambda tx, obj, source: UserObject(type(obj), obj, source))),
 )
