@@ -1,8 +1,10 @@
 """The C form: what it refuses, what it leaves to Python, and that both forms agree."""
 
+import ctypes
 import gc
 import operator
 import random
+import sys
 import weakref
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from weft_guards import GuardSet, compile_check
-from weft_guards.abi import extension, state_words
+from weft_guards.abi import _metadata, dispatch_keys, extension, state_words
 from weft_guards.check import describe_check
 from weft_guards.config import settings
 from weft_guards.payloads import DictKeys
@@ -261,3 +263,24 @@ def test_state_is_per_thread():
     with torch.autocast("cpu"), ThreadPoolExecutor(1) as pool:
         assert not check(function, 0)
         assert pool.submit(check, function, 0).result()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs the C library's malloc")
+def test_metadata_is_found_whatever_freed_memory_holds():
+    """Places in a tensor for more dimensions than it has are not written."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    tensor = torch.empty(3, 5)
+    memory = list(memoryview(ctypes.string_at(tensor._cdata, 192)).cast("Q"))
+    keys = 8 * memory.index(dispatch_keys(tensor))
+    wanted = _metadata(keys)
+    order = random.Random(0)
+    for _ in range(60):
+        for size in range(160, 288, 16):
+            blocks = [library.malloc(size) for _ in range(order.randrange(1, 12))]
+            for block in blocks:
+                ctypes.memset(block, order.randrange(256), size)
+            for block in order.sample(blocks, len(blocks)):
+                library.free(block)
+        assert _metadata(keys) == wanted
