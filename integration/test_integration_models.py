@@ -5,6 +5,7 @@ import pytest
 import torch
 import weft
 from models import ZOO
+from models.case import loss_of
 
 BACKENDS = ["eager", "aot_eager", "codegen"]
 
@@ -41,6 +42,32 @@ def test_model_is_one_graph(name):
     with torch.no_grad():
         model(*args, **kwargs)
     assert weft.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["gpt", "resnet", "bert"])
+def test_a_training_step_is_one_graph(name, backend):
+    case = ZOO[name]
+    losses = {}
+    for compiled in (False, True):
+        model = case.model(torch.float64, training=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step(model, optimizer, args, kwargs):
+            optimizer.zero_grad()
+            loss = loss_of(model(*args, **kwargs))
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        call = weft.compile(step, backend=backend, fullgraph=True) if compiled else step
+        args, kwargs = case.inputs(torch.float64)
+        losses[compiled] = [call(model, optimizer, args, kwargs).detach() for _ in range(4)]
+        with pytest.raises(RuntimeError, match="second time"):
+            call(model, optimizer, args, kwargs).backward()
+        losses[compiled] += [parameter.grad for parameter in model.parameters()]
+    torch.testing.assert_close(losses[True], losses[False], rtol=1e-5, atol=1e-7)
+    assert weft.counters["stats"]["unique_graphs"] == 2  # the first one makes the state
 
 
 def test_training_follows_eager_for_many_steps():

@@ -24,7 +24,6 @@ KNOWN_BREAKS = {
     "introspection.import_submodule": "unknown-call",
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",
-    "torch_features.backward_inside": "unsupported-method",
     "numbers_from_data.branch_on_item": "data-dependent-branch",
     "numbers_from_data.range_of_item": "data-dependent-value",
     "messages.catch_warnings_default": "unknown-call",

@@ -172,6 +172,8 @@ def test_large_total_is_reduced_in_two_stages():
     outermost = [stmt for kernel in program.kernels.values() for stmt in kernel.body]
     assert any(isinstance(stmt, Loop) and stmt.kind == "parallel" for stmt in outermost)
     assert any(name.endswith("_parts") for name in program.buffers)
+    # An axis as long as there are blocks is cut up whole.
+    check(lambda x, y: (x * y.t()).sum(), torch.randn(64, 8192), torch.randn(8192, 64), **many)
 
 
 def test_threads_share_the_rows_of_column_reductions(monkeypatch):

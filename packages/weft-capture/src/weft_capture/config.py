@@ -18,12 +18,15 @@ class CaptureSettings(Settings):
             frame eagerly with one warning; for tests.
         capture_scalar_outputs: capture what reads numbers and sizes out of tensors (`item`,
             `tolist`, `nonzero`, `x[mask]`, `unique`) as symbols of the graph; False breaks there.
+        capture_backward: capture `backward()`, so that a training step is one graph; False breaks
+            there, and what the forward keeps for the backward is chosen to save memory.
     """
 
     inline_depth: int = 200
     instruction_limit: int = 1_000_000
     raise_internal_errors: bool = False
     capture_scalar_outputs: bool = False
+    capture_backward: bool = True
 
 
 settings = CaptureSettings()

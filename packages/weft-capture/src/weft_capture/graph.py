@@ -115,6 +115,8 @@ class GraphBuilder:
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, floats.FloatValue] = {}
         self.has_wrappers = False
+        self.passed: set[Any] = set()  # of the histories, by backward passes
+        self.ended: dict[TensorValue, Any] = {}  # see `rules.backward.leaving`
         self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph
 
     # ---- inputs
@@ -400,6 +402,10 @@ class GraphBuilder:
         name = f"branch_{len(self.root._modules)}"
         self.root.add_module(name, module)
         return self.node("get_attr", name, (), {}, None)
+
+    def value_of(self, tensor: torch.Tensor) -> TensorValue | None:
+        """Return the value of a fake tensor."""
+        return self._by_fake.get(id(tensor))
 
     def tensors(self) -> Iterable[TensorValue]:
         """Return the tensors of the graph."""

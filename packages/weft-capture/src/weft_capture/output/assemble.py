@@ -29,6 +29,7 @@ from weft_capture.graph import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
+from weft_capture.rules.backward import leaving
 from weft_capture.rules.checks import devices_of, has_checks, run_checked
 from weft_capture.steps import OuterFrame, Stop
 from weft_capture.values.base import Frame, MethodOf, Tracer, Value
@@ -188,7 +189,8 @@ class _Assembly:
     def __post_init__(self) -> None:
         self.writer = Writer(self.frame.decoded, tail_call=hook.tail_call)
         cells = {cell: name for name, cell in self.frame.cells.items()}
-        self.out = Output(self.writer, cells, self.tx.graph.made_at, self.rebuilt)
+        ended = functools.partial(leaving, self.tx)
+        self.out = Output(self.writer, cells, self.tx.graph.made_at, ended, self.rebuilt)
         self.handlers, self.begins_at = "", 0
 
     def begin(self) -> None:

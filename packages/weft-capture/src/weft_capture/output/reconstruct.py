@@ -40,12 +40,14 @@ class Output:
         writer: the code.
         cells: the frame's own cell variables by value; their cells are made by the new code.
         made_at: the step that made each node of the graph.
+        ended: tells which call makes a tensor whose history a backward pass has used up.
         exist: values made while capturing of which there will be objects in any case.
     """
 
     writer: Writer
     cells: dict[CellValue, str]
     made_at: dict[Node, int]
+    ended: Callable[[TensorValue], tuple[object, list[Value]] | None]
     exist: Set[Value] = frozenset()
     graph_outputs: dict[Node, int] = field(default_factory=dict)
     writes: list[Callable[[], None]] = field(default_factory=list)
@@ -128,6 +130,11 @@ class Output:
             # Whatever traces the graph next makes a tensor with a history of it, or with none.
             step = self.made_at.get(node, -1)
             raise Break("unsupported-value", "a new leaf that requires grad leaves the graph", step)
+        made = self.ended(value) if isinstance(value, TensorValue) else None
+        if made is not None:
+            self.call(*made)
+            self.remember(value)
+            return
         index = self.graph_outputs.setdefault(node, len(self.graph_outputs))
         self.writer.load_local(GRAPH_RESULT)
         self.writer.load_const(index)

@@ -21,7 +21,6 @@ from weft_capture.graph import GraphBuilder
 from weft_capture.values.base import Frame, Tracer, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.dicts import LazyValue
-from weft_capture.values.functions import CellValue, FunctionValue
 from weft_capture.values.tensor import TensorValue
 
 _library = torch.library.Library("weft_capture", "FRAGMENT")
@@ -134,17 +133,13 @@ def _names_raiser(frame: Frame, index: int) -> bool:
     found: Any = None
     if instr.opname == "LOAD_GLOBAL":
         found = frame.function.globals.get(instr.argval)
-    elif instr.opname == "LOAD_DEREF":
-        cell = frame.cells.get(instr.argval)
-        held = cell.contents if isinstance(cell, CellValue) else None
-        found = held.code if isinstance(held, FunctionValue) else getattr(held, "obj", None)
     elif instr.opname in ("LOAD_METHOD", "LOAD_ATTR") and before.opname == "LOAD_FAST":
         owner = frame.locals.get(before.argval)
         if owner is not None:
             kind = type(owner.obj) if isinstance(owner, LazyValue) else owner.python_type()
             found = getattr(kind, instr.argval, None)
-    code = found.__code__ if isinstance(found, types.FunctionType) else found
-    return isinstance(code, types.CodeType) and _ends(decode(code), 0, lambda _: False)
+    is_function = isinstance(found, types.FunctionType)
+    return is_function and _ends(decode(found.__code__), 0, lambda _: False)
 
 
 # ---- running a graph with checks

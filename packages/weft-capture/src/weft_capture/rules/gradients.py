@@ -1,7 +1,7 @@
 """Gradients as Python sees them: `tensor.grad` read and written, `grad_fn`, leaf or not, hooks.
 
 A gradient that is read is an input of the graph like any other tensor; one that is written is
-set for real after the graph. What autograd does while the program runs (`backward`) stays outside.
+set for real after the graph (`backward` has what `backward()` does).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft_guards.sources import AttrSource
 from weft_capture.breaks import Break
 from weft_capture.graph import GraphInput
 from weft_capture.rules.autograd_functions import rehearsal
-from weft_capture.rules.table import decline, rule
+from weft_capture.rules.table import rule
 from weft_capture.values.base import Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
@@ -103,9 +103,6 @@ def _retain_grad(tx: Tracer, self: TensorValue) -> Value:
     if _is_leaf(tx, self) and self.fake.requires_grad:
         return NONE
     raise Break("unsupported-method", "Tensor.retain_grad")
-
-
-decline("a backward pass inside the captured program", torch.autograd.backward)
 
 
 @rule(torch.autograd.grad)

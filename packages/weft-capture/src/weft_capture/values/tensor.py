@@ -41,7 +41,7 @@ READERS = frozenset(name for name, one in _OF_C if isinstance(one, types.GetSetD
 """Attributes that C computes: handlers of the program see that they are read."""
 
 _STORAGE_OR_VALUE = """
-    numpy data_ptr backward register_post_accumulate_grad_hook storage
+    numpy data_ptr register_post_accumulate_grad_hook storage
     untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory
     __contains__ __index__ __complex__ __format__ __repr__ __str__ set_ __cuda_array_interface__
     is_shared __reduce_ex__ __deepcopy__ storage_offset
@@ -159,7 +159,8 @@ class TensorValue(Value):
         if self.overlay is None:
             self.overlay = TensorAttributes(self)
         tx.mutate(self.overlay)
-        tx.effects.note(self.overlay)
+        if not self.is_new_leaf():  # which stays in the graph
+            tx.effects.note(self.overlay)
         self.overlay.attrs[name] = value
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:

@@ -65,7 +65,11 @@ def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
         item,
         result=name,
         axes=axes,
-        reduced=tuple(as_axis(inner) if other is loop else other for other in item.reduced),
+        reduced=tuple(
+            as_axis(inner) if other is loop else other
+            for other in item.reduced
+            if other is not loop or loop.extent.value > blocks  # else nothing is left of it
+        ),
         values=values,
         index=row_major(axes),
     )
