@@ -17,10 +17,11 @@ _FOREIGN = ("torch.distributed.", "torch.nested.")
 
 def is_wrapper(kind: type) -> bool:
     """Say whether tensors of a class have tensors inside that they can be made of again."""
-    if not issubclass(kind, torch.Tensor) or kind.__module__.startswith(_FOREIGN):
+    if kind is torch.Tensor or not issubclass(kind, torch.Tensor):
         return False
-    ways = all(hasattr(kind, f"__tensor_{way}__") for way in ("flatten", "unflatten"))
-    return ways and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    ways = own and hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+    return ways and not kind.__module__.startswith(_FOREIGN)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -57,13 +58,12 @@ class Layout:
         rest = {name: value for name, value in vars(tensor).items() if name not in parts}
         return Layout(type(tensor), parts, context, rest)
 
-    def matches(self, other: Layout | None) -> bool:
-        """Say whether another tensor is put together likewise, sizes aside."""
-        if other is None or self.cls is not other.cls or list(self.parts) != list(other.parts):
-            return False
-        pairs = zip(self.parts.values(), other.parts.values(), strict=True)
-        same = all(b is None if a is None else a.matches(b) for a, b in pairs)
-        return same and _same([self.context, self.rest], [other.context, other.rest])
+    def fits(self, tensor: Any) -> bool:
+        """Say whether a tensor of the class has parts of these names, this context and rest."""
+        names, context = tensor.__tensor_flatten__()
+        rest = {name: value for name, value in vars(tensor).items() if name not in self.parts}
+        same = list(names) == list(self.parts) and _same(rest, self.rest)
+        return same and _same(context, self.context)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -95,8 +95,9 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     kind = type(obj)
     handlers.guard_class(tx, kind)
     layout = Layout.of(obj)
+    assert layout is not None
     inner: dict[str, Any] = {}
-    for name in layout.parts if layout else ():
+    for name in layout.parts:
         part = getattr(obj, name)
         where = attribute(obj, source, name)
         value = tx.wrap(part, where) if isinstance(part, torch.Tensor) else None
@@ -106,7 +107,7 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     try:
         made = tx.graph.tensor_input(obj, source, tx.dynamic_dims(obj, source), inner)
         kept = copy.deepcopy(layout)
-        whole = is_whole(made.fake) and is_put_together(made.fake, kept)
+        whole = is_whole(made.fake) and kept.fits(made.fake)
     except (Break, NeedsSymbols):
         raise
     except Exception as error:
@@ -114,13 +115,8 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     if not whole or made.fake.requires_grad != obj.requires_grad:
         raise Break("unsupported-value", f"a {kind.__name__} holds more than it tells")
     tx.guard(source, "TENSOR", TensorSpec.of(obj, like=made.fake))
-    tx.guard(CallSource(is_put_together, (source, ConstSource(kept))), "CONST", True)
+    tx.guard(CallSource(Layout.fits, (ConstSource(kept), source)), "CONST", True)
     return made
-
-
-def is_put_together(tensor: Any, layout: Layout | None) -> bool:
-    """Say whether a tensor has the parts, context and attributes of a layout."""
-    return layout is not None and layout.matches(Layout.of(tensor))
 
 
 def attribute(obj: Any, source: Source, name: str) -> Source:
