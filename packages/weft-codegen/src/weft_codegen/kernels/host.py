@@ -25,9 +25,9 @@ from weft_codegen.kernels.externs import (
     writes_into,
 )
 from weft_codegen.kernels.plan import ALIGN, Place, Plan
-from weft_codegen.loops.index import ZERO, IndexExpr, Size, single
+from weft_codegen.loops.index import ZERO, IndexExpr
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.program import Alias, Buffer, Extern, Launch, Program, Ref
+from weft_codegen.loops.program import Alias, Buffer, Extern, Launch, Program, Ref, size_places
 
 
 class HostWriter:
@@ -82,21 +82,10 @@ class HostWriter:
     # ---- arguments ----
 
     def _bind_sizes(self) -> None:
-        """Declare each size symbol, from an int argument or from the first tensor that shows it."""
-        bound: set[str] = set()
-        for position, item in enumerate(self._program.inputs):
-            wanted = item.kind == "size" and item.name in self._program.sizes
-            if wanted and item.name not in bound:  # one symbol may be passed more than once
-                self._line(f"const int64_t {item.name} = sizes[{position}];")
-                bound.add(item.name)
-        for position, item in enumerate(self._program.inputs):
-            if item.kind != "tensor":
-                continue
-            for dim, extent in enumerate(self._program.buffers[item.name].shape):
-                atom = single(extent)
-                if isinstance(atom, Size) and atom.key not in bound:
-                    self._line(f"const int64_t {atom.key} = weft_size(in[{position}], {dim});")
-                    bound.add(atom.key)
+        """Declare each size symbol."""
+        for name, (position, dim) in size_places(self._program).items():
+            text = f"sizes[{position}]" if dim is None else f"weft_size(in[{position}], {dim})"
+            self._line(f"const int64_t {name} = {text};")
 
     def _inputs(self) -> None:
         for position, item in enumerate(self._program.inputs):

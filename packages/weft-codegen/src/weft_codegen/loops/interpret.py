@@ -17,7 +17,6 @@ from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, evaluate
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import (
     Alias,
-    Buffer,
     Extern,
     Kernel,
     Launch,
@@ -28,6 +27,7 @@ from weft_codegen.loops.program import (
     Set,
     Stmt,
     Store,
+    size_places,
     stmt_exprs,
 )
 
@@ -48,20 +48,13 @@ class _Run:
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
         self._program = program
         self._memory: dict[str, torch.Tensor] = dict(program.constants)
-        self._sizes: Sizes = {}
+        self._sizes: Sizes = {
+            name: int(args[position]) if dim is None else args[position].shape[dim]
+            for name, (position, dim) in size_places(program).items()
+        }
         for item, arg in zip(program.inputs, args, strict=True):
-            if item.kind == "size":
-                self._sizes[item.name] = int(arg)
-            elif item.kind == "tensor":
+            if item.kind == "tensor":
                 self._memory[item.name] = arg.detach()
-                self._bind(program.buffers[item.name], arg)
-
-    def _bind(self, buffer: Buffer, arg: torch.Tensor) -> None:
-        """Take size symbols from a tensor input's shape."""
-        for extent, actual in zip(buffer.shape, arg.shape, strict=True):
-            text = str(extent)
-            if text in self._program.sizes:
-                self._sizes.setdefault(text, actual)
 
     def run(self) -> list[Any]:
         for step in self._program.steps:

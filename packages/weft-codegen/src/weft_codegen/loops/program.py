@@ -59,7 +59,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import Expr, Load, Local, computed_parts, walk
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, single
 
 CPU = torch.device("cpu")
 
@@ -279,6 +279,24 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]
     mutations: tuple[str, ...] = ()
+
+
+def size_places(program: Program) -> dict[str, tuple[int, int | None]]:
+    """Where a call shows each size symbol: the input, and the dimension of one that is a tensor.
+
+    An int comes before what a tensor shows.
+    """
+    found: dict[str, tuple[int, int | None]] = {}
+    for position, item in enumerate(program.inputs):
+        if item.kind == "size" and item.name in program.sizes:
+            found.setdefault(item.name, (position, None))
+    for position, item in enumerate(program.inputs):
+        shape = program.buffers[item.name].shape if item.kind == "tensor" else ()
+        for dim, extent in enumerate(shape):
+            atom = single(extent)
+            if isinstance(atom, Size):
+                found.setdefault(atom.key, (position, dim))
+    return found
 
 
 def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

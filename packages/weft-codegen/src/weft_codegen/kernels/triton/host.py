@@ -26,7 +26,7 @@ import torch
 from weft_codegen.kernels.load import compile_program
 from weft_codegen.kernels.triton.emit import TritonKernel, emit
 from weft_codegen.kernels.triton.values import ALIGNED, NoTritonForm
-from weft_codegen.loops.index import ONE, IndexExpr, Size, single, substitute
+from weft_codegen.loops.index import ONE, IndexExpr, substitute
 from weft_codegen.loops.program import (
     CPU,
     Alias,
@@ -37,6 +37,7 @@ from weft_codegen.loops.program import (
     Program,
     Ref,
     refs,
+    size_places,
     step_reads,
     step_writes,
 )
@@ -66,7 +67,8 @@ class HostWriter:
         names = [item.name if item.kind == "tensor" else f"{item.name}_" for item in inputs]
         self._line(f"{_tuple(names)} = args" if names else "")
         self._line("args.clear()")
-        self._sizes()
+        for name, (position, dim) in size_places(self._program).items():
+            self._line(f"{name} = {names[position]}" + ("" if dim is None else f".shape[{dim}]"))
         for position, item in enumerate(inputs):
             if item.kind == "tensor":
                 self._expect(item.name, f"argument {position}")
@@ -90,21 +92,6 @@ class HostWriter:
     def _line(self, text: str) -> None:
         if text:
             self._lines.append(f"    {text}")
-
-    def _sizes(self) -> None:
-        """Bind each size symbol, from an int argument or from the first tensor that shows it."""
-        bound: set[str] = set()
-        for item in self._program.inputs:
-            if item.kind == "size" and item.name in self._program.sizes and item.name not in bound:
-                self._line(f"{item.name} = {item.name}_")
-                bound.add(item.name)
-        for item in self._program.inputs:
-            shape = self._program.buffers[item.name].shape if item.kind == "tensor" else ()
-            for dim, extent in enumerate(shape):
-                atom = single(extent)
-                if isinstance(atom, Size) and atom.key not in bound:
-                    self._line(f"{atom.key} = {item.name}.shape[{dim}]")
-                    bound.add(atom.key)
 
     def _expect(self, name: str, what: str) -> None:
         """Bring a tensor that others made into the layout that the kernels rely on."""
