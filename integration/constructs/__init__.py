@@ -20,6 +20,7 @@ THEMES = (
     "classes",
     "data_model",
     "closures",
+    "code_texts",
     "comprehensions",
     "calls",
     "matching",

@@ -19,6 +19,9 @@ KNOWN_BREAKS = {
     "generators.dropped_with_finally": "generator",
     "managers.contextmanager_over_break": "data-dependent-value",
     "managers.exit_stack_over_break": "data-dependent-value",
+    "code_texts.exec_of_functions": "unknown-call",
+    "code_texts.exec_that_makes_variables": "unknown-call",
+    "code_texts.compile_text_that_warns": "unknown-call",
     "functools_module.singledispatchmethod": "unsupported-value",  # where it has a weak cache
     "random_time.random_in_condition": "data-dependent-branch",
     "introspection.import_submodule": "unknown-call",

@@ -1,11 +1,15 @@
 """globals(), locals(), dir, hash, id and the like: what a program asks about itself."""
 
 from __future__ import annotations
+import __future__
 
+import builtins
+import functools
 import inspect
 import sys
 import threading
 import types
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +22,7 @@ from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import Output, Tracer, Value, method
-from weft_capture.values.constant import MADE, NONE, Constant, constant, fold
+from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, fold, real_call
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
 from weft_capture.values.functions import FunctionValue
@@ -97,21 +101,98 @@ def _locals(tx: Tracer) -> Value:
     return DictValue([(constant(name), value) for name, value in _variables(tx).items()])
 
 
-@rule(eval)
-def _eval(tx: Tracer, source: Value, *namespaces: Value) -> Value:
-    """Trace an expression of the frame's variables as code of its own."""
-    frame, text = tx.frame, source.as_constant()
-    if namespaces or not isinstance(text, str):
-        raise Break("unknown-call", "eval of no text, or with namespaces")
+_INHERITED = __future__.annotations.compiler_flag | __future__.barry_as_FLUFL.compiler_flag
+
+
+def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> types.CodeType:
+    """Compile text now; what warns would warn in each call."""
+    assert tx.frame is not None
+    flags |= tx.frame.decoded.flags & _INHERITED if inherits else 0
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            code = real_call(tx, functools.partial(compile, *args), flags=flags, dont_inherit=True)
+        finally:
+            if warned:
+                raise Break("unknown-call", "compile that warns")
+    if not isinstance(code, types.CodeType):
+        raise Break("unknown-call", "compile to a syntax tree")
+    return code
+
+
+@rule(compile)
+def _compile(
+    tx: Tracer, source: Value, filename: Value, mode: Value, flags: Value = FALSE,
+    dont_inherit: Value = FALSE, optimize: Value = NONE,
+) -> Value:  # fmt: skip
+    if optimize is not NONE:
+        raise Break("unknown-call", "compile with optimize")
+    args = [one.as_constant() for one in (source, filename, mode)]
+    inherits = not dont_inherit.truth(tx)
+    return constant(_code(tx, *args, flags=flags.as_constant(), inherits=inherits))
+
+
+class _Names(dict[str, Value]):
+    """The variables of code that runs in a dict of the program's."""
+
+    def __init__(self, tx: Tracer, names: DictValue) -> None:
+        super().__init__()
+        self.tx = tx
+        self.names = names
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.names.get(self.tx, constant(name))
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self.names.setitem(self.tx, constant(name), value)
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        found = self.get(name)
+        if found is not None:
+            self.names.delitem(self.tx, constant(name))
+        return found
+
+
+_SEES_NAMES = frozenset(("globals", "locals", "vars", "dir", "eval", "exec", "_getframe"))
+
+
+def _execute(tx: Tracer, mode: str, source: Value, names: Value, local_names: Value) -> Value:
+    """Trace code in the variables of the frame, or in those of one dict."""
+    frame, code, names = tx.frame, source.as_constant(), tx.force(names)
     assert frame is not None
-    try:
-        code = compile(text.lstrip(" \t"), "<string>", "eval", dont_inherit=True)
-    except SyntaxError as error:
-        tx.raise_real(error)
-    if any(one.opname == "STORE_NAME" for one in decode(code).instrs):
-        raise Break("unknown-call", "eval that makes variables")
-    made = types.FunctionType(code, frame.function.globals)
-    return Frame(tx, function_value(tx, made, ConstSource(made)), _variables(tx), {}).run()
+    if isinstance(code, str):
+        code = _code(tx, code.lstrip(" \t") if mode == "eval" else code, "<string>", mode)
+    if not isinstance(code, types.CodeType) or code.co_freevars:
+        raise Break("unknown-call", f"{mode} of no text or code")
+    ops = {one.opname for one in decode(code).instrs}
+    if names is NONE and local_names is NONE:
+        if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
+            raise Break("unknown-call", f"{mode} that makes variables")
+        global_dict, variables = frame.function.globals, _variables(tx)
+    else:
+        alone = not any(isinstance(one, types.CodeType) for one in code.co_consts)
+        alone = alone and _SEES_NAMES.isdisjoint(code.co_names) and "SETUP_ANNOTATIONS" not in ops
+        alone = alone and not any(op.endswith("_GLOBAL") for op in ops)
+        if type(names) is not DictValue or names.cls is not dict or not alone:
+            raise Break("unknown-call", f"{mode} of functions, or in other names than one dict's")
+        global_dict, variables = {"__builtins__": vars(builtins)}, _Names(tx, names)
+        key, known = constant("__builtins__"), tx.const_object(vars(builtins))
+        if local_names not in (NONE, names) or names.get(tx, key) not in (None, known):
+            raise Break("unknown-call", f"{mode} with locals or builtins of its own")
+        names.setitem(tx, key, known)
+    made = types.FunctionType(code, global_dict)
+    result = Frame(tx, function_value(tx, made, ConstSource(made)), variables, {}).run()
+    return result if mode == "eval" else NONE
+
+
+@rule(eval)
+def _eval(tx: Tracer, source: Value, names: Value = NONE, local_names: Value = NONE, /) -> Value:
+    return _execute(tx, "eval", source, names, local_names)
+
+
+@rule(exec)
+def _exec(tx: Tracer, source: Value, names: Value = NONE, local_names: Value = NONE, /) -> Value:
+    return _execute(tx, "exec", source, names, local_names)
 
 
 @rule(dir)

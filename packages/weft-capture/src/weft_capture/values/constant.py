@@ -30,7 +30,9 @@ CONSTANT_TYPES: set[type] = {
 }
 """Exact types whose instances are wrapped as `Constant`; rules add theirs."""
 
-_RAISES_ARE_PYTHONS = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError)
+_RAISES_ARE_PYTHONS = (
+    ArithmeticError, LookupError, ValueError, TypeError, AttributeError, SyntaxError,
+)  # fmt: skip
 
 
 def is_constant_object(obj: object) -> bool:
