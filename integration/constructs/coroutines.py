@@ -296,3 +296,42 @@ def started_over_break(x):
 def dropped_unawaited(x):
     plus_one(x)
     return x + 1
+
+
+@case
+def yielded_from_in_a_generator(x):
+    def gen(coroutine):
+        yield from coroutine
+
+    coroutine = plus_one(x)
+    try:
+        next(gen(coroutine))
+    except TypeError as error:
+        coroutine.close()
+        return x + 1, str(error)
+
+
+@case
+def coroutine_is_no_iterator(x):
+    coroutine = plus_one(x)
+    texts = []
+    for wrong in (next, iter, list):
+        try:
+            wrong(coroutine)
+        except TypeError as error:
+            texts.append(str(error))
+    coroutine.close()
+    return x + 1, texts, hasattr(coroutine, "__next__"), hasattr(coroutine, "send")
+
+
+@case
+def generator_made_a_coroutine_inside(x):
+    @types.coroutine
+    def wait(y):
+        got = yield y
+        return got
+
+    async def main():
+        return await wait(1) + x
+
+    return drive(main(), 4), wait.__class__ is types.FunctionType

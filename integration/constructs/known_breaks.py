@@ -6,6 +6,7 @@ KNOWN_BREAKS = {
     "coroutines.wait_for_the_loop": "unknown-call",
     "coroutines.started_over_break": "data-dependent-value",
     "coroutines.dropped_unawaited": "generator",
+    "coroutines.yielded_from_in_a_generator": "unsupported-value",
     "coroutines.not_awaitable": "unsupported-value",
     "coroutines.async_generator": "unsupported-opcode",
     "coroutines.async_comprehensions": "unsupported-opcode",

@@ -71,9 +71,10 @@ def _yield_value(frame: Frame, instr: Instr) -> None:
 @opcode("GET_YIELD_FROM_ITER")
 def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
     inner, flags = frame.stack[-1], inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
-    coroutine = isinstance(inner, GeneratorValue) and inner.kind == "coroutine"
-    if not (coroutine and frame.decoded.flags & flags):
+    if not (isinstance(inner, GeneratorValue) and inner.kind == "coroutine"):
         frame.stack[-1] = inner.iterate(frame.tx)
+    elif not frame.decoded.flags & flags:
+        raise Break("unsupported-value", "a coroutine in yield from")
 
 
 @opcode("SEND")
