@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
-from weft_capture.values.base import Output, Tracer, Value, method
+from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, fold, real_call
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
@@ -123,10 +124,10 @@ def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> type
 @rule(compile)
 def _compile(
     tx: Tracer, source: Value, filename: Value, mode: Value, flags: Value = FALSE,
-    dont_inherit: Value = FALSE, optimize: Value = NONE,
+    dont_inherit: Value = FALSE, *more: Value, **others: Value,
 ) -> Value:  # fmt: skip
-    if optimize is not NONE:
-        raise Break("unknown-call", "compile with optimize")
+    if more or others:
+        raise Break("unknown-call", "compile with further arguments")
     args = [one.as_constant() for one in (source, filename, mode)]
     inherits = not dont_inherit.truth(tx)
     return constant(_code(tx, *args, flags=flags.as_constant(), inherits=inherits))
@@ -156,9 +157,12 @@ class _Names(dict[str, Value]):
 _SEES_NAMES = frozenset(("globals", "locals", "vars", "dir", "eval", "exec", "_getframe"))
 
 
-def _execute(tx: Tracer, mode: str, source: Value, names: Value, local_names: Value) -> Value:
+def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more: Kwargs) -> Value:
     """Trace code in the variables of the frame, or in those of one dict."""
-    frame, code, names = tx.frame, source.as_constant(), tx.force(names)
+    if more or len(given) > 2:
+        raise Break("unknown-call", f"{mode} with further arguments")
+    names, local_names = (*map(tx.force, given), NONE, NONE)[:2]
+    frame, code = tx.frame, source.as_constant()
     assert frame is not None
     if isinstance(code, str):
         code = _code(tx, code.lstrip(" \t") if mode == "eval" else code, "<string>", mode)
@@ -186,13 +190,13 @@ def _execute(tx: Tracer, mode: str, source: Value, names: Value, local_names: Va
 
 
 @rule(eval)
-def _eval(tx: Tracer, source: Value, names: Value = NONE, local_names: Value = NONE, /) -> Value:
-    return _execute(tx, "eval", source, names, local_names)
+def _eval(tx: Tracer, source: Value, *names: Value, **more: Value) -> Value:
+    return _execute(tx, "eval", source, names, more)
 
 
 @rule(exec)
-def _exec(tx: Tracer, source: Value, names: Value = NONE, local_names: Value = NONE, /) -> Value:
-    return _execute(tx, "exec", source, names, local_names)
+def _exec(tx: Tracer, source: Value, *names: Value, **more: Value) -> Value:
+    return _execute(tx, "exec", source, names, more)
 
 
 @rule(dir)
