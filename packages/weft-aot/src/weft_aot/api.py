@@ -14,13 +14,13 @@ from weft_core.dumps import dump_graph
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_inputs
 from weft_core.tracing import Decompositions
-from weft_core.wrappers import is_wrapper
 
 from weft_aot.config import settings
 from weft_aot.joint import first_occurrences, trace_joint
 from weft_aot.partition import partition
 from weft_aot.records import JointGraph, Partition
 from weft_aot.runtime import build_inference, build_training
+from weft_aot.wrapping import FlatProgram, has_wrappers
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -51,14 +51,16 @@ def aot_compile(
         A callable of flat positional arguments that returns a tuple or list of the graph's results.
         Programs that cannot be made functional run as they are (with a log line).
     """
-    fakes = fake_inputs(gm, inputs)
+    fakes, same_as = fake_inputs(gm, inputs), first_occurrences(inputs)
+    flat = FlatProgram(gm, fakes, same_as) if has_wrappers(gm, fakes) else None
+    program: Any = flat or gm
     try:
-        made = [node.meta.get("example_value") for node in gm.graph.nodes]
-        if any(is_wrapper(type(value)) for value in (*fakes, *made)):
-            what = "a tensor's class has a dispatch of its own"
-            raise Unsupported("wrapper-class", what, "nothing: eager execution asks the class")
         with events.span("aot.joint"):
-            joint = trace_joint(gm, fakes, decompositions, same_as=first_occurrences(inputs))
+            if flat is None:
+                joint = trace_joint(gm, fakes, decompositions, same_as=same_as)
+            else:
+                _, inputs = flat.flatten(inputs)
+                joint = flat.trace(lambda given: _trace_flat(flat, given, decompositions, inputs))
         if joint.mutations and _inputs_overlap(inputs):
             raise Unsupported(
                 "overlapping-inputs",
@@ -71,7 +73,8 @@ def aot_compile(
     _show("aot_joint_graph", "joint graph", joint.module)
     if not joint.gradients:
         compile_one = inference_compiler or fw_compiler
-        return build_inference(joint, _compile(compile_one, joint.module))
+        built = build_inference(joint, _compile(compile_one, joint.module))
+        return built if flat is None else flat.wrap(built)
     with events.span("aot.partition"):
         parts = partition_fn(joint)
     _show("aot_graphs", "forward graph", parts.forward)
@@ -79,7 +82,25 @@ def aot_compile(
     forward = _compile(fw_compiler, parts.forward)
     how = _compile_later if settings.lazy_backward else _compile
     compile_backward = functools.partial(how, bw_compiler or fw_compiler)
-    return build_training(joint, parts, forward, compile_backward, gm)
+    built = build_training(joint, parts, forward, compile_backward, program)
+    return built if flat is None else flat.wrap(built)
+
+
+def _trace_flat(
+    program: FlatProgram, given: list[Any], decompositions: Any, inputs: Sequence[Any]
+) -> JointGraph:
+    """Trace a flat program, whose carriers come after `inputs`.
+
+    Raises:
+        Unsupported: one object takes part in autograd as one input, and not as another.
+    """
+    same_as = [*first_occurrences(inputs), *range(len(inputs), len(given))]
+    if any(
+        given[i].requires_grad != given[j].requires_grad for i, j in enumerate(same_as) if i != j
+    ):
+        what = "a tensor that requires grad is an input, and inside of another input"
+        raise Unsupported("overlapping-inputs", what, "pass separate tensors")
+    return trace_joint(program, given, decompositions, same_as=same_as)
 
 
 def _compile(compiler: Compiler, module: fx.GraphModule) -> Callable[..., Any]:

@@ -59,12 +59,12 @@ class _Intermediate(torch.autograd.Function):
     """A leaf's value as a tensor that is no leaf, in its very layout, with no node in the graph."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-        return torch._to_functional_tensor(fake)
+    def forward(ctx: Any, leaf: torch.Tensor, fake: torch.Tensor, tracer: Tracer) -> torch.Tensor:
+        return tracer.functional(fake)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad, None, None
 
 
 def add_inputs(tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int]) -> list[TracedInput]:
@@ -83,7 +83,7 @@ def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
     if fake.requires_grad and not fake.is_leaf:
         # In-place ops are legal on an intermediate but not on a leaf.
         with torch.enable_grad():
-            program = _Intermediate.apply(leaf, fake)  # type: ignore[no-untyped-call]
+            program = _Intermediate.apply(leaf, fake, tracer)  # type: ignore[no-untyped-call]
     storage = program.untyped_storage()._cdata
     start = tracer.value(program)
     version = _version(program)

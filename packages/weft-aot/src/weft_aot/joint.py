@@ -22,12 +22,14 @@ from torch.utils import _pytree as pytree
 from weft_core.errors import Unsupported
 from weft_core.fake import detect_mode, fake_mode, to_fake
 from weft_core.tracing import Decompositions, Tracer, write_back
+from weft_core.wrapper_tracing import WrapperTracer
 
 from weft_aot.cleanup import clean
 from weft_aot.inputs import TracedInput, ValueTable, add_inputs, find_mutations
 from weft_aot.layout import memory_order
 from weft_aot.outputs import OutputPlanner
 from weft_aot.records import JointGraph
+from weft_aot.wrapping import FlatProgram
 
 
 def trace_joint(
@@ -73,7 +75,8 @@ class _JointTrace:
         self, fn: Callable[..., Any], mode: FakeTensorMode, decompositions: Decompositions
     ) -> None:
         self.fn, self.mode = fn, mode
-        self.tracer = Tracer(mode, decompositions)
+        make = WrapperTracer if isinstance(fn, FlatProgram) else Tracer
+        self.tracer = make(mode, decompositions)
         self.inputs: list[TracedInput] = []
         self.values = ValueTable()
 
@@ -115,7 +118,9 @@ class _JointTrace:
         """The program's flat results, as the program sees them."""
         programs = [given.program for given in self.inputs]
         try:
-            if isinstance(self.fn, fx.GraphModule):
+            if isinstance(self.fn, FlatProgram):
+                results = self.fn(*programs, run=self.tracer.interpret)
+            elif isinstance(self.fn, fx.GraphModule):
                 results = self.tracer.interpret(self.fn, programs)
             else:
                 results = self.fn(*programs)
@@ -198,6 +203,8 @@ class _JointTrace:
                 f"the program's backward raises: {error}",
                 "call it without compiling to see where",
             ) from error
+        if isinstance(self.fn, FlatProgram):
+            self.fn.check_gradients(zip(wanted, grads, strict=True))
         return [(i, self.tracer.value(grad)) for i, grad in zip(wanted, grads, strict=True)]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from weft_core.symnodes import SymValue
 from weft_core.tracing import Tracer
+from weft_core.wrapper_tracing import storage_of
 
 from weft_aot.inputs import TracedInput, ValueTable
 from weft_aot.records import OutputPlan, Ref, ViewStep
@@ -39,12 +40,12 @@ class OutputPlanner:
         self._bases: dict[fx.Node, int] = {}
         tensors = [given for given in inputs if isinstance(given.fake, torch.Tensor)]
         self._input_at = {id(given.program): given.same_as for given in tensors}
-        self._input_storage = {_storage(given.program): given.same_as for given in tensors}
+        self._input_storage = {storage_of(given.program): given.same_as for given in tensors}
 
     def plan(self, results: Sequence[Any]) -> tuple[OutputPlan, ...]:
         """Plan all results; tensors among them are the program's own (functional wrappers)."""
         distinct = {id(result): result for result in results if isinstance(result, torch.Tensor)}
-        sharing = Counter(map(_storage, distinct.values()))
+        sharing = Counter(map(storage_of, distinct.values()))
         plans: dict[int, OutputPlan] = {}
         for result in results:
             if id(result) not in plans:
@@ -62,10 +63,10 @@ class OutputPlanner:
         node = self._tracer.recorder.node_of(pure)
         if node.op == "get_attr":
             return self._constant(str(node.target))
-        owner = self._input_storage.get(_storage(result))
+        owner = self._input_storage.get(storage_of(result))
         if owner is not None:
             return self._view_of_input(result, node, owner)
-        if sharing[_storage(result)] > 1:
+        if sharing[storage_of(result)] > 1:
             return self._view_of_hidden_base(result, node)
         return OutputPlan(Ref("value", self._values.add(result, pure)))
 
@@ -140,7 +141,3 @@ class OutputPlanner:
             if isinstance(given.fake, SymValue) and given.fake.node.expr == value.node.expr:
                 return Ref("input", i)
         return Ref("value", self._values.add(value, value))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

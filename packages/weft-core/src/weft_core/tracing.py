@@ -333,8 +333,12 @@ class Tracer:
         """The program's view of a traced or constant value; a leaf where `value` needs grad."""
         if not isinstance(value, torch.Tensor) or torch._is_functional_tensor(value):
             return value
-        wrapped = torch._to_functional_tensor(value)
+        wrapped = self.functional(value)
         return wrapped.requires_grad_() if value.requires_grad else wrapped
+
+    def functional(self, value: torch.Tensor) -> torch.Tensor:
+        """A functional tensor over a fake one, without its history."""
+        return torch._to_functional_tensor(value)
 
     def value(self, result: Any) -> Any:
         """The pure fake tensor behind a program's result, mutations included; others unchanged."""

@@ -6,7 +6,9 @@ and `__tensor_unflatten__`, which puts a tensor together again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,12 +43,15 @@ class Layout:
         parts: for each attribute that holds a tensor, the layout of that; None for a plain one.
         context: what else `__tensor_unflatten__` wants to know.
         rest: the other attributes of the tensor.
+        size, stride: its own, which may be symbolic.
     """
 
     cls: type
     parts: dict[str, Layout | None]
     context: Any
     rest: dict[str, Any]
+    size: Sequence[Any]
+    stride: Sequence[Any]
 
     @staticmethod
     def of(tensor: Any) -> Layout | None:
@@ -56,7 +61,42 @@ class Layout:
         names, context = tensor.__tensor_flatten__()
         parts = {name: Layout.of(getattr(tensor, name)) for name in names}
         rest = {name: value for name, value in vars(tensor).items() if name not in parts}
-        return Layout(type(tensor), parts, context, rest)
+        with torch._C.DisableTorchFunctionSubclass():
+            return Layout(type(tensor), parts, context, rest, tensor.size(), tensor.stride())
+
+    def leaves(self, tensor: Any) -> list[Any]:
+        """Return the plain tensors inside of a tensor that is put together so."""
+        found = []
+        for name, part in self.parts.items():
+            inner = getattr(tensor, name)
+            found += [inner] if part is None else part.leaves(inner)
+        return found
+
+    def build(self, given: Iterator[Any]) -> Any:
+        """Put a tensor together from plain ones, in the order of `leaves`."""
+        inner = {n: next(given) if p is None else p.build(given) for n, p in self.parts.items()}
+        make: Any = self.cls.__tensor_unflatten__  # type: ignore[attr-defined]
+        context = copy.deepcopy(self.context)  # each has its own
+        return make(inner, context, torch.Size(self.size), tuple(self.stride))
+
+    def numbers(self) -> list[Any]:
+        """Return all sizes and strides, its own and those of its parts."""
+        inner = [n for part in self.parts.values() if part is not None for n in part.numbers()]
+        return [*self.size, *self.stride, *inner]
+
+    def at(self, numbers: Iterator[Any]) -> Layout:
+        """Return the same with other `numbers`."""
+        size, stride = ([next(numbers) for _ in old] for old in (self.size, self.stride))
+        parts = {name: part and part.at(numbers) for name, part in self.parts.items()}
+        return replace(self, parts=parts, size=size, stride=stride)
+
+    def matches(self, other: Layout | None) -> bool:
+        """Say whether another tensor is put together likewise, sizes aside."""
+        if other is None or self.cls is not other.cls or list(self.parts) != list(other.parts):
+            return False
+        pairs = zip(self.parts.values(), other.parts.values(), strict=True)
+        same = all(b is None if a is None else a.matches(b) for a, b in pairs)
+        return same and _same([self.context, self.rest], [other.context, other.rest])
 
     def fits(self, tensor: Any) -> bool:
         """Say whether a tensor of the class has parts of these names, this context and rest."""

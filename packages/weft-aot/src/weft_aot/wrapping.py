@@ -1,0 +1,325 @@
+"""Programs with tensors of wrapper classes, as programs of the plain tensors inside.
+
+`FlatProgram` takes what is inside of the arguments, puts them together, runs the program and takes
+its results apart; it is traced and compiled like any other program. What autograd wants for an
+argument is a gradient of the whole tensor, which may be of another class. So such an argument has
+*carriers*: empty tensors shaped like what is inside of its gradient, and it is their gradients.
+What they are, the first trace finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.graph import increment_version
+from torch.utils import _pytree as pytree
+from weft_core.errors import Unsupported
+from weft_core.fake import detect_mode
+from weft_core.symnodes import SymValue
+from weft_core.wrapper_tracing import storage_of
+from weft_core.wrappers import Layout, is_wrapper, leaves
+
+Tensors = Sequence[Any]
+
+
+def has_wrappers(gm: fx.GraphModule, fakes: Sequence[Any]) -> bool:
+    """Whether a program takes tensors of wrapper classes, or makes some."""
+    made = (node.meta.get("example_value") for node in gm.graph.nodes)
+    return any(is_wrapper(type(value)) for value in (*fakes, *made))
+
+
+class _Step(torch.autograd.Function):
+    """What `make` makes, as if of `inputs`, to which `back` leads its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, make: Callable[[], Any], back: Callable[..., Any], *inputs: Any) -> Any:
+        ctx.back = back
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None, *ctx.back(*grads)
+
+
+def _step(make: Callable[[], Any], back: Callable[..., Any], inputs: Tensors) -> Any:
+    return _Step.apply(make, back, *inputs)  # type: ignore[no-untyped-call]
+
+
+def _inside(tensor: Any) -> Tensors:
+    """What is inside of a tensor, for autograd, too."""
+    layout = Layout.of(tensor)
+    if layout is None:
+        return [tensor]
+    aliases = [leaf.detach() for leaf in leaves(tensor)]
+    found: Tensors = _step(lambda: tuple(aliases), lambda *g: [_put(layout, g)], [tensor])
+    return found
+
+
+def _put(layout: Layout | None, inner: Tensors) -> Any:
+    """A tensor of what is inside, for autograd, too."""
+    if layout is None:
+        return inner[0]
+
+    def back(grad: Any) -> Tensors:
+        if not layout.matches(Layout.of(grad)):
+            raise RuntimeError(
+                f"the gradient of a compiled function's result is a {type(grad).__name__} that is "
+                "not put together like the result: run this part uncompiled"
+            )
+        return _inside(grad)
+
+    return _step(lambda: _build(layout, inner), back, inner)
+
+
+def _build(layout: Layout | None, inner: Tensors) -> Any:
+    with torch.no_grad():
+        aliases = [tensor.detach() if tensor.requires_grad else tensor for tensor in inner]
+        return aliases[0].detach() if layout is None else layout.build(iter(aliases))
+
+
+class _OtherGradient(Exception):
+    """The gradient of an argument is put together in another way than was expected."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Argument:
+    """One argument of a program.
+
+    Attributes:
+        fake: its fake.
+        same_as: the index of the first one that is the same object.
+        layout: None for one that is plain.
+        gradient: the layout of its gradient; None for a plain one.
+        carriers: tensors of which each has the shape, dtype and device.
+    """
+
+    fake: Any
+    same_as: int
+    layout: Layout | None
+    gradient: Layout | None = None
+    carriers: Sequence[torch.Tensor] = ()
+
+    def expect(self, gradient: Layout | None, inside: Sequence[Any]) -> None:
+        """Let the gradient be put together of tensors like these.
+
+        Raises:
+            Unsupported: where its sizes vary, and not as those of the argument.
+        """
+        self.gradient, self.carriers = gradient, inside
+        alike = self.layout is not None and self.layout.matches(self.gradient)
+        varies = any(isinstance(n, SymValue) for t in self.carriers for n in t.shape)
+        if varies and self.gradient is not None and not alike:
+            raise _refusal(self.fake, "has a gradient whose sizes vary")
+
+    def carry(self, inner: Tensors, carriers: Tensors) -> Any:
+        """The argument, with the carriers in its place for autograd."""
+
+        def back(grad: Any) -> Tensors:
+            found = Layout.of(grad)
+            if not (self.gradient.matches(found) if self.gradient else found is None):
+                raise _OtherGradient(self, grad)
+            return _inside(grad)
+
+        made = _step(lambda: _build(self.layout, inner), back, carriers)
+        if isinstance(self.fake, torch.nn.Parameter):
+            made._is_param = True
+        return made
+
+    def carriers_of(self, tensor: Any) -> Tensors:
+        """The carriers for a call."""
+        layout, like = self.gradient, self.carriers
+        if layout is None:
+            like = [tensor]
+        elif self.layout is not None and self.layout.matches(layout):
+            layout, like = Layout.of(tensor), leaves(tensor)
+        found: Tensors = _step(
+            lambda: tuple(map(_empty, like)), lambda *grads: [_put(layout, grads)], [tensor]
+        )
+        return found
+
+
+def _empty(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
+
+
+def _refusal(tensor: Any, what: str) -> Unsupported:
+    name = type(tensor).__name__
+    return Unsupported("wrapper-class", f"a {name} {what}", "run this part uncompiled")
+
+
+class FlatProgram:
+    """A program of plain tensors that runs `gm`.
+
+    Args:
+        gm: the program.
+        fakes: its arguments.
+        same_as: for each argument the first one that is the same object.
+    """
+
+    def __init__(self, gm: fx.GraphModule, fakes: Sequence[Any], same_as: Sequence[int]) -> None:
+        self._gm = gm
+        rows = zip(fakes, same_as, strict=True)
+        self._arguments = [_Argument(fake, first, Layout.of(fake)) for fake, first in rows]
+        for arg in self._arguments:
+            if arg.layout and arg.fake.requires_grad:
+                inside = leaves(arg.fake)
+                floats = all(leaf.is_floating_point() for leaf in inside)
+                arg.expect(*((arg.layout, inside) if floats else (None, [arg.fake])))
+        self._results: list[tuple[Any, int, bool]] = []
+        self._written: list[int] = []
+
+    def trace(self, trace: Callable[[list[Any]], Any]) -> Any:
+        """Trace at flat fakes, until the gradients are as expected.
+
+        Raises:
+            Unsupported: the classes' handlers cannot be traced, or do what a graph cannot express.
+        """
+        mode = detect_mode([arg.fake for arg in self._arguments])
+        while True:
+            try:
+                flat, _ = self.flatten([arg.fake for arg in self._arguments])
+                with mode or contextlib.nullcontext():
+                    likes = [like for arg in self._arguments for like in arg.carriers]
+                    flat += [_empty(like).requires_grad_() for like in likes]
+                return trace(flat)
+            except _OtherGradient as other:
+                arg, gradient = other.args
+                arg.expect(Layout.of(gradient), leaves(gradient))
+            except Unsupported:
+                raise
+            except Exception as error:
+                raise Unsupported(
+                    "wrapper-dispatch",
+                    f"the program cannot be traced through its tensors' classes: {error}",
+                    "let the classes handle what the program does on fake tensors, too",
+                ) from error
+
+    def flatten(self, given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What is inside of arguments: as the compiled program takes it, and as it is."""
+        flat, own = list[Any](), list[Any]()
+        for arg, value in zip(self._arguments, given, strict=True):
+            inside = [value] if arg.layout is None else arg.layout.leaves(value)
+            own += inside
+            flat += [leaf.detach() for leaf in inside] if arg.carriers else inside
+        return flat, own
+
+    def __call__(self, *flat: Any, run: Callable[..., Any] | None = None) -> list[Any]:
+        """Run the program at flat arguments, then carriers; a result's numbers come behind it.
+
+        Args:
+            run: runs the graph module at arguments for a trace, which notes how results are made.
+        """
+        count, given = sum(len(leaves(arg.fake)) for arg in self._arguments), list[Any]()
+        rest, behind = iter(flat[:count]), iter(flat[count:])
+        for index, arg in enumerate(self._arguments):
+            inner = [next(rest) for _ in leaves(arg.fake)]
+            carriers = [next(behind) for _ in arg.carriers]
+            if arg.same_as != index:
+                given.append(given[arg.same_as])
+            elif carriers:
+                with torch.enable_grad():
+                    given.append(arg.carry(inner, carriers))
+            else:
+                given.append(_build(arg.layout, inner) if arg.layout else inner[0])
+        before = list(map(_state, given))
+        results = run(self._gm, given) if run is not None else self._gm(*given)
+        results = pytree.tree_leaves(results, lambda value: value is None)
+        if run is not None:
+            self._check(given, before, results)
+        self._results, made = [], list[Any]()
+        for result in results:
+            made += self._take_apart(result, given)
+        return made
+
+    def check_gradients(self, gradients: Iterable[tuple[int, Any]]) -> None:
+        """Begin the trace again where a plain argument has a gradient of a wrapper class."""
+        owners = [arg for arg in self._arguments for _ in leaves(arg.fake)]
+        for index, gradient in gradients:
+            if is_wrapper(type(gradient)):
+                raise _OtherGradient(owners[index], gradient)
+
+    def _take_apart(self, result: Any, given: list[Any]) -> Tensors:
+        rows = enumerate(zip(self._arguments, given, strict=True))
+        same = (i for i, (a, one) in rows if one is result and (a.layout or a.carriers))
+        layout, index = Layout.of(result), next(same, None)
+        if index is not None:
+            self._results.append((index, 0, False))
+            return []
+        self._results.append((layout, len(leaves(result)), getattr(result, "requires_grad", False)))
+        if layout is None:
+            return [result]
+        return [*(_inside(result) if result.requires_grad else leaves(result)), *layout.numbers()]
+
+    def _check(self, given: list[Any], before: list[Any], results: list[Any]) -> None:
+        """Note which versions changed.
+
+        Raises:
+            Unsupported: the program does with tensors of these classes what autograd or a class
+                records, or results share memory in a way that autograd would know of.
+        """
+        self._written, taken = [], set[int]()
+        for index, (arg, value, old) in enumerate(zip(self._arguments, given, before, strict=True)):
+            if not (arg.layout or arg.carriers):
+                continue
+            (version, *now), (first, *state) = _state(value), old
+            if not all(a is b for a, b in zip(now, state, strict=True)):
+                raise _refusal(value, "is changed where autograd sees it, or its class")
+            if arg.layout:
+                taken |= set(map(storage_of, leaves(value)))
+                self._written += [index] if version != first and arg.same_as == index else []
+        tensors = [r for r in results if isinstance(r, torch.Tensor)]
+        tensors = [r for r in tensors if not any(r is one for one in given)]
+        inside = {id(leaf): leaf for r in tensors for leaf in leaves(r)}
+        sharing = Counter(map(storage_of, inside.values()))
+        for result in filter(lambda r: is_wrapper(type(r)), tensors):
+            found = leaves(result)
+            memory = set(map(storage_of, found))
+            shared = memory & taken or any(sharing[storage] > 1 for storage in memory)
+            history = any(leaf.requires_grad for leaf in found) or (
+                result.requires_grad and not all(leaf.is_floating_point() for leaf in found)
+            )
+            if shared or history or (result.requires_grad and result.is_leaf):
+                raise _refusal(result, "that is returned shares memory or history with others")
+            context: Any = pytree.tree_leaves(Layout.of(result).context)  # type: ignore[union-attr]
+            if any(isinstance(one, SymValue | torch.Tensor) for one in context):
+                raise _refusal(result, "has sizes that vary, or tensors, in its context")
+
+    def wrap(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The callable of the program's own arguments, of one of the flat ones."""
+        arguments, results, written = self._arguments, self._results, self._written
+
+        def call(*given: Any) -> list[Any]:
+            flat, own = self.flatten(given)
+            originals = {id(a): b for a, b in zip(flat, own, strict=True)}
+            for arg, value in zip(arguments, given, strict=True):
+                if arg.carriers:
+                    flat += arg.carriers_of(value)
+            rest, made = iter(compiled(*flat)), list[Any]()
+            for how, count, requires_grad in results:
+                inner = [next(rest) for _ in range(count)]
+                if isinstance(how, int):
+                    made.append(given[how])
+                elif how is None:
+                    made.append(originals.get(id(inner[0]), inner[0]))
+                else:
+                    layout = how.at(iter([next(rest) for _ in how.numbers()]))
+                    made.append((_put if requires_grad else _build)(layout, inner))
+            for index in written:
+                increment_version(given[index])
+            return made
+
+        return call
+
+
+def _state(value: Any) -> tuple[Any, ...]:
+    """What a program may not change of an argument of a wrapper class, its version first."""
+    if not isinstance(value, torch.Tensor):
+        return ()
+    version = None if value.is_inference() else value._version
+    return version, value.grad_fn, value.requires_grad, *leaves(value)
