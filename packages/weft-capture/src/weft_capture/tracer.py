@@ -147,7 +147,9 @@ class Tracer:
     def dict_iterator(self, view: DictView) -> Value:
         """Return an iterator over a dict or a view of it."""
         kind = type(iter(getattr({}, view.kind)()))
-        return DictIterator(view.unpack(self), kind, view.owner, view.kind, self.steps.now)
+        return DictIterator(
+            view.unpack(self), kind, self.steps.now, owner=view.owner, view=view.kind
+        )
 
     def fresh(self, result: Any) -> Value:
         """Return what a function without effects gave; an iterator is listed at once."""
@@ -159,7 +161,7 @@ class Tracer:
 
     def set_iterator(self, items: SetValue) -> Value:
         """Return an iterator over a set."""
-        return DictIterator(items.unpack(self), type(iter({0})), items, "", self.steps.now)
+        return DictIterator(items.unpack(self), type(iter({0})), self.steps.now, owner=items)
 
     # ---- guards
 

@@ -42,7 +42,7 @@ from weft_capture.values.iterators import (
     CallIterator,
     CombinedIterator,
     IteratorValue,
-    RealIterator,
+    SequenceIterator,
 )
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject
@@ -408,7 +408,7 @@ def _lazily(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value
 @rule(reversed)
 def _reversed(tx: Tracer, items: Value) -> Value:
     if isinstance(items, SequenceValue):
-        return RealIterator(items, reversed, tx.steps.now)
+        return SequenceIterator(items, None, tx.steps.now, reversed)
     if isinstance(items, RangeValue):
         return tx.iterator_over(RangeValue(items.range[::-1]))
     if isinstance(items, Constant | DictValue | DictView):

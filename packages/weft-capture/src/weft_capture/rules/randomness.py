@@ -64,7 +64,7 @@ def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
         raise Break("unknown-call", "random.shuffle of what is no list")
     shuffled = _draw(tx, self, "shuffle", [items], {})
     tx.mutate(items)
-    items.items = shuffled.unpack(tx)
+    items.items[:] = shuffled.unpack(tx)
 
 
 @method(RandomValue, "seed")

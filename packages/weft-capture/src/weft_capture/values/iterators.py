@@ -39,41 +39,61 @@ class IteratorValue(MutableValue):
 
 @dataclass(eq=False)
 class SequenceIterator(IteratorValue):
-    """An iterator over a list (read live), tuple, range, or a plain list of values."""
+    """`iter` or `reversed` of a sequence: a real one over the real container of values.
+
+    It sees what changes the container. `position` is the number of steps taken.
+
+    Args:
+        over: the sequence, or a plain list of values.
+        cls: the class of what this stands for, where that is another one.
+        made_at: the step that made it.
+        kind: `iter` or `reversed`.
+    """
 
     over: SequenceValue | RangeValue | Sequence[Value]
     cls: Any = None
+    made_at: int = -1
+    kind: Any = iter
 
     def __post_init__(self) -> None:
-        over = self.over.range if isinstance(self.over, RangeValue) else ()
-        plain = type(iter(over if isinstance(self.over, RangeValue | TupleValue) else []))
-        self.cls = self.cls or plain
+        over = self.over
+        self.items: Any = over.items if isinstance(over, SequenceValue) else over
+        if isinstance(over, RangeValue):
+            self.items = over.range
+        self.real = self.kind(self.items)
+        self.cls = self.cls or type(self.real)
+        by_count = self.kind is reversed or isinstance(self.items, deque)
+        self.end = len(self.items) if by_count else EXHAUSTED
 
     def next(self, tx: Tracer) -> Value | None:
-        over = self.over
-        items: Any = over.range if isinstance(over, RangeValue) else over
-        if isinstance(over, SequenceValue):
-            items = over.items
-        huge = isinstance(over, RangeValue)  # may be, more than `len` can say
-        if not items[self.position :] if huge else self.position >= len(items):
-            # Once at its end, an iterator stays there, also when the list grows.
-            tx.journal.touch(self)
-            self.position = EXHAUSTED
-            return None
-        item = items[self.position]
-        item = constant(item) if isinstance(over, RangeValue) else tx.force(item)
         tx.journal.touch(self)
-        self.position += 1
-        return item
+        try:
+            item = next(self.real, None)
+        except RuntimeError as error:
+            tx.raise_real(error)
+        self.position = self.end if item is None else self.position + 1
+        if isinstance(self.over, RangeValue) and item is not None:
+            return constant(item)
+        return None if item is None else tx.force(item)
 
     def reconstruct(self, out: Output) -> None:
-        over = self.over
+        over: Any = self.over
         if isinstance(over, RangeValue):
             out.call(iter, [constant(over.range[self.position :])])
-        elif isinstance(over, ListValue) and over.cls is list and self.position != EXHAUSTED:
+        elif isinstance(self.items, deque):
+            try:
+                next(self.real, None)
+            except RuntimeError:
+                what = "an iterator over what has changed since"
+                raise Break("loop", what, self.made_at) from None
+            out.call(self.cls, [over, constant(self.position)])
+        elif self.kind is reversed:
+            position = constant(self.end - 1 - self.position)
+            out.call(iterator_from, [constant(reversed), over, position])
+        elif isinstance(over, ListValue) and self.position != EXHAUSTED:
             out.call(iterator_from, [constant(iter), over, constant(self.position)])
         else:
-            items: Any = over.items if isinstance(over, SequenceValue) else over
+            items = over.items if isinstance(over, SequenceValue) else over
             out.call(iter, [TupleValue(list(items)[self.position :])])
 
 
@@ -84,54 +104,8 @@ def iterator_from(kind: Any, over: Any, position: int) -> Any:
     return iterator
 
 
-@dataclass(eq=False)
-class RealIterator(IteratorValue):
-    """`iter` of a deque, `reversed` of a sequence: a real one over the real container of values.
-
-    It sees what changes the container. `position` is the number of steps taken.
-    """
-
-    over: SequenceValue
-    kind: Any
-    made_at: int
-
-    def __post_init__(self) -> None:
-        self.last = len(self.over.items) - 1
-        self.real = self.kind(self.over.items)
-        self.cls = type(self.real)
-
-    def next(self, tx: Tracer) -> Value | None:
-        tx.journal.touch(self)
-        try:
-            item: Value | None = next(self.real, None)
-        except RuntimeError as error:
-            tx.raise_real(error)
-        self.position = self.last + 1 if item is None else self.position + 1
-        return None if item is None else tx.force(item)
-
-    def reconstruct(self, out: Output) -> None:
-        if not isinstance(self.over.items, deque):
-            position = constant(self.last - self.position)
-            out.call(iterator_from, [constant(reversed), self.over, position])
-            return
-        try:
-            next(self.real, None)
-        except RuntimeError:
-            raise Break("loop", "an iterator over what has changed since", self.made_at) from None
-        out.call(type(self.real), [self.over, constant(self.position)])
-
-
-@dataclass(eq=False)
 class ListedIterator(SequenceIterator):
-    """An iterator of the library whose items are listed at once; a break needs the real one.
-
-    Args:
-        over: what it gives.
-        cls: its class.
-        made_at: the step that made it.
-    """
-
-    made_at: int = -1
+    """An iterator of the library whose items are listed at once; a break needs the real one."""
 
     def reconstruct(self, out: Output) -> None:
         what = f"a {self.cls.__name__} is needed after a graph break"
@@ -173,18 +147,15 @@ class DictIterator(SequenceIterator):
     """An iterator over a dict, a view of it or a set, which must not change size meanwhile.
 
     Args:
-        over: what it gives.
-        cls: its type.
         owner: the dict or set.
         view: the method of the owner whose result is iterated over.
-        made_at: the step that made it.
     """
 
     owner: Any = None
     view: str = ""
-    made_at: int = -1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.size, self.removals = len(self.owner.entries), self.owner.removals
 
     def next(self, tx: Tracer) -> Value | None:
@@ -336,7 +307,7 @@ class DequeValue(ListValue):
         return super().getattr(tx, name)
 
     def iterate(self, tx: Tracer) -> Value:
-        return RealIterator(self, iter, tx.steps.now)
+        return SequenceIterator(self, None, tx.steps.now)
 
     def with_items(self, items: Iterable[Value]) -> Value:
         return DequeValue(items, None, self.items.maxlen)
