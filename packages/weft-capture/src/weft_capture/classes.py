@@ -392,10 +392,6 @@ def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
     return attributes.plain_attribute(tx, owner, name.as_constant())
 
 
-def _object_eq(tx: Tracer, owner: Value, other: Value) -> Value:
-    return TRUE if owner is other else constant(NotImplemented)
-
-
 @table.rule(object.__init__)
 def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
     kind = owner.python_type()
@@ -409,7 +405,7 @@ OBJECT_METHODS |= {
     "__setattr__": _object_setattr,
     "__getattribute__": _object_getattribute,
     "__delattr__": _object_delattr,
-    "__eq__": _object_eq,
+    "__eq__": lambda tx, owner, other: TRUE if owner is other else constant(NotImplemented),
     "__init__": _object_init,
     "__init_subclass__": lambda tx, owner, *args, **kwargs: NONE,
 }

@@ -195,10 +195,6 @@ def _varint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def _signed_varint(out: bytearray, value: int) -> None:
-    _varint(out, -value << 1 | 1 if value < 0 else value << 1)
-
-
 def location_table(rows: Iterable[tuple[int, Positions]], firstlineno: int) -> bytes:
     """Encode (width in code units, positions) rows as co_linetable."""
     out = bytearray()
@@ -222,7 +218,7 @@ def _location(out: bytearray, units: int, positions: Positions, line: int) -> in
         head(_NONE)
         return line
     head(_LONG)
-    _signed_varint(out, start - line)
+    _varint(out, abs(start - line) << 1 | (start < line))  # signed
     _varint(out, max((end or start) - start, 0))
     for place in (column, end_column):
         _varint(out, 0 if place is None else place + 1)

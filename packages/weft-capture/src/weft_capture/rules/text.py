@@ -6,6 +6,7 @@ import collections
 import ctypes
 import operator
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,7 @@ def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
 
 def _real_text(tx: Tracer, value: Any, function: Function) -> str:
     """The text of a real container of proxies, which write the items' texts into it."""
-    if isinstance(value, NamedTupleValue) and value.find_python("__repr__"):
+    if isinstance(value, NamedTupleValue) and isinstance(value.cls.__repr__, types.FunctionType):
         text = value.getattr(tx, "__repr__").call(tx, [], {}).as_constant()
         return str(text)
     if isinstance(value, SizeValue):

@@ -7,7 +7,7 @@ it is written back by `replay`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -112,17 +112,6 @@ class NamedTupleValue(TupleValue):
         super().__init__(items, source)
         self.cls = cls
 
-    def find_python(self, name: str) -> bool:
-        """Say whether the class defines a method in Python."""
-        return any(isinstance(k.__dict__.get(name), FunctionType) for k in self.cls.__mro__)
-
-    def fields(self) -> tuple[str, ...]:
-        """Return the field names in order."""
-        named: tuple[str, ...] | None = getattr(self.cls, "_fields", None)
-        if named is not None:
-            return named
-        return tuple(getattr(self.cls, "__match_args__", ()))
-
     def build(self, each: Callable[[Value], Any]) -> Any:
         items = super().build(each)
         return tuple.__new__(self.cls, items) if hasattr(self.cls, "_fields") else self.cls(items)
@@ -138,7 +127,7 @@ class NamedTupleValue(TupleValue):
         return TupleValue(items)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        fields = self.fields()
+        fields = getattr(self.cls, "_fields", getattr(self.cls, "__match_args__", ()))
         if name in fields:
             return self.items[fields.index(name)]
         if name == "_fields":
@@ -192,7 +181,7 @@ class SetValue(MutableValue):
     """A set or frozenset: hash key -> element.
 
     `order` is a real set of the keys that goes through the same operations: it iterates in the
-    order in which the program's set does.
+    order in which the program's set does. It is given where the elements come from a set.
     """
 
     changing = ("entries", "order")
@@ -210,25 +199,11 @@ class SetValue(MutableValue):
         self.entries: dict[object, Value] = {}
         self.order: set[object] = set()
         self.removals = 0  # ever, taken back or not
-        self.put(items, order)
-
-    def put(self, items: Sequence[Value], order: Set[object] | None = None) -> None:
-        """Add elements without recording it.
-
-        Args:
-            order: the elements' keys as a set, when they come from one.
-        """
         keys = []
         for item in items:
             keys.append(item.hash_key())
             self.entries.setdefault(keys[-1], item)
         self.order.update(keys if order is None else order)
-
-    def drop(self, key: object) -> None:
-        """Remove an element without recording it."""
-        self.entries.pop(key, None)
-        self.order.discard(key)
-        self.removals += 1
 
     def data(self, tx: Tracer) -> Any:
         return self.cls([tx.force(item).data(tx) for item in self.unpack(tx)])

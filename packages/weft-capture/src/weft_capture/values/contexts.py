@@ -84,17 +84,6 @@ class AutocastContext(MutableValue):
         leave = torch.amp.autocast_mode._exit_autocast
         tx.graph.node("call_function", leave, (self.token,), {}, None)
 
-    def exit(self, tx: Tracer) -> None:
-        """Leave the block."""
-        if self.real is None:
-            raise Break("unsupported-method", "leaving a block that was entered for real")
-        real = self.real
-        _leave(tx, real)
-        tx.journal.on_rollback(lambda: _reenter(tx, real))
-        self.leave_node(tx)
-        tx.journal.touch(self)
-        self.real, self.source = None, self.origin
-
     def reconstruct(self, out: Output) -> None:
         entered = self.real is not None
         make = functools.partial(_make_context, self.cls, self.args, self.kwargs, entered)
@@ -199,7 +188,14 @@ def _enter(tx: Tracer, self: AutocastContext) -> Value:
 
 @method(AutocastContext, "__exit__")
 def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
-    self.exit(tx)
+    real = self.real
+    if real is None:
+        raise Break("unsupported-method", "leaving a block that was entered for real")
+    _leave(tx, real)
+    tx.journal.on_rollback(lambda: _reenter(tx, real))
+    self.leave_node(tx)
+    tx.journal.touch(self)
+    self.real, self.source = None, self.origin
     return FALSE if type(self) is AutocastContext else NONE
 
 

@@ -133,7 +133,7 @@ class FunctionValue(MutableValue):
             "__code__": lambda: constant(self.code),
             "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
             "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
-            "__kwdefaults__": lambda: self.keyword_defaults(),
+            "__kwdefaults__": lambda: tx.literal(self.kwdefaults or None),
             "__globals__": lambda: tx.globals_of(self),
             "__type_params__": lambda: tx.tuple_of([]),
         }
@@ -179,11 +179,6 @@ class FunctionValue(MutableValue):
             elif isinstance(given, dict):
                 bound[name] = DictValue([(constant(key), value) for key, value in given.items()])
         return bound
-
-    def keyword_defaults(self) -> Value:
-        """Return `__kwdefaults__`."""
-        pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in self.kwdefaults.items()]
-        return DictValue(pairs) if pairs else NONE
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         if name == "__code__" and self.obj is None:

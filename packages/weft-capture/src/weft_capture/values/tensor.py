@@ -239,14 +239,11 @@ class SymValue(Varying):
 
         return symbolic_shapes.has_free_unbacked_symbols(self.sym)
 
-    def specialize(self) -> Any:
+    def as_constant(self) -> Any:
         """Fix the number to its present value with a guard, and return it."""
         if self.is_data():
             raise Break("data-dependent-value", f"{self.describe()} must be known here")
         return self.python_type()(self.sym)
-
-    def as_constant(self) -> Any:
-        return self.specialize()
 
     def truth(self, tx: Tracer) -> bool:
         return bool(self.sym)  # for one out of a tensor, torch may say that it does not know
