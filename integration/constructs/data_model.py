@@ -493,3 +493,15 @@ def attributes_of_functions_and_of_others(x):
 def class_from_new_class(x):
     made = types.new_class("Made", (), {}, lambda namespace: namespace.update(a=3))
     return x + made.a, made().a, made.__name__
+
+
+@case
+def metaclass_with_an_order_of_its_own(x):
+    class Meta(type):
+        def mro(cls):
+            return [*super().mro()]
+
+    class Made(metaclass=Meta):
+        pass
+
+    return x + 1, Made.__mro__[-1] is object, Made.mro()[-1] is object

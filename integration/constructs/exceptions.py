@@ -421,3 +421,18 @@ def frames_of_a_traceback_cleared(x):
     except Problem as error:
         traceback.clear_frames(error.__traceback__)
         return x + error.code
+
+
+@case
+def notes_that_cannot_be_added(x):
+    texts = []
+    for notes in ([], 42):
+        error = ValueError(1)
+        error.__notes__ = notes
+        for note in ("a", 3):
+            try:
+                error.add_note(note)
+            except TypeError as refused:
+                texts.append(str(refused))
+        texts.append(error.__notes__)
+    return x + 1, texts

@@ -1,6 +1,7 @@
 """Constructs that `fullgraph=True` refuses, and the code of the reason."""
 
 KNOWN_BREAKS = {
+    "data_model.metaclass_with_an_order_of_its_own": "unknown-call",
     "control_flow.if_on_tensor": "data-dependent-branch",
     "control_flow.while_on_tensor": "data-dependent-branch",
     "coroutines.wait_for_the_loop": "unknown-call",

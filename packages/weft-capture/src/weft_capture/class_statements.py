@@ -323,7 +323,7 @@ def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     if isinstance(metaclass, type):
         kinds.append(metaclass)
     for kind in kinds:
-        for name in ("__new__", "__init__", "__prepare__"):
+        for name in ("__new__", "__init__", "__prepare__", "mro"):
             found = attributes.lookup(kind, name)
             if found and attributes.is_programs(found):
                 raise Break("unknown-call", f"metaclass {kind.__name__} with {name}")

@@ -1,8 +1,4 @@
-"""copy.copy and copy.deepcopy: the library's own code, traced, over rules for what is known here.
-
-Their memos are dicts of the ids of values. What an object is made of is asked of
-`object.__reduce_ex__`, and of the like rows of builtin containers.
-"""
+"""copy.copy and copy.deepcopy: the library's code, traced; what an object is made of are rules."""
 
 from __future__ import annotations
 
@@ -28,10 +24,7 @@ _KNOWN_BASES = {object, list, dict, int, float, str, bytes, complex}
 
 
 def _check(value: Value) -> None:
-    """Refuse modules, state dicts, and instances of a subclass of int and the like.
-
-    Its class may say how it is copied.
-    """
+    """Refuse modules, state dicts, and constants whose class may say how they are copied."""
     odd = isinstance(value, Constant) and not is_constant_object(value.value)
     if odd or isinstance(value, ModuleValue) or getattr(value, "metadata", None) is not None:
         raise Break("unknown-call", f"a copy of {value.describe()}")

@@ -14,7 +14,7 @@ import torch
 from weft_capture import config
 from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import class_value, constant, is_constant_object
+from weft_capture.values.constant import Constant, class_value, constant, is_constant_object
 from weft_guards.sources import Source
 
 
@@ -218,7 +218,9 @@ class SetValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         check_keys(self.entries)
-        out.call(self.cls, [TupleValue([self.entries[key] for key in self.order])])
+        known = all(type(v) is Constant and v.value is k for k, v in self.entries.items())
+        held = TupleValue([self.entries[key] for key in self.order])  # a copy keeps the order
+        out.call(self.cls, [constant(frozenset(self.order)) if known else held])
 
     def replay(self, out: Output) -> None:
         out.later(refill, self, TupleValue(list(self.entries.values())))

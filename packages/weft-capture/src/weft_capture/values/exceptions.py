@@ -238,9 +238,14 @@ def _with_traceback(tx: Tracer, self: ExceptionValue, traceback: Value) -> Value
 
 @method(ExceptionValue, "add_note")
 def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
+    if not issubclass(note.python_type(), str):
+        tx.raise_(TypeError, f"note must be a str, not '{note.python_type().__name__}'")
     if "__notes__" not in self.attributes:
         self.setattr(tx, "__notes__", tx.literal([]))
-    return self.attributes["__notes__"].call_method(tx, "append", [note], {})
+    notes = tx.force(self.attributes["__notes__"])
+    if not issubclass(notes.python_type(), list):
+        tx.raise_(TypeError, "Cannot add note: __notes__ is not a list")
+    return notes.call_method(tx, "append", [note], {})
 
 
 def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
