@@ -33,7 +33,7 @@ from weft_guards.sources import (
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import Kwargs, MethodOf, Tracer, Value
-from weft_capture.values.constant import MADE, constant
+from weft_capture.values.constant import MADE, NONE, constant
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod
 
@@ -270,7 +270,8 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
             return binder(tx, found, name, owner, cls)
         descriptor = tx.const_object(attribute)
         method = BoundMethod(tx.const_object(getter[1]), descriptor)
-        return method.call(tx, [owner, tx.const_object(cls)], {})
+        instance = NONE if getattr(owner, "obj", None) is cls else owner
+        return method.call(tx, [instance, tx.const_object(cls)], {})
     return tx.wrap(attribute, class_source(tx, owner, cls, definer, name))
 
 
@@ -313,6 +314,7 @@ def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | 
     instance_dict = getattr(self.obj, "__dict__", None)
     if instance_dict is None:
         return None
+    tx.check_namespace(instance_dict)
     if name in instance_dict:
         real = instance_dict[name]
         source = ConstSource(real) if self.source is None else InstanceAttrSource(self.source, name)

@@ -13,6 +13,7 @@ import builtins
 import collections
 import dataclasses
 import enum
+import functools
 import types
 import warnings
 from collections.abc import Callable
@@ -128,6 +129,8 @@ class DescriptorValue(Value):
     args: list[Value]
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        if name in functools.WRAPPER_ASSIGNMENTS and self.cls is not property:
+            return self.args[0].getattr(tx, name)
         return tx.const_object(real_call(tx, getattr, stand_in(tx, self), name))
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -218,6 +221,8 @@ def _real_base(value: Value) -> Any:
 @rule(builtins.__build_class__)
 def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords: Value) -> Value:
     assert isinstance(body, FunctionValue)
+    if "__class__" in body.code.co_cellvars and "__class__" in body.code.co_freevars:
+        raise Break("unsupported-opcode", "a class body with a nonlocal __class__")
     frame = Frame(tx, body, {}, dict(zip(body.code.co_freevars, body.cells, strict=True)))
     frame.run()
     metaclass = getattr(keywords.get("metaclass"), "obj", type)

@@ -21,7 +21,15 @@ from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
+from weft_capture.values.constant import (
+    MADE,
+    NONE,
+    TRUE,
+    class_value,
+    constant,
+    fold,
+    real_call,
+)
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
@@ -191,10 +199,13 @@ class ClassValue(ObjectConstant):
         if written is not None:
             return written
         found = attributes.lookup(cls, name)
-        if found is None or isinstance(attributes.lookup(type(cls), name), property):
+        above = attributes.lookup(type(cls), name)
+        if found is None or (above is not None and _is_active(above[1])):
             return self._from_metaclass(tx, name)
         definer, attribute = found
-        if isinstance(attribute, staticmethod | classmethod):
+        getter = attributes.lookup(type(attribute), "__get__")
+        active = getter is not None and attributes.is_programs(getter)
+        if active or isinstance(attribute, staticmethod | classmethod):
             return attributes.bind(tx, found, name, self, cls)
         if isinstance(attribute, types.FunctionType | property | functools.cached_property):
             return tx.const_object(attribute)
@@ -204,8 +215,14 @@ class ClassValue(ObjectConstant):
         return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
 
     def _from_metaclass(self, tx: Tracer, name: str) -> Value:
-        found = attributes.lookup(type(self.obj), name)
+        metaclass = type(self.obj)
+        found = attributes.lookup(metaclass, name)
+        fallback = attributes.lookup(metaclass, "__getattr__")
+        if found is not None and _is_active(found[1]):
+            return attributes.bind(tx, found, name, self, metaclass)
         if found is None:
+            if fallback is not None and attributes.is_programs(fallback):
+                return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
             if hasattr(self.obj, name):
                 return tx.const_object(getattr(self.obj, name))
             text = f"type object '{self.obj.__name__}' has no attribute '{name}'"
@@ -283,6 +300,12 @@ class ClassValue(ObjectConstant):
             function = getattr(own[1], "__func__", own[1])
             return tx.const_object(function).call(tx, [self, key], {})
         return fold(tx, operator.getitem, [self, key], {})
+
+
+def _is_active(attribute: object) -> bool:
+    """Say whether this is a property, or another data descriptor of the program."""
+    own = not attributes.is_trusted(type(attribute).__module__)
+    return isinstance(attribute, property) or (own and attributes.is_data_descriptor(attribute))
 
 
 _OF_TYPE = ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__class__")
@@ -395,8 +418,9 @@ def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
 @table.rule(object.__init__)
 def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
     kind = owner.python_type()
-    own = [attributes.lookup(kind, name) for name in ("__init__", "__new__")]
-    if (args or kwargs) and (own[0] != (object, object.__init__) or own[1] is None):
+    init, new = (attributes.lookup(kind, name) for name in ("__init__", "__new__"))
+    own = init is not None and init[1] is not object.__init__
+    if (args or kwargs) and (own or (new is not None and new[1] is object.__new__)):
         raise Break("unknown-call", f"arguments of object.__init__ for a {kind.__qualname__}")
     return NONE
 

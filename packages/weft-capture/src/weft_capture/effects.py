@@ -10,14 +10,15 @@ import itertools
 import operator
 from typing import Any
 
-from weft_guards.sources import ItemSource, Source
+from weft_guards.sources import DictSource, ItemSource, LocalSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.scope import globals_source
 from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import Container
-from weft_capture.values.objects import DELETED, may_finalize
+from weft_capture.values.dicts import DictValue
+from weft_capture.values.objects import DELETED, UserObject, may_finalize
 
 
 class Effects:
@@ -80,6 +81,11 @@ class Effects:
             pairs = itertools.product(sources, staying.get(kind, ()))
             for one, other in (*itertools.combinations(sources, 2), *pairs):
                 self.tx.guard_distinct(one, other)
+        known = self.tx.known.values() if self.changed else ()
+        dicts = [s for v, s in known if type(v) is DictValue and type(s) is LocalSource]
+        objects = [DictSource(s) for v, s in known if isinstance(v, UserObject)]
+        for one, other in itertools.product(objects, dicts):  # none holds an object's variables
+            self.tx.guard_distinct(one, other)
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.globals)

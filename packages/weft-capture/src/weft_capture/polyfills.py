@@ -158,10 +158,47 @@ def batched(iterable: Iterable[Any], n: int, *, strict: bool = False) -> Iterato
         yield batch
 
 
-def backwards(sequence: Any) -> Iterator[Any]:
-    """Do what `reversed` does to an object that has `__len__` and `__getitem__` alone."""
-    for position in range(len(sequence) - 1, -1, -1):
-        yield sequence[position]
+def pairwise(iterable: Iterable[Any]) -> Iterator[Any]:
+    """Give each item with the one before it."""
+    iterator = iter(iterable)
+    for before in iterator:
+        for item in iterator:
+            yield before, item
+            before = item
+
+
+def chain(*parts: Iterable[Any]) -> Iterator[Any]:
+    """Give the items of all parts."""
+    for part in parts:
+        yield from part
+
+
+def from_iterable(parts: Iterable[Any]) -> Iterator[Any]:
+    """Do what `itertools.chain.from_iterable` does."""
+    for part in parts:
+        yield from part
+
+
+def items_of(sequence: Any) -> Iterator[Any]:
+    """Do what `iter` does to an object that has `__getitem__` alone."""
+    for position in itertools.count():
+        try:
+            item = sequence[position]
+        except (IndexError, StopIteration):
+            return
+        yield item
+
+
+def calls(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
+    """Do what `iter(function, sentinel)` does."""
+    while True:
+        try:
+            item = function()
+        except StopIteration:
+            return
+        if [sentinel] == [item]:
+            return
+        yield item
 
 
 # ---- torch

@@ -33,6 +33,7 @@ from weft_capture.values.objects import DELETED
 def load_global(tx: Tracer, function: FunctionValue, name: str) -> Value:
     """Read a global of a function, or a builtin."""
     global_dict = function.globals
+    tx.check_namespace(global_dict)
     written = tx.effects.global_value(global_dict, name)
     if written is DELETED:
         tx.raise_(NameError, f"name '{name}' is not defined")
@@ -53,6 +54,7 @@ def load_global(tx: Tracer, function: FunctionValue, name: str) -> Value:
 
 def store_global(tx: Tracer, function: FunctionValue, name: str, value: Value) -> None:
     """Write a global of a function."""
+    tx.check_namespace(function.globals)
     tx.effects.store_global(function.globals, name, value)
 
 
@@ -92,6 +94,9 @@ class ModuleObject(ObjectConstant):
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         real = self.obj
+        if name == "__dict__" and not attributes.is_trusted(real.__name__):
+            raise Break("unsupported-value", "the __dict__ of a module")
+        tx.check_namespace(real.__dict__)
         if name not in real.__dict__:
             return tx.const_object(real_call(tx, getattr, real, name))
         written = tx.effects.global_value(real.__dict__, name)

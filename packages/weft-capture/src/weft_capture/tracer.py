@@ -90,6 +90,7 @@ class Tracer:
         self.steps = steps
         self.unstepped = 0
         self.let_go: set[int] = set()
+        self.namespaces: set[int] = set()  # ids of dicts that hold variables
         self.watched: list[WeakRefValue | GeneratorValue] = []  # what may not be dropped unseen
         self.journal = Journal()
         self.guards = GuardSet()
@@ -163,6 +164,12 @@ class Tracer:
         """Return an iterator over a set."""
         return DictIterator(items.unpack(self), type(iter({0})), self.steps.now, owner=items)
 
+    def check_namespace(self, names: dict[str, Any]) -> None:
+        """Announce that variables are used by name; a break when their dict is used as one, too."""
+        if id(names) in self.known:
+            raise Break("unsupported-value", "a dict that also holds the variables of an object")
+        self.namespaces.add(id(names))
+
     # ---- guards
 
     def guard(self, source: Source, kind: str, value: Any) -> None:
@@ -210,13 +217,13 @@ class Tracer:
             raise Break("unsupported-value", f"a dict key: {error}") from None
 
     def guard_set(self, source: Source, obj: Any) -> None:
-        """Guard the elements of a set."""
+        """Guard the elements of a set, and the order in which it gives them."""
         if isinstance(source, ConstSource):
             return
         try:
-            self.guard(CallSource(frozenset, (source,)), "CONST", frozenset(obj))
+            self.guard(CallSource(tuple, (source,)), "CONST", tuple(obj))
         except TypeError:  # classes and the like among them
-            self.guard_same(_same_elements, CallSource(frozenset, (source,)), frozenset(obj))
+            self.guard_same(_same_elements, CallSource(tuple, (source,)), tuple(obj))
 
     def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
         """Guard that a function that is inlined keeps its code, which can be assigned."""
@@ -418,8 +425,10 @@ class Tracer:
         for value, _ in self.known.values():
             if isinstance(value, class_statements.MadeClass):
                 MADE.pop(value.obj, None)
+        for tensor in self.graph.tensors():
+            tensor.real = None
         for held in (self.known, self.keep_alive, self.effects.changed, self.effects.globals,
-                     self.steps.raised_at):  # fmt: skip
+                     self.steps.raised_at, self.graph.inputs, self.graph.input_at):  # fmt: skip
             held.clear()
         self.journal.begin()
         for frame in self.frames:
@@ -467,5 +476,5 @@ class Tracer:
         return [frame.place() for frame in self.active_frames()][::-1]
 
 
-def _same_elements(now: frozenset[Any], then: frozenset[Any]) -> bool:
+def _same_elements(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:
     return now == then and same_constant(now, then)

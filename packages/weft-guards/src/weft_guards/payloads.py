@@ -112,6 +112,8 @@ def same_constant(a: object, b: object) -> bool:
         return same_constant((a.real, a.imag), (b.real, b.imag))
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(same_constant, a, b))
+    if isinstance(a, range) and isinstance(b, range):
+        return (a.start, a.stop, a.step) == (b.start, b.stop, b.step)
     if isinstance(a, frozenset) and isinstance(b, frozenset):
         return {(type(e), repr(e)) for e in a} == {(type(e), repr(e)) for e in b}
     return a == b

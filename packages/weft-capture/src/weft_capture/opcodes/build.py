@@ -9,6 +9,7 @@ from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.made import joined
+from weft_capture.values.objects import UserObject
 
 _CONTAINERS = {"BUILD_TUPLE": TupleValue, "BUILD_LIST": ListValue, "BUILD_SET": SetValue}
 
@@ -97,10 +98,11 @@ def _map_add(frame: Frame, instr: Instr) -> None:
 
 def _first_items(frame: Frame, value: Value, count: int) -> list[Value]:
     """Return up to `count` items; no more are taken from an iterator."""
-    if not hasattr(value.python_type(), "__next__"):
+    if not isinstance(value, UserObject) and not hasattr(value.python_type(), "__next__"):
         return value.unpack(frame.tx)
+    iterator = value.iterate(frame.tx)
     items: list[Value] = []
-    while len(items) < count and (item := value.next(frame.tx)) is not None:
+    while len(items) < count and (item := iterator.next(frame.tx)) is not None:
         items.append(item)
     return items
 

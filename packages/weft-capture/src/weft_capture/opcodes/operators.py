@@ -40,7 +40,6 @@ on_values(
         # Only ever read by LOAD_FROM_DICT_OR_..., which look at the frame.
         "LOAD_LOCALS": (0, lambda tx, _: NONE),
         "PUSH_NULL": (0, lambda tx, _: NULL),
-        "POP_TOP": (1, lambda tx, _, x: None),
     }
 )
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from weft_guards.sources import ConstSource, LocalSource
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import Instr, call_pair, original
+from weft_capture.bytecode import Instr, call_pair, original, stack_name
 from weft_capture.classes import SuperValue
 from weft_capture.opcodes.table import HANDLERS, opcode
 from weft_capture.scope import import_module, load_global, store_global
@@ -86,6 +86,16 @@ def _let_go(frame: Frame, old: Value | None) -> None:
         if any(map(_is_programs, weakref.getweakrefs(obj))):
             raise Break("unsupported-value", "a variable lets go of an object that others watch")
         frame.tx.let_go.add(frame.tx.real_id(old))
+
+
+_FROM_STACK = stack_name(0).removesuffix("0")
+
+
+@opcode("POP_TOP")
+def _pop_top(frame: Frame, instr: Instr) -> None:
+    value = frame.stack.pop()
+    if isinstance(value.source, LocalSource) and value.source.name.startswith(_FROM_STACK):
+        _let_go(frame, value)
 
 
 def _is_programs(reference: weakref.ref[Any]) -> bool:

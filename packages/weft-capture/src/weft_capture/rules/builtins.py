@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 import operator
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from weft_guards import Held
+from weft_guards.sources import CallSource, ProgramSource
 
 from weft_capture import polyfills
-from weft_capture.attributes import C_METHODS, is_programs, is_python_code, lookup
+from weft_capture.attributes import is_fixed, is_programs, lookup
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.generators import GeneratorValue
-from weft_capture.rules.operators import binary, by_methods, combined, identical
+from weft_capture.rules.operators import binary, by_methods, combined, compare, identical, stepped
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Proxy, Tracer, Value, method
@@ -39,13 +44,12 @@ from weft_capture.values.containers import (
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue, chain, thrown
 from weft_capture.values.iterators import (
-    CallIterator,
     CombinedIterator,
     IteratorValue,
     SequenceIterator,
 )
 from weft_capture.values.made import TextValue
-from weft_capture.values.objects import UserObject
+from weft_capture.values.objects import UserObject, steps
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.weakrefs import WeakProxy
 
@@ -74,8 +78,9 @@ def _len(tx: Tracer, value: Value) -> Value:
     if lookup(kind, "__len__") is None:
         tx.raise_(TypeError, f"object of type '{kind.__name__}' has no len()")
     length = value.call_method(tx, "__len__", [], {})
-    if not issubclass(length.python_type(), int):
-        raise Break("unsupported-value", f"a length that is a {length.python_type().__name__}")
+    fits = length.python_type() is int and not compare(tx, "<", length, constant(0)).truth(tx)
+    if not fits or (length.is_constant() and length.as_constant() > sys.maxsize):
+        raise Break("unsupported-value", f"a length {length.describe()}")
     return length
 
 
@@ -114,16 +119,16 @@ def _callable(tx: Tracer, value: Value) -> Value:
 @rule(isinstance)
 def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     wanted = _classes(tx, classes)
-    if isinstance(value, WeakProxy) and not _subclass(value.python_type(), wanted):
+    if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), wanted):
         value = value.target(tx)  # whose `__class__` it shows
     kind = value.python_type()
     if isinstance(value, Constant):
         return constant(isinstance(value.value, wanted))
-    known = _subclass(kind, wanted)
+    known = _subclass(tx, kind, wanted)
     if not known and isinstance(value, UserObject):
         claim = lookup(kind, "__class__")
         if claim is not None and claim[0] is not object:
-            known = _subclass(value.getattr(tx, "__class__").as_constant(), wanted)
+            known = _subclass(tx, value.getattr(tx, "__class__").as_constant(), wanted)
     if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in wanted else None
@@ -138,7 +143,7 @@ _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 
 @rule(issubclass)
 def _issubclass(tx: Tracer, kind: Value, classes: Value) -> Value:
-    return constant(_subclass(kind.as_constant(), _classes(tx, classes)))
+    return constant(_subclass(tx, kind.as_constant(), _classes(tx, classes)))
 
 
 def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
@@ -152,13 +157,21 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     found = getattr(known, "__args__", known) if union else (known,)
     names = ("__instancecheck__", "__subclasscheck__")
     hooks = [lookup(type(one), name) for one in found for name in names]
+    hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
     if any(hook is not None and is_programs(hook) for hook in hooks):
         raise Break("unsupported-value", "a class that says itself what its instances are")
     return tuple(found)
 
 
-def _subclass(kind: type, wanted: tuple[type, ...]) -> bool:
-    return any(issubclass(kind, one) for one in wanted)
+def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
+    for one in wanted:
+        known = issubclass(kind, one)
+        if isinstance(one, abc.ABCMeta) and not is_fixed(kind):  # it may be registered later
+            pair = (ProgramSource(Held(kind)), ProgramSource(Held(one)))
+            tx.guard(CallSource(issubclass, pair), "CONST", known)
+        if known:
+            return True
+    return False
 
 
 @rule(getattr)
@@ -271,7 +284,9 @@ def _sort_key(tx: Tracer, key: Value) -> Any:
 def _extremum(
     function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
 ) -> Value:
-    items = args[0].unpack(tx) if len(args) == 1 else list(args)
+    items: Iterable[Value] = steps(tx, args[0]) if len(args) == 1 else args
+    if key is NONE:  # else the key is called in between
+        items = list(items)
     if key is NONE and any(isinstance(item, SymValue) for item in items):
         # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
         def join(left: Value, right: Value) -> Value:
@@ -279,7 +294,7 @@ def _extremum(
 
         return functools.reduce(join, items)
     named = {} if default is None else {"default": Proxy(tx, default)}
-    real = [Proxy(tx, item) for item in items]
+    real = (Proxy(tx, item) for item in items)
     return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **named))
 
 
@@ -290,18 +305,12 @@ def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa
 
 @rule(any)
 def _any(tx: Tracer, items: Value) -> Value:
-    return constant(any(item.truth(tx) for item in _stepped(tx, items)))
+    return constant(any(item.truth(tx) for item in stepped(tx, items)))
 
 
 @rule(all)
 def _all(tx: Tracer, items: Value) -> Value:
-    return constant(all(item.truth(tx) for item in _stepped(tx, items)))
-
-
-def _stepped(tx: Tracer, items: Value) -> Any:
-    iterator = items.iterate(tx)
-    while (item := iterator.next(tx)) is not None:
-        yield item
+    return constant(all(item.truth(tx) for item in stepped(tx, items)))
 
 
 # Containers.
@@ -309,28 +318,14 @@ def _stepped(tx: Tracer, items: Value) -> Any:
 
 @rule(list)
 def _list(tx: Tracer, items: Value | None = None) -> Value:
-    return ListValue([] if items is None else listed(tx, items))
-
-
-def listed(tx: Tracer, items: Value) -> list[Value]:
-    """Return what `list` is made of, which asks an object for its length first."""
-    if not isinstance(items, UserObject):
-        return items.unpack(tx)
-    iterator = items.iterate(tx)
-    for name in ("__len__", "__length_hint__"):
-        found = lookup(items.cls, name)
-        if not (found is None or is_python_code(found[1]) or isinstance(found[1], C_METHODS)):
-            raise Break("unsupported-method", f"{items.cls.__name__}.{name}")
-    if items.has_special("__len__") or items.has_special("__length_hint__"):
-        tx.builtin(operator.length_hint, items)
-    return list(iter(lambda: iterator.next(tx), None))
+    return ListValue([] if items is None else list(steps(tx, items)))
 
 
 @rule(tuple)
 def _tuple(tx: Tracer, items: Value | None = None) -> Value:
     if type(items) is TupleValue:
         return items
-    return TupleValue([] if items is None else listed(tx, items))
+    return TupleValue([] if items is None else list(steps(tx, items)))
 
 
 @rule_of_each(set, frozenset)
@@ -360,14 +355,14 @@ def _integer(tx: Tracer, value: Value) -> Any:
 
 @rule(sorted)
 def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
-    return ListValue(sort_values(tx, listed(tx, items), key, reverse))
+    real = [Proxy(tx, item) for item in steps(tx, items)]
+    sort_proxies(tx, real, key, reverse)
+    return ListValue([one.value for one in real])
 
 
-def sort_values(tx: Tracer, items: list[Value], key: Value, reverse: Value) -> list[Value]:
-    """Sort as `list.sort` does: stable, comparing with `<`."""
-    real = [Proxy(tx, item) for item in items]
-    in_order = sorted(real, key=_sort_key(tx, key), reverse=reverse.truth(tx))
-    return [one.value for one in in_order]
+def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> None:
+    """Sort a list as `list.sort` does: stable, comparing with `<`."""
+    real.sort(key=_sort_key(tx, key), reverse=reverse.truth(tx))
 
 
 # Iterators.
@@ -375,7 +370,9 @@ def sort_values(tx: Tracer, items: list[Value], key: Value, reverse: Value) -> l
 
 @rule(iter)
 def _iter(tx: Tracer, items: Value, *sentinel: Value) -> Value:
-    return CallIterator(items, *sentinel) if sentinel else items.iterate(tx)
+    if sentinel:
+        return tx.const_object(polyfills.calls).call(tx, [items, *sentinel], {})
+    return items.iterate(tx)
 
 
 @rule(next)
@@ -417,7 +414,7 @@ def _reversed(tx: Tracer, items: Value) -> Value:
     if lookup(kind, "__reversed__") is None:
         if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
             tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
-        return tx.const_object(polyfills.backwards).call(tx, [items], {})
+        return tx.trace_body(Sequence.__reversed__, [items], {})
     return items.call_method(tx, "__reversed__", [], {})
 
 

@@ -13,6 +13,7 @@ from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue, chain
+from weft_capture.values.objects import steps
 
 
 def missing_key(tx: Tracer, key: Value) -> NoReturn:
@@ -29,7 +30,7 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
         for key in items.call_method(tx, "keys", [], {}).unpack(tx):
             target.put(key, items.getitem(tx, key))
     elif items is not None:
-        for number, pair in enumerate(items.unpack(tx)):
+        for number, pair in enumerate(steps(tx, items)):
             parts = pair.unpack(tx)
             if len(parts) != 2:
                 message = f"dictionary update sequence element #{number} has length {len(parts)}; "
@@ -48,7 +49,7 @@ def _dict(kind: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value
 
 @rule_of_each(dict.fromkeys, OrderedDict.fromkeys)
 def _from_keys(function: Any, tx: Tracer, keys: Value, value: Value = NONE) -> Value:
-    return DictValue([(key, value) for key in keys.unpack(tx)], cls=function.__self__)
+    return DictValue([(key, value) for key in steps(tx, keys)], cls=function.__self__)
 
 
 @rule(defaultdict)
@@ -213,6 +214,10 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     if not hasattr(self.cls, name):
         text = f"'{self.cls.__name__}' object has no attribute '{name}'"
         tx.raise_(AttributeError, text)
+    if name == "update" and not any(isinstance(arg, SetValue | DictValue) for arg in args):
+        for item in (item for arg in args for item in steps(tx, arg)):
+            call_set(tx, self, "add", item)  # what raises in between leaves what came before
+        return NONE
     known: dict[object, Value] = {}
     real: list[object] = []
     for given in args:
@@ -221,23 +226,41 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         items = [given] if name in _OF_ONE else arg.unpack(tx)
         keys = [sought(item) if name in _SOUGHT else item.hash_key() for item in items]
         known |= zip(keys, items, strict=True)
-        whole = arg.order if isinstance(arg, SetValue) else keys
-        real.append(keys[0] if name in _OF_ONE else whole)
+        real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
     if name == "remove" and not known.keys() <= self.entries.keys():
         missing_key(tx, args[0])
     known |= self.entries
     if name in _CHANGING and hasattr(self.cls, "add"):
         tx.mutate(self)
+        if self.source is not None:
+            if name not in (*_OF_ONE, "clear"):
+                raise Break("unsupported-method", f"{name} of a set from outside")
+            self.loose = True  # nobody knows where it has room
+            self.log.append((name, args))
     result = real_call(tx, getattr(self.order, name), *real)
     if name in _CHANGING:
         _update_entries(self, name, known)
     if result is self.order:
         return self
     if isinstance(result, set):
-        made = SetValue([], cls=self.cls)
-        made.order, made.entries = result, {key: known[key] for key in result}
-        return made
+        return set_of(result, known, self.cls)
     return known[result] if name == "pop" else constant(result)
+
+
+def set_of(order: set[object], known: dict[object, Value], cls: type = set) -> SetValue:
+    """Return the value of a set of these keys."""
+    made = SetValue([], cls=cls)
+    made.order, made.entries = order, {key: known[key] for key in order}
+    return made
+
+
+def as_real(value: Value, keys: list[object]) -> Any:
+    """Return a real object of the hash keys of what a value gives, of a kind that sets know."""
+    if isinstance(value, SetValue):
+        return value.order
+    if isinstance(value, DictValue):
+        return dict.fromkeys(keys)
+    return dict.fromkeys(keys).keys() if isinstance(value, DictView) else keys
 
 
 def _update_entries(self: SetValue, name: str, known: dict[object, Value]) -> None:

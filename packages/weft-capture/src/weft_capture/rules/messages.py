@@ -191,13 +191,16 @@ _NAMESPACE = vars(warnings)
 
 
 def _action(
-    filters: Any, text: str | None, kind: type[Warning], module: str | None, line: int
+    filters: Any, text: str | None, kind: type[Warning] | None, module: str | None, line: int
 ) -> str:
-    """Return what becomes of a warning; "error" where an unknown text or place may decide it."""
+    """Return what becomes of a warning; "error" where what is unknown (None) may decide it."""
     for action, message, category, where, at in filters:
-        if not issubclass(kind, category) or (module is not None and at not in (0, line)):
+        if kind is not None and not issubclass(kind, category):
+            continue
+        if module is not None and at not in (0, line):
             continue
         unsure = (message is not None and text is None) or ((where or at) and module is None)
+        unsure = unsure or (kind is None and category is not Warning)
         fits = message is None or text is None or message.match(text)
         fits = fits and (where is None or module is None or where.match(module))
         if fits and (action == "error" or not unsure):
@@ -253,7 +256,7 @@ def _warn(
     if not shown:
         raise Break("unknown-call", "a warning that raises, or that a hook gets")
     tx.calls.written.add(recorder)
-    tx.calls.add(_warn_now, message, *map(tx.const_object, (kind, *place)))
+    tx.calls.add(_warn_now, message, *map(constant, (kind, *place)))
     return NONE
 
 
@@ -314,8 +317,7 @@ def _mutated(tx: Tracer) -> None:
         raise BreakAtStep(step, Break("unknown-call", "operations whose warnings are looked at"))
     filters = tx.effects.global_value(_NAMESPACE, "filters")
     entries = () if filters is None else [one.as_constant() for one in filters.unpack(tx)]
-    for_all = [entry[1:] == (None, Warning, None, 0) for entry in entries]
-    reached = entries[: for_all.index(True) + 1] if True in for_all else entries
-    calls.looks = tx.steps.now, len(nodes), any(entry[0] == "error" for entry in reached)
+    strict = _action(entries, None, None, None, 0) == "error"
+    calls.looks = tx.steps.now, len(nodes), strict
     tx.journal.on_rollback(lambda: setattr(calls, "looks", before))
     tx.calls.add(_WARNINGS._filters_mutated)

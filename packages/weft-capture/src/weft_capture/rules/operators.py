@@ -7,15 +7,14 @@ here, and everything else goes through the special methods of its class as in CP
 
 from __future__ import annotations
 
-import decimal
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
-from weft_capture.rules.dicts import call_set, sought
+from weft_capture.rules.dicts import as_real, call_set, set_of, sought
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
@@ -63,7 +62,6 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 _GRAPH = (TensorValue, SymValue)
-_SETS = (SetValue, DictView)
 
 
 def _is_number(value: Value) -> bool:
@@ -130,9 +128,8 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
         for items, count in ((left, right), (right, left)):
             if isinstance(items, SequenceValue) and isinstance(count, (Constant, SymValue)):
                 return _repeat(tx, items, count, inplace)
-    if symbol in "&|-^" and isinstance(left, _SETS):
-        views = isinstance(left, DictView) and left.kind != "values"
-        if views or isinstance(right, _SETS):
+    if symbol in "&|-^" and _is_set(left):
+        if isinstance(left, DictView) or _is_set(right):
             return _set_algebra(tx, symbol, left, right, inplace)
     if symbol == "|" and isinstance(left, DictValue) and isinstance(right, DictValue):
         return _merge(tx, left, right, inplace)
@@ -141,9 +138,7 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
 
 def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value | None:
     if isinstance(left, ListValue) and inplace:
-        new = right.unpack(tx)
-        tx.mutate(left)
-        left.items.extend(new)
+        left.call_method(tx, "extend", [right], {})
         return left
     if not isinstance(left, SequenceValue) or not isinstance(right, SequenceValue):
         return None
@@ -182,11 +177,18 @@ def _repeat(tx: Tracer, items: Value, count: Value, inplace: bool) -> Value:
 
 
 def _set_algebra(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
-    one, other = (
-        side if isinstance(side, SetValue) else SetValue(side.unpack(tx)) for side in (left, right)
-    )
-    prefix = "i" if inplace and one is left and one.cls is set else ""
-    return call_set(tx, one, f"__{prefix}{_NAMES[symbol]}__", other)
+    if isinstance(left, SetValue) and isinstance(right, SetValue):
+        prefix = "i" if inplace and left.cls is set else ""
+        return call_set(tx, left, f"__{prefix}{_NAMES[symbol]}__", right)
+    items = [side.unpack(tx) for side in (left, right)]
+    keys = [[item.hash_key() for item in side] for side in items]
+    known = dict(zip(keys[1] + keys[0], items[1] + items[0], strict=True))
+    real = map(as_real, (left, right), keys)
+    return set_of(real_call(tx, BINARY[symbol][0], *real), known)
+
+
+def _is_set(value: Value) -> bool:
+    return isinstance(value, SetValue) or (isinstance(value, DictView) and value.kind != "values")
 
 
 def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
@@ -217,7 +219,7 @@ def _is_foreign(receiver: Value, special: str, argument: Value) -> bool:
         return isinstance(argument, UserObject) and not hasattr(kind, "__torch_function__")
     if isinstance(receiver, DictValue) and special in ("__or__", "__ror__"):
         return not issubclass(argument.python_type(), dict)
-    if not isinstance(receiver, Constant) or isinstance(receiver.value, str | bytes):
+    if not _is_plain(receiver) or isinstance(receiver.as_constant(), str | bytes):
         return False
     base = getattr(argument, "base", None)
     return not argument.is_constant() and (base is None or isinstance(base, TensorValue))
@@ -269,7 +271,10 @@ def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     dicts = isinstance(left, DictValue) and isinstance(right, DictValue)
     if dicts or (isinstance(left, SequenceValue) and isinstance(right, SequenceValue)):
         return _compare_real(tx, function, left, right)
-    if isinstance(left, _SETS) and isinstance(right, _SETS):
+    views = [one for one in (left, right) if isinstance(one, DictView) and one.kind == "items"]
+    if len(views) == 2:
+        return tx.literal(function(*(_with_proxies(tx, one.owner).items() for one in views)))
+    if _is_set(left) and _is_set(right):
         keys = ({item.hash_key() for item in side.unpack(tx)} for side in (left, right))
         return constant(function(*keys))
     if left.is_constant() and right.is_constant():
@@ -294,8 +299,6 @@ def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> V
     plain = [_without_class(value) for value in (left, right)]
     if plain != [left, right]:
         return compare(tx, symbol, *plain)
-    if any(isinstance(one, Constant) and type(one.value) is decimal.Decimal for one in plain):
-        raise Break("unsupported-value", f"{symbol} of a decimal and another object")
     if symbol in ("==", "!="):
         return constant(left.same_object(right) == (symbol == "=="))
     names = f"'{kinds[0].__name__}' and '{kinds[1].__name__}'"
@@ -312,9 +315,13 @@ def _without_class(value: Value) -> Value:
 def _is_default(value: Value, method: str) -> bool:
     """Say whether a comparison is the one every object inherits, or that of a known container."""
     kind = value.python_type()
-    return getattr(kind, method, None) is getattr(object, method, None) or isinstance(
-        value, (SequenceValue, *_SETS, DictValue, Constant, SymValue)
-    )
+    known = isinstance(value, SequenceValue | SetValue | DictView | DictValue | SymValue)
+    return known or _is_plain(value) or getattr(kind, method, None) is getattr(object, method, None)
+
+
+def _is_plain(value: Value) -> bool:
+    """Say whether this is a constant of a builtin class, whose operators know builtin classes."""
+    return isinstance(value, Constant) and type(value.value).__module__ == "builtins"
 
 
 def identical(tx: Tracer, left: Value, right: Value) -> bool:
@@ -367,14 +374,16 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
         return fold(tx, operator.contains, [container, item], {})
     if isinstance(container, TensorValue):
         raise Break("data-dependent-value", "in on a tensor")
-    if isinstance(container, ListValue):  # read live: an `__eq__` may change it
-        live = iter(functools.partial(container.iterate(tx).next, tx), None)
-        return constant(any(equal(tx, item, each) for each in live))
     method = lookup(container.python_type(), "__contains__")
     builtin = isinstance(container, (SequenceValue, RangeValue, DictView))
     if method is not None and not builtin:
         return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
-    return constant(any(equal(tx, item, each) for each in container.unpack(tx)))
+    return constant(any(equal(tx, item, each) for each in stepped(tx, container)))
+
+
+def stepped(tx: Tracer, items: Value) -> Iterator[Value]:
+    """Yield what a value gives, one by one."""
+    return iter(functools.partial(items.iterate(tx).next, tx), None)
 
 
 # ---- module operator: the operators as functions

@@ -28,10 +28,12 @@ from weft_capture.values.made import HandleNumber
 _scanner: Any = importlib.import_module("json.scanner")
 _ITERTOOLS = (
     "takewhile", "dropwhile", "cycle", "islice", "accumulate", "groupby", "tee", "zip_longest",
-    "batched",
+    "batched", "pairwise", "chain",
 )  # fmt: skip
 _ITERATED = {
-    **dict.fromkeys(("cycle", "accumulate", "groupby", "batched"), slice(1)),
+    **dict.fromkeys(
+        ("cycle", "accumulate", "groupby", "batched", "pairwise", "from_iterable"), slice(1)
+    ),
     **dict.fromkeys(("takewhile", "dropwhile"), slice(1, 2)),
     **dict.fromkeys(("zip_longest",), slice(None)),
 }
@@ -86,6 +88,7 @@ for _function in vars(polyfills).values():
 for _name in _ITERTOOLS:
     if hasattr(itertools, _name):
         polyfill(getattr(itertools, _name), getattr(polyfills, _name))
+polyfill(itertools.chain.from_iterable, polyfills.from_iterable)
 polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
 polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
 polyfill(RemovableHandle.__init__, polyfills.make_handle)

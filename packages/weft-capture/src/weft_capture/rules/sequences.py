@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.rules.builtins import listed, sort_values
+from weft_capture.rules.builtins import sort_proxies
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
@@ -27,7 +27,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import DequeValue
-from weft_capture.values.objects import UserObject
+from weft_capture.values.objects import UserObject, steps
 
 
 def _key(tx: Tracer, value: Value) -> Any:
@@ -47,10 +47,6 @@ def _item(tx: Tracer, value: Value) -> Value:
     return value
 
 
-def _items(tx: Tracer, value: Value) -> list[Value]:
-    return value.unpack(tx)
-
-
 def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value], Any]) -> None:
     @method(kind, name)
     def change(tx: Tracer, self: SequenceValue, *args: Value) -> Value:
@@ -62,19 +58,31 @@ def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value],
 
 for _kind, _name, *_converts in (
     (ListValue, "append", _item),
-    (ListValue, "extend", listed),
     (ListValue, "insert", _key, _item),
     (ListValue, "pop", _key),
     (ListValue, "clear"),
     (ListValue, "reverse"),
     (ListValue, "__delitem__", _key),
     (DequeValue, "appendleft", _item),
-    (DequeValue, "extendleft", _items),
     (DequeValue, "pop"),
     (DequeValue, "popleft"),
     (DequeValue, "rotate", _key),
 ):
     _changing(_kind, _name, *_converts)
+
+
+def _extending(name: str, one: str) -> None:
+    @method(ListValue, name)
+    def extend(tx: Tracer, self: ListValue, items: Value) -> Value:
+        given = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
+        for item in given:  # what raises in between leaves those before
+            tx.mutate(self)
+            getattr(self.items, one)(item)
+        return NONE
+
+
+_extending("extend", "append")
+_extending("extendleft", "appendleft")
 
 
 @method(SequenceValue, "__getitem__")
@@ -92,6 +100,8 @@ def _range_item(tx: Tracer, self: RangeValue, key: Value) -> Value:
 def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
     real = _key(tx, key)
     new = item.unpack(tx) if isinstance(real, slice) else item
+    if isinstance(self, DequeValue) and self.source is not None:  # its iterators stay good
+        raise Break("unsupported-method", "assigning to an item of a deque from outside")
     tx.mutate(self)
     real_call(tx, operator.setitem, self.items, real, new)
 
@@ -122,9 +132,15 @@ def _remove(tx: Tracer, self: ListValue, item: Value) -> None:
 
 @method(ListValue, "sort")
 def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FALSE) -> None:
-    new = sort_values(tx, list(self.items), key, reverse)
-    tx.mutate(self)
-    self.items[:] = new
+    before = list(self.items)
+    real = [Proxy(tx, item) for item in before]
+    try:
+        sort_proxies(tx, real, key, reverse)
+    finally:  # an error leaves it half sorted
+        if before != self.items:
+            raise Break("unsupported-value", "a list that changes while it is sorted")
+        tx.mutate(self)
+        self.items[:] = [one.value for one in real]
 
 
 @method(ListValue, "copy", "__copy__")
@@ -140,7 +156,8 @@ def _numel(tx: Tracer, self: SizeValue) -> Value:
 @rule(type(DequeValue([]).items))
 def _deque(tx: Tracer, iterable: Value | None = None, maxlen: Value = NONE) -> Value:
     empty = real_call(tx, DequeValue, [], None, maxlen.as_constant())
-    return empty.with_items([] if iterable is None else iterable.unpack(tx))  # type: ignore[no-any-return]
+    items = [] if iterable is None else steps(tx, iterable)
+    return empty.with_items(items)  # type: ignore[no-any-return]
 
 
 def _by_builtin(function: Any, tx: Tracer, self: Value, *args: Value) -> Value:

@@ -44,7 +44,7 @@ from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, f
 from weft_capture.values.containers import SequenceValue
 from weft_capture.values.exceptions import TRACEBACK
 from weft_capture.values.functions import FunctionValue, PartialValue
-from weft_capture.values.iterators import ChainIterator, CombinedIterator, ListedIterator
+from weft_capture.values.iterators import CombinedIterator, ListedIterator
 from weft_capture.values.objects import UserObject
 from weft_capture.values.replayed import FACTORIES, Log, ReplayedValue
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -141,22 +141,11 @@ def _prod(tx: Tracer, items: Value, *, start: Value = Constant(1)) -> Value:  # 
 # itertools
 
 
-@rule(itertools.chain)
-def _chain(tx: Tracer, *parts: Value) -> Value:
-    return ChainIterator(itertools.chain, [part.iterate(tx) for part in parts])
-
-
-@rule(itertools.chain.from_iterable)
-def _chain_from(tx: Tracer, parts: Value) -> Value:
-    return _chain(tx, *parts.unpack(tx))
-
-
 @rule_of_each(
     itertools.product,
     itertools.permutations,
     itertools.combinations,
     itertools.combinations_with_replacement,
-    itertools.pairwise,
 )
 def _finite(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     """Functions of itertools over finite iterables: the items are listed at once."""

@@ -188,9 +188,8 @@ def is_pure(obj: Any) -> bool:
     if hashes_silently(obj) and obj in PURE:
         return True
     # A method of a constant, such as ", ".join, reached as a bound builtin.
-    owner = getattr(obj, "__self__", None)
     return isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType) and isinstance(
-        owner, (str, bytes, int, float, frozenset, tuple, range, slice)
+        obj.__self__, (str, bytes, int, float, frozenset, tuple, range, slice)
     )
 
 

@@ -6,6 +6,7 @@ it is written back by `replay`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence, Set
 from types import BuiltinFunctionType
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from weft_capture import config
 from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import Constant, class_value, constant, is_constant_object
+from weft_capture.values.base import MutableValue, Output, Tracer, Value, current_tracer
+from weft_capture.values.constant import class_value, constant, is_constant_object
 from weft_guards.sources import Source
 
 
@@ -136,7 +137,7 @@ class NamedTupleValue(TupleValue):
 
 
 def refill(target: Any, contents: Any) -> None:
-    """Give a list, deque, set or dict other contents."""
+    """Give a list, deque or dict other contents."""
     target.clear()
     (target.extend if hasattr(target, "extend") else target.update)(contents)
 
@@ -181,10 +182,11 @@ class SetValue(MutableValue):
     """A set or frozenset: hash key -> element.
 
     `order` is a real set of the keys that goes through the same operations: it iterates in the
-    order in which the program's set does. It is given where the elements come from a set.
+    order in which the program's set does, unless that is `loose`: it depends on more than the
+    elements. `log` has what was done to a set from outside: methods and their arguments.
     """
 
-    changing = ("entries", "order")
+    changing = ("entries", "log", "loose", "order")
 
     def __init__(
         self,
@@ -193,17 +195,40 @@ class SetValue(MutableValue):
         cls: type = set,
         order: Set[object] | None = None,
     ) -> None:
+        """Make the value; `order` has the elements' keys as a set, when they come from one."""
         super().__init__()
         self.source = source
         self.cls = cls
         self.entries: dict[object, Value] = {}
         self.order: set[object] = set()
+        self.loose = False
+        self.log: list[tuple[str, tuple[Value, ...]]] = []
+        self.made_at = -1 if source else current_tracer().steps.now
         self.removals = 0  # ever, taken back or not
         keys = []
         for item in items:
             keys.append(item.hash_key())
             self.entries.setdefault(keys[-1], item)
-        self.order.update(keys if order is None else order)
+        if cls is frozenset and isinstance(order, frozenset):
+            self.order = order  # type: ignore[assignment]
+        else:
+            self.order.update(keys if order is None else order)
+            self.loose = order is not None and list(order) != list(self.order)
+
+    def snapshot(self) -> Callable[[], None]:
+        restore = super().snapshot()
+
+        def undo() -> None:
+            restore()
+            self.loose = True  # a copy may have another layout
+
+        return undo
+
+    def in_order(self) -> list[Value]:
+        """Return the elements in the order of the program's set; a break when nobody knows it."""
+        if self.loose and len(self.entries) > 1:
+            raise Break("unsupported-value", "the order of a set that has changed", self.made_at)
+        return [self.entries[key] for key in self.order]
 
     def data(self, tx: Tracer) -> Any:
         return self.cls([tx.force(item).data(tx) for item in self.unpack(tx)])
@@ -218,21 +243,31 @@ class SetValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         check_keys(self.entries)
-        known = all(type(v) is Constant and v.value is k for k, v in self.entries.items())
-        held = TupleValue([self.entries[key] for key in self.order])  # a copy keeps the order
-        out.call(self.cls, [constant(frozenset(self.order)) if known else held])
+        items = self.in_order()
+        added = SetValue([*items])  # one by one; a copy of it is laid out differently
+        for given, built in ((TupleValue(items), added.order), (added, set(added.order))):
+            if _layout(built) == _layout(self.order) and not self.removals:
+                out.call(self.cls, [given])
+                return
+        raise Break("unsupported-value", "a set that would have another order", self.made_at)
 
     def replay(self, out: Output) -> None:
-        out.later(refill, self, TupleValue(list(self.entries.values())))
+        for name, args in self.log:
+            out.later(getattr(set, name), self, *args)
 
     def truth(self, tx: Tracer) -> bool:
         return bool(self.entries)
 
     def unpack(self, tx: Tracer) -> list[Value]:
-        return [self.entries[key] for key in self.order]
+        return self.in_order()
 
     def iterate(self, tx: Tracer) -> Value:
         return tx.set_iterator(self)
+
+
+def _layout(items: Set[object]) -> tuple[list[object], int]:
+    """Return what decides where the elements of a set stand, as far as one can see."""
+    return list(items), sys.getsizeof(items)
 
 
 def is_element(obj: Any) -> bool:

@@ -38,9 +38,6 @@ class LazyValue(Value):
         return identity_key(self.obj)
 
 
-_SHORT = 4
-
-
 def identity_key(obj: object) -> object:
     """Return the hash key of an object from outside that is hashed by its identity."""
     return ("identity", id(obj))
@@ -162,12 +159,9 @@ class DictValue(Container, MutableValue):
             out.fill_attributes(self, {"_metadata": self.metadata})
 
     def replay(self, out: Output) -> None:
-        if self.log is None or len(self.log) > 2 * len(self.entries) + _SHORT:
-            out.later(refill, self, self.copy())
-            return
         written: set[object] = set()
-        check_keys(hashed for hashed, _, _ in self.log)
-        for hashed, key, writes in self.log:
+        check_keys(hashed for hashed, _, _ in self.log or ())
+        for hashed, key, writes in self.log or ():
             if not writes:
                 written.discard(hashed)
                 out.later(operator.delitem, self, key)

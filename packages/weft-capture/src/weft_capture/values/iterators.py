@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import (
@@ -112,36 +112,6 @@ class ListedIterator(SequenceIterator):
         raise Break("generator", what, self.made_at)
 
 
-class _Items:
-    def __getitem__(self, index: int) -> None:
-        raise IndexError(index)
-
-
-@dataclass(eq=False)
-class ItemIterator(IteratorValue):
-    """An iterator over an object with `__getitem__` alone: items 0, 1, ... up to an IndexError."""
-
-    cls = type(iter(_Items()))
-    over: Value
-
-    def next(self, tx: Tracer) -> Value | None:
-        if self.position == EXHAUSTED:
-            return None
-        tx.journal.touch(self)
-        try:
-            item = self.over.getitem(tx, constant(self.position))
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), IndexError | StopIteration):
-                self.position = EXHAUSTED
-                return None
-            raise
-        self.position += 1
-        return item
-
-    def reconstruct(self, out: Output) -> None:
-        raise Break("generator", "an iterator over __getitem__ is needed after a graph break")
-
-
 @dataclass(eq=False)
 class DictIterator(SequenceIterator):
     """An iterator over a dict, a view of it or a set, which must not change size meanwhile.
@@ -199,7 +169,7 @@ class CombinedIterator(IteratorValue):
         suffix: given the number of steps taken, returns constants that follow (enumerate's start).
     """
 
-    changing = ("inner", "position")
+    changing: ClassVar[tuple[str, ...]] = ("inner", "position")
 
     factory: Any
     inner: list[Value]
@@ -220,50 +190,15 @@ class CombinedIterator(IteratorValue):
     def next(self, tx: Tracer) -> Value | None:
         item = real_call(tx, next, self.real(tx), None)
         if item is None:
-            return self.end(tx)
+            return None
         tx.journal.touch(self)
         self.position += 1
         return tx.literal(item)
-
-    def end(self, tx: Tracer) -> Value | None:
-        """Do what there is to do where a step gives nothing; returns an item all the same."""
-        return None
 
     def reconstruct(self, out: Output) -> None:
         suffix = map(constant, self.suffix(self.position))
         keywords = {name: constant(item) for name, item in self.keywords.items()}
         out.call(self.factory, [*self.prefix, *self.inner, *suffix], keywords)
-
-
-class ChainIterator(CombinedIterator):
-    """itertools.chain: `inner` are the parts that have not ended, which are not asked again."""
-
-    def real(self, tx: Tracer) -> Any:
-        return iter(Proxy(tx, self.inner[0]) if self.inner else ())
-
-    def end(self, tx: Tracer) -> Value | None:
-        tx.journal.touch(self)
-        self.inner = self.inner[1:]
-        return self.next(tx) if self.inner else None
-
-
-class CallIterator(CombinedIterator):
-    """`iter(function, sentinel)`, which stays at its end."""
-
-    changing = ("position", "prefix")
-
-    def __init__(self, function: Value, sentinel: Value) -> None:
-        super().__init__(iter, [], [function, sentinel])
-
-    def next(self, tx: Tracer) -> Value | None:
-        before = self.prefix
-        item = super().next(tx)
-        return item if self.prefix is before else None  # the call may have come to the end
-
-    def end(self, tx: Tracer) -> Value | None:
-        tx.journal.touch(self)
-        self.prefix = [tx.const_object(tuple), tx.tuple_of([])]
-        return None
 
 
 @dataclass(eq=False)

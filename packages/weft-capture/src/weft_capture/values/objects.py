@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import io
+import operator
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from weft_capture import attributes
+from weft_capture import attributes, polyfills
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
 from weft_capture.values.base import (
@@ -29,13 +29,11 @@ from weft_capture.values.base import (
     Value,
     current_tracer,
 )
-from weft_capture.values.constant import class_value, constant, is_constant_object
+from weft_capture.values.constant import class_value, constant
 from weft_capture.values.containers import Container, SetValue
 from weft_capture.values.dicts import DictValue, DictView
-from weft_capture.values.functions import ObjectConstant
-from weft_capture.values.iterators import ItemIterator
 from weft_capture.values.weakrefs import WeakRefValue
-from weft_guards.sources import ConstSource, Source
+from weft_guards.sources import Source
 
 DELETED = Value()
 """Marks an attribute that the program deleted."""
@@ -123,11 +121,8 @@ class UserObject(MutableValue):
     # Attributes.
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        custom = attributes.lookup(self.cls, "__getattribute__")
-        if custom is not None and attributes.is_python_code(custom[1]):
-            return tx.const_object(custom[1]).call(tx, [self, constant(name)], {})
-        if custom is not None and not isinstance(custom[1], attributes.C_METHODS):
-            raise Break("unsupported-method", f"{self.cls.__name__}.__getattribute__")
+        if self.has_special("__getattribute__"):
+            return self.special(tx, "__getattribute__").call(tx, [constant(name)], {})
         return attributes.plain_attribute(tx, self, name)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
@@ -140,10 +135,10 @@ class UserObject(MutableValue):
 
     def _by_program(self, tx: Tracer, name: str, *args: Value) -> bool:
         """Call the class's own version of a method of `object`, if it has one."""
-        found = attributes.lookup(self.cls, name)
-        if found is not None and attributes.is_python_code(found[1]):
-            tx.const_object(found[1]).call(tx, [self, *args], {})
+        if self.has_special(name):
+            self.special(tx, name).call(tx, list(args), {})
             return True
+        found = attributes.lookup(self.cls, name)
         if found is not None and found[1] not in (getattr(object, name), _GENERIC.get(name)):
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
         return False
@@ -203,7 +198,8 @@ class UserObject(MutableValue):
     def store(self, tx: Tracer, name: str, value: Value) -> None:
         """Write the instance dict, past any `__setattr__`."""
         tx.mutate(self)
-        tx.let_go.add(id(getattr(self.obj, "__dict__", {}).get(name)))
+        tx.check_namespace(instance := getattr(self.obj, "__dict__", {}))
+        tx.let_go.add(id(instance.get(name)))
         self.attrs[name] = value
 
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
@@ -231,14 +227,23 @@ class UserObject(MutableValue):
         return attributes.bind(tx, found, name, self, self.cls)
 
     def has_special(self, name: str) -> bool:
-        """Say whether the class defines a special method in Python."""
+        """Say whether the class defines a special method in Python.
+
+        Raises:
+            Break: when it is another descriptor of the program.
+        """
         found = attributes.lookup(self.cls, name)
-        return found is not None and attributes.is_python_code(found[1])
+        if found is None or isinstance(found[1], attributes.C_METHODS):
+            return False
+        if not attributes.is_python_code(found[1]):
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+        return True
 
     def call_method_fallback(
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        bound = self.getattr(tx, name)
+        special = name.startswith("__") and attributes.lookup(self.cls, name) is not None
+        bound = self.special(tx, name) if special else self.getattr(tx, name)
         if isinstance(bound, MethodOf) and bound.owner is self:
             found = attributes.lookup(self.cls, name)
             if found is not None and found[0] is object and name in OBJECT_METHODS:
@@ -288,9 +293,13 @@ class UserObject(MutableValue):
         self.special(tx, "__delitem__").call(tx, [key], {})
 
     def truth(self, tx: Tracer) -> bool:
-        for name in ("__bool__", "__len__"):
-            if self.has_special(name):
-                return self.special(tx, name).call(tx, [], {}).truth(tx)
+        if self.has_special("__bool__"):
+            said = self.special(tx, "__bool__").call(tx, [], {})
+            if said.python_type() is not bool:
+                raise Break("unsupported-value", f"a truth that is {said.describe()}")
+            return said.truth(tx)
+        if self.has_special("__len__"):
+            return tx.builtin(len, self).truth(tx)
         return self.base.truth(tx) if self.base is not None else True
 
     def iterate(self, tx: Tracer) -> Value:
@@ -298,7 +307,7 @@ class UserObject(MutableValue):
             return self.base.iterate(tx)
         if attributes.lookup(self.cls, "__iter__") is None:
             if self.has_special("__getitem__"):
-                return ItemIterator(self)
+                return tx.const_object(polyfills.items_of).call(tx, [self], {})
             tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
         made = self.special(tx, "__iter__").call(tx, [], {})
         kind = made.python_type()
@@ -339,6 +348,21 @@ class UserObject(MutableValue):
 
 
 _INPLACE = tuple(f"__i{name}__" for name in ("add", "and", "mul", "or", "sub", "xor"))
+
+
+def steps(tx: Tracer, items: Value) -> Iterator[Value]:
+    """Yield what a value gives, one by one, as `list` takes it: an object is asked its length."""
+    if not isinstance(items, UserObject) and not hasattr(items.python_type(), "__next__"):
+        yield from items.unpack(tx)  # nothing of the program runs
+        return
+    iterator = items.iterate(tx)
+    if isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT))):
+        tx.builtin(operator.length_hint, items)
+    while (item := iterator.next(tx)) is not None:
+        yield item
+
+
+_HINT = "__length_hint__"
 
 
 def may_finalize(value: Value) -> bool:
@@ -434,54 +458,3 @@ def is_plain_stream(obj: object) -> bool:
     names = ("write", "flush", "__getattribute__")
     found = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]
     return all(kind.__module__ in ("_io", "builtins") for kind in found)
-
-
-# ---- functions under functools.lru_cache or functools.cache
-#
-# Called with constants, or objects it knows by identity, the real function is called: its body, a
-# warning that is given once, say, runs once in the process as in eager. A constant result is taken;
-# with any other result or argument the function behind it is traced, since a cache changes no
-# result of a pure function.
-
-
-class CachedFunction(ObjectConstant):
-    """A `functools._lru_cache_wrapper`."""
-
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        known, result = self._call_real(tx, args, kwargs)
-        if known:
-            return tx.literal(result)
-        return tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
-
-    def _call_real(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> tuple[bool, Any]:
-        if tx.transforms or tx.overrides.modes:
-            return False, None
-        try:
-            real = [_real(tx, arg) for arg in args]
-            named = {name: _real(tx, value) for name, value in kwargs.items()}
-        except NotConstant:
-            return False, None
-        try:
-            with unset_fake_temporarily():
-                result = self.obj(*real, **named)
-        except Exception:  # traced below, to raise in the program where it should
-            return False, None
-        return _is_plain(result), result
-
-
-def _real(tx: Tracer, value: Value) -> Any:
-    """Return a constant, or an unchanged object that the cache recognises by identity."""
-    value = tx.force(value)
-    if not isinstance(value, UserObject) or value.obj is None or value.attrs or value.base_changed:
-        return value.as_constant()
-    by_identity: Any = object.__hash__
-    if value.cls.__hash__ is not by_identity:
-        raise NotConstant(value.describe())
-    tx.guard_identity(value.source or ConstSource(value.obj), value.obj)
-    return value.obj
-
-
-def _is_plain(result: Any) -> bool:
-    if type(result) is tuple:
-        return all(map(_is_plain, result))
-    return is_constant_object(result)

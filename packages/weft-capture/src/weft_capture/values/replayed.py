@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from weft_capture import polyfills
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import BIRTHS, Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import constant
-from weft_capture.values.iterators import ItemIterator
 
 _HASHES = tuple(getattr(hashlib, name) for name in sorted(hashlib.algorithms_guaranteed))
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -142,7 +142,9 @@ class ReplayedValue(MutableValue):
         return not sized or self.call_method(tx, "__len__", [], {}).truth(tx)
 
     def iterate(self, tx: Tracer) -> Value:
-        return self if hasattr(self.cls, "__next__") else ItemIterator(self)
+        if hasattr(self.cls, "__next__"):
+            return self
+        return tx.const_object(polyfills.items_of).call(tx, [self], {})
 
     def next(self, tx: Tracer) -> Value | None:
         return tx.next_by_call(MethodOf(self, "__next__"))

@@ -27,6 +27,7 @@ from weft_capture.rules.table import find, is_leaf, is_pure
 from weft_capture.scope import ModuleObject
 from weft_capture.values import floats
 from weft_capture.values.base import MethodOf, Proxy, Tracer, Value
+from weft_capture.values.cached import CachedFunction
 from weft_capture.values.constant import NONE, Constant, constant, is_constant_object, plain_scalar
 from weft_capture.values.containers import (
     ListValue,
@@ -53,7 +54,6 @@ from weft_capture.values.functions import (
 from weft_capture.values.iterators import DequeValue, ExternalIterator
 from weft_capture.values.made import RandomValue
 from weft_capture.values.objects import (
-    CachedFunction,
     ModuleValue,
     StreamValue,
     UserObject,
@@ -214,6 +214,8 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
 
 
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
+    if id(obj) in tx.namespaces:
+        raise Break("unsupported-value", "a dict that also holds the variables of an object")
     plain: Any = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
     check_hashes(plain.keys(obj))
     keys = source if type(obj).__iter__ is plain.__iter__ else CallSource(plain.keys, (source,))
@@ -342,10 +344,10 @@ def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
 def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
     owner = obj.__self__
     pybind = isinstance(source, ConstSource) and type(owner).__name__.startswith("pybind11")
-    if owner is None or pybind or isinstance(owner, types.ModuleType | type):
+    of_torch = type(owner).__module__.startswith("torch") and not isinstance(owner, torch.Tensor)
+    fixed = owner is None or pybind or isinstance(owner, types.ModuleType | type)
+    if fixed or of_torch or find(obj) is not None:
         tx.guard_identity(source, obj)
-        return BuiltinValue(obj, source)
-    if find(obj) is not None or type(owner).__module__.startswith("torch"):
         return BuiltinValue(obj, source)
     tx.guard(source, "TYPE", type(obj))
     tx.guard_constant(AttrSource(source, "__name__"), obj.__name__)
