@@ -10,6 +10,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,9 +28,10 @@ from weft_guards.sources import LocalSource
 from weft_capture import config, frame, stance
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
-from weft_capture.convert import Backend, Converted, Task, convert
+from weft_capture.convert import Backend, Converted, Task, convert, restore
 from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
+from weft_capture.precompiled import Kept
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
 from weft_capture.selection import LAUNCHERS, has_tensor_work, is_skipped_code, skip_disabled
 
@@ -76,6 +78,7 @@ class Capture:
         self.graphs: list[GraphModule] = []
         self.logs: dict[types.CodeType, CodeLog] = {}
         self._others: dict[Backend, Capture] = {}  # captures of the same for other backends
+        self._kept: dict[types.CodeType, Kept] = {}
         # One object for good: the hook tells the runs of different captures apart by it.
         self.miss = self.on_miss
         _all.add(self)
@@ -172,8 +175,10 @@ class Capture:
     ) -> types.CodeType | None:
         code = function.__code__
         try:
+            kept = self._kept_for(function)
+            restored = kept and restore(kept, function, flat_args, self._record_graph)
             task = Task(function, flat_args, self._record_graph, cache.policy, self.fullgraph)
-            converted = convert(task)
+            converted = restored or convert(task)
             return self._install(cache, function, flat_args, converted)
         except WeftError:
             raise
@@ -188,6 +193,16 @@ class Capture:
             text = f"{type(error).__name__}: {error}"
             self.log(code).lose(code, lost_record(code, "internal", text))
             return None
+
+    def _kept_for(self, function: types.FunctionType) -> Kept | None:
+        """Return what is kept for a function's code; None where nothing is to be."""
+        code = function.__code__
+        if self.rules.guard_filter or not config.settings.caching_precompile:
+            return None
+        if code not in self._kept:
+            with suppress(OSError, ValueError):  # no cache folder; code that has no digest
+                self._kept[code] = Kept(function, self.fullgraph, self.rules.dynamic)
+        return self._kept.get(code)
 
     def _record_graph(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         self.graphs.append(graph)
@@ -223,6 +238,11 @@ class Capture:
                 guards = apply_filter(cache.rules.guard_filter, guards, function, flat_args)
             check = compile_check(guards, arg_names_of(code), code.co_freevars)
             cache.add(check, converted.code, guards)
+        kept = self._kept_for(function)
+        if kept is not None and isinstance(converted.kept, bytes):
+            kept.add(converted.kept)
+        elif isinstance(converted.kept, str) and converted.kept:
+            log.not_kept.append(converted.kept)
         frame.set_lookup(code, cache.lookup, self.miss)
         counters["frames"]["compiled"] += 1
         return converted.code
@@ -240,6 +260,7 @@ class Capture:
         self.breaks.clear()
         self.graphs.clear()
         self._others.clear()
+        self._kept.clear()
 
 
 def capture(

@@ -20,6 +20,8 @@ class CaptureSettings(Settings):
             `tolist`, `nonzero`, `x[mask]`, `unique`) as symbols of the graph; False breaks there.
         capture_backward: capture `backward()`, so that a training step is one graph; False breaks
             there, and what the forward keeps for the backward is chosen to save memory.
+        caching_precompile: keep what was captured in the cache folder, so that another process
+            tests guards and compiles the graphs without capturing.
     """
 
     inline_depth: int = 200
@@ -27,6 +29,7 @@ class CaptureSettings(Settings):
     raise_internal_errors: bool = False
     capture_scalar_outputs: bool = False
     capture_backward: bool = True
+    caching_precompile: bool = False
 
 
 settings = CaptureSettings()

@@ -39,6 +39,7 @@ from weft_capture.bytecode import decode, in_prologue
 from weft_capture.function_modes import around, level_around
 from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import assemble
+from weft_capture.precompiled import Kept, rows_of, to_bytes
 from weft_capture.rules import table
 from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import Tracer
@@ -61,12 +62,14 @@ class Converted:
         guards: under which the code is right.
         graph: the captured graph; None when there is nothing in it.
         stopped: why capture stopped before the end, if it did.
+        kept: all of it for other processes, with `config.caching_precompile`, or why not.
     """
 
     code: types.CodeType | None
     guards: list[Guard] = field(default_factory=list)
     graph: GraphModule | None = None
     stopped: BreakRecord | None = None
+    kept: bytes | str = ""
 
 
 DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
@@ -155,8 +158,11 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
     if stopped is not None and in_prologue(outer.decoded, outer.ip):
         return Converted(None, stopped=report_break(stopped.error))
 
+    keeps, made = config.settings.caching_precompile, list[Any]([(), []])
+
     def compile_graph(graph: GraphModule, inputs: list[GraphInput]) -> Any:
         _log_graph(graph)
+        made[:] = rows_of(graph) if keeps else (), inputs
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
         with _modes_restored():
@@ -175,7 +181,20 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
             return Converted(None, stopped=failed)
     record = report_break(stopped.error) if stopped is not None else None
     guards = [*tx.all_guards(), *class_guards(reads)]
-    return Converted(code, guards, graph, record)
+    kept = to_bytes(tx, code, guards, made[0], made[1], record) if keeps else ""
+    return Converted(code, guards, graph, record, kept)
+
+
+def restore(
+    kept: Kept, function: types.FunctionType, flat_args: tuple[Any, ...], backend: Backend
+) -> Converted | None:
+    """Return what `convert` made of a call like this in another process, compiled for this one."""
+    with span("precompiled", function.__qualname__), _modes_restored(), _own_saved_tensors():
+        found = None if around.modes else kept.take(function, flat_args, backend)
+    if found is None:
+        return None
+    counters["frames"]["precompiled"] += 1
+    return Converted(*found)
 
 
 def _begin_again(stopped: Stop | None, steps: Steps, error: Break) -> None:

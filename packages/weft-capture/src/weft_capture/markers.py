@@ -87,6 +87,7 @@ def assume_constant_result(function: F) -> F:
 
     @rule(function)
     def now(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        tx.only_here = f"the result of {function.__name__}"
         return fold(tx, function, list(args), kwargs)
 
     return function

@@ -34,11 +34,13 @@ class CodeLog:
         ops: operations of each graph.
         breaks: why its captures ended early.
         lost: why it runs eagerly; None while it does not.
+        not_kept: why other processes capture it anew, with `config.caching_precompile`.
     """
 
     ops: list[int] = field(default_factory=list)
     breaks: list[BreakRecord] = field(default_factory=list)
     lost: BreakRecord | None = None
+    not_kept: list[str] = field(default_factory=list)
 
     def lose(self, code: types.CodeType, record: BreakRecord) -> None:
         """Note that a frame runs eagerly, and say so the first time."""
@@ -69,6 +71,7 @@ class FrameReport:
         recompiles: why pieces were compiled again.
         hits, misses: calls of its pieces that found compiled code, and that did not.
         lost: why some of it runs eagerly.
+        not_kept: why other processes capture some of it anew.
     """
 
     name: str
@@ -83,6 +86,7 @@ class FrameReport:
     hits: int = 0
     misses: int = 0
     lost: list[BreakRecord] = field(default_factory=list)
+    not_kept: list[str] = field(default_factory=list)
 
     def add(self, log: CodeLog, cache: CodeCache | None) -> None:
         """Count one code object in."""
@@ -91,6 +95,7 @@ class FrameReport:
         self.ops += sum(log.ops)
         self.breaks += log.breaks
         self.lost += [] if log.lost is None else [log.lost]
+        self.not_kept += log.not_kept
         if cache is not None:
             self.guards += sum(len(entry.guards) for entry in cache.entries)
             self.recompiles += cache.recompiles
@@ -110,6 +115,7 @@ class FrameReport:
         for text, times in Counter(_short(record) for record in self.breaks).items():
             lines.append(f"  break: {text}" + (f" ({times} times)" if times > 1 else ""))
         lines += [f"  recompiled: {reason}" for reason in self.recompiles]
+        lines += [f"  not kept: {reason}" for reason in self.not_kept]
         return "\n".join(lines)
 
 

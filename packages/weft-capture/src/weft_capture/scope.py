@@ -62,6 +62,7 @@ def _global_source(tx: Tracer, global_dict: dict[str, Any], name: str, obj: Any)
     if global_dict is tx.function.__globals__:
         return GlobalSource(name)
     if _is_fixed(global_dict.get("__name__"), name) and not isinstance(obj, torch.Tensor):
+        tx.library[global_dict["__name__"], name] = obj
         return ConstSource(obj)
     return ItemSource(globals_source(tx, global_dict), name)
 
@@ -104,6 +105,7 @@ class ModuleObject(ObjectConstant):
             return written
         obj = real.__dict__[name]
         if _is_fixed(real.__name__, name) and not isinstance(obj, torch.Tensor):
+            tx.library[real.__name__, name] = obj
             return tx.const_object(obj)
         return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
 

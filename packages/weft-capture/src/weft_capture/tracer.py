@@ -73,7 +73,8 @@ class Tracer:
         steps: how far to go.
 
     `unstepped` counts the instructions that were executed as part of another instruction's step;
-    `let_go` has the ids of objects from outside that may have lost their last reference.
+    `let_go` has the ids of objects from outside that may have lost their last reference;
+    `library` and `only_here` say what was assumed without a guard (see `precompiled`).
     """
 
     def __init__(
@@ -107,6 +108,8 @@ class Tracer:
         self.gathering = 0  # blocks of `rules.attention.tensors_as_indices` around the program
         self.overrides = Overrides(self)
         self.entry_grad_mode = torch.is_grad_enabled()
+        self.library: dict[tuple[str, str], Any] = {}  # data in globals of libraries
+        self.only_here = ""  # what ties the capture to this process
 
     # Operations that have a place of their own.
     wrap = wrapping.wrap

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core import events
-from weft_core.cachedir import cache_dir, read_checked, write_checked
+from weft_core.cachedir import cache_dir, package_digest, read_checked, write_checked
 
 from weft_codegen.config import settings
 from weft_codegen.kernels.build import program_path
@@ -59,7 +59,8 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
         (choices, settings.as_dict(), torch.__version__, torch.get_default_dtype())
         + (has_onednn(),)
     )
-    parts = (_package(), find_toolchain().fingerprint, chosen, *lines)
+    # Another version of this package may lower the same graph otherwise.
+    parts = (package_digest(__file__), find_toolchain().fingerprint, chosen, *lines)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -89,16 +90,6 @@ def constants(gm: fx.GraphModule) -> tuple[torch.Tensor, ...]:
 
 def _path(key: str) -> Path:
     return cache_dir("lowered") / key[:40]
-
-
-@functools.cache
-def _package() -> str:
-    """A digest of this package: another version may lower the same graph otherwise."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.[pch]*")):
-        if path.suffix in (".py", ".h"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _lines(gm: fx.GraphModule) -> list[str]:

@@ -6,6 +6,7 @@ none. Checked files carry a digest; a damaged one reads as absent, so its owner 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -72,6 +73,13 @@ def read_checked(path: Path) -> bytes | None:
         _log.warning("damaged cache file %s: it will be made again", path)
         return None
     return payload
+
+
+@functools.cache
+def package_digest(file: str) -> str:
+    """Return a digest of the sources in the folder of a file, and of the folders in it."""
+    paths = sorted(Path(file).parent.rglob("*.[pch]*"))
+    return _sha256(b"".join(p.read_bytes() for p in paths if p.suffix in (".py", ".c", ".h"))).hex()
 
 
 def _sha256(payload: bytes) -> bytes:

@@ -19,7 +19,7 @@ import torch
 from weft_guards.abi import extension
 from weft_guards.guards import KINDS, Guard
 from weft_guards.native import Assembler, usable_extension
-from weft_guards.sources import CallSource, Source, TorchStateSource, render_whole
+from weft_guards.sources import CallSource, Source, TorchStateSource
 
 Check = Callable[..., bool]
 _ORDER = ("GRAD_MODE", "GLOBAL_STATE", "NONE", "TYPE", "ID", "TENSOR")
@@ -58,14 +58,6 @@ class CheckNames:
         return known
 
 
-def read_source(source: Source, func: FunctionType, flat_locals: Sequence[Any]) -> Any:
-    """Read a source's value as it is in a call; raises what reading raises."""
-    code = func.__code__
-    names = CheckNames(arg_names_of(code), code.co_freevars)
-    values = dict(zip(names.arguments.values(), flat_locals))
-    return eval(render_whole(source, names), {**names.namespace, **values, "func": func})
-
-
 class _Writer:
     """Writes the body of a check, one line a fetch or a guard."""
 
@@ -99,6 +91,19 @@ class _Writer:
         body = [f"        {line}" for line in self.lines or ["pass"]]
         tail = ["    except Exception:", "        return False", "    return True", ""]
         return "\n".join([f"def {name}(func{arguments}):", "    try:", *body, *tail])
+
+
+def read_sources(
+    sources: Sequence[Source], func: FunctionType, flat_locals: Sequence[Any]
+) -> list[Any]:
+    """Read the values of sources as they are in a call, each base once; raises what that raises."""
+    code = func.__code__
+    names = CheckNames(arg_names_of(code), code.co_freevars)
+    writer = _Writer(names)
+    writer.lines.append(f"out = [{', '.join([writer.fetch(source) for source in sources])}]")
+    names.namespace.update(zip(names.arguments.values(), flat_locals), func=func)
+    exec("\n".join(writer.lines), names.namespace)
+    return names.namespace["out"]  # type: ignore[no-any-return]
 
 
 def in_order(guards: Iterable[Guard]) -> list[Guard]:

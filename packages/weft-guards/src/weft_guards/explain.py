@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from weft_guards.check import arg_names_of, compile_check, in_order, read_source
+from weft_guards.check import arg_names_of, compile_check, in_order, read_sources
 from weft_guards.guards import KINDS, Guard
 from weft_guards.payloads import TensorSpec, name_of
 from weft_guards.sources import Source
@@ -72,7 +72,7 @@ def explain_miss(
         return []
     guard = ordered[bisect_left(range(1, len(ordered)), True, key=fails)]
     try:
-        values = [read_source(source, func, flat_locals) for source in guard.sources()]
+        values = read_sources(guard.sources(), func, flat_locals)
     except Exception as error:
         text = f"cannot be read ({type(error).__name__}: {error})"
         return [Miss(guard, guard.source.expr(), "readable", text)]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from weft_core.errors import InvalidOption
 
-from weft_guards.check import read_source
+from weft_guards.check import read_sources
 from weft_guards.guards import Guard
 from weft_guards.sources import GlobalSource, GlobalsSource, Source
 
@@ -107,7 +107,7 @@ def apply_filter(
     @functools.cache
     def value(source: Source) -> tuple[bool, object]:
         try:
-            return True, read_source(source, func, flat_locals)
+            return True, read_sources([source], func, flat_locals)[0]
         except Exception:
             return False, None
 

@@ -31,6 +31,7 @@ class Origin:
     decoded: weakref.ref[Decoded]
     prologue: int
     indices: tuple[int, ...]
+    made_with: tuple[int, tuple[bool, ...], frozenset[str]]  # index, stack, bound
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     prologue.append(Op("JUMP", jump=entry, positions=positions))
     code = assemble(prologue + body, replace(shape, varnames=shape.varnames + others))
     kept = tuple(i for i, wanted in enumerate(keep) if wanted)
-    decode(code).derived["origin"] = Origin(weakref.ref(decoded), len(prologue), kept)
+    decode(code).derived["origin"] = Origin(
+        weakref.ref(decoded), len(prologue), kept, (index, stack, bound)
+    )
     return Resume(code, args, stack, index)
 
 

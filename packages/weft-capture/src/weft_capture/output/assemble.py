@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from weft_guards import call_with
 from weft_guards.sources import LocalSource
 
+from weft_capture import config
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Decoded, Resume, Writer, live_at
@@ -219,7 +220,8 @@ class _Assembly:
         """
         writer = self.writer
         sources = [entry.source for entry in inputs]
-        boxed = None if self.stopped else getattr(compiled, "call_boxed", None)
+        plain = self.stopped or config.settings.caching_precompile  # another backend may call it
+        boxed = None if plain else getattr(compiled, "call_boxed", None)
         # What the backend made is no program to capture: it runs with the hook off.
         target = functools.partial(hook.run, None, boxed or compiled)
         checked = has_checks(self.tx.graph)

@@ -8,6 +8,7 @@ call the next entry; all go on in a resume function. They depend on no guards.
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,10 +44,11 @@ def entry_replacement(code: types.CodeType) -> types.CodeType | None:
     return replacement
 
 
-def _make_entry(
+def make_entry(
     decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozenset[str],
     keep: frozenset[str], inner: bool,
 ) -> Entry:  # fmt: skip
+    """Return the entry at an instruction; `inner` calls another in the place of that."""
     key = ("entry", index, stack, bound, keep, inner)
     entry: Entry | None = decoded.derived.get(key)
     if entry is None:
@@ -71,6 +73,7 @@ def _make_entry(
             return writer.finish()
 
         entry = decoded.derived[key] = (write(None), args)
+        decode(entry[0]).derived["entry of"] = (weakref.ref(decoded), key[1:])
         replacement = decode(entry[0]).derived["replacement"] = write(hook.tail_call)
         hook.skip(replacement)
     return entry
@@ -99,7 +102,7 @@ class InnerFrames:
         keep = out.kept(frame.locals)
         bound = (live - decoded.cells).intersection(frame.locals) | keep
         stack = tuple(value is not NULL for value in frame.stack)
-        code, args = _make_entry(decoded, index, stack, bound, keep, inner)
+        code, args = make_entry(decoded, index, stack, bound, keep, inner)
 
         function = out.load_temp(frame.function)
         given = [out.load_temp(_argument(frame, arg)) for arg in args]

@@ -167,6 +167,8 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         name = getattr(function, "__qualname__", repr(function))
         raise Break("unsupported-value", f"{name} of {error}") from None
     result = real_call(tx, function, *real_args, **real_kwargs)
+    if getattr(function, "__name__", "") in ("hash", "__hash__"):
+        tx.only_here = "a hash"
     return tx.fresh(result)
 
 

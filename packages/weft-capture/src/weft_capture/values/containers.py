@@ -259,6 +259,8 @@ class SetValue(MutableValue):
         return bool(self.entries)
 
     def unpack(self, tx: Tracer) -> list[Value]:
+        if len(self.order) > 1 and not all(isinstance(key, int | float) for key in self.order):
+            tx.only_here = "the order of a set"
         return self.in_order()
 
     def iterate(self, tx: Tracer) -> Value:
