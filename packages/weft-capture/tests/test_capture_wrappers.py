@@ -343,6 +343,7 @@ def _counts(cls, func, types, args=(), kwargs=None):
     return Scaled.__torch_dispatch__(func, types, args, kwargs)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("handler", [_logs, _prints, _counts])
 def test_handlers_with_effects_break(handler, capsys):
     kind = types.new_class("Effects", (Scaled,))
@@ -389,6 +390,7 @@ def test_what_is_of_the_object_breaks(program):
         same(optimised(x), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_a_tensor_that_holds_more_than_it_tells_breaks():
     x = Secret(torch.ones(2), 5.0)
     optimised = weft_capture.capture(lambda x: x + 1, eager_backend)
