@@ -140,6 +140,7 @@ def test_a_dropped_generator_runs_its_handlers(function):
         compiled = weft_capture.capture(dropped, eager_backend)
         for _ in range(2):
             assert compiled(function, before, X) == expected, before
+            assert torch.is_grad_enabled()
 
 
 def test_a_generator_inside_of_autocast_is_made_for_real():

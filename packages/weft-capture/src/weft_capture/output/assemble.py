@@ -60,8 +60,9 @@ def assemble(
     end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
     draft = _Assembly(tx, frame, stopped, end_mode, frozenset())
     draft.body({})
-    for one in tx.watched:
-        one.check(tx, draft.out.rebuilt())
+    with torch.set_grad_enabled(end_mode):  # which the end of a generator may change
+        for one in tx.watched:
+            one.check(tx, draft.out.rebuilt())
     outputs = draft.out.graph_outputs
     if stopped is not None:
         _check_histories(tx, stopped.frames, outputs)
