@@ -149,7 +149,7 @@ def test_a_guard_of_code_that_is_alike_takes_the_new_code(monkeypatch):
         torch.nn.functional.gelu, torch.nn.functional.max_pool2d, torch.ops.aten.add.Tensor,
         torch.ops.aten.add, object.__init__, (1, "a", b"", 0.5, frozenset([1])),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )  # fmt: skip
 def test_found_again(value):
     assert sent(value) == value
