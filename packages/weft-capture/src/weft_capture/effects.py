@@ -6,6 +6,7 @@ look at the objects while the graph runs.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
 from typing import Any
@@ -82,9 +83,12 @@ class Effects:
             for one, other in (*itertools.combinations(sources, 2), *pairs):
                 self.tx.guard_distinct(one, other)
         known = self.tx.known.values() if self.changed else ()
+        made = LocalSource(str(inspect.getargs(self.tx.function.__code__).varkw))  # for the call
         dicts = [s for v, s in known if type(v) is DictValue and type(s) is LocalSource]
-        objects = [DictSource(s) for v, s in known if isinstance(v, UserObject)]
-        for one, other in itertools.product(objects, dicts):  # none holds an object's variables
+        dicts = [source for source in dicts if source != made]
+        objects = [s for v, s in known if isinstance(v, UserObject) and hasattr(v.obj, "__dict__")]
+        for one, other in itertools.product(map(DictSource, objects), dicts):
+            # None holds an object's variables.
             self.tx.guard_distinct(one, other)
 
     def __bool__(self) -> bool:
