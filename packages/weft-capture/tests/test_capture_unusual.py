@@ -442,8 +442,9 @@ def attributes_of_a_wrapped_function(capture):
             return x
 
         wrapper = classmethod(function)
-        names = functools.WRAPPER_ASSIGNMENTS
+        names = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
         same = [getattr(wrapper, name) is getattr(function, name) for name in names]
+        same.append(hasattr(wrapper, "__type_params__"))
         return same, wrapper.__func__ is function, (x + 1).tolist()
 
     return run(X)

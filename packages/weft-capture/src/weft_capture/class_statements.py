@@ -121,6 +121,10 @@ def build_class(
     return types.new_class(name, bases, keywords, fill)
 
 
+# What classmethod and staticmethod take over from their function; it has type parameters alone.
+_COPIED = frozenset(functools.WRAPPER_ASSIGNMENTS) - {"__type_params__"}
+
+
 @dataclass(eq=False)
 class DescriptorValue(Value):
     """A property, staticmethod or classmethod over functions of the program."""
@@ -129,7 +133,7 @@ class DescriptorValue(Value):
     args: list[Value]
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
-        if name in functools.WRAPPER_ASSIGNMENTS and self.cls is not property:
+        if name in _COPIED and self.cls is not property:
             return self.args[0].getattr(tx, name)
         return tx.const_object(real_call(tx, getattr, stand_in(tx, self), name))
 
