@@ -21,7 +21,7 @@ _copyreg: Any = copyreg
 # ---- itertools
 
 
-def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> Iterator[Any]:
     """Give items while the predicate holds."""
     for item in iterable:
         if not predicate(item):
@@ -29,7 +29,7 @@ def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Itera
         yield item
 
 
-def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> Iterator[Any]:
     """Give items from the first for which the predicate does not hold."""
     iterator = iter(iterable)
     for item in iterator:
@@ -39,7 +39,7 @@ def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Itera
     yield from iterator
 
 
-def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
+def cycle(iterable: Iterable[Any], /) -> Iterator[Any]:
     """Give items again and again."""
     saved = []
     for item in iterable:
@@ -49,7 +49,7 @@ def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
         yield from saved
 
 
-def islice(iterable: Iterable[Any], *bounds: int | None) -> Iterator[Any]:
+def islice(iterable: Iterable[Any], /, *bounds: int | None) -> Iterator[Any]:
     """Give the items that a slice selects."""
     limits = slice(*bounds)
     start, step = limits.start or 0, limits.step or 1
@@ -112,7 +112,7 @@ def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) ->
         yield label, run(number, wanted)
 
 
-def tee(iterable: Iterable[Any], n: int = 2) -> tuple[Iterator[Any], ...]:
+def tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
     """Make several iterators of one."""
     iterator = iter(iterable)
     waiting: list[list[Any]] = [[] for _ in range(n)]
@@ -158,7 +158,7 @@ def batched(iterable: Iterable[Any], n: int, *, strict: bool = False) -> Iterato
         yield batch
 
 
-def pairwise(iterable: Iterable[Any]) -> Iterator[Any]:
+def pairwise(iterable: Iterable[Any], /) -> Iterator[Any]:
     """Give each item with the one before it."""
     iterator = iter(iterable)
     for before in iterator:

@@ -9,6 +9,7 @@ import functools
 import heapq
 import importlib
 import importlib.util
+import inspect
 import itertools
 import json
 import operator
@@ -19,6 +20,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from weft_capture import polyfills
+from weft_capture.breaks import Break
 from weft_capture.generators import GeneratorValue
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Output, Tracer, Value
@@ -67,9 +69,14 @@ def without_c(name: str) -> dict[str, Any]:
 def polyfill(original: Any, version: Any) -> None:
     """Trace calls of `original` through `version`."""
 
-    iterated = _ITERATED.get(getattr(original, "__name__", ""), slice(0))
+    name = getattr(original, "__name__", "")
+    iterated, bind = _ITERATED.get(name, slice(0)), inspect.signature(version).bind
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        try:
+            bind(*args, **kwargs)
+        except TypeError:  # the original says so in other words
+            raise Break("unknown-call", f"such arguments of {name}") from None
         given = list(args)
         given[iterated] = [arg.iterate(tx) for arg in given[iterated]]
         result = tx.const_object(version).call(tx, given, kwargs)
