@@ -303,8 +303,8 @@ class ClassValue(ObjectConstant):
 
 
 def _is_active(attribute: object) -> bool:
-    """Say whether this is a property, or another data descriptor of the program."""
-    own = not attributes.is_trusted(type(attribute).__module__)
+    """Say whether this is a property, or another data descriptor of the program that is read."""
+    own = not attributes.is_trusted(type(attribute).__module__) and hasattr(attribute, "__get__")
     return isinstance(attribute, property) or (own and attributes.is_data_descriptor(attribute))
 
 
