@@ -30,7 +30,6 @@ from weft_codegen.loops.index import ONE, IndexExpr, substitute
 from weft_codegen.loops.program import (
     CPU,
     Alias,
-    Buffer,
     Extern,
     Input,
     Launch,
@@ -162,18 +161,10 @@ class HostWriter:
                 continue
             self._line(f"{name} = made[{number}]" if several else f"{name} = made")
             self._made.add(name)
-            buffer = self._program.buffers.get(name)
-            if buffer is not None:
-                self._expect_result(name, buffer, step)
+            if name in self._program.buffers:
+                self._expect(name, str(step.op))
             self._check_alignment(name)
         self._line("del made")
-
-    def _expect_result(self, name: str, buffer: Buffer, step: Extern) -> None:
-        strides = _tuple(buffer.strides)
-        self._line(
-            f"if {name}.stride() != {strides}: {name} = laid_out({name}, "
-            f"{_tuple(buffer.shape)}, {strides}, {buffer.dtype}, {str(step.op)!r}, True)"
-        )
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, Ref):
