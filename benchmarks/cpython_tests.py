@@ -275,7 +275,7 @@ def write(target: Path, results: dict[str, Counter[str]], broke: str) -> None:
         "right, with breaks; `plain`: ran uncompiled; `wrong`: passes plain and fails "
         f"compiled.\n\n{table(read_table(target) | results)}\n\n"
         f"`time` is longer than {SECONDS} seconds: mostly loops over Python numbers, of which "
-        "capture executes each step, up to its limit of a million instructions.\n\n"
+        "capture executes each step, up to its limit of 100,000 instructions.\n\n"
         f"The commonest first breaks, with the tests that had them:\n\n{broke}\n\n"
         f"Left out:\n\n{left_out}\n"
     )

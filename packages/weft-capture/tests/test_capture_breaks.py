@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import warnings
+from collections import deque
 
 import pytest
 import torch
@@ -302,6 +303,51 @@ def test_functions_without_tensors_are_left_alone():
         optimised(X)
         seen.append("x")
     assert logged == [3, 4, 5]
+
+
+def test_a_long_loop_that_leads_to_no_tensor_runs_as_it_is_and_says_so():
+    def count(held):
+        held.clear()
+        weft_capture.graph_break()
+        total = 0
+        for i in range(100):
+            total += i
+        return total
+
+    with weft_capture.settings.patch(plain_limit=200):
+        captured = weft_capture.capture(count, eager_backend)
+        with pytest.warns(UserWarning, match="too-long.*count from line .* runs eagerly"):
+            assert captured([X]) == 4950
+        assert captured([X]) == 4950
+    assert codes(captured._weft_capture) == ["graph-break", "too-long"]
+
+
+def test_a_long_loop_ahead_of_a_tensor_that_is_in_sight_is_captured():
+    def function(n):
+        return torch.full((2,), sum([i % 2 for i in range(n)]))
+
+    with weft_capture.settings.patch(plain_limit=200):
+        captured = weft_capture.capture(function, eager_backend, fullgraph=True)
+        assert captured(100).tolist() == [50, 50]
+
+
+def test_changes_in_an_instruction_that_breaks_are_taken_back_one_by_one():
+    def function(x):
+        items, ends, names = [1, 2], deque([1, 2]), {"a": 1}
+
+        def key(number):
+            items.append(items.pop() + number)
+            items.append(names.setdefault("b", ends.popleft()))
+            ends.appendleft(names["b"] + 5)
+            names["a"] = ends.pop()
+            weft_capture.graph_break()
+            items.reverse()
+            return number
+
+        return x + 1, sorted([4, 3], key=key), items, ends, names
+
+    found = weft_capture.capture(function, eager_backend)(X)
+    assert found[1:] == function(X)[1:] == ([3, 4], [1, 4, 6, 1], deque(), {"a": 6, "b": 1})
 
 
 def test_a_long_loop_inside_of_one_instruction_is_given_up():

@@ -224,9 +224,10 @@ class Capture:
             assert converted.stopped is not None
             if converted.stopped.code == "uncaught-exception":
                 return None  # another call may go another way
+            endless = converted.stopped.code == "too-long"
             cache.skip_reason = "capture cannot rebuild the state at the break"
             frame.skip(code)
-            if has_tensor_work(function, flat_args):
+            if endless or has_tensor_work(function, flat_args):
                 log.lose(code, converted.stopped)
             return None
         if converted.graph is not None:

@@ -14,6 +14,7 @@ class CaptureSettings(Settings):
     Args:
         inline_depth: how deeply calls are inlined before a call becomes a graph break.
         instruction_limit: how many instructions of one frame are executed in one capture.
+        plain_limit: how many as long as nothing leads to a tensor; then the frame runs as it is.
         raise_internal_errors: let an error in capture itself through instead of running the
             frame eagerly with one warning; for tests.
         capture_scalar_outputs: capture what reads numbers and sizes out of tensors (`item`,
@@ -26,6 +27,7 @@ class CaptureSettings(Settings):
 
     inline_depth: int = 200
     instruction_limit: int = 1_000_000
+    plain_limit: int = 100_000
     raise_internal_errors: bool = False
     capture_scalar_outputs: bool = False
     capture_backward: bool = True

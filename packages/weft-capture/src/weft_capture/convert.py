@@ -41,6 +41,7 @@ from weft_capture.graph import GraphInput
 from weft_capture.output.assemble import assemble
 from weft_capture.precompiled import Kept, rows_of, to_bytes
 from weft_capture.rules import table
+from weft_capture.selection import has_tensor_work
 from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import Tracer
 from weft_capture.values.base import Value
@@ -125,7 +126,9 @@ def _refused(record: BreakRecord) -> Unsupported:
 
 
 def _convert(do: Task) -> Converted:
-    steps = Steps(config.settings.instruction_limit, do.break_at, do.reason)
+    limits = config.settings.plain_limit, config.settings.instruction_limit
+    limit = limits[has_tensor_work(do.function, do.flat_args)]
+    steps = Steps(limit, do.break_at, do.reason)
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
     try:
         return _capture(do, tx, steps)
@@ -155,7 +158,8 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
                 mode = Break("modes", "a block with handlers that this graph does not end")
                 raise BreakAtStep(tx.overrides.opened[0], stopped.error if stopped else mode)
         grad_at_end = torch.is_grad_enabled()
-    if stopped is not None and in_prologue(outer.decoded, outer.ip):
+    endless = steps.is_aimless() and stopped is not None and stopped.error.code == "too-long"
+    if stopped is not None and (endless or in_prologue(outer.decoded, outer.ip)):
         return Converted(None, stopped=report_break(stopped.error))
 
     keeps, made = config.settings.caching_precompile, list[Any]([(), []])

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft_capture import config
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.opcodes import HANDLERS
@@ -105,7 +104,7 @@ class Frame:
         program = self.program
         executed = 0
         try:
-            left = max(config.settings.instruction_limit - tx.unstepped, 0)
+            left = max(tx.steps.limit - tx.unstepped, 0)
             for executed in range(left):  # noqa: B007 - counted below
                 handler, instr = program[self.ip]
                 self.ip += 1

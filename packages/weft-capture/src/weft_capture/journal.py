@@ -1,8 +1,8 @@
 """Undo for speculative execution.
 
-Whoever changes captured state calls `touch` first; the state before the change is saved once per
-step. A step can be part of a longer one: `begin(keep=True)` keeps what was saved before, and
-`rollback` to the `mark` of the longer step undoes both.
+Whoever changes captured state calls `touch` first, with what takes the change back, or the state
+before it is saved once per step. A step can be part of a longer one: `begin(keep=True)` keeps what
+was saved before, and `rollback` to the `mark` of the longer step undoes both.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from weft_capture.breaks import Break
 
 
 class Undoable(Protocol):
-    """State that can be saved: `epoch` is owned by the journal, `born` grows with each object."""
+    """State that can be saved: `born` grows with each object, the journal owns the rest.
+
+    `epoch` is when it was last changed, `saved` when it was last saved.
+    """
 
     epoch: int
+    saved: int
     born: int
 
     def snapshot(self) -> Callable[[], None]:
@@ -54,12 +58,15 @@ class Journal:
         """Say whether everything since `mark` can still be undone."""
         return mark[0] == self._forgotten
 
-    def touch(self, state: Undoable) -> None:
-        """Save `state` before its first change in this step."""
+    def touch(self, state: Undoable, undo: Callable[[], object] | None = None) -> None:
+        """Save `state` before a change, unless it was in this step, or know what undoes that."""
         self.oldest_touched = min(self.oldest_touched, state.born)
-        if state.epoch != self.epoch:
-            state.epoch = self.epoch
-            self._undo.append(state.snapshot())
+        state.epoch = self.epoch
+        if state.saved != self.epoch:
+            if undo is None:
+                state.saved = self.epoch
+                undo = state.snapshot()
+            self._undo.append(undo)
 
     def on_rollback(self, undo: Callable[[], object]) -> None:
         """Run `undo` if this step is rolled back."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from weft_capture import config
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
 from weft_capture.frames import Frame
@@ -69,6 +70,10 @@ class Steps:
     reason: Break | None = None
     now: int = -1
     raised_at: dict[Value, int] = field(default_factory=dict)
+
+    def is_aimless(self) -> bool:
+        """Say whether nothing has led to a tensor so far."""
+        return self.limit != config.settings.instruction_limit
 
     def check(self, step: int) -> None:
         """Break at the step asked for, and at the limit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import traceback
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -264,8 +264,8 @@ class Tracer:
         root = source
         while isinstance(root, ItemSource) and not isinstance(root.base, DictSource):
             root = root.base
-        if self.policy is None:
-            return None
+        if self.policy is None or (root is not source and self.steps.is_aimless()):
+            return None  # hundreds of symbols for nothing
         argument = isinstance(root, LocalSource)
         if not self.policy.int_is_dynamic(source, number, argument=argument):
             return None
@@ -385,9 +385,9 @@ class Tracer:
 
     # ---- state of the program
 
-    def mutate(self, value: MutableValue) -> None:
-        """Announce a change of a value, before it is made."""
-        self.journal.touch(value)
+    def mutate(self, value: MutableValue, undo: Callable[[], object] | None = None) -> None:
+        """Announce a change of a value, before it is made; `undo` takes just that one back."""
+        self.journal.touch(value, undo)
         if value.source is not None:
             self.effects.note(value)
 
@@ -459,10 +459,11 @@ class Tracer:
     def leads_to(self, wanted: Value) -> bool:
         """Say whether an object that was made here is surely alive: the frames lead to it."""
         owners = [one for one in self.effects.changed if self.real_id(one) not in self.let_go]
-        pending = [held for one in owners for held in children(one)]
-        pending += [written for _, written in self.effects.globals.values()]
+        pending: list[Value] = []
         for frame in self.active_frames():
             pending += [*frame.locals.values(), *frame.cells.values(), *frame.stack]
+        pending += [held for one in owners for held in children(one)]
+        pending += [written for _, written in self.effects.globals.values()]
         return leads_to(pending, wanted)
 
     # ---- where the program stands

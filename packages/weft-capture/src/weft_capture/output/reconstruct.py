@@ -230,8 +230,7 @@ class Output:
 def leads_to(pending: list[Value], wanted: Value) -> bool:
     """Say whether one of these values is, or (indirectly) holds, another that is made here."""
     seen: set[int] = set()
-    while pending:
-        one = pending.pop()
+    for one in pending:  # which grows: what is near comes first
         if one is wanted:
             return True
         if id(one) not in seen and one.source is None:

@@ -47,11 +47,26 @@ def _item(tx: Tracer, value: Value) -> Value:
     return value
 
 
+_INVERSE = {
+    ("append", 1): "pop", ("appendleft", 1): "popleft",
+    ("pop", 0): "append", ("popleft", 0): "appendleft",
+}  # fmt: skip
+
+
+def _undo(self: SequenceValue, name: str, args: tuple[Value, ...]) -> Any:
+    """Return what takes a change at an end of a list or deque back; None for other changes."""
+    inverse, items = _INVERSE.get((name, len(args))), self.items
+    if inverse is None or getattr(items, "maxlen", None) is not None or not (args or items):
+        return None
+    given = args[:0] if args else (items[-1 if name == "pop" else 0],)
+    return lambda: getattr(self.items, inverse)(*given)
+
+
 def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value], Any]) -> None:
     @method(kind, name)
     def change(tx: Tracer, self: SequenceValue, *args: Value) -> Value:
         real = [convert(tx, arg) for convert, arg in zip(converts, args, strict=False)]
-        tx.mutate(self)  # type: ignore[arg-type]
+        tx.mutate(self, _undo(self, name, args))  # type: ignore[arg-type]
         result = real_call(tx, getattr(self.items, name), *real, *args[len(converts) :])
         return NONE if result is None else tx.force(result)
 

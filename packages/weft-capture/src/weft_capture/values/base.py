@@ -262,6 +262,7 @@ class MutableValue(Value):
     """A value whose state changes; changes go through `tx.mutate(self)` first."""
 
     epoch: int = field(default=-1, init=False)
+    saved: int = field(default=-1, init=False)
     born: int = field(default_factory=BIRTHS.__next__, init=False)
     changing: ClassVar[tuple[str, ...]] = ()
     """The attributes that change."""

@@ -79,6 +79,15 @@ class DictValue(Container, MutableValue):
         if self.log is not None:
             self.log.append((hashed, key, True))
 
+    def undo_put(self, hashed: object) -> Callable[[], object] | None:
+        """Return what takes `put` back; None for a dict that keeps a log."""
+        if self.source is not None or self.log is not None:
+            return None
+        old = self.entries.get(hashed)
+        if old is None:
+            return lambda: self.entries.pop(hashed)
+        return lambda: self.entries.update({hashed: old})
+
     def drop(self, hashed: object) -> tuple[Value, Value]:
         """Remove the entry of a hash key without recording it in the journal; returns it."""
         entry = self.entries.pop(hashed)

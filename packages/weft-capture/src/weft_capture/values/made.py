@@ -38,9 +38,19 @@ class MadeSource(RootSource):
 
 
 def origins(source: Source | None) -> Iterable[MadeSource]:
-    """Return the results of real calls that a source is computed from; no guard can read those."""
-    chain = () if source is None else source.chain()
-    return [one for one in chain if isinstance(one, MadeSource)]
+    """Return results of real calls that a source is computed from, a late and an early one.
+
+    No guard can read those. The source remembers them.
+    """
+    if source is None:
+        return ()
+    found: dict[bool, MadeSource] | None = source.__dict__.get("_origins")
+    if found is None:
+        found = {source.late: source} if isinstance(source, MadeSource) else {}
+        for part in getattr(source, "arguments", (source.base,)):
+            found |= {one.late: one for one in origins(part)}
+        object.__setattr__(source, "_origins", found)
+    return found.values()
 
 
 def is_made(value: Value) -> bool:

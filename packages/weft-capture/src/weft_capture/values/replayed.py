@@ -46,7 +46,7 @@ class Log:
     """The calls on objects that may have to do with one another, in the program's order."""
 
     def __init__(self) -> None:
-        self.epoch = -1
+        self.epoch = self.saved = -1
         self.born = next(BIRTHS)
         self.calls: list[tuple[Callable[..., Any], list[Value], Kwargs]] = []
         self.values: dict[int, ReplayedValue] = {}
