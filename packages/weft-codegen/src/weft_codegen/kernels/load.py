@@ -71,7 +71,7 @@ class CompiledGraph:
         self.path = program_path(loadable.stem)
         keep_freed_memory()
         with span("codegen.load"):
-            library = _open(self.path)
+            library = open_library(self.path)
             run = _new_function(library, loadable.steps, constants)
         self._library = library._handle
         self.__call__ = _counting(run, loadable.mutated) if loadable.mutated else run
@@ -143,8 +143,8 @@ def emit_program(program: Program) -> tuple[Sources, str]:
 # ---- loading ----
 
 
-def _open(path: Path) -> ctypes.PyDLL:
-    """Load a shared object and look up what it needs of libtorch."""
+def open_library(path: Path) -> ctypes.PyDLL:
+    """Load a shared object, which looks up what it needs of libtorch."""
     library = ctypes.PyDLL(str(path))
     library.weft_load.restype = ctypes.c_char_p
     names = ("torch_cpu", "torch_python")

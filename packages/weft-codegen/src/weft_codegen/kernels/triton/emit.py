@@ -122,6 +122,7 @@ class _Function(ValueWriter):
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__()
         self.kernel, self.title = kernel, name
+        self.sums: dict[Local, str] = {}
 
     def source(self) -> str:
         """The function's source."""
@@ -176,10 +177,13 @@ class _Function(ValueWriter):
                     self.statement(statement, {})
                     continue
                 self.forget(changed(statement.body))
+                sums = [] if self.sums else self._start_sums(_leaf(statement))
                 if _has_loops(statement):
                     self._for(statement)
                 else:
                     self._spread(statement)
+                for s in sums:
+                    self._combine_lanes(s)
 
     def _for(self, loop: Loop) -> None:
         stop = self.at(loop.axis.extent)
@@ -194,14 +198,7 @@ class _Function(ValueWriter):
         """An innermost loop over lanes: in one block where it fits, else in chunks."""
         block, extent, axis = _block_of(loop), loop.axis.extent, loop.axis.key
         whole = extent.is_const and block >= extent.value
-        sums = [s for s in loop.body if isinstance(s, Reduce) and _crosses_lanes(s, loop.axis)]
-        blocks = {target: f"{target.name}_lanes" for s in sums for target in s.targets}
-        self._check_rows(loop, whole, set(blocks))
-        for s in sums:
-            for target, start in zip(s.targets, _identities(s), strict=True):
-                self.line(
-                    f"{blocks[target]} = tl.full([{block}], {start}, {type_name(target.dtype)})"
-                )
+        self._check_rows(loop, whole, set(self.sums))
         if whole:
             self.line(f"{axis} = tl.arange(0, {block})")
         else:
@@ -217,11 +214,21 @@ class _Function(ValueWriter):
             tests = [f"({axis} < {self.at(bound)})" for bound in bounds]
             self.line(f"inside = {' & '.join(tests)}")
         self.lanes = Lanes(block, "inside" if bounds else None, frozenset([loop.axis]))
-        self._scope(loop.body, blocks)
+        self._scope(loop.body, self.sums)
         self.lanes = None
         self.depth -= 0 if whole else 1
+
+    def _start_sums(self, leaf: Loop | None) -> list[Reduce]:
+        """Blocks of lanes for what `leaf` reduces to scalars, also over the loops around it."""
+        if leaf is None:
+            return []
+        sums = [s for s in leaf.body if isinstance(s, Reduce) and _crosses_lanes(s, leaf.axis)]
         for s in sums:
-            self._combine_lanes(s, blocks)
+            for target, start in zip(s.targets, _identities(s), strict=True):
+                name = self.sums[target] = f"{target.name}_lanes"
+                kind = type_name(target.dtype)
+                self.line(f"{name} = tl.full([{_block_of(leaf)}], {start}, {kind})")
+        return sums
 
     def _check_rows(self, loop: Loop, whole: bool, accumulated: set[Local]) -> None:
         for local in locals_of(loop.body):
@@ -235,10 +242,10 @@ class _Function(ValueWriter):
                 f"{local.name} of kernel {self.kernel.name} is read while it is reduced"
             )
 
-    def _combine_lanes(self, s: Reduce, blocks: dict[Local, str]) -> None:
+    def _combine_lanes(self, s: Reduce) -> None:
         combine = _combiner(s)
         names = [target.name for target in s.targets]
-        lanes = [blocks[target] for target in s.targets]
+        lanes = [self.sums.pop(target) for target in s.targets]
         if len(names) == 1:
             self.line(f"{names[0]} = {combine}({names[0]}, tl.reduce({lanes[0]}, 0, {combine}))")
             return
@@ -310,6 +317,16 @@ def _peel(body: tuple[Stmt, ...], *, parallel_only: bool) -> tuple[list[Axis], t
 
 def _is_flat(body: tuple[Stmt, ...]) -> bool:
     return all(isinstance(s, Store) or (isinstance(s, Set) and s.local.is_scalar) for s in body)
+
+
+def _leaf(loop: Loop) -> Loop | None:
+    """The innermost loop, where every loop around it holds nothing else."""
+    while _has_loops(loop):
+        inner = loop.body[0]
+        if len(loop.body) > 1 or not isinstance(inner, Loop):
+            return None
+        loop = inner
+    return loop
 
 
 def _has_loops(loop: Loop) -> bool:

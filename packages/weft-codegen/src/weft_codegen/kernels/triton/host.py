@@ -4,9 +4,10 @@
         in0, in1 = args
         args.clear()
         if in0.stride() != (64, 1): in0 = laid_out(in0, (64, 1), 'argument 0')
+        aligned, stream = True, stream_of()
+        aligned = aligned and (in0.data_ptr() | in1.data_ptr()) % 16 == 0
         buf0 = empty_strided((64, 64), (64, 1), dtype=torch.float32, device=value2)
-        aligned = (in0.data_ptr() | in1.data_ptr()) % 16 == 0
-        kernel0(64, aligned, in0, in1, buf0)
+        kernel0[aligned](stream, 64, in0, in1, buf0)
         del in1
         return [buf0]
 
@@ -72,7 +73,7 @@ class HostWriter:
             if item.kind == "tensor":
                 self._expect(item.name, f"argument {position}")
         given = [item.name for item in inputs if item.kind == "tensor"]
-        self._line("aligned = True")
+        self._line("aligned, stream = True, stream_of()")
         self._check_alignment(*given, *self._program.constants)
         for position, step in enumerate(self._program.steps):
             if isinstance(step, Launch):
@@ -132,7 +133,7 @@ class HostWriter:
         for phase in kernel.phases:
             points = substitute(phase.grid, lambda atom: sizes.get(atom.key))
             programs = f"-(-({points}) // {phase.block})" if phase.block else str(points)
-            self._line(f"{phase.name}({programs}, aligned{arguments})")
+            self._line(f"{phase.name}[aligned](stream, {programs}{arguments})")
 
     def _at_home(self, step: Launch) -> list[str]:
         """The buffers of a launch on its one device; a CPU's scalar is copied there."""
@@ -149,7 +150,7 @@ class HostWriter:
     def _extern(self, step: Extern) -> None:
         arguments = [self._argument(value) for value in step.args]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
-        call = f"{self._named(step.op)}({', '.join(arguments)})"
+        call = f"{self._named(getattr(step.op, '_op', step.op))}({', '.join(arguments)})"
         if step.when is not None:
             self._line(f"if {step.when}.any(): {call}")
             return

@@ -6,6 +6,8 @@ multiples of 16 bytes (what allocators give; wide loads need it), and once more 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +15,16 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime import driver
 from weft_core import events
 
+from weft_codegen.kernels.build import Sources, build
+from weft_codegen.kernels.load import handle_offset, open_library
 from weft_codegen.kernels.triton.build import compile_phase, functions, options
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
 from weft_codegen.kernels.triton.host import HostWriter, home
 from weft_codegen.loops.program import Program
+
+Launch = Callable[..., None]
 
 _output_code = events.logger("codegen", "output_code")
 
@@ -36,10 +41,15 @@ class TritonGraph:
 
     def call_owning(self, args: list[Any]) -> list[Any]:
         """`self(*args)` that empties `args`, so that an input can die before the end."""
-        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
-            with torch.no_grad(), torch._C._DisableAutocast():
-                return self._on_device(args)
-        return self._on_device(args)
+        if torch._C._is_any_autocast_enabled():
+            with torch._C._DisableAutocast():
+                return self.call_owning(args)
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # the context manager takes 3 us
+        try:
+            return self._on_device(args)
+        finally:
+            torch._C._set_grad_enabled(grad)
 
     def _on_device(self, args: list[Any]) -> list[Any]:
         if self._device.type == "cuda" and self._device.index != torch.cuda.current_device():
@@ -70,6 +80,7 @@ def compile_program(program: Program) -> TritonGraph:
     scope = {
         "torch": torch,
         "empty_strided": torch.empty_strided,
+        "stream_of": _stream_of(device),
         "increment_version": torch.autograd.graph.increment_version,
         "laid_out": _laid_out,
         **launchers,
@@ -79,30 +90,81 @@ def compile_program(program: Program) -> TritonGraph:
     return TritonGraph(scope["run"], device)
 
 
-def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Callable[..., None]:
-    """A function of (number of programs, aligned, *buffers, *sizes) that runs `phase`.
+def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> list[Launch]:
+    """Functions of (stream, number of programs, *buffers, *sizes) that run `phase`.
 
-    `aligned` says whether every buffer begins at a multiple of `values.ALIGNED` bytes.
+    The second is for buffers that all begin at multiples of `values.ALIGNED` bytes; the first is
+    compiled when it is first called.
     """
     if triton.knobs.runtime.interpret:
         interpreted = functions(kernel.source)[phase.name]
 
-        def interpret(programs: int, _aligned: bool, *args: Any) -> None:
+        def interpret(_stream: int, programs: int, *args: Any) -> None:
             if programs > 0:
                 interpreted[(programs,)](*args, **options(phase))
 
-        return interpret
-    compiled = {True: compile_phase(kernel, phase)}
-    stream_of = driver.active.get_current_stream
+        return [interpret, interpret]
 
-    def launch(programs: int, aligned: bool, *args: Any) -> None:
-        if programs <= 0:
-            return
-        if aligned not in compiled:
-            compiled[aligned] = compile_phase(kernel, phase, aligned=False)
-        compiled[aligned][programs, 1, 1](*args, stream=stream_of(device.index))
+    def load(*, aligned: bool) -> Launch:
+        with torch.cuda.device(device):
+            return _loaded(kernel, compile_phase(kernel, phase, aligned=aligned), device.index or 0)
+
+    def first(*args: Any) -> None:
+        variants[0] = load(aligned=False)
+        variants[0](*args)
+
+    variants = [first, load(aligned=True)]
+    return variants
+
+
+def _loaded(kernel: TritonKernel, compiled: Any, device: int) -> Launch:
+    """What launches a kernel that Triton compiled, on the current device."""
+    compiled._init_handles()
+    facts, formal = compiled.metadata, kernel.kernel
+    scratch = ("global_scratch_size", "profile_scratch_size")
+    if facts.target.backend == "cuda" and not any(getattr(facts, name, 0) for name in scratch):
+        counts = len(formal.params), len(formal.sizes)
+        shape = facts.num_warps * 32, facts.shared
+        return new_launch(compiled.function, *shape, *counts, device, compiled)
+
+    def launch(stream: int, programs: int, *args: Any) -> None:
+        if programs > 0:
+            compiled[programs, 1, 1](*args, stream=stream)
 
     return launch
+
+
+def new_launch(*kernel: Any, driver: str = "libcuda.so.1") -> Launch:
+    """A function of (stream, programs, *tensors, *sizes), in C: Triton's own takes 9 us a call.
+
+    Args:
+        kernel: the driver's handle, threads of a program, bytes of shared memory, how many tensors
+            and sizes it takes, its device, and what keeps it loaded.
+    """
+    function: Launch = _maker()(driver.encode(), *kernel[:-1], handle_offset(), kernel[-1])
+    return function
+
+
+@functools.cache
+def _maker() -> Callable[..., Any]:
+    make = open_library(build(Sources('#include "weft_launch.h"', {}))).weft_new_kernel
+    make.restype, objects = ctypes.py_object, [ctypes.py_object]
+    make.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        *[ctypes.c_int] * 5,
+        ctypes.c_int64,
+        *objects,
+    ]
+    return make
+
+
+def _stream_of(device: torch.device) -> Callable[[], int]:
+    """A function that returns the current stream of a device."""
+    current = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a build for CPUs has none
+    if device.type != "cuda" or current is None:
+        return lambda: 0
+    return functools.partial(current, device.index or 0)
 
 
 def _laid_out(

@@ -120,14 +120,21 @@ def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
 
 
 def _cut_for_gpu(item: Compute, axes: tuple[Axis, ...], kept: int) -> tuple[Axis, int] | None:
-    """The longest axis that is reduced, cut so that there are programs for the whole GPU."""
-    loop = max(item.reduced, key=lambda axis: axis.extent.value)
+    """The axis that is reduced and best cut, so that there are programs for the whole GPU."""
+    total = product(loop.extent for loop in item.reduced).value
     inner = axes[-1] in item.reduced
     programs = kept if inner else -(-kept // GPU_COLUMNS)
-    least = _LEAST_BLOCK if inner and loop is axes[-1] else _LEAST_ROWS
-    blocks = min(_GPU_PROGRAMS // max(programs, 1), loop.extent.value // least)
-    even = next((n for n in range(blocks, blocks // 2, -1) if loop.extent.value % n == 0), blocks)
-    return (loop, even) if blocks > 1 and not _is_product(item) else None
+    most = min(_GPU_PROGRAMS // max(programs, 1), total // (_LEAST_BLOCK if inner else _LEAST_ROWS))
+
+    def blocks_of(loop: Axis) -> int:
+        # A row that is read along its memory is cut in pieces worth reading.
+        extent = loop.extent.value
+        blocks = min(most, extent // (_LEAST_BLOCK if inner and loop is axes[-1] else 1))
+        return next((n for n in range(blocks, blocks // 2, -1) if extent % n == 0), blocks)
+
+    best = max(item.reduced, key=blocks_of)  # the outermost of equals
+    blocks = blocks_of(best)
+    return (best, blocks) if blocks > 1 and not _is_product(item) else None
 
 
 def _is_product(item: Compute) -> bool:
