@@ -61,7 +61,7 @@ def _lstm(
     if isinstance(hidden, torch.Tensor):
         return None  # packed sequences are not computed by oneDNN
     if dropout and train and layers > 1:
-        return _layer_by_layer(
+        return layer_by_layer(
             _lstm, x, hidden, weights, biases, layers, dropout, train, bidirectional, batch_first
         )
     from torch._decomp import decompositions as known  # noqa: PLC0415 - rarely needed
@@ -76,7 +76,7 @@ def _lstm(
     return out, *(torch.stack(parts, 0) for parts in zip(*finals, strict=True))
 
 
-def _layer_by_layer(
+def layer_by_layer(
     function: Any, x: Any, hidden: Any, weights: Any, biases: Any, layers: Any, dropout: Any,
     train: Any, bidirectional: Any, batch_first: Any,
 ) -> Any:  # fmt: skip
@@ -119,7 +119,7 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.bernoulli: _bernoulli,
     torch.lstm: _lstm,
     **{
-        function: functools.partial(_layer_by_layer, function)
+        function: functools.partial(layer_by_layer, function)
         for function in (torch.gru, torch.rnn_tanh, torch.rnn_relu)
     },
     torch.nn.functional.batch_norm: _functional_batch_norm,

@@ -37,7 +37,7 @@ _FAMILIES = (
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
     "torch_rules", "overrides", "stdlib", "contexts", "polyfilled",
     "copying", "namespaces", "messages", "randomness", "arrays", "control_flow",
-    "attention", "backward",
+    "attention", "backward", "packed",
 )  # fmt: skip
 
 _DESCRIPTORS = (

@@ -9,9 +9,11 @@ import operator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import combined
+from weft_capture.rules.packed import numbers
 from weft_capture.rules.table import GRAPH
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value, method
@@ -92,6 +94,9 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
     if isinstance(count, int) and count != 1:
         raise Break("op-failed", "item of a tensor with more than one element")
     if not self.fake.is_floating_point():
+        known = numbers(self)
+        if known is not None:
+            return tx.literal(pytree.tree_leaves(known)[0])
         if not tx.graph.reads_data():
             raise Break("data-dependent-value", "Tensor.item")
         return tx.graph.emit("call_method", "item", [self], {})
@@ -126,6 +131,9 @@ def _bool(tx: Tracer, self: TensorValue) -> Value:
 
 @method(TensorValue, "tolist")
 def _tolist(tx: Tracer, self: TensorValue) -> Value:
+    known = numbers(self)
+    if known is not None:
+        return tx.literal(known)
     if not tx.graph.reads_data():
         raise Break("data-dependent-value", "Tensor.tolist")
     if self.fake.dim() == 0:
@@ -210,6 +218,10 @@ def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
 def _getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
     if tx.gathering and (positions := _positions(tx, self, key)):
         return tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [self, positions], {})
+    masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
+    mask = numbers(key, fix=True) if masks else None
+    if mask and len(mask) == self.fake.shape[0] and any(mask):
+        key = tx.builtin(torch.tensor, tx.literal([i for i, taken in enumerate(mask) if taken]))
     tensor, rest = _selected(tx, self, key)
     return tx.graph.emit("call_function", operator.getitem, [tensor, rest], {})
 
