@@ -67,6 +67,18 @@ def inner_gradient(x):
     return slope * slope
 
 
+def linearized(x):
+    out, along = torch.func.linearize(lambda a: a.sin() * a, x)
+    rows = torch.func.vmap(along)(torch.stack([x.detach(), torch.ones_like(x)]))
+    return along(x * 2) + out * rows.sum(0)
+
+
+def batched_gradients(x):
+    seeds = torch.eye(3, dtype=x.dtype)
+    (rows,) = torch.autograd.grad((x**3).sum(1), x, seeds, create_graph=True, is_grads_batched=True)
+    return rows.sum(0) * x
+
+
 # ---- with breaks
 
 
@@ -131,8 +143,8 @@ def validated_distribution(x):
     return normal.log_prob(x + 1) + beta.log_prob(x.sigmoid()) + zeros
 
 
-def linearized(x):
-    out, along = torch.func.linearize(lambda a: a.sin() * a, x.detach())
+def linearized_dropout(x):
+    out, along = torch.func.linearize(lambda a: torch.rrelu(a, 0.5, 0.5, True), x.detach())
     return along(torch.ones_like(x)) + out * x
 
 
@@ -152,6 +164,7 @@ def backward_with_hooks(x):
 WHOLE = (
     profiled_range, dual_numbers, annotated, stream_of_the_cpu, sparse_made_inside,
     unvalidated_distribution, validated_distribution, inner_gradient,
+    linearized, batched_gradients,
 )  # fmt: skip
 BROKEN = {
     saved_tensors_hooks: "_push_saved_tensors_default_hooks",
@@ -162,7 +175,7 @@ BROKEN = {
     sparse_from_outside: "torch.sparse_coo",
     jagged: "NestedTensor",
     masked: "MaskedTensor",
-    linearized: "torch.func.linearize",
+    linearized_dropout: "torch.func.linearize",
     backward_with_hooks: "register_hook",
 }
 

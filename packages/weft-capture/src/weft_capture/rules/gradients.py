@@ -115,7 +115,7 @@ def _gradients(
 
     What it went through is kept for another time, since results of the graph may need it.
     """
-    if is_grads_batched is not FALSE or tx.transforms:
+    if tx.transforms:
         raise Break("unknown-call", "torch.autograd.grad under vmap")
     for entry in tx.graph.inputs:
         _begins_here(tx, entry)
@@ -125,6 +125,7 @@ def _gradients(
     )
     options = {"create_graph": create_graph, "retain_graph": TRUE}
     options |= {"allow_unused": allow_unused, "materialize_grads": materialize_grads}
+    options["is_grads_batched"] = is_grads_batched
     with torch.autograd.set_multithreading_enabled(False):
         return tx.graph.emit("call_function", torch.autograd.grad, list(lists), options)
 

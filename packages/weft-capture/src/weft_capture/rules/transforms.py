@@ -14,6 +14,8 @@ import torch
 from torch._C import _functorch
 from torch._functorch import eager_transforms, predispatch
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import GRAPH, decline, rule
@@ -151,7 +153,48 @@ def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
 # ---- questions and checks
 
 
-decline("torch.func.linearize, which traces the function itself", eager_transforms.linearize)
+class _NoDraws(TorchDispatchMode):
+    """Break where random numbers are drawn."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Break("unknown-call", "torch.func.linearize of a function that draws")
+        return func(*args, **(kwargs or {}))
+
+
+def linearized(func: Any, *primals: Any) -> tuple[Any, Any]:
+    """Return what a function gives, and its derivative: the transpose of its transpose."""
+    output = func(*primals)
+    primals = pytree.tree_map(torch.Tensor.detach, primals)
+    seen, pull = torch.func.vjp(func, *primals)  # type: ignore[misc]  # not `has_aux`
+    if any(one.requires_grad for one in pytree.tree_leaves(seen)):  # by what it closes over
+        _refuse()
+    _, push = torch.func.vjp(pull, pytree.tree_map(torch.zeros_like, seen))  # type: ignore[misc]
+
+    def along(*tangents: Any) -> Any:
+        kinds = [
+            pytree.tree_map(lambda one: (one.shape, one.dtype, one.device), tree)
+            for tree in (tangents, primals)
+        ]
+        return push(tangents)[0] if kinds[0] == kinds[1] else _refuse()
+
+    return output, along
+
+
+def _refuse() -> None:
+    """Break."""
+
+
+linearized.__dict__["_weft_inline"] = True
+decline("torch.func.linearize past its arguments, or at other tangents", _refuse)
+
+
+@rule(eager_transforms.linearize)
+def _linearize(tx: Tracer, func: Value, *primals: Value) -> Value:
+    with _NoDraws():  # type: ignore[no-untyped-call]
+        made = tx.const_object(linearized).call(tx, [func, *primals], {}).unpack(tx)
+    made[1].made_at = tx.steps.now  # type: ignore[attr-defined]
+    return tx.tuple_of(made)
 
 
 @rule(predispatch.lazy_load_decompositions)
