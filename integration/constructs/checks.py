@@ -35,6 +35,24 @@ def check_passes(x):
     return x + 1
 
 
+@torch.inference_mode()
+def inferred():
+    return (torch.ones(2, 3),)
+
+
+@case(inputs=inferred)
+def check_of_inference_tensor(x):
+    return finite(x * 2) + x
+
+
+@case(inputs=inferred)
+@torch.inference_mode()
+def check_after_write_to_inference_tensor(x):
+    x[0].relu_()
+    assert x.sum() > 99, "small"
+    return x + 1
+
+
 @case
 def check_in_helpers(x):
     if (x > 99).any():

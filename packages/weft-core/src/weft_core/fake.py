@@ -141,6 +141,11 @@ class _Mode(FakeTensorMode):
 
     __init__ = _rebind(FakeTensorMode.__init__)
     _python_kernels: list[Any]  # a guard for each time it was entered
+    writes = 0  # of operators in place: a tensor of inference mode does not count its own
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.writes += isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def __enter__(self) -> Self:
         if self.shape_env is not None:
@@ -272,7 +277,7 @@ class NamedSource(Source):
         return self.text
 
 
-def fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
+def fake_mode(shape_env: ShapeEnv | None = None) -> _Mode:
     """A fresh fake mode; with `shape_env` (see `make_shape_env`) sizes may be symbolic."""
     _prepare_torch()
     mode: _Mode = _Mode(shape_env=shape_env, allow_non_fake_inputs=True)

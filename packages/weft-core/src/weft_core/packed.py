@@ -12,6 +12,8 @@ import torch
 
 from weft_core.adapters import layer_by_layer
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 
 def steps_of(lengths: Sequence[int]) -> list[int]:
     """Return how many sequences reach each step; of step counts, how long each sequence is."""
@@ -45,14 +47,7 @@ def run_rnn(
     layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> Any:  # fmt: skip
     """Return what `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` does for packed sequences."""
-    from torch._decomp import decompositions as known  # noqa: PLC0415 - rarely needed
-
-    whole = {
-        "lstm": known.lstm_data_impl,
-        "gru": known.gru_impl_data,
-        "rnn_tanh": known.rnn_tanh_data,
-        "rnn_relu": known.rnn_relu_data,
-    }[kind]
+    whole = getattr(torch.ops.aten, kind).data.py_kernels[_COMPOSITE]
 
     def run(data: Any, hidden: Any, *rest: Any) -> Any:
         return whole(data, list(sizes), hidden, *rest[:-1])

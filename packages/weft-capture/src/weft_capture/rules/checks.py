@@ -81,9 +81,8 @@ def has_checks(graph: GraphBuilder) -> bool:
 def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
     """Say of all that the graph does so far whether it can be done once more."""
     yield graph.writes() == 0
-    for entry in graph.inputs:  # tensors of inference mode do not count their writes
-        twin = entry.node_example
-        yield not (isinstance(twin, torch.Tensor) and twin.is_inference())
+    twins = [e.node_example for e in graph.inputs if isinstance(e.node_example, torch.Tensor)]
+    yield not (graph.mode.writes and any(twin.is_inference() for twin in twins))
     for node in graph.graph.nodes:
         target = node.target
         of_program = isinstance(target, types.FunctionType) and target.__module__.split(".")[0]

@@ -25,7 +25,6 @@ _TELLING = frozenset((
     torch.tensor, torch.as_tensor, torch.arange, torch.sort, torch.argsort,
     operator.getitem, operator.lt, "to", "cpu", "unbind",
 ))  # fmt: skip
-_MAKING = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
 
 
 def numbers(tensor: Value, fix: bool = False) -> Any:
@@ -75,8 +74,8 @@ def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value
         raise Break("op-failed", "packing sequences that are empty or not sorted")
     if shape[batch] != len(counts) or shape[time] < counts[0]:
         raise Break("op-failed", "packing other sequences than there are")
-    arguments = [input, tx.literal(counts), batch_first]
-    data = tx.graph.emit("call_function", packed.pack, arguments, {})
+    given = [input, tx.literal(counts), batch_first]
+    data = tx.graph.emit("call_function", packed.pack, given, {})
     return tx.tuple_of([data, _tensor(tx, packed.steps_of(counts))])
 
 
@@ -102,14 +101,12 @@ def _invert(tx: Tracer, permutation: Value) -> Value:
 def _run(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     if len(args) < 9 or not issubclass(args[3].python_type(), list | tuple):  # no packed sequence
         return tx.graph.emit("call_function", function, list(args), kwargs)
-    sizes = tx.literal(_ints(args[1], "the sizes"))
-    arguments = [tx.literal(function.__name__), args[0], sizes, *args[2:]]
-    return tx.graph.emit("call_function", packed.run_rnn, arguments, {})
+    known = [tx.literal(function.__name__), args[0], tx.literal(_ints(args[1], "the sizes"))]
+    return tx.graph.emit("call_function", packed.run_rnn, [*known, *args[2:]], {})
 
 
-@rule_of_each(*_MAKING)
+@rule_of_each(torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
 def _make(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     """Make a tensor of a shape, in which there may be numbers that a tensor tells."""
-    known = map(numbers, args)
-    sizes = [tx.literal(n) if type(n) is int else arg for arg, n in zip(args, known, strict=True)]
+    sizes = [tx.literal(n) if type(n := numbers(arg)) is int else arg for arg in args]
     return tx.graph.emit("call_function", function, sizes, kwargs)
