@@ -14,27 +14,12 @@ from typing import Any
 
 import torch
 
+from weft_guards import sources as src
 from weft_guards.abi import dtype_number, extension, state_words
 from weft_guards.config import settings
 from weft_guards.guards import Guard
 from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
 from weft_guards.shapecode import NoCode, shape_code
-from weft_guards.sources import (
-    AttrSource,
-    CallSource,
-    ClosureSource,
-    ConstSource,
-    DictSource,
-    GlobalSource,
-    GlobalsSource,
-    ItemSource,
-    LocalSource,
-    ModuleSource,
-    ProgramSource,
-    Source,
-    TensorProperty,
-    TypeSource,
-)
 from weft_guards.state import AUTOCAST, TorchState
 
 MAX_AMOUNTS = 128  # as in _amounts.h
@@ -60,12 +45,12 @@ class Assembler:
         self.arguments = {name: index for index, name in enumerate(arg_names)}
         self.cells = {name: index for index, name in enumerate(free_names)}
         self.rows: list[Row] = []
-        self.registers: dict[Source, int] = {}
-        self.amounts: dict[Source, int] = {}
-        self.dims: dict[Source, int] = {}  # of the tensors that were tested
+        self.registers: dict[src.Source, int] = {}
+        self.amounts: dict[src.Source, int] = {}
+        self.dims: dict[src.Source, int] = {}  # of the tensors that were tested
         self.code: Any = extension()
 
-    def fetch(self, source: Source) -> int:
+    def fetch(self, source: src.Source) -> int:
         """Return the register of a source, having written the reads it needs.
 
         Raises:
@@ -81,7 +66,7 @@ class Assembler:
             self.rows.append(row)
         return register
 
-    def amount(self, source: Source) -> int:
+    def amount(self, source: src.Source) -> int:
         """Return the number of the amount that a size, stride or int is read to.
 
         Raises:
@@ -91,7 +76,7 @@ class Assembler:
         if number is None:
             if len(self.amounts) == MAX_AMOUNTS:
                 raise NotNative
-            if isinstance(source, TensorProperty):
+            if isinstance(source, src.TensorProperty):
                 if source.prop == "storage_offset" or source.dim >= self.dims.get(source.base, 0):
                     raise NotNative  # not known to be a tensor that C reads
                 code = getattr(self.code, source.prop.upper())
@@ -114,24 +99,24 @@ class Assembler:
         return True
 
 
-def _fetch_item(asm: Assembler, source: ItemSource) -> Row:
+def _fetch_item(asm: Assembler, source: src.ItemSource) -> Row:
     base = asm.fetch(source.base)
     if type(source.key) is int and source.key >= 0:
         return (asm.code.INDEX, base, source.key, None)
     return (asm.code.ITEM, base, 0, source.key)
 
 
-def _fetch_program(asm: Assembler, source: ProgramSource) -> Row:
+def _fetch_program(asm: Assembler, source: src.ProgramSource) -> Row:
     held: Held = source.held
     return (asm.code.CONST if held.immortal else asm.code.REF, 0, 0, held.handle)
 
 
-def _fetch_attr(asm: Assembler, source: AttrSource) -> Row:
+def _fetch_attr(asm: Assembler, source: src.AttrSource) -> Row:
     code = asm.code.CODE if source.name == "__code__" else asm.code.ATTR
     return (code, asm.fetch(source.base), 0, source.name)
 
 
-def _fetch_call(asm: Assembler, source: CallSource) -> Row:
+def _fetch_call(asm: Assembler, source: src.CallSource) -> Row:
     if source.function is not operator.getitem:
         raise NotNative
     base, key = map(asm.fetch, source.arguments)
@@ -139,18 +124,20 @@ def _fetch_call(asm: Assembler, source: CallSource) -> Row:
 
 
 _FETCHES: dict[type, Callable[[Assembler, Any], Row]] = {
-    LocalSource: lambda asm, s: (asm.code.ARG, 0, asm.arguments[s.name], None),
-    ConstSource: lambda asm, s: (asm.code.CONST, 0, 0, s.value),
-    GlobalsSource: lambda asm, s: (asm.code.GLOBALS, 0, 0, None),
-    ClosureSource: lambda asm, s: (asm.code.CELL, 0, asm.cells[s.name], None),
-    DictSource: lambda asm, s: (asm.code.DICT, asm.fetch(s.base), 0, None),
-    AttrSource: _fetch_attr,
-    TypeSource: lambda asm, s: (asm.code.TYPEOF, asm.fetch(s.base), 0, None),
-    ItemSource: _fetch_item,
-    CallSource: _fetch_call,
-    GlobalSource: lambda asm, s: _fetch_item(asm, ItemSource(GlobalsSource(), s.name)),
-    ModuleSource: lambda asm, s: _fetch_item(asm, ItemSource(ConstSource(sys.modules), s.name)),
-    ProgramSource: _fetch_program,
+    src.LocalSource: lambda asm, s: (asm.code.ARG, 0, asm.arguments[s.name], None),
+    src.ConstSource: lambda asm, s: (asm.code.CONST, 0, 0, s.value),
+    src.GlobalsSource: lambda asm, s: (asm.code.GLOBALS, 0, 0, None),
+    src.ClosureSource: lambda asm, s: (asm.code.CELL, 0, asm.cells[s.name], None),
+    src.DictSource: lambda asm, s: (asm.code.DICT, asm.fetch(s.base), 0, None),
+    src.AttrSource: _fetch_attr,
+    src.TypeSource: lambda asm, s: (asm.code.TYPEOF, asm.fetch(s.base), 0, None),
+    src.ItemSource: _fetch_item,
+    src.CallSource: _fetch_call,
+    src.GlobalSource: lambda asm, s: _fetch_item(asm, src.ItemSource(src.GlobalsSource(), s.name)),
+    src.ModuleSource: lambda asm, s: _fetch_item(
+        asm, src.ItemSource(src.ConstSource(sys.modules), s.name)
+    ),
+    src.ProgramSource: _fetch_program,
 }
 
 
@@ -206,7 +193,7 @@ def _test_grad_mode(asm: Assembler, guard: Guard) -> list[Row]:
 def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
     use: ClassUse = guard.payload
     source = guard.source
-    if not isinstance(source, ProgramSource) or (cls := source.held.get()) is None:
+    if not isinstance(source, src.ProgramSource) or (cls := source.held.get()) is None:
         raise NotNative
     by_version = any(isinstance(wanted, int) for _, wanted in use.names)  # nothing else can tell
     if by_version and not use.version:
@@ -271,7 +258,7 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
 
 # ---- calling compiled code with the inputs it reads from modules and containers
 
-_READS = (AttrSource, DictSource, ItemSource, TypeSource)
+_READS = (src.AttrSource, src.DictSource, src.ItemSource, src.TypeSource)
 _FEW = 8  # so few reads are made by bytecode as fast
 
 
@@ -280,10 +267,10 @@ class _Reads(Assembler):
 
     def __init__(self) -> None:
         super().__init__((), ())
-        self.roots: list[Source] = []
+        self.roots: list[src.Source] = []
 
-    def fetch(self, source: Source) -> int:
-        looked_up = isinstance(source, CallSource) and source.function is operator.getitem
+    def fetch(self, source: src.Source) -> int:
+        looked_up = isinstance(source, src.CallSource) and source.function is operator.getitem
         if looked_up or isinstance(source, _READS) or source in self.registers:
             return super().fetch(source)
         register = self.registers[source] = len(self.registers)
@@ -293,8 +280,8 @@ class _Reads(Assembler):
 
 
 def call_with(
-    target: Callable[..., Any], sources: Sequence[Source]
-) -> tuple[Callable[..., Any], list[Source]] | None:
+    target: Callable[..., Any], sources: Sequence[src.Source]
+) -> tuple[Callable[..., Any], list[src.Source]] | None:
     """Return a function that calls `target` with the values of sources, and what to pass it.
 
     A graph of many layers has hundreds of parameters for inputs. Reading each through its chain of

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from weft_guards import varying as varying
 
     from weft import compiled_autograd
-    from weft.cudagraphs import cudagraph_mark_step_begin as cudagraph_mark_step_begin
     from weft.mega_cache import load_cache_artifacts as load_cache_artifacts
     from weft.mega_cache import save_cache_artifacts as save_cache_artifacts
     from weft.pipeline import aot_autograd as aot_autograd
+    from weft.pipeline import cudagraph_mark_step_begin as cudagraph_mark_step_begin
     from weft.state import reset as reset
     from weft.state import set_stance as set_stance
 
@@ -59,9 +59,8 @@ _LAZY = {
     "weft_capture": "allow_in_graph assume_constant_result disable disallow_in_graph explain "
     "graph_break is_compiling report substitute_in_graph",
     "weft_guards": "mark_dynamic mark_static mark_unbacked maybe_mark_dynamic varying",
-    "weft.cudagraphs": "cudagraph_mark_step_begin",
     "weft.mega_cache": "load_cache_artifacts save_cache_artifacts",
-    "weft.pipeline": "aot_autograd",
+    "weft.pipeline": "aot_autograd cudagraph_mark_step_begin",
     "weft.state": "reset set_stance",
 }
 

@@ -26,7 +26,7 @@ _BUILT_IN = {
     "inductor": "weft.pipeline:codegen",
     "aot_eager": "weft.pipeline:aot_eager",
     "eager": "weft.pipeline:eager",
-    "cudagraphs": "weft.cudagraphs:cudagraphs",
+    "cudagraphs": "weft.pipeline:cudagraphs",
 }
 # Ours is registered for stock torch.compile too; here it has its own names above.
 _NOT_FOR_US = {"weft"}

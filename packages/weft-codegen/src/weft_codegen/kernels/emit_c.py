@@ -26,19 +26,11 @@ from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.exprs import locals_of
 from weft_codegen.kernels.simd import collides
 from weft_codegen.kernels.toolchain import last_level_cache
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Expr, Local, Op, walk
 from weft_codegen.loops.index import IndexExpr, const, product
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.printer import kernel_text
-from weft_codegen.loops.program import (
-    Kernel,
-    Loop,
-    Stmt,
-    Store,
-    kernel_loads,
-    statements,
-    stmt_exprs,
-)
 
 SERIAL_WORK = 131072
 STACK_BYTES = 65536
@@ -59,7 +51,7 @@ class KernelCode:
     text: str
 
 
-def emit_kernel(kernel: Kernel) -> KernelCode:
+def emit_kernel(kernel: ir.Kernel) -> KernelCode:
     """C text of `kernel` under a symbol made from that text, so equal kernels share it."""
     noted = _KernelWriter(kernel).text()
     symbol = kernel_symbol(without_notes(noted))
@@ -69,7 +61,7 @@ def emit_kernel(kernel: Kernel) -> KernelCode:
     return KernelCode(symbol, prototype, f"/* {nest}\n */\n{text}")
 
 
-def _parameters(kernel: Kernel, *, restrict: bool) -> str:
+def _parameters(kernel: ir.Kernel, *, restrict: bool) -> str:
     # The memory plan may put one of an in-place pair on the other: no promise about those.
     shared = {name for pair in kernel.in_place for name in pair}
     parts = []
@@ -81,14 +73,14 @@ def _parameters(kernel: Kernel, *, restrict: bool) -> str:
     return ", ".join(parts)
 
 
-def work_of(body: Sequence[Stmt]) -> IndexExpr:
+def work_of(body: Sequence[ir.Stmt]) -> IndexExpr:
     """The cost of a body in float additions."""
     total = const(0)
     for stmt in body:
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, ir.Loop):
             total = total + stmt.axis.extent * work_of(stmt.body)
         else:
-            total = total + 1 + sum(map(_cost, walk(*stmt_exprs(stmt))))
+            total = total + 1 + sum(map(_cost, walk(*ir.stmt_exprs(stmt))))
     return total
 
 
@@ -104,21 +96,21 @@ class Nest:
     it (before `shared` when the innermost loop is the one divided); `body` is what they run.
     """
 
-    around: tuple[Loop, ...]
-    shared: tuple[Loop, ...]
-    body: tuple[Stmt, ...]
+    around: tuple[ir.Loop, ...]
+    shared: tuple[ir.Loop, ...]
+    body: tuple[ir.Stmt, ...]
 
 
-def split_nest(stmt: Stmt) -> Nest:
+def split_nest(stmt: ir.Stmt) -> Nest:
     """Choose which parallel loops of `stmt` threads divide among them."""
-    chain: list[Loop] = []
-    body: tuple[Stmt, ...] = (stmt,)
-    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind == "parallel":
+    chain: list[ir.Loop] = []
+    body: tuple[ir.Stmt, ...] = (stmt,)
+    while len(body) == 1 and isinstance(body[0], ir.Loop) and body[0].kind == "parallel":
         if body[0].limit is not None:
             break
         chain.append(body[0])
         body = body[0].body
-    innermost = chain and not any(isinstance(item, Loop) for item in body)
+    innermost = chain and not any(isinstance(item, ir.Loop) for item in body)
     if not innermost:
         return Nest((), tuple(chain), body)
     outer = product(loop.axis.extent for loop in chain[:-1])
@@ -130,7 +122,7 @@ def split_nest(stmt: Stmt) -> Nest:
 class _KernelWriter:
     """Writes one kernel; `_lines` is the text so far, `_depth` its indentation."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: ir.Kernel) -> None:
         self._kernel = kernel
         self._names = [*(param.name for param in kernel.params), *kernel.sizes]
         self._text = CText()
@@ -142,7 +134,7 @@ class _KernelWriter:
     def text(self) -> str:
         """The whole kernel."""
         body = self._kernel.body
-        together = not all(isinstance(stmt, Loop) and stmt.kind == "parallel" for stmt in body)
+        together = not all(isinstance(stmt, ir.Loop) and stmt.kind == "parallel" for stmt in body)
         calls: list[str] = []
         if together:
             self._part("part", Nest((), (), body))
@@ -160,14 +152,14 @@ class _KernelWriter:
 
     # ---- threads ----
 
-    def _nest(self, suffix: str, nest: Nest, whole: tuple[Stmt, ...]) -> list[str]:
+    def _nest(self, suffix: str, nest: Nest, whole: tuple[ir.Stmt, ...]) -> list[str]:
         """Write the functions of one nest; the lines of the entry function that run it."""
         self._part(suffix, nest)
         chunks = product(loop.axis.extent for loop in nest.shared)
         work = work_of(whole)
         names = ", ".join(self._names)
         axes = tuple(loop.axis for loop in nest.shared)
-        stores = [stmt for stmt in statements(whole) if isinstance(stmt, Store)]
+        stores = [stmt for stmt in ir.statements(whole) if isinstance(stmt, ir.Store)]
         small = work.is_const and work.value < SERIAL_WORK
         if small or any(collides(store, axes) for store in stores):
             bounds = f"0, {index_c(chunks)}"
@@ -222,7 +214,7 @@ class _KernelWriter:
 
     def _shared_loops(self, nest: Nest, locals_here: list[Local]) -> None:
         notes = tuple(note for loop in nest.shared for note in loop.notes)
-        innermost = Loop(nest.shared[-1].axis, nest.body, notes=notes)
+        innermost = ir.Loop(nest.shared[-1].axis, nest.body, notes=notes)
         alone = len(nest.shared) == 1
         if alone and self._body.simd(innermost) is not None:
             self._body.innermost(innermost, "lo", "hi")
@@ -254,24 +246,24 @@ class _KernelWriter:
                 self._text.line(f"{kind} {local.name}[{index_c(local.extent)}] WEFT_ALIGNED;")
 
 
-def _streamed(kernel: Kernel, dtypes: dict[str, torch.dtype]) -> set[str]:
+def _streamed(kernel: ir.Kernel, dtypes: dict[str, torch.dtype]) -> set[str]:
     """The parameters that are only stored to, by one statement, and larger than every cache.
 
     Not those of costly functions: arithmetic is what such loops wait for.
     """
     bytes_stored: dict[str, int] = {}
 
-    def visit(body: Sequence[Stmt], count: int) -> None:
+    def visit(body: Sequence[ir.Stmt], count: int) -> None:
         for stmt in body:
-            if isinstance(stmt, Loop):
+            if isinstance(stmt, ir.Loop):
                 extent = stmt.axis.extent
                 visit(stmt.body, count * (extent.value if extent.is_const else 0))
-            elif isinstance(stmt, Store):
+            elif isinstance(stmt, ir.Store):
                 alone = stmt.buffer not in bytes_stored and stmt.buffer not in loaded
                 alone &= all(_cost(node) <= _CHEAP for node in walk(stmt.value))
                 bytes_stored[stmt.buffer] = alone * count * C_TYPES[dtypes[stmt.buffer]].bytes
 
-    loaded = kernel_loads(kernel)
+    loaded = ir.kernel_loads(kernel)
     visit(kernel.body, 1)
     return {name for name, size in bytes_stored.items() if size >= last_level_cache()}
 

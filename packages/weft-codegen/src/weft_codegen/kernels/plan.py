@@ -15,17 +15,7 @@ from enum import Enum
 import torch
 
 from weft_codegen.kernels.externs import returns_views
-from weft_codegen.loops.program import (
-    Alias,
-    Extern,
-    Launch,
-    Program,
-    Ref,
-    Step,
-    step_reads,
-    step_writes,
-    storage_roots,
-)
+from weft_codegen.loops import program as ir
 
 ALIGN = 64
 # Bytes from which a temporary is a tensor of its own.
@@ -41,13 +31,13 @@ class Place(Enum):
     SCRATCH = "scratch"
 
 
-def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
+def make_plan(program: ir.Program, allocates: frozenset[int]) -> Plan:
     """Plan the memory of `program`.
 
     Args:
         allocates: positions of the Extern steps that make their own results.
     """
-    root = {name: name for name in program.buffers} | storage_roots(program.steps)
+    root = {name: name for name in program.buffers} | ir.storage_roots(program.steps)
     place = _places(program, root, allocates)
     last = _last_uses(program, root)
     plan = Plan(program, root, place, last, _exclusive(program, root, allocates))
@@ -58,19 +48,19 @@ def make_plan(program: Program, allocates: frozenset[int]) -> Plan:
 
 
 def _places(
-    program: Program, root: Mapping[str, str], allocates: frozenset[int]
+    program: ir.Program, root: Mapping[str, str], allocates: frozenset[int]
 ) -> dict[str, Place]:
     place = {item.name: Place.INPUT for item in program.inputs if item.kind == "tensor"}
     place |= dict.fromkeys(program.constants, Place.CONSTANT)
     for output in program.outputs:
-        if isinstance(output, Ref):
+        if isinstance(output, ir.Ref):
             place.setdefault(root[output.name], Place.OWNED)
     for position in allocates:
         step = program.steps[position]
-        assert isinstance(step, Extern)
+        assert isinstance(step, ir.Extern)
         if returns_views(step):
             # A view must not outlive what it looks at, so that cannot be scratch memory.
-            for read in step_reads(step, program.kernels):
+            for read in ir.step_reads(step, program.kernels):
                 place.setdefault(root[read], Place.OWNED)
         for result in step.results:
             if result is not None and result in root:
@@ -83,29 +73,29 @@ def _places(
 
 
 def _exclusive(
-    program: Program, root: Mapping[str, str], allocates: frozenset[int]
+    program: ir.Program, root: Mapping[str, str], allocates: frozenset[int]
 ) -> frozenset[str]:
     """The roots whose memory nothing but the program's own steps can know."""
     given = {item.name for item in program.inputs} | program.constants.keys()
-    shared = {root[output.name] for output in program.outputs if isinstance(output, Ref)}
+    shared = {root[output.name] for output in program.outputs if isinstance(output, ir.Ref)}
     for position in allocates:
         step = program.steps[position]
-        assert isinstance(step, Extern)
-        seen = step_writes(step, program.kernels)
-        seen += step_reads(step, program.kernels) if returns_views(step) else ()
+        assert isinstance(step, ir.Extern)
+        seen = ir.step_writes(step, program.kernels)
+        seen += ir.step_reads(step, program.kernels) if returns_views(step) else ()
         shared.update(root[name] for name in seen if name in root)
     return frozenset(root.values()) - given - shared
 
 
-def _last_uses(program: Program, root: Mapping[str, str]) -> dict[str, int]:
+def _last_uses(program: ir.Program, root: Mapping[str, str]) -> dict[str, int]:
     last: dict[str, int] = {}
     for position, step in enumerate(program.steps):
-        touched = step_reads(step, program.kernels) + step_writes(step, program.kernels)
+        touched = ir.step_reads(step, program.kernels) + ir.step_writes(step, program.kernels)
         for name in touched:
             if name in root:
                 last[root[name]] = position
     for output in program.outputs:
-        if isinstance(output, Ref):
+        if isinstance(output, ir.Ref):
             last[root[output.name]] = len(program.steps)
     return last
 
@@ -121,7 +111,7 @@ class Plan:
     offset: scratch root -> byte offset.  fixed: bytes of the scratch block.
     """
 
-    program: Program
+    program: ir.Program
     root: Mapping[str, str]
     place: Mapping[str, Place]
     last: Mapping[str, int]
@@ -132,11 +122,11 @@ class Plan:
     _live: dict[str, tuple[int, int]] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
 
-    def place_results(self, position: int, step: Step) -> None:
+    def place_results(self, position: int, step: ir.Step) -> None:
         """Give memory to what `step` makes."""
-        if isinstance(step, Alias):
+        if isinstance(step, ir.Alias):
             return
-        for name in step_writes(step, self.program.kernels):
+        for name in ir.step_writes(step, self.program.kernels):
             root = self.root.get(name)
             if root is None or root in self._made:
                 continue
@@ -169,10 +159,10 @@ class Plan:
             end = max(end, stop)
         return min(gaps, default=(0, end))[1]
 
-    def _reusable(self, position: int, step: Step, written: str) -> str | None:
+    def _reusable(self, position: int, step: ir.Step, written: str) -> str | None:
         """A dying input of a kernel whose memory the result `written` may take."""
         kernels = self.program.kernels
-        names = step_reads(step, kernels) + step_writes(step, kernels)
+        names = ir.step_reads(step, kernels) + ir.step_writes(step, kernels)
         touched = [self.root.get(name) for name in names]
         for source in self._overwritten(step, written):
             name = self.root[source]
@@ -182,13 +172,13 @@ class Plan:
                 return name
         return None
 
-    def _overwritten(self, step: Step, written: str) -> list[str]:
+    def _overwritten(self, step: ir.Step, written: str) -> list[str]:
         """What the step would read just before it writes the same element of `written`."""
-        if isinstance(step, Launch) and self.root[written] == written:
+        if isinstance(step, ir.Launch) and self.root[written] == written:
             kernel = self.program.kernels[step.kernel]
             actual = dict(zip((param.name for param in kernel.params), step.buffers, strict=True))
             return [actual[old] for new, old in kernel.in_place if actual[new] == written]
-        if isinstance(step, Extern) and step.op is torch.ops.aten.addmm.default:
+        if isinstance(step, ir.Extern) and step.op is torch.ops.aten.addmm.default:
             total, new = (self.program.buffers[name] for name in (step.args[0].name, written))
             owned = self.place[written] is Place.OWNED and self.root[total.name] == total.name
             return [total.name] if owned and total == replace(new, name=total.name) else []

@@ -12,29 +12,15 @@ from typing import Any
 
 import torch
 
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, evaluate
 from weft_codegen.loops.ops import OPS, REDUCTIONS
-from weft_codegen.loops.program import (
-    Alias,
-    Extern,
-    Kernel,
-    Launch,
-    Loop,
-    Program,
-    Reduce,
-    Ref,
-    Set,
-    Stmt,
-    Store,
-    size_places,
-    stmt_exprs,
-)
 
 Sizes = dict[str, int]
 
 
-def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
+def run_program(program: ir.Program, args: Sequence[Any]) -> list[Any]:
     """The outputs of `program` on `args` (tensors and ints, in the order of its inputs).
 
     Inputs that the program mutates are written in place.
@@ -45,12 +31,12 @@ def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
 class _Run:
     """One execution: the memory of every buffer, as tensors."""
 
-    def __init__(self, program: Program, args: Sequence[Any]) -> None:
+    def __init__(self, program: ir.Program, args: Sequence[Any]) -> None:
         self._program = program
         self._memory: dict[str, torch.Tensor] = dict(program.constants)
         self._sizes: Sizes = {
             name: int(args[position]) if dim is None else args[position].shape[dim]
-            for name, (position, dim) in size_places(program).items()
+            for name, (position, dim) in ir.size_places(program).items()
         }
         for item, arg in zip(program.inputs, args, strict=True):
             if item.kind == "tensor":
@@ -58,16 +44,16 @@ class _Run:
 
     def run(self) -> list[Any]:
         for step in self._program.steps:
-            if isinstance(step, Launch):
+            if isinstance(step, ir.Launch):
                 self._launch(step)
-            elif isinstance(step, Extern):
+            elif isinstance(step, ir.Extern):
                 self._extern(step)
-            elif isinstance(step, Alias):
+            elif isinstance(step, ir.Alias):
                 self._alias(step)
         return [self._output(output) for output in self._program.outputs]
 
     def _output(self, output: Any) -> Any:
-        if isinstance(output, Ref):
+        if isinstance(output, ir.Ref):
             return self._memory[output.name]
         return None if output is None else self._int(output)
 
@@ -82,7 +68,7 @@ class _Run:
             dtype=buffer.dtype,
         )
 
-    def _alias(self, step: Alias) -> None:
+    def _alias(self, step: ir.Alias) -> None:
         buffer, base = self._program.buffers[step.name], self._memory[step.base]
         self._memory[step.name] = base.as_strided(
             [self._int(n) for n in buffer.shape],
@@ -90,7 +76,7 @@ class _Run:
             base.storage_offset() + self._int(step.offset),
         )
 
-    def _extern(self, step: Extern) -> None:
+    def _extern(self, step: ir.Extern) -> None:
         if step.when is not None and not self._memory[step.when].any():
             return
         args = [self._argument(arg) for arg in step.args]
@@ -115,7 +101,7 @@ class _Run:
         return self._allocate(name).copy_(result)
 
     def _argument(self, value: Any) -> Any:
-        if isinstance(value, Ref):
+        if isinstance(value, ir.Ref):
             return self._memory[value.name]
         if isinstance(value, IndexExpr):
             return self._int(value)
@@ -123,7 +109,7 @@ class _Run:
             return [self._argument(item) for item in value]
         return value
 
-    def _launch(self, step: Launch) -> None:
+    def _launch(self, step: ir.Launch) -> None:
         kernel = self._program.kernels[step.kernel]
         for name in step.buffers:
             if name not in self._memory:
@@ -132,7 +118,7 @@ class _Run:
         _run_kernel(kernel, [self._memory[name] for name in step.buffers], sizes)
 
 
-def _run_kernel(kernel: Kernel, buffers: Sequence[torch.Tensor], sizes: Sizes) -> None:
+def _run_kernel(kernel: ir.Kernel, buffers: Sequence[torch.Tensor], sizes: Sizes) -> None:
     names = (param.name for param in kernel.params)
     memory = dict(zip(names, map(_flat, buffers), strict=True))
     KernelRun(kernel, memory, sizes).body(kernel.body)
@@ -149,7 +135,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 class KernelRun:
     """One run of a kernel: `memory` maps parameters to flat tensors, which it writes."""
 
-    def __init__(self, kernel: Kernel, memory: dict[str, torch.Tensor], sizes: Sizes) -> None:
+    def __init__(self, kernel: ir.Kernel, memory: dict[str, torch.Tensor], sizes: Sizes) -> None:
         self._memory = memory
         self._sizes = sizes
         self._axes: dict[Axis, Any] = {}
@@ -161,19 +147,19 @@ class KernelRun:
         }
         self._scalars: dict[str, torch.Tensor] = {}
 
-    def body(self, body: tuple[Stmt, ...]) -> None:
+    def body(self, body: tuple[ir.Stmt, ...]) -> None:
         """Run statements in order."""
         for stmt in body:
-            if isinstance(stmt, Loop):
+            if isinstance(stmt, ir.Loop):
                 self._loop(stmt)
             else:
                 self._simple(stmt, {})
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: ir.Loop) -> None:
         count = self._index(loop.axis.extent)
         if loop.limit is not None:
             count = min(count, self._index(loop.limit))
-        if any(isinstance(stmt, Loop) for stmt in loop.body) or _runs_on(loop.body):
+        if any(isinstance(stmt, ir.Loop) for stmt in loop.body) or _runs_on(loop.body):
             for position in range(count):
                 self._axes[loop.axis] = position
                 self.body(loop.body)
@@ -187,14 +173,14 @@ class KernelRun:
         self._axes.pop(loop.axis, None)
         self._scalars.clear()
 
-    def _simple(self, stmt: Stmt, seen: dict[Expr, torch.Tensor]) -> None:
-        if isinstance(stmt, Reduce):
+    def _simple(self, stmt: ir.Stmt, seen: dict[Expr, torch.Tensor]) -> None:
+        if isinstance(stmt, ir.Reduce):
             self._reduce(stmt, seen)
             return
-        assert isinstance(stmt, Set | Store)
+        assert isinstance(stmt, ir.Set | ir.Store)
         value = self._value(stmt.value, seen)
         where = self._index(stmt.index)
-        if isinstance(stmt, Store):
+        if isinstance(stmt, ir.Store):
             target = self._memory[stmt.buffer]
             if stmt.mode == "add":
                 place, value = torch.broadcast_tensors(torch.as_tensor(where), value)
@@ -208,7 +194,7 @@ class KernelRun:
         else:
             self._locals[stmt.local.name][where] = value
 
-    def _reduce(self, stmt: Reduce, seen: dict[Expr, torch.Tensor]) -> None:
+    def _reduce(self, stmt: ir.Reduce, seen: dict[Expr, torch.Tensor]) -> None:
         values = [self._value(value, seen) for value in stmt.values]
         where = self._index(stmt.index)
         targets = [self._locals[target.name] for target in stmt.targets]
@@ -288,11 +274,11 @@ class KernelRun:
         return self._sizes[atom.key]
 
 
-def _runs_on(body: tuple[Stmt, ...]) -> bool:
+def _runs_on(body: tuple[ir.Stmt, ...]) -> bool:
     """Whether a body reads what it reduces (a scan): its iterations come one after another."""
-    exprs = (expr for stmt in body for expr in stmt_exprs(stmt))
+    exprs = (expr for stmt in body for expr in ir.stmt_exprs(stmt))
     reads = {node.local for node in walk(*exprs) if isinstance(node, Read)}
-    return any(isinstance(stmt, Reduce) and reads & {*stmt.targets} for stmt in body)
+    return any(isinstance(stmt, ir.Reduce) and reads & {*stmt.targets} for stmt in body)
 
 
 def _better(op: str, value: torch.Tensor, best: torch.Tensor) -> bool:

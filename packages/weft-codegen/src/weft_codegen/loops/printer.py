@@ -14,27 +14,11 @@ from typing import Any
 
 import torch
 
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import Atom, IndexExpr, Value
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.ops import DTYPES, OPS
-from weft_codegen.loops.program import (
-    Alias,
-    Buffer,
-    Compute,
-    Kernel,
-    Launch,
-    Loop,
-    Output,
-    Program,
-    Reduce,
-    Ref,
-    Set,
-    Step,
-    Stmt,
-    Store,
-    stmt_exprs,
-)
 from weft_codegen.loops.render import render
 
 
@@ -91,25 +75,25 @@ def node_text(node: Expr, text: Any) -> str:
     return template.format(*args)
 
 
-def body_text(body: tuple[Stmt, ...], indent: str = "    ") -> str:
+def body_text(body: tuple[ir.Stmt, ...], indent: str = "    ") -> str:
     """Text of a body, one statement a line."""
     return "\n".join(_body(body, indent, itertools.count()))
 
 
-def _body(body: tuple[Stmt, ...], indent: str, numbers: Iterator[int]) -> Iterator[str]:
+def _body(body: tuple[ir.Stmt, ...], indent: str, numbers: Iterator[int]) -> Iterator[str]:
     """The lines of one body; a value used twice is printed once, as `vN = ...`."""
-    roots = [expr for stmt in body for expr in stmt_exprs(stmt)]
+    roots = [expr for stmt in body for expr in ir.stmt_exprs(stmt)]
     uses = Counter([*roots, *(child for node in walk(*roots) for child in node.children)])
     names: dict[Expr, str] = {}
     for stmt in body:
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, ir.Loop):
             limit = "" if stmt.limit is None else f" while < {index_text(stmt.limit)}"
             kind = " parallel" if stmt.kind == "parallel" else ""
             extent = index_text(stmt.axis.extent)
             yield f"{indent}for {stmt.axis.key} in 0..{extent}{limit}{kind}:"
             yield from _body(stmt.body, indent + "    ", numbers)
             continue
-        for node in walk(*stmt_exprs(stmt)):
+        for node in walk(*ir.stmt_exprs(stmt)):
             if uses[node] > 1 and node not in names and not isinstance(node, Const | Read):
                 text = expr_text(node, names)
                 names[node] = f"v{next(numbers)}"
@@ -117,15 +101,15 @@ def _body(body: tuple[Stmt, ...], indent: str, numbers: Iterator[int]) -> Iterat
         yield indent + _stmt(stmt, names)
 
 
-def _stmt(stmt: Stmt, names: dict[Expr, str]) -> str:
-    if isinstance(stmt, Store):
+def _stmt(stmt: ir.Stmt, names: dict[Expr, str]) -> str:
+    if isinstance(stmt, ir.Store):
         sign = "=" if stmt.mode == "set" else "+="
         return f"{stmt.buffer}[{index_text(stmt.index)}] {sign} {expr_text(stmt.value, names)}"
-    if isinstance(stmt, Reduce):
+    if isinstance(stmt, ir.Reduce):
         targets = ", ".join(_target(local, stmt.index) for local in stmt.targets)
         values = ", ".join(expr_text(value, names) for value in stmt.values)
         return f"{targets} {stmt.op}= {values}"
-    assert isinstance(stmt, Set)
+    assert isinstance(stmt, ir.Set)
     return f"{_target(stmt.local, stmt.index)} = {expr_text(stmt.value, names)}"
 
 
@@ -133,19 +117,19 @@ def _target(local: Local, where: IndexExpr) -> str:
     return local.name if local.is_scalar else f"{local.name}[{index_text(where)}]"
 
 
-def signature_text(kernel: Kernel) -> str:
+def signature_text(kernel: ir.Kernel) -> str:
     """A kernel's parameters and locals on one line."""
     params = [f"{p.name}: {dtype_text(p.dtype)}{'*' if p.written else ''}" for p in kernel.params]
     local = [f"{t.name}: {dtype_text(t.dtype)}[{index_text(t.extent)}]" for t in kernel.locals]
     return f"({', '.join([*params, *kernel.sizes])}) locals ({', '.join(local)})"
 
 
-def kernel_text(kernel: Kernel) -> str:
+def kernel_text(kernel: ir.Kernel) -> str:
     """A kernel as a loop nest."""
     return f"kernel {kernel.name}{signature_text(kernel)}\n{body_text(kernel.body)}"
 
 
-def buffer_text(buffer: Buffer) -> str:
+def buffer_text(buffer: ir.Buffer) -> str:
     """A buffer's dtype, shape and strides."""
     shape = ", ".join(map(index_text, buffer.shape))
     strides = ", ".join(map(index_text, buffer.strides))
@@ -153,7 +137,7 @@ def buffer_text(buffer: Buffer) -> str:
 
 
 def _value_text(value: Any) -> str:
-    if isinstance(value, Ref):
+    if isinstance(value, ir.Ref):
         return value.name
     if isinstance(value, IndexExpr):
         return index_text(value)
@@ -162,15 +146,15 @@ def _value_text(value: Any) -> str:
     return repr(value)
 
 
-def step_text(step: Step) -> str:
+def step_text(step: ir.Step) -> str:
     """One step of a program on one line (its origins after a `#`)."""
-    if isinstance(step, Alias):
+    if isinstance(step, ir.Alias):
         return f"{step.name} = view of {step.base} + {index_text(step.offset)}"
     origins = f"  # {'; '.join(by_line(step.origins))}" if step.origins else ""
-    if isinstance(step, Launch):
+    if isinstance(step, ir.Launch):
         args = [*step.buffers, *map(index_text, step.sizes)]
         return f"{step.kernel}({', '.join(args)}){origins}"
-    if isinstance(step, Compute):
+    if isinstance(step, ir.Compute):
         return f"{_compute_text(step)}{origins}"
     args = [_value_text(a) for a in step.args]
     args += [f"{name}={_value_text(value)}" for name, value in step.kwargs]
@@ -179,7 +163,7 @@ def step_text(step: Step) -> str:
     return f"{results} = {step.op}({', '.join(args)}){when}{origins}"
 
 
-def _compute_text(node: Compute) -> str:
+def _compute_text(node: ir.Compute) -> str:
     axes = ", ".join(f"{loop.key} in 0..{index_text(loop.extent)}" for loop in node.axes)
     reduced = ", ".join(f"{k.key} in 0..{index_text(k.extent)}" for k in node.reduced)
     over = f"{node.op} over {reduced} of " if node.op else ""
@@ -189,11 +173,11 @@ def _compute_text(node: Compute) -> str:
     return f"{node.result}[{index_text(node.index)}] = {over}{values}  for {axes or '()'}"
 
 
-def _output_text(output: Output) -> str:
+def _output_text(output: ir.Output) -> str:
     return "None" if output is None else _value_text(output)
 
 
-def program_text(program: Program) -> str:
+def program_text(program: ir.Program) -> str:
     """The whole program: buffers, kernels once each, then the steps."""
     lines = [f"program({', '.join(item.name for item in program.inputs)})"]
     lines += [f"  {buffer_text(buffer)}" for buffer in program.buffers.values()]

@@ -9,26 +9,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Cast, Const, Expr, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import Axis, IndexExpr, Size, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.printer import expr_text
-from weft_codegen.loops.program import (
-    Alias,
-    Extern,
-    Kernel,
-    Launch,
-    Loop,
-    Program,
-    Reduce,
-    Ref,
-    Set,
-    Stmt,
-    Store,
-    step_reads,
-    step_writes,
-    stmt_exprs,
-)
 
 
 class InvalidProgram(AssertionError):
@@ -40,34 +25,34 @@ def _check(condition: bool, rule: str, place: str) -> None:
         raise InvalidProgram(f"{place}: {rule}")
 
 
-def verify_program(program: Program) -> None:
+def verify_program(program: ir.Program) -> None:
     """Check every kernel, and that each step uses buffers that exist by then."""
     for kernel in program.kernels.values():
         verify_kernel(kernel)
     known = {item.name for item in program.inputs} | set(program.constants)
     for position, step in enumerate(program.steps):
         place = f"step {position}"
-        writes = step_writes(step, program.kernels)
-        for name in step_reads(step, program.kernels):
+        writes = ir.step_writes(step, program.kernels)
+        for name in ir.step_reads(step, program.kernels):
             # A kernel may reload what it has stored itself.
-            made = name in known or (isinstance(step, Launch) and name in writes)
+            made = name in known or (isinstance(step, ir.Launch) and name in writes)
             _check(made, f"reads {name} before it is made", place)
         known.update(writes)
-        if isinstance(step, Launch):
+        if isinstance(step, ir.Launch):
             _verify_launch(step, program, place)
         for name in writes:
             _check(name in program.buffers, f"writes unknown buffer {name}", place)
-        if isinstance(step, Alias):
+        if isinstance(step, ir.Alias):
             same = program.buffers[step.name].dtype is program.buffers[step.base].dtype
             _check(same, "a view keeps its dtype", place)
-        if isinstance(step, Extern):
+        if isinstance(step, ir.Extern):
             _check(not step.op._schema.is_mutable or bool(step.mutates), "hidden mutation", place)
     for output in program.outputs:
-        if isinstance(output, Ref):
+        if isinstance(output, ir.Ref):
             _check(output.name in known, f"output {output.name} is never made", "outputs")
 
 
-def _verify_launch(step: Launch, program: Program, place: str) -> None:
+def _verify_launch(step: ir.Launch, program: ir.Program, place: str) -> None:
     kernel = program.kernels[step.kernel]
     _check(len(step.buffers) == len(kernel.params), "one buffer a parameter", place)
     _check(len(set(step.buffers)) == len(step.buffers), "buffers of a launch differ", place)
@@ -83,27 +68,27 @@ def _verify_launch(step: Launch, program: Program, place: str) -> None:
 class _Scope:
     """What is visible at a statement."""
 
-    kernel: Kernel
+    kernel: ir.Kernel
     axes: frozenset[Axis] = frozenset()
     set_locals: set[Local] = field(default_factory=set)
     serial: bool = False
 
 
-def verify_kernel(kernel: Kernel) -> None:
+def verify_kernel(kernel: ir.Kernel) -> None:
     """Check one kernel's loops, locals, parameters and types."""
     _verify_body(kernel.body, _Scope(kernel))
 
 
-def _verify_body(body: tuple[Stmt, ...], scope: _Scope) -> None:
-    stored: dict[str, Store] = {}
+def _verify_body(body: tuple[ir.Stmt, ...], scope: _Scope) -> None:
+    stored: dict[str, ir.Store] = {}
     for stmt in body:
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, ir.Loop):
             _verify_loop(stmt, scope)
             continue
-        for value in stmt_exprs(stmt):
+        for value in ir.stmt_exprs(stmt):
             _verify_expr(value, scope, stored)
         _verify_index(stmt.index, scope)
-        if isinstance(stmt, Store):
+        if isinstance(stmt, ir.Store):
             params = {param.name: param for param in scope.kernel.params}
             place = scope.kernel.name
             _check(stmt.buffer in params, f"store to unknown {stmt.buffer}", place)
@@ -115,7 +100,7 @@ def _verify_body(body: tuple[Stmt, ...], scope: _Scope) -> None:
             _verify_local(stmt, scope)
 
 
-def _verify_loop(loop: Loop, scope: _Scope) -> None:
+def _verify_loop(loop: ir.Loop, scope: _Scope) -> None:
     place = scope.kernel.name
     _check(loop.axis not in scope.axes, f"axis {loop.axis.key} is bound twice", place)
     if loop.kind == "parallel":
@@ -131,23 +116,23 @@ def _verify_loop(loop: Loop, scope: _Scope) -> None:
     _verify_body(loop.body, inner)
 
 
-def _verify_local(stmt: Set | Reduce, scope: _Scope) -> None:
+def _verify_local(stmt: ir.Set | ir.Reduce, scope: _Scope) -> None:
     place = scope.kernel.name
-    targets = (stmt.local,) if isinstance(stmt, Set) else stmt.targets
-    values = stmt_exprs(stmt)
+    targets = (stmt.local,) if isinstance(stmt, ir.Set) else stmt.targets
+    values = ir.stmt_exprs(stmt)
     _check(len(targets) == len(values), "one value a local", place)
     for local, value in zip(targets, values, strict=True):
         _check(local in scope.kernel.locals, f"undeclared local {local.name}", place)
         _check(local.dtype is value.dtype, f"{local.name} takes {local.dtype}", place)
-        if isinstance(stmt, Set):
+        if isinstance(stmt, ir.Set):
             scope.set_locals.add(local)
         else:
             _check(local in scope.set_locals, f"{local.name} reduced before set", place)
-    if isinstance(stmt, Reduce):
+    if isinstance(stmt, ir.Reduce):
         _check(REDUCTIONS[stmt.op].states == len(targets), f"states of {stmt.op}", place)
 
 
-def _verify_expr(root: Expr, scope: _Scope, stored: dict[str, Store]) -> None:
+def _verify_expr(root: Expr, scope: _Scope, stored: dict[str, ir.Store]) -> None:
     place = scope.kernel.name
     params = {param.name: param.dtype for param in scope.kernel.params}
     for node in walk(root):

@@ -2,11 +2,10 @@
 
 from importlib import import_module
 
-_ELEMENTS = ("pointwise", "views", "creation", "random")
-_NEIGHBOURS = ("reductions", "indexing", "pooling", "resample", "scans")
+_ROWS = ("pointwise", "views", "random", "reductions", "indexing", "pooling", "resample")
 
 
 def install() -> None:
     """Import the modules whose rows fill the lowering table."""
-    for name in (*_ELEMENTS, *_NEIGHBOURS):
+    for name in _ROWS:
         import_module(f"{__name__}.{name}")

@@ -17,6 +17,7 @@ from torch import fx
 from weft_core.tracing import ASSERT, is_effect
 
 from weft_codegen.loops import checks
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, atoms, single
 from weft_codegen.loops.lower import install
@@ -42,17 +43,6 @@ from weft_codegen.loops.lower.values import (
     offset_of,
 )
 from weft_codegen.loops.ops import DTYPES
-from weft_codegen.loops.program import (
-    Alias,
-    Buffer,
-    Compute,
-    Extern,
-    Input,
-    Output,
-    Program,
-    Ref,
-    Step,
-)
 
 # Operators that read a number or the size of their result out of a tensor.
 _BY_DATA = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
@@ -64,7 +54,7 @@ _RECOMPUTE_LIMIT = 5
 _CHAIN_LIMIT = 64
 
 
-def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> Program:
+def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> ir.Program:
     """Lower an aten graph whose nodes carry `meta["val"]`.
 
     With `fallback_random` random operators are externs, else numbers of random.py.
@@ -84,20 +74,20 @@ class Walk:
         self.seed: LazyTensor | None = None
         self.draws = 0
         self._env: dict[fx.Node, Any] = {}
-        self._buffers: dict[str, Buffer] = {}
-        self._items: list[Step] = []
-        self._inputs: list[Input] = []
+        self._buffers: dict[str, ir.Buffer] = {}
+        self._items: list[ir.Step] = []
+        self._inputs: list[ir.Input] = []
         self._constants: dict[str, torch.Tensor] = {}
-        self._outputs: list[Output] = []
+        self._outputs: list[ir.Output] = []
         self._copies: list[tuple[LazyTensor, LazyTensor]] = []
         self._written: list[str] = []
-        self._aliases: dict[tuple[Any, ...], Buffer] = {}
+        self._aliases: dict[tuple[Any, ...], ir.Buffer] = {}
         self._uses = count_uses(gm)
         self._sums: set[fx.Node] = set()
         self._weights: dict[LazyTensor, int] = {}
         self._checked: set[tuple[LazyTensor, IndexExpr, bool]] = set()
 
-    def run(self) -> Program:
+    def run(self) -> ir.Program:
         visit: dict[str, Callable[[fx.Node], None]] = {
             "placeholder": self._placeholder,
             "get_attr": self._get_attr,
@@ -109,7 +99,7 @@ class Walk:
                 raise NoLowering(f"{node.target} makes a tensor without memory")
             visit[node.op](node)
         mutations = self._mutate()
-        return Program(
+        return ir.Program(
             self._bound_sizes(),
             tuple(self._inputs),
             self._constants,
@@ -126,16 +116,16 @@ class Walk:
         fake = node.meta.get("val")
         if isinstance(fake, torch.Tensor):
             name = f"in{len(self._inputs)}"
-            self._inputs.append(Input(name))
+            self._inputs.append(ir.Input(name))
             self._env[node] = self._in_memory(self._new_buffer(fake, name))
             return
         if isinstance(fake, torch.SymInt):
             self._env[node] = where = to_index(fake)
             kind = "size" if isinstance(single(where), Size) else "unused"
-            self._inputs.append(Input(str(where), kind))
+            self._inputs.append(ir.Input(str(where), kind))
             return
         self._env[node] = fake
-        self._inputs.append(Input(node.name, "unused"))
+        self._inputs.append(ir.Input(node.name, "unused"))
 
     def _get_attr(self, node: fx.Node) -> None:
         value = attribute(node)
@@ -154,7 +144,7 @@ class Walk:
                 dims = zip(value.shape, value.strides, buffer.strides, strict=True)
                 if ZERO not in value.shape and any(n is not ONE and a is not b for n, a, b in dims):
                     raise NoLowering("the strides of a result are not known to be those of memory")
-                self._outputs.append(Ref(buffer.name))
+                self._outputs.append(ir.Ref(buffer.name))
             else:
                 self._outputs.append(None if value is None else to_index(value))
 
@@ -258,7 +248,7 @@ class Walk:
         written = tuple(dict.fromkeys(plain[k].name for k in secretly_written(owning, args)))
         self._written += [name for name in written if name.startswith("in")]
         self._items.append(
-            Extern(
+            ir.Extern(
                 owning,
                 plain,
                 tuple((name, self._plain(value)) for name, value in kwargs.items()),
@@ -274,7 +264,7 @@ class Walk:
     def _plain(self, value: Any) -> Any:
         """An operator argument with tensors as Ref."""
         if isinstance(value, LazyTensor):
-            return Ref(self.materialise(value).name)
+            return ir.Ref(self.materialise(value).name)
         if isinstance(value, list | tuple):
             return [self._plain(item) for item in value]
         if isinstance(value, Expr):
@@ -283,7 +273,7 @@ class Walk:
 
     # ---- memory
 
-    def materialise(self, tensor: LazyTensor) -> Buffer:
+    def materialise(self, tensor: LazyTensor) -> ir.Buffer:
         """The buffer (or the alias into its root's buffer) that holds `tensor`."""
         if tensor.buffer is not None:
             return tensor.buffer
@@ -308,7 +298,7 @@ class Walk:
                 base, name=name, shape=tensor.shape, strides=tensor.strides
             )
             self._buffers[name] = self._aliases[key]
-            self._items.append(Alias(name, base.name, tensor.offset))
+            self._items.append(ir.Alias(name, base.name, tensor.offset))
         return self._aliases[key]
 
     def realise(self, tensor: LazyTensor) -> None:
@@ -318,13 +308,13 @@ class Walk:
         axes, where, value = self._element(tensor)
         dense = is_dense(tensor.shape, tensor.strides)
         strides = tensor.strides if dense else contiguous_strides(tensor.shape)
-        buffer = Buffer(self._fresh(), tensor.dtype, tensor.shape, strides, tensor.device)
+        buffer = ir.Buffer(self._fresh(), tensor.dtype, tensor.shape, strides, tensor.device)
         self._store(buffer, axes, where, value, tensor.origins)
         tensor.buffer = buffer
 
     def _store(
         self,
-        buffer: Buffer,
+        buffer: ir.Buffer,
         axes: tuple[Axis, ...],
         where: list[IndexExpr],
         value: Expr,
@@ -333,7 +323,7 @@ class Walk:
         require(buffer.dtype in DTYPES, f"a kernel that stores {buffer.dtype}")
         self._buffers[buffer.name] = buffer
         position, value = offset_of(where, buffer.strides), cast(value, buffer.dtype)
-        self._items.append(Compute(buffer.name, axes, (), None, (value,), position, origins))
+        self._items.append(ir.Compute(buffer.name, axes, (), None, (value,), position, origins))
 
     @staticmethod
     def _element(tensor: LazyTensor) -> tuple[tuple[Axis, ...], list[IndexExpr], Expr]:
@@ -352,7 +342,7 @@ class Walk:
         """A buffer of the extents of `axes` that holds the reduction of `values`."""
         shape = tuple(loop.extent for loop in axes)
         fake = call.fake[0] if isinstance(call.fake, tuple | list) else call.fake
-        buffer = Buffer(self._fresh(), dtype, shape, contiguous_strides(shape), fake.device)
+        buffer = ir.Buffer(self._fresh(), dtype, shape, contiguous_strides(shape), fake.device)
         self._buffers[buffer.name] = buffer
         position = flatten([loop.at for loop in axes], shape)
         # Over dimensions of size one there is nothing to combine: the value (or position) itself.
@@ -363,7 +353,7 @@ class Walk:
                 alone = apply("add", alone, constant(0, alone.dtype))  # 0 + -0.0 is 0.0
             values = (cast(alone, dtype),)
         self._items.append(
-            Compute(buffer.name, axes, reduced, kind, values, position, call.origins)
+            ir.Compute(buffer.name, axes, reduced, kind, values, position, call.origins)
         )
         tensor = self._in_memory(buffer)
         tensor.origins = call.origins
@@ -378,7 +368,7 @@ class Walk:
         axes, where, _ = self._element(result)
         self.realise(result)
         node = self._items[-1]
-        assert isinstance(node, Compute)
+        assert isinstance(node, ir.Compute)
         along = tuple(loop for loop in axes if loop is as_axis(where[dim]))
         values = (cast(value(where), inner),)
         self._items[-1] = replace(node, values=values, scan=op, along=along)
@@ -396,7 +386,9 @@ class Walk:
         position = offset_of(place(where), copy.buffer.strides)
         values = (cast(value(where), copy.dtype),)
         self._items.append(
-            Compute(copy.buffer.name, axes, (), None, values, position, call.origins, update=mode)
+            ir.Compute(
+                copy.buffer.name, axes, (), None, values, position, call.origins, update=mode
+            )
         )
         return copy
 
@@ -417,9 +409,9 @@ class Walk:
         name = found.buffer.name
         self._buffers[name] = replace(found.buffer, device=index.device)
         self._items.append(
-            Extern(
+            ir.Extern(
                 checks.check_index,
-                (Ref(name), extent, dim, kind),
+                (ir.Ref(name), extent, dim, kind),
                 (),
                 (),
                 origins=call.origins[-1:],
@@ -448,12 +440,12 @@ class Walk:
         mutated = [node for node in loads if node.buffer in targets]
         return any(node not in set(walk(own)) for node in mutated)
 
-    def _new_buffer(self, fake: torch.Tensor, name: str | None = None) -> Buffer:
+    def _new_buffer(self, fake: torch.Tensor, name: str | None = None) -> ir.Buffer:
         if fake.layout is not torch.strided:
             raise NoLowering(f"tensor of layout {fake.layout}")
         strides = to_shape(fake.stride())
         name = name or self._fresh()
-        buffer = Buffer(name, fake.dtype, to_shape(fake.shape), strides, fake.device)
+        buffer = ir.Buffer(name, fake.dtype, to_shape(fake.shape), strides, fake.device)
         self._buffers[name] = buffer
         return buffer
 
@@ -461,7 +453,7 @@ class Walk:
         return f"{kind}{len(self._buffers)}"
 
     @staticmethod
-    def _in_memory(buffer: Buffer) -> LazyTensor:
+    def _in_memory(buffer: ir.Buffer) -> LazyTensor:
         return LazyTensor(
             buffer.shape, buffer.dtype, buffer.strides, buffer=buffer, device=buffer.device
         )

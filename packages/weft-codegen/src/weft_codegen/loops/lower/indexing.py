@@ -20,7 +20,6 @@ from weft_codegen.loops.expr import (
     apply,
     cast,
     compute_dtype,
-    constant,
     index_of,
     index_value,
     where,
@@ -266,33 +265,3 @@ def _index_rows(mode: str) -> Callable[..., LazyTensor]:
 
 lowers("aten.index_add")(_index_rows("add"))
 lowers("aten.index_copy")(_index_rows("set"))
-
-
-@lowers("aten.embedding_dense_backward")
-def _embedding_dense_backward(
-    call: Call,
-    gradient: LazyTensor,
-    indices: LazyTensor,
-    rows: Any,
-    padding: int,
-    scale_by_frequency: bool,
-) -> LazyTensor:
-    require(not scale_by_frequency and call.fake.dtype in SUPPORTED, "scaled gradient")
-    places = _positions(call, indices, call.lazy(gradient.at).shape[0], 0, "lookup")
-    zero = constant(0, compute_dtype(call.fake.dtype))
-
-    def value(place: Indices) -> Expr:
-        element = gradient.at(place)
-        if padding < 0:
-            return element
-        row = cast(indices.at(place[:-1]), torch.int64)
-        return where(apply("eq", row, constant(padding, torch.int64)), zero, element)
-
-    return call.graph.updated(
-        call,
-        call.lazy(lambda place: zero),
-        gradient.shape,
-        lambda place: [places.at(place[:-1]), place[-1]],
-        value,
-        "add",
-    )

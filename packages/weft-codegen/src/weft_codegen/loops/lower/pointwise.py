@@ -195,11 +195,6 @@ lowers("aten.add")(_linear("add"))
 lowers("aten.sub")(_linear("sub"))
 
 
-@lowers("aten.rsub")
-def _rsub(call: Call, left: Any, right: Any, *rest: Any, alpha: Any = 1) -> LazyTensor:
-    return _linear("sub")(call, right, left, *rest, alpha=alpha)
-
-
 @lowers("aten.div")
 def _div(call: Call, left: Any, right: Any, rounding_mode: str | None = None) -> LazyTensor:
     dtype = compute_dtype(call.fake.dtype)
@@ -282,3 +277,37 @@ def _copy(call: Call, target: LazyTensor, source: LazyTensor, blocks: bool = Fal
 @lowers("aten.lift_fresh_copy")
 def _same(call: Call, x: LazyTensor, **kwargs: Any) -> LazyTensor:
     return call.lazy(x.at)
+
+
+# ---- tensors made from nothing
+
+
+def _filled(call: Call, value: Any) -> LazyTensor:
+    require(call.fake.dtype in SUPPORTED, f"a tensor of {call.fake.dtype}")
+    return pointwise(call, lambda value: value, (value,), compute_dtype(call.fake.dtype))
+
+
+@lowers("aten.full", "aten.full_like", "aten.new_full", "aten.fill", "aten.scalar_tensor")
+def _full(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
+    return _filled(call, kwargs.get("fill_value", args[-1]))
+
+
+# Uninitialised memory may as well be zero: as a constant it vanishes when it is overwritten.
+@lowers("aten.empty", "aten.empty_like", "aten.empty_permuted", "aten.empty_strided")
+@lowers("aten.new_empty", "aten.new_empty_strided")
+def _empty(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
+    return _filled(call, 0)
+
+
+@lowers("prims.iota")
+def _iota(call: Call, length: Any, *, start: Any, step: Any, **kwargs: Any) -> LazyTensor:
+    dtype = call.fake.dtype
+    integral = all(isinstance(v, int | IndexExpr) for v in (start, step))
+    require(integral and dtype in SUPPORTED, "float range")
+    return call.lazy(lambda place: cast(index_value(place[0] * step + start), compute_dtype(dtype)))
+
+
+@lowers("aten.arange")
+def _arange(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
+    start, step = args[0] if len(args) > 1 else 0, args[2] if len(args) > 2 else 1
+    return _iota(call, None, start=start, step=step)

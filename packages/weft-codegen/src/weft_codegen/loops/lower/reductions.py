@@ -1,7 +1,9 @@
-"""Reductions: sums, extrema, means, variance and arg-extrema over some dimensions.
+"""Reductions over some dimensions, and scans: running sums, products and extrema along one.
 
 Softmax, norms and losses reach here decomposed.  Variance takes two steps, mean then squared
 deviations, which vectorises and is as accurate as Welford's update for rows that stay in cache.
+A scan's loop carries its result so far, and what comes before and after shares that loop.  The
+result accumulates in the dtype that eager takes (float64 for float32), so it is eager's exactly.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from weft_codegen.loops.expr import (
     apply,
     cast,
     compute_dtype,
+    constant,
     index_of,
     index_value,
+    where,
 )
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, in_range, product, single
 from weft_codegen.loops.lower.pointwise import SUPPORTED, literal, number
@@ -256,3 +260,52 @@ def _variance(
     assert total.root is not None
     shown = total if keepdim else _shown(total.root, x, over, False)
     return _scaled(call, squares, freedom, dtype), _scaled(call, shown, count, dtype)
+
+
+# ---- scans
+
+
+def _scanned(call: Call, op: str, x: LazyTensor, dim: int, inner: torch.dtype) -> LazyTensor:
+    require(x.dtype in SUPPORTED and call.fake.dtype in SUPPORTED, "dtype")
+    require(x.device.type == "cpu" and len(x.shape) > 0, "a scalar, or another device")
+    dim = normalise_dim(dim, len(x.shape))
+    require(x.shape[dim] is not ONE, "one element")
+    dtype = compute_dtype(call.fake.dtype)
+    return call.graph.scanned(call, op, dim, lambda i: cast(x.at(i), dtype), inner)
+
+
+def _accumulated(op: str) -> Callable[..., LazyTensor]:
+    def lowering(call: Call, x: LazyTensor, dim: int, dtype: Any = None) -> LazyTensor:
+        inner = compute_dtype(call.fake.dtype)
+        wide = torch.float64 if call.fake.dtype is torch.float32 else inner
+        return _scanned(call, op, x, dim, wide)
+
+    return lowering
+
+
+for _name, _op in {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumexp"}.items():
+    lowers(f"aten.{_name}")(_accumulated(_op))
+
+
+def _extreme(op: str) -> Callable[..., tuple[LazyTensor, LazyTensor]]:
+    def lowering(call: Call, x: LazyTensor, dim: int) -> tuple[LazyTensor, LazyTensor]:
+        """The extreme so far, and the last place that has it (or the last nan's)."""
+        values, places = call.results
+        inner = compute_dtype(x.dtype)
+        dim = normalise_dim(dim, len(x.shape))
+        best = _scanned(values, op, x, dim, inner)
+
+        def place(i: Indices) -> Expr:
+            value = cast(x.at(i), inner)
+            hit = apply("eq", value, cast(best.at(i), inner))
+            if inner.is_floating_point:
+                hit |= apply("isnan", value)
+            return where(hit, index_value(i[dim]), constant(0, torch.int64))
+
+        return best, places.graph.scanned(places, "max", dim, place, torch.int64)
+
+    return lowering
+
+
+lowers("aten.cummax")(_extreme("max"))
+lowers("aten.cummin")(_extreme("min"))

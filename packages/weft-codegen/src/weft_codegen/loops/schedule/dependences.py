@@ -7,45 +7,37 @@ from collections.abc import Iterator
 
 import torch
 
-from weft_codegen.loops.program import (
-    Extern,
-    Program,
-    Ref,
-    Step,
-    step_reads,
-    step_writes,
-    storage_roots,
-)
+from weft_codegen.loops import program as ir
 
 Edges = dict[int, set[int]]
 
 
-def live_items(lowered: Program) -> list[Step]:
+def live_items(lowered: ir.Program) -> list[ir.Step]:
     """The items whose results somebody needs, random draws and checks."""
-    needed = {output.name for output in lowered.outputs if isinstance(output, Ref)}
+    needed = {output.name for output in lowered.outputs if isinstance(output, ir.Ref)}
     needed.update(lowered.mutations)
-    kept: list[Step] = []
+    kept: list[ir.Step] = []
     for item in reversed(lowered.steps):
-        if needed.intersection(step_writes(item)) or _draws(item) or _checks(item):
+        if needed.intersection(ir.step_writes(item)) or _draws(item) or _checks(item):
             kept.append(item)
-            needed.update(step_reads(item))
+            needed.update(ir.step_reads(item))
     return kept[::-1]
 
 
-def _draws(item: Step) -> bool:
-    return isinstance(item, Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
+def _draws(item: ir.Step) -> bool:
+    return isinstance(item, ir.Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
 
 
-def _checks(item: Step) -> bool:
-    return isinstance(item, Extern) and not item.op._schema.returns
+def _checks(item: ir.Step) -> bool:
+    return isinstance(item, ir.Extern) and not item.op._schema.returns
 
 
-def dependences(items: list[Step], mutated: frozenset[str]) -> tuple[Edges, Edges]:
+def dependences(items: list[ir.Step], mutated: frozenset[str]) -> tuple[Edges, Edges]:
     """(before, after) of each item: writer and reader, reader and later writer, draw and draw.
 
     A check comes before later checks and before inputs are written: it may raise.
     """
-    roots = storage_roots(items)
+    roots = ir.storage_roots(items)
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     last_draw: int | None = None
@@ -53,12 +45,12 @@ def dependences(items: list[Step], mutated: frozenset[str]) -> tuple[Edges, Edge
     edges: Edges = {}
     for order, item in enumerate(items):
         before: set[int] = set()
-        for name in step_reads(item):
+        for name in ir.step_reads(item):
             root = roots.get(name, name)
             before.update(w for w in (writer.get(name), writer.get(root)) if w is not None)
             readers.setdefault(root, []).append(order)
-        for name in step_writes(item):
-            if name in mutated or (isinstance(item, Extern) and name in item.mutates):
+        for name in ir.step_writes(item):
+            if name in mutated or (isinstance(item, ir.Extern) and name in item.mutates):
                 before.update(readers.get(name, ()))
                 before.update(w for w in (writer.get(name), last_check) if w is not None)
             writer[name] = order
@@ -77,7 +69,7 @@ def dependences(items: list[Step], mutated: frozenset[str]) -> tuple[Edges, Edge
     return edges, after
 
 
-def as_late_as_possible(items: list[Step], mutated: frozenset[str]) -> list[Step]:
+def as_late_as_possible(items: list[ir.Step], mutated: frozenset[str]) -> list[ir.Step]:
     """`items` with each one just before the first that needs it; what only makes an output, early.
 
     Backward graphs begin with everything that is recomputed; run in that order, recomputation

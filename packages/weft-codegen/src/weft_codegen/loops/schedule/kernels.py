@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Expr, Load, Local, Read, Rewriter, walk
 from weft_codegen.loops.index import (
     Atom,
@@ -21,35 +22,24 @@ from weft_codegen.loops.index import (
     substitute,
 )
 from weft_codegen.loops.printer import body_text, signature_text
-from weft_codegen.loops.program import (
-    Buffer,
-    Kernel,
-    Launch,
-    Loop,
-    Param,
-    Stmt,
-    Store,
-    statements,
-    stmt_exprs,
-)
 from weft_codegen.loops.schedule.split import rewritten
 
 
 def launch(
-    nest: tuple[Stmt, ...],
-    buffers: dict[str, Buffer],
+    nest: tuple[ir.Stmt, ...],
+    buffers: dict[str, ir.Buffer],
     origins: tuple[str, ...],
-    known: dict[str, Kernel],
-) -> Launch:
+    known: dict[str, ir.Kernel],
+) -> ir.Launch:
     """The launch that runs `nest`; its kernel is found in `known` by its text, or entered there."""
     naming = _Naming()
     body = tuple(rewritten(stmt, naming) for stmt in nest)
-    written = {stmt.buffer for stmt in statements(body) if isinstance(stmt, Store)}
+    written = {stmt.buffer for stmt in ir.statements(body) if isinstance(stmt, ir.Store)}
     params = tuple(
-        Param(formal, buffers[actual].dtype, formal in written)
+        ir.Param(formal, buffers[actual].dtype, formal in written)
         for actual, formal in naming.buffers.items()
     )
-    kernel = Kernel(
+    kernel = ir.Kernel(
         f"kernel{len(known)}",
         params,
         tuple(naming.sizes.values()),
@@ -59,7 +49,7 @@ def launch(
     )
     kernel = known.setdefault(f"{signature_text(kernel)}\n{body_text(body)}", kernel)
     actual_sizes = tuple(size(name) for name in naming.sizes)
-    return Launch(kernel.name, tuple(naming.buffers), actual_sizes, origins)
+    return ir.Launch(kernel.name, tuple(naming.buffers), actual_sizes, origins)
 
 
 class _Naming(Rewriter):
@@ -94,17 +84,17 @@ class _Naming(Rewriter):
         return self.locals[local]
 
 
-def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tuple[str, str]]:
+def _in_place(body: tuple[ir.Stmt, ...], params: tuple[ir.Param, ...]) -> Iterator[tuple[str, str]]:
     """(written, read) parameters of one dtype where each element is read only up to its store.
 
     A load in a later statement counts as after the store even within one iteration, unless only
     the stored value needs it: a body computes each of its values once.
     """
     dtypes = {param.name: param.dtype for param in params}
-    stores: dict[str, tuple[int, Store]] = {}
+    stores: dict[str, tuple[int, ir.Store]] = {}
     loads: dict[str, list[tuple[int, IndexExpr]]] = {}
     for place, (stmt, stored) in enumerate(_with_stored(body)):
-        todo, seen = [*stmt_exprs(stmt)], set(stored)
+        todo, seen = [*ir.stmt_exprs(stmt)], set(stored)
         while todo:
             node = todo.pop()
             if node in seen:
@@ -113,9 +103,9 @@ def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tup
             todo += node.children
             if isinstance(node, Load):
                 loads.setdefault(node.buffer, []).append((place, node.index))
-        if isinstance(stmt, Store):
+        if isinstance(stmt, ir.Store):
             stores[stmt.buffer] = (place, stmt)
-    axes = {stmt.axis for stmt in statements(body) if isinstance(stmt, Loop)}
+    axes = {stmt.axis for stmt in ir.statements(body) if isinstance(stmt, ir.Loop)}
     for written, (place, store) in stores.items():
         if written in loads or {a for a in atoms(store.index) if isinstance(a, Axis)} != axes:
             continue
@@ -126,12 +116,12 @@ def _in_place(body: tuple[Stmt, ...], params: tuple[Param, ...]) -> Iterator[tup
                 yield written, name
 
 
-def _with_stored(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, frozenset[Expr]]]:
+def _with_stored(body: tuple[ir.Stmt, ...]) -> Iterator[tuple[ir.Stmt, frozenset[Expr]]]:
     """`statements(body)`, each with the values that its own body has stored and still knows."""
     stored: frozenset[Expr] = frozenset()
     for stmt in body:
         yield stmt, stored
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, ir.Loop):
             yield from _with_stored(stmt.body)
-        elif isinstance(stmt, Store) and not any(isinstance(n, Read) for n in walk(stmt.value)):
+        elif isinstance(stmt, ir.Store) and not any(isinstance(n, Read) for n in walk(stmt.value)):
             stored |= {stmt.value}
