@@ -16,16 +16,10 @@ import torch
 from torch import fx
 from weft_core.events import counters
 
+from weft_aot import wrapper
 from weft_aot.parts import split
 from weft_aot.records import JointGraph, Part, Partition
 from weft_aot.replay import Replay
-from weft_aot.wrapper import (
-    make_backward_inputs,
-    make_backward_outputs,
-    make_forward,
-    make_inference_call,
-    make_training_call,
-)
 
 Compiled = Callable[..., Any]
 _IDS = itertools.count(1)
@@ -37,8 +31,8 @@ def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
     needy = any(getattr(node.meta["val"], "requires_grad", False) for node in joint.placeholders())
     if torch.is_grad_enabled() and (joint.mutations or needy):
         # Autograd may not see what the program detached, nor the graph's own copies.
-        return make_inference_call(joint, torch.no_grad()(run))
-    return make_inference_call(joint, run)
+        return wrapper.make_inference_call(joint, torch.no_grad()(run))
+    return wrapper.make_inference_call(joint, run)
 
 
 def build_training(
@@ -63,12 +57,12 @@ def build_training(
     for part in split(joint, cut):
         replay = Replay(program, joint, part)
         first = None if nodes else _without_autocast(forward)
-        forward_of_part = make_forward(joint, part, replay.kept, first)
+        forward_of_part = wrapper.make_forward(joint, part, replay.kept, first)
         function = _function(joint, part, forward_of_part, compile_backward(part.backward), replay)
         reached = [index for index in part.gradients if index is not None]
         # Without an input, autograd would not take the results for differentiable.
         nodes.append((function.apply, reached or [joint.gradients[0]]))
-    call = make_training_call(joint, nodes)
+    call = wrapper.make_training_call(joint, nodes)
     return call if torch.is_grad_enabled() else torch.enable_grad()(call)
 
 
@@ -76,7 +70,7 @@ def _function(
     joint: JointGraph, part: Part, forward: Compiled, compiled: Compiled, replay: Replay
 ) -> Any:
     """The autograd function of one part."""
-    inputs, outputs = make_backward_inputs(joint, part), make_backward_outputs(part)
+    inputs, outputs = wrapper.make_backward_inputs(joint, part), wrapper.make_backward_outputs(part)
     dynamic = _has_symbolic_sizes(part.backward)
     counters["aot"]["symbolic_backwards"] += dynamic
     members = {

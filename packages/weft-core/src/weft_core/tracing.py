@@ -296,9 +296,7 @@ class Tracer:
     """
 
     def __init__(
-        self,
-        fake_mode: FakeTensorMode,
-        decompositions: Decompositions | None = None,
+        self, fake_mode: FakeTensorMode, decompositions: Decompositions | None = None
     ) -> None:
         self.recorder = Recorder(decompositions or {}, fake_mode)
         self.input_count = 0

@@ -218,10 +218,7 @@ class CodeCache:
         return False
 
     def reasons(
-        self,
-        func: FunctionType,
-        flat_locals: Sequence[Any],
-        entries: Iterable[Entry] | None = None,
+        self, func: FunctionType, flat_locals: Sequence[Any], entries: Iterable[Entry] | None = None
     ) -> list[tuple[Entry, list[Miss]]]:
         """Return, for each entry (default: all), why it does not admit a call; [] if it does."""
         chosen = self.entries if entries is None else entries

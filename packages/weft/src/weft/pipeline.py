@@ -139,16 +139,9 @@ def aot_autograd(
         decompositions: op overload -> function, applied while the joint graph is traced.
         partition_fn: splits the joint graph; defaults to weft's min-cut.
     """
+    arguments = {**locals(), "partition_fn": partition_fn or weft_aot.partition}
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
-        return weft_aot.aot_compile(
-            gm,
-            example_inputs,
-            fw_compiler=fw_compiler,
-            bw_compiler=bw_compiler,
-            inference_compiler=inference_compiler,
-            decompositions=decompositions,
-            partition_fn=partition_fn or weft_aot.partition,
-        )
+        return weft_aot.aot_compile(gm, example_inputs, **arguments)
 
     return backend

@@ -30,13 +30,7 @@ from weft_codegen.kernels.simd import SimdLoop, adds_rows, analyse, in_registers
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
 from weft_codegen.loops.expr import Cast, Local, Op
-from weft_codegen.loops.index import (
-    ZERO,
-    Atom,
-    Axis,
-    IndexExpr,
-    substitute,
-)
+from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, substitute
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
 

@@ -12,18 +12,10 @@ from dataclasses import replace
 
 import torch
 
+from weft_codegen.kernels import externs
 from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
-from weft_codegen.kernels.externs import (
-    Handle,
-    Integer,
-    number_of,
-    python_step,
-    results_of,
-    shim_call,
-    writes_into,
-)
 from weft_codegen.kernels.plan import ALIGN, Place, Plan
 from weft_codegen.loops.index import ZERO, IndexExpr
 from weft_codegen.loops.lower.origins import by_line
@@ -106,7 +98,7 @@ class HostWriter:
     def _expect(self, name: str, copy: str, what: str) -> None:
         """Check a tensor that others made; in other strides it is copied to `copy`."""
         handle, buffer = self._handles[name], self._program.buffers[name]
-        layout, code = self._layout_arguments(buffer), number_of(buffer.dtype)
+        layout, code = self._layout_arguments(buffer), externs.number_of(buffer.dtype)
         self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout}, {code})')
         self._pointer(name, f"weft_data({handle})")
 
@@ -117,7 +109,7 @@ class HostWriter:
         elif size:
             slot = self._slot("")
             dims = f"(const int64_t[]){{{size}}}, (const int64_t[]){{1}}"
-            self._check(f"weft_empty(&{slot}, 1, {dims}, {number_of(torch.uint8)})")
+            self._check(f"weft_empty(&{slot}, 1, {dims}, {externs.number_of(torch.uint8)})")
             self._line(f"char *const scratch = weft_data({slot});")
 
     # ---- steps ----
@@ -146,7 +138,7 @@ class HostWriter:
             over = self._plan.over.get(root)
             layout, slot = self._layout_arguments(buffer), self._slot(root)
             if over is None:
-                self._check(f"weft_empty(&{slot}, {layout}, {number_of(buffer.dtype)})")
+                self._check(f"weft_empty(&{slot}, {layout}, {externs.number_of(buffer.dtype)})")
             elif self._program.buffers[over] == replace(buffer, name=over):
                 slot = self._handles[over]  # the same tensor under another name
                 self._dying[self._plan.last[over]].remove(over)
@@ -184,7 +176,7 @@ class HostWriter:
             address = f"{self._scratch_address(root)} + {index_c(offset)}"
             self._check(
                 f"torch.create_tensor_from_blob({address}, {layout}, 0, "
-                f"{number_of(buffer.dtype)}, 0, 0, &{slot})"
+                f"{externs.number_of(buffer.dtype)}, 0, 0, &{slot})"
             )
         else:
             self._make(root)
@@ -198,11 +190,11 @@ class HostWriter:
         self._origins(step.origins)
         if step.when is not None:
             self._line(f"if (*{_pointer_name(step.when)}) {{")
-        tensors, sizes, python_call = python_step(step)
-        handles = [Handle(self._handle(name)) for name in tensors]
-        ints = [Integer(index_c(size)) for size in sizes]
+        tensors, sizes, python_call = externs.python_step(step)
+        handles = [externs.Handle(self._handle(name)) for name in tensors]
+        ints = [externs.Integer(index_c(size)) for size in sizes]
         floating = all(self._program.buffers[name].dtype.is_floating_point for name in tensors)
-        shim = shim_call(step, *python_call.filled(handles, ints), floating)
+        shim = externs.shim_call(step, *python_call.filled(handles, ints), floating)
         function, pieces = shim or ("", [])
         arguments = [
             f"call, {position}, {len(handles)}",
@@ -210,7 +202,7 @@ class HostWriter:
             str(len(ints)),
             f"(int64_t[]){{{', '.join(ints) or '0'}}}",
         ]
-        if writes_into(step):
+        if externs.writes_into(step):
             result = step.results[0]
             assert result is not None
             self._make(result)
@@ -221,8 +213,8 @@ class HostWriter:
             slots = ["NULL" if name is None else f"&{self._slot(name)}" for name in step.results]
             array = f"(weft_tensor *[]){{{', '.join(slots) or 'NULL'}}}"
             python = f"weft_python({', '.join([*arguments, str(len(slots)), array])})"
-            unused = ["NULL"] * (results_of(step.op) - len(slots))
-            for slot in [*slots, *unused][: results_of(step.op)]:
+            unused = ["NULL"] * (externs.results_of(step.op) - len(slots))
+            for slot in [*slots, *unused][: externs.results_of(step.op)]:
                 pieces.append(f"&{self._slot('')}" if slot == "NULL" else slot)
         if function:
             number = self._shims.setdefault(function, len(self._shims))
@@ -230,7 +222,7 @@ class HostWriter:
         self._check(python)
         if step.when is not None:
             self._line("}")
-        if not writes_into(step):
+        if not externs.writes_into(step):
             self._results(step)
 
     def _results(self, step: Extern) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_codegen.kernels.exprs import reads_of
-from weft_codegen.loops.expr import Local, Op, walk
+from weft_codegen.loops.expr import Local, Op, index_value, walk
 from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, atoms, coefficient
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
 
@@ -38,10 +38,7 @@ class SimdLoop:
 
 def depends_on(where: IndexExpr, axis: Axis) -> bool:
     """Whether `where` changes with `axis`, directly or through a computed integer."""
-    return any(
-        atom is axis or (isinstance(atom, Value) and axis in atom.expr.axes)
-        for atom in atoms(where)
-    )
+    return axis in index_value(where).axes
 
 
 def walks(where: IndexExpr, along: Axis) -> bool:

@@ -36,9 +36,7 @@ _PYTHON: Style = {
 
 
 def render(
-    expr: IndexExpr,
-    leaf: Callable[[Atom], str] = lambda atom: atom.key,
-    style: Style = _PYTHON,
+    expr: IndexExpr, leaf: Callable[[Atom], str] = lambda atom: atom.key, style: Style = _PYTHON
 ) -> str:
     """Text of `expr` with infix + and *; `leaf` writes axes, sizes and computed values."""
     if not expr.terms:

@@ -73,13 +73,7 @@ def symbolic(node: fx.Node, args: Any) -> Any:
     raise NoLowering(f"call of {node.target}")
 
 
-_FLOAT_ARITHMETIC = {
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    operator.neg,
-}
+_FLOAT_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg}
 
 
 def attribute(node: fx.Node) -> Any:

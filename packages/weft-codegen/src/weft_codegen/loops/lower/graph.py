@@ -20,15 +20,7 @@ from weft_codegen.loops import checks
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, atoms, single
-from weft_codegen.loops.lower import install
-from weft_codegen.loops.lower.fxnodes import (
-    added_product,
-    attribute,
-    count_uses,
-    secretly_written,
-    symbolic,
-    without_alias,
-)
+from weft_codegen.loops.lower import fxnodes, install
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.shapes import NoLowering, to_index, to_shape
 from weft_codegen.loops.lower.table import LOWERINGS, Call, Place, Shape, require
@@ -82,7 +74,7 @@ class Walk:
         self._copies: list[tuple[LazyTensor, LazyTensor]] = []
         self._written: list[str] = []
         self._aliases: dict[tuple[Any, ...], ir.Buffer] = {}
-        self._uses = count_uses(gm)
+        self._uses = fxnodes.count_uses(gm)
         self._sums: set[fx.Node] = set()
         self._weights: dict[LazyTensor, int] = {}
         self._checked: set[tuple[LazyTensor, IndexExpr, bool]] = set()
@@ -128,7 +120,7 @@ class Walk:
         self._inputs.append(ir.Input(node.name, "unused"))
 
     def _get_attr(self, node: fx.Node) -> None:
-        value = attribute(node)
+        value = fxnodes.attribute(node)
         if not isinstance(value, torch.Tensor):
             raise NoLowering(f"graph attribute {node.target} of {type(value).__name__}")
         name = f"const{len(self._constants)}"
@@ -178,7 +170,7 @@ class Walk:
         if name == "getitem":
             self._env[node] = args[0][args[1]]
         elif not isinstance(target, torch._ops.OpOverload):
-            self._env[node] = symbolic(node, args)
+            self._env[node] = fxnodes.symbolic(node, args)
         elif target is torch.ops.aten.copy_.default:
             self._copies.append((args[0], args[1]))
             self._env[node] = args[0]
@@ -188,7 +180,7 @@ class Walk:
             self._env[node] = self._operator(node, target, args, kwargs)
 
     def _operator(self, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-        if (product := added_product(node, self._sums)) is not None:
+        if (product := fxnodes.added_product(node, self._sums)) is not None:
             target, args, kwargs = torch.ops.aten.addmm.default, self._arguments(product), {}
         inlined = [o for t in _tensors((args, kwargs)) if not _in_buffer(t) for o in t.origins]
         origins = tuple(dict.fromkeys((*inlined, origin_text(node))))
@@ -225,7 +217,7 @@ class Walk:
 
     def extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
         """The results of a call through the dispatcher, shaped like the fake ones of `call`."""
-        owning = without_alias(target, args)
+        owning = fxnodes.without_alias(target, args)
         if owning._schema.is_mutable:
             raise NoLowering(f"{owning} mutates its arguments")
         outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
@@ -245,7 +237,9 @@ class Walk:
             else:
                 tensors.append(None if buffer is None else self._in_memory(buffer))
         plain = tuple(self._plain(arg) for arg in args)
-        written = tuple(dict.fromkeys(plain[k].name for k in secretly_written(owning, args)))
+        written = tuple(
+            dict.fromkeys(plain[k].name for k in fxnodes.secretly_written(owning, args))
+        )
         self._written += [name for name in written if name.startswith("in")]
         self._items.append(
             ir.Extern(

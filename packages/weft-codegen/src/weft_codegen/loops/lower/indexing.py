@@ -15,15 +15,7 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.checks import clamped
-from weft_codegen.loops.expr import (
-    Expr,
-    apply,
-    cast,
-    compute_dtype,
-    index_of,
-    index_value,
-    where,
-)
+from weft_codegen.loops.expr import Expr, apply, cast, compute_dtype, index_of, index_value, where
 from weft_codegen.loops.index import ONE, ZERO, IndexExpr, computed, in_range, nonnegative, product
 from weft_codegen.loops.lower.pointwise import SUPPORTED, operand_at
 from weft_codegen.loops.lower.table import Call, lowers, normalise_dim, require

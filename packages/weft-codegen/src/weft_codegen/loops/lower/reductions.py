@@ -177,10 +177,7 @@ def _extrema(op: str) -> Callable[..., Any]:
             return _plain(op)(call, x)
         require(isinstance(dim, int), "binary max")
         values, indices = call.results
-        return (
-            _plain(op)(values, x, [dim], keepdim),
-            _arg(f"arg{op}")(indices, x, dim, keepdim),
-        )
+        return (_plain(op)(values, x, [dim], keepdim), _arg(f"arg{op}")(indices, x, dim, keepdim))
 
     return lowering
 

@@ -89,6 +89,15 @@ def _permute(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     return call.view(x, element)
 
 
+@lowers("aten.transpose")
+def _transpose(call: Call, x: LazyTensor, first: int, second: int) -> LazyTensor:
+    dims = list(range(len(x.shape)))
+    if dims:
+        a, b = normalise_dim(first, len(dims)), normalise_dim(second, len(dims))
+        dims[a], dims[b] = dims[b], dims[a]
+    return _permute(call, x, dims)
+
+
 @lowers("aten.expand")
 def _expand(call: Call, x: LazyTensor, size: Any, implicit: bool = False) -> LazyTensor:
     return call.view(x, lambda place: broadcast_at(x, place))

@@ -26,10 +26,7 @@ def merge_axes(group: Group) -> Group:
     new_reduced = _name(reduced, mapped)
     members = tuple(rewritten(member, mapped) for member in group.members)
     return replace(
-        group,
-        members=members,
-        axes=tuple(new_kept + new_reduced),
-        reduced=frozenset(new_reduced),
+        group, members=members, axes=tuple(new_kept + new_reduced), reduced=frozenset(new_reduced)
     )
 
 

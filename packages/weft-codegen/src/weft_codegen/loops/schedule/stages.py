@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Load, Op, Rewriter, apply, index_value, load, where
-from weft_codegen.loops.index import Axis, IndexExpr, as_axis, const, product
+from weft_codegen.loops.expr import Expr, Op, Rewriter, load, where
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, const, product
+from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
@@ -79,15 +80,8 @@ def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
 
 def _within(value: Expr, place: IndexExpr, loop: Axis, op: str | None) -> Expr:
     """`value` where `place` is on `loop`, and past its end what changes nothing."""
-    inside = apply("lt", index_value(place), index_value(loop.extent))
-
-    def leaf(node: Expr) -> Expr | None:
-        if not isinstance(node, Load):
-            return None
-        mask = inside if node.mask is None else apply("and", node.mask, inside)
-        return load(node.buffer, node.index, node.dtype, mask)
-
-    return where(inside, Rewriter(leaf)(value), identity(str(op), value.dtype))
+    inside = within(place, ZERO, loop.extent)
+    return where(inside, masked(value, inside), identity(str(op), value.dtype))
 
 
 def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
