@@ -117,6 +117,7 @@ class Break(Exception):
         self.detail = detail
         self.retry_at = retry_at
         self.user_stack: tuple[traceback.FrameSummary, ...] = ()
+        self.whole: object = None  # the frame that must run as it is, in one piece
 
     def bare(self) -> Break:
         """Drop the traceback, whose frames would keep the program's objects; returns itself."""

@@ -159,7 +159,8 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
                 raise BreakAtStep(tx.overrides.opened[0], stopped.error if stopped else mode)
         grad_at_end = torch.is_grad_enabled()
     endless = steps.is_aimless() and stopped is not None and stopped.error.code == "too-long"
-    if stopped is not None and (endless or in_prologue(outer.decoded, outer.ip)):
+    whole = stopped is not None and stopped.error.whole is outer
+    if stopped is not None and (endless or whole or in_prologue(outer.decoded, outer.ip)):
         return Converted(None, stopped=report_break(stopped.error))
 
     keeps, made = config.settings.caching_precompile, list[Any]([(), []])

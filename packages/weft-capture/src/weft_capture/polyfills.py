@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copyreg
 import itertools
+import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -199,6 +201,30 @@ def calls(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
         if [sentinel] == [item]:
             return
         yield item
+
+
+def length_hint(obj: Any, default: int = 0, /) -> int:
+    """Do what `operator.length_hint` does."""
+    default = operator.index(default)
+    kind: Any = type(obj)
+    try:
+        if hasattr(kind, "__len__"):
+            return len(obj)
+    except TypeError:
+        pass
+    try:
+        hint = kind.__length_hint__(obj) if hasattr(kind, "__length_hint__") else NotImplemented
+    except TypeError:
+        return default
+    if hint is NotImplemented:
+        return default
+    if not isinstance(hint, int):
+        raise TypeError(f"__length_hint__ must be an integer, not {type(hint).__name__}")
+    if hint > sys.maxsize or hint < -sys.maxsize - 1:
+        raise OverflowError("Python int too large to convert to C ssize_t")
+    if hint < 0:
+        raise ValueError("__length_hint__() should return >= 0")
+    return int(hint)
 
 
 # ---- torch

@@ -152,6 +152,8 @@ class SteppedFrame(Frame):
         error.user_stack = error.user_stack or tx.user_stack()
         if steps.now != self.step:
             raise BreakAtStep(self.step, error) from None
+        if error.whole is self and isinstance(self.parent, SteppedFrame):
+            raise BreakAtStep(self.parent.step, error) from None
         frame: SteppedFrame = self
         while frame.library and isinstance(frame.parent, SteppedFrame):
             if not tx.journal.can_undo(frame.parent.mark):

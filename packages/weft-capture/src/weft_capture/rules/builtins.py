@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from weft_capture.values.exceptions import ExceptionValue, chain, thrown
 from weft_capture.values.iterators import (
     CombinedIterator,
     IteratorValue,
+    ReversedIterator,
     SequenceIterator,
 )
 from weft_capture.values.made import TextValue
@@ -200,7 +201,9 @@ def _delattr(tx: Tracer, value: Value, name: Value) -> None:
 
 
 @rule(vars)
-def _vars(tx: Tracer, value: Value) -> Value:
+def _vars(tx: Tracer, value: Value | None = None) -> Value:
+    if value is None:
+        return tx.builtin(locals)
     return value.getattr(tx, "__dict__")
 
 
@@ -332,8 +335,11 @@ def _tuple(tx: Tracer, items: Value | None = None) -> Value:
 def _set(kind: type, tx: Tracer, items: Value | None = None) -> Value:
     if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
         return items
-    order = items.order if isinstance(items, SetValue) else None
-    return SetValue([] if items is None else items.unpack(tx), cls=kind, order=order)
+    if isinstance(items, SetValue):
+        made = SetValue(items.elements(), cls=kind, order=items.order)
+        made.loose |= items.loose
+        return made
+    return SetValue([] if items is None else items.unpack(tx), cls=kind)
 
 
 @rule(slice)
@@ -414,7 +420,8 @@ def _reversed(tx: Tracer, items: Value) -> Value:
     if lookup(kind, "__reversed__") is None:
         if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
             tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
-        return tx.trace_body(Sequence.__reversed__, [items], {})
+        length = _len(tx, items).as_constant()
+        return ReversedIterator(items, tx.steps.now, length)
     return items.call_method(tx, "__reversed__", [], {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, defaultdict
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -218,18 +219,22 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         for item in (item for arg in args for item in steps(tx, arg)):
             call_set(tx, self, "add", item)  # what raises in between leaves what came before
         return NONE
-    known: dict[object, Value] = {}
+    known, loose = dict[object, Value](), self.loose
     real: list[object] = []
     for given in args:
         base = getattr(given, "base", None)
         arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
-        items = [given] if name in _OF_ONE else arg.unpack(tx)
+        every = arg.elements if isinstance(arg, SetValue) else functools.partial(arg.unpack, tx)
+        items = [given] if name in _OF_ONE else every()
         keys = [sought(item) if name in _SOUGHT else item.hash_key() for item in items]
+        loose |= isinstance(arg, SetValue) and arg.loose
         known |= zip(keys, items, strict=True)
         real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
     if name == "remove" and not known.keys() <= self.entries.keys():
         missing_key(tx, args[0])
     known |= self.entries
+    if name == "pop":
+        self.in_order()
     if name in _CHANGING and hasattr(self.cls, "add"):
         tx.mutate(self)
         if self.source is not None:
@@ -240,17 +245,21 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     result = real_call(tx, getattr(self.order, name), *real)
     if name in _CHANGING:
         _update_entries(self, name, known)
+        self.loose |= loose or (name not in _OF_ONE and self.by_address())
     if result is self.order:
         return self
-    if isinstance(result, set):
-        return set_of(result, known, self.cls)
+    if isinstance(result, set | frozenset):
+        return set_of(result, known, self.cls, loose)
     return known[result] if name == "pop" else constant(result)
 
 
-def set_of(order: set[object], known: dict[object, Value], cls: type = set) -> SetValue:
+def set_of(
+    order: set[object], known: dict[object, Value], cls: type = set, loose: bool = False
+) -> SetValue:
     """Return the value of a set of these keys."""
     made = SetValue([], cls=cls)
     made.order, made.entries = order, {key: known[key] for key in order}
+    made.loose = loose or made.by_address()
     return made
 
 

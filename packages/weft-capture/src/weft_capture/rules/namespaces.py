@@ -17,13 +17,14 @@ from typing import Any
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import decode
+from weft_capture.bytecode import asks_for_variables, decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, fold, real_call
+from weft_capture.values.containers import AT_RUN
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
 from weft_capture.values.functions import FunctionValue
@@ -97,8 +98,24 @@ def _variables(tx: Tracer) -> dict[str, Value]:
     return found
 
 
+def _ask_once(tx: Tracer) -> None:
+    """Have a frame run as it is when its dict of variables may be seen again.
+
+    Up to CPython 3.12 a frame has one such dict, which keeps what was put into it.
+    """
+    frame = tx.frame
+    assert frame is not None
+    asks, instrs = asks_for_variables(frame.decoded), enumerate(frame.decoded.instrs)
+    loops = any(one.target is not None and one.target < at for at, one in instrs)
+    if sys.version_info < (3, 13) and (len(asks) > 1 or loops):
+        error = Break("unknown-call", "a frame's dict of variables that may be seen again")
+        error.whole = frame
+        raise error
+
+
 @rule(locals)
 def _locals(tx: Tracer) -> Value:
+    _ask_once(tx)
     return DictValue([(constant(name), value) for name, value in _variables(tx).items()])
 
 
@@ -171,6 +188,7 @@ def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more:
     ops = {one.opname for one in decode(code).instrs}
     if names is NONE and local_names is NONE:
         if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
+            _ask_once(tx)
             raise Break("unknown-call", f"{mode} that makes variables")
         global_dict, variables = frame.function.globals, _variables(tx)
     else:
@@ -225,7 +243,7 @@ class RuntimeNumber(Value):
     args: list[Value]
 
     def hash_key(self) -> object:
-        return (self.function, *(id(arg) for arg in self.args))
+        return (AT_RUN, self.function, *(id(arg) for arg in self.args))
 
     def same_object(self, other: Value) -> bool:
         return isinstance(other, RuntimeNumber) and self.hash_key() == other.hash_key()

@@ -44,7 +44,7 @@ _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (heapq, ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")),
     (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
     (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
-    (operator, ("delitem", "concat", "call", "countOf", "indexOf", "length_hint")),
+    (operator, ("delitem", "concat", "call", "countOf", "indexOf")),
     (functools, ("cmp_to_key", "_lru_cache_wrapper", "reduce")),
     (collections, ("_count_elements",)),
 )
@@ -96,6 +96,7 @@ for _name in _ITERTOOLS:
     if hasattr(itertools, _name):
         polyfill(getattr(itertools, _name), getattr(polyfills, _name))
 polyfill(itertools.chain.from_iterable, polyfills.from_iterable)
+polyfill(operator.length_hint, polyfills.length_hint)
 polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
 polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
 polyfill(RemovableHandle.__init__, polyfills.make_handle)

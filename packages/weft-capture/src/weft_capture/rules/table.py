@@ -166,11 +166,11 @@ def _first_loaded(obj: Any) -> Any:
 
 
 def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs) -> Value:
-    """Call a handler; arguments that do not fit it raise TypeError in the program."""
+    """Call a handler; a break where the arguments do not fit it."""
     try:
         _signature(handler).bind(tx, *args, **kwargs)
-    except TypeError as error:
-        tx.raise_(TypeError, str(error))
+    except TypeError as error:  # the real one says so in its own words
+        raise Break("unknown-call", f"arguments that do not fit: {error}") from None
     result = handler(tx, *args, **kwargs)
     return NONE if result is None else result
 

@@ -341,10 +341,7 @@ def _unhashable(kind: type) -> Value:
 
 
 def method(kind: type[Value], *names: str) -> Callable[[H], H]:
-    """Add a row to the method table of `kind`: handler(tx, self, *args, **kwargs) -> Value.
-
-    Wrong argument counts become the program's TypeError.
-    """
+    """Add a row to the method table of `kind`: handler(tx, self, *args, **kwargs) -> Value."""
 
     def add(handler: H) -> H:
         for name in names:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from weft_capture import config
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import MutableValue, Output, Tracer, Value, current_tracer
-from weft_capture.values.constant import class_value, constant, is_constant_object
+from weft_capture.values.constant import MADE, class_value, constant, is_constant_object
 from weft_guards.sources import Source
 
 
@@ -214,6 +214,7 @@ class SetValue(MutableValue):
         else:
             self.order.update(keys if order is None else order)
             self.loose = order is not None and list(order) != list(self.order)
+        self.loose |= order is not None and self.by_address()
 
     def snapshot(self) -> Callable[[], None]:
         restore = super().snapshot()
@@ -224,29 +225,45 @@ class SetValue(MutableValue):
 
         return undo
 
-    def in_order(self) -> list[Value]:
-        """Return the elements in the order of the program's set; a break when nobody knows it."""
-        if self.loose and len(self.entries) > 1:
-            raise Break("unsupported-value", "the order of a set that has changed", self.made_at)
+    def elements(self) -> list[Value]:
+        """Return the elements as their keys are laid out."""
         return [self.entries[key] for key in self.order]
 
+    def by_address(self) -> bool:
+        """Say whether elements hash otherwise than their keys: real addresses decide the order."""
+        return not all(map(_same_hash, self.order))
+
+    def in_order(self) -> list[Value]:
+        """Return the elements in the order of the program's set; a break when nobody knows it."""
+        if len(self.entries) > 1 and (self.loose or self.by_address()):
+            what = "objects, which addresses decide" if self.by_address() else "what has changed"
+            raise Break("unsupported-value", f"the order of a set of {what}", self.made_at)
+        return self.elements()
+
     def data(self, tx: Tracer) -> Any:
-        return self.cls([tx.force(item).data(tx) for item in self.unpack(tx)])
+        return self._real([tx.force(item).data(tx) for item in self.unpack(tx)])
 
     def as_constant(self) -> Any:
         if self.cls is not frozenset:
             return super().as_constant()
-        return frozenset(item.as_constant() for item in self.entries.values())
+        return self._real([item.as_constant() for item in self.elements()])
+
+    def _real(self, items: list[Any]) -> Any:
+        known = len(items) < 2 or not (self.loose or self.by_address())
+        for real in (self.cls(items), self.cls(self.cls(items))):
+            if known and list(real) == items:
+                return real
+        raise NotConstant("a set that would have another order")
 
     def hash_key(self) -> object:
         return frozenset(self.entries) if self.cls is frozenset else super().hash_key()
 
     def reconstruct(self, out: Output) -> None:
         check_keys(self.entries)
-        items = self.in_order()
+        items = list(self.entries.values()) if self.by_address() else self.elements()
         added = SetValue([*items])  # one by one; a copy of it is laid out differently
         for given, built in ((TupleValue(items), added.order), (added, set(added.order))):
-            if _layout(built) == _layout(self.order) and not self.removals:
+            if _layout(built) == _layout(self.order) and not (self.removals or self.loose):
                 out.call(self.cls, [given])
                 return
         raise Break("unsupported-value", "a set that would have another order", self.made_at)
@@ -270,6 +287,15 @@ class SetValue(MutableValue):
 def _layout(items: Set[object]) -> tuple[list[object], int]:
     """Return what decides where the elements of a set stand, as far as one can see."""
     return list(items), sys.getsizeof(items)
+
+
+def _same_hash(key: Any) -> bool:
+    """Say whether what a hash key stands for hashes in each call as the key does."""
+    return type(key).__name__ == "ObjectKey" or (is_element(key) and key not in MADE)
+
+
+AT_RUN = object()
+"""Is in hash keys of what the program hashes otherwise."""
 
 
 def is_element(obj: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from weft_capture.breaks import Break
 from weft_capture.values.base import Handler, Kwargs, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE
-from weft_capture.values.containers import Container, check_keys, refill
+from weft_capture.values.containers import AT_RUN, Container, check_keys, refill
 from weft_guards.sources import CallSource, Source
 
 
@@ -40,7 +40,7 @@ class LazyValue(Value):
 
 def identity_key(obj: object) -> object:
     """Return the hash key of an object from outside that is hashed by its identity."""
-    return ("identity", id(obj))
+    return (AT_RUN, id(obj))
 
 
 class DictValue(Container, MutableValue):

@@ -6,6 +6,7 @@ Each can be rebuilt where it stands, so that a graph break inside a loop keeps t
 from __future__ import annotations
 
 import collections
+import operator
 import sys
 import types
 from collections import OrderedDict, deque
@@ -13,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value
+from weft_capture.breaks import Break, Raised
+from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value, method
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -154,6 +155,41 @@ def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
     for _ in range(position):
         next(iterator)
     return iterator
+
+
+@dataclass(eq=False)
+class ReversedIterator(IteratorValue):
+    """`reversed` of an object that is asked for its length and its items."""
+
+    cls = reversed
+    over: Value
+    made_at: int
+    left: int
+
+    changing: ClassVar[tuple[str, ...]] = ("left",)
+
+    def next(self, tx: Tracer) -> Value | None:
+        if self.left == 0:
+            return None
+        tx.journal.touch(self)
+        self.left, at = 0, self.left - 1  # an error ends it
+        try:
+            item = tx.builtin(operator.getitem, self.over, constant(at))
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), IndexError | StopIteration):
+                return None
+            raise
+        self.left = at
+        return item
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("generator", "reversed of an object is needed after a break", self.made_at)
+
+
+@method(ReversedIterator, "__length_hint__")
+def _hint(tx: Tracer, self: ReversedIterator) -> Value:
+    length = tx.builtin(len, self.over).as_constant() if self.left else 0
+    return constant(self.left if length >= self.left else 0)
 
 
 @dataclass(eq=False)
