@@ -13,7 +13,7 @@ KNOWN_BREAKS = {
     "coroutines.async_comprehensions": "unsupported-opcode",
     "coroutines.async_context_manager": "unsupported-opcode",
     "coroutines.run_by_asyncio": "unsupported-opcode",
-    "coroutines.async_for_unfit": "unsupported-value",
+    "coroutines.async_for_unfit": "unsupported-method",
     "generators.started_over_break": "data-dependent-value",
     "generators.delegating_over_break": "data-dependent-value",
     "generators.delegating_thrown_into_over_break": "data-dependent-value",

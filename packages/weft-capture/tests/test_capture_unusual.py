@@ -573,3 +573,57 @@ def iterators_of_a_deque_that_changes(capture):
         except RuntimeError as error:
             trace.append(str(error))
     return trace
+
+
+_OBJECTS = [torch.nn.Identity() for _ in range(9)]
+_WRONG = """
+len()|max()|next(iter([1]), 2, 3)|dir(1, 2)|getattr([], 1)|abs([1])|float(1, 2)|[1] * None|iter(1, 2, 3)|
+divmod("a", [])|slice(1, 2, 3, 4)|sum(["a"], "b")|{1}.pop(2)|{1: 2}.pop(1, 2, 3)|int(1, [])|"a".join(1)|
+{collections.deque(): 1}|operator.length_hint([], "a")|itertools.islice([], 1.5)|itertools.tee(1, "a")|
+itertools.repeat(1, None)|operator.itemgetter()|reversed(1)|operator.setitem((), 0, 1)|{1} & []
+"""  # noqa: E501
+
+
+@program
+def sets_of_objects_and_iterators(capture):
+    @capture
+    def run(x, objects):
+        members, made, few = set(objects), {object() for _ in range(9)}, {1, 2}
+        order, words = [objects.index(one) for one in members], {"a": 1, "b": 2}
+        last, back, text = list(made), reversed(words), iter("abc")
+        trace = [next(back), collections.namedtuple("T", {"a", "b", "c"})._fields, order]
+        weft_capture.graph_break()
+        trace += [last == list(made), trace[1] == (*{"a", "b", "c"},), type(text), list(back)]
+        try:
+            for one in few:
+                few.add(one + 10)
+                weft_capture.graph_break()
+        except RuntimeError as error:
+            trace.append(str(error))
+        return trace, list(reversed(torch.nn.ModuleList(objects)))[0] is objects[-1]
+
+    return [run(X, objects) for objects in (_OBJECTS, _OBJECTS, _OBJECTS[::-1])]
+
+
+@program
+def a_dict_of_variables_is_seen_twice(capture):
+    @capture
+    def run():
+        first = locals()
+        exec("made = 1")
+        weft_capture.graph_break()
+        return first is locals(), sorted(vars()), eval("'made' in locals()")
+
+    return capture(lambda x: (run(), x.tolist()))(X)
+
+
+@program
+def wrong_arguments(capture):
+    trace, names = [], {"collections": collections, "itertools": itertools, "operator": operator}
+    for text in _WRONG.replace("\n", "").split("|"):
+        exec(
+            f"def run(x):\n try: return x + 1, {text}\n except Exception as e: return repr(e)",
+            names,
+        )
+        trace.append(capture(names["run"])(X))
+    return trace

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import operator
 import random
+import struct
 import sys
 import weakref
 from collections import defaultdict
@@ -178,18 +179,22 @@ def test_checks_are_collected():
 @pytest.mark.parametrize(
     "row",
     [
-        (native.TYPE if native else 0, 0, 0, int),  # register 0 is not filled yet
+        (native.TYPE if native else 0, 1, 0, int),  # register 1 is not filled yet
         (native.ARG if native else 0, 0, 1, None),
         (-1, 0, 0, None),
         (999, 0, 0, None),
         (native.STATE if native else 0, 0, 0, b"short"),
         (native.TENSOR if native else 0, 0, 0, ()),
+        (native.SIZE if native else 0, 0, 0, None),  # of no tensor that was tested
+        (native.SHAPE if native else 0, 0, 0, struct.pack("=2q", 0, 0)),  # an amount not read
+        (native.SHAPE if native else 0, 0, 0, struct.pack("=1q", 2)),  # adds nothing to nothing
+        (native.SHAPE if native else 0, 0, 0, b""),
         "nonsense",
     ],
 )
 def test_bad_programs_are_refused(row):
     with pytest.raises((ValueError, TypeError)):
-        native.Check((row,), 1, None)
+        native.Check(((native.ARG, 0, 0, None), row), 1, None, bool)
 
 
 def test_wrong_number_of_values_is_an_error():

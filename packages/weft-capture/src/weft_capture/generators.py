@@ -190,7 +190,8 @@ class GeneratorValue(IteratorValue):
     def reconstruct(self, out: Output) -> None:
         plain, what = self.cls is _TYPES[self.kind], self._lasting(out)
         if self.function.globals.get("__name__") == "weft_capture.polyfills":
-            what = "has started" if self.started else "may have had another name" if plain else ""
+            named = "may have had another name" if plain else ""
+            what = "has started" if self.started or self.cls is reversed else named
         if what:
             text = f"a generator that {what} is needed after a graph break"
             raise Break("generator", text, self.made_at)

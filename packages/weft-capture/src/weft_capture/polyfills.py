@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copyreg
 import itertools
-import operator
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -55,8 +53,9 @@ def islice(iterable: Iterable[Any], /, *bounds: int | None) -> Iterator[Any]:
     """Give the items that a slice selects."""
     limits = slice(*bounds)
     start, step = limits.start or 0, limits.step or 1
-    if start < 0 or step < 1 or (limits.stop is not None and limits.stop < 0):
-        raise ValueError("Indices for islice() must be None or an integer: 0 <= x <= sys.maxsize.")
+    numbers = [one for one in bounds if one is not None]
+    if not all(isinstance(one, int) and one >= 0 for one in numbers) or step < 1:
+        raise ValueError(bounds)  # which the original says in its own words
     return _islice(iter(iterable), start, limits.stop, step)
 
 
@@ -191,6 +190,17 @@ def items_of(sequence: Any) -> Iterator[Any]:
         yield item
 
 
+def backwards(sequence: Any, left: int) -> Iterator[Any]:
+    """Do what `reversed` does to an object that has a length and items."""
+    while left:
+        left -= 1
+        try:
+            item = sequence[left]
+        except (IndexError, StopIteration):
+            return
+        yield item
+
+
 def calls(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
     """Do what `iter(function, sentinel)` does."""
     while True:
@@ -201,30 +211,6 @@ def calls(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
         if [sentinel] == [item]:
             return
         yield item
-
-
-def length_hint(obj: Any, default: int = 0, /) -> int:
-    """Do what `operator.length_hint` does."""
-    default = operator.index(default)
-    kind: Any = type(obj)
-    try:
-        if hasattr(kind, "__len__"):
-            return len(obj)
-    except TypeError:
-        pass
-    try:
-        hint = kind.__length_hint__(obj) if hasattr(kind, "__length_hint__") else NotImplemented
-    except TypeError:
-        return default
-    if hint is NotImplemented:
-        return default
-    if not isinstance(hint, int):
-        raise TypeError(f"__length_hint__ must be an integer, not {type(hint).__name__}")
-    if hint > sys.maxsize or hint < -sys.maxsize - 1:
-        raise OverflowError("Python int too large to convert to C ssize_t")
-    if hint < 0:
-        raise ValueError("__length_hint__() should return >= 0")
-    return int(hint)
 
 
 # ---- torch

@@ -148,12 +148,11 @@ class Tracer:
             return floats.at(self, source, hint)
         return MadeValue(hint, source)
 
-    def dict_iterator(self, view: DictView) -> Value:
-        """Return an iterator over a dict or a view of it."""
-        kind = type(iter(getattr({}, view.kind)()))
-        return DictIterator(
-            view.unpack(self), kind, self.steps.now, owner=view.owner, view=view.kind
-        )
+    def dict_iterator(self, view: DictView, way: Any = iter) -> Value:
+        """Return an iterator over a view of a dict, or `reversed` of it."""
+        kind = type(way(getattr(view.owner.cls(), view.kind)()))
+        items = list(way(view.unpack(self)))
+        return DictIterator(items, kind, self.steps.now, owner=view.owner, view=view.kind)
 
     def fresh(self, result: Any) -> Value:
         """Return what a function without effects gave; an iterator is listed at once."""
@@ -372,7 +371,9 @@ class Tracer:
 
     def raise_(self, cls: type[BaseException], *args: object) -> NoReturn:
         """Raise an exception in the user's program."""
-        raise Raised(chain(self, ExceptionValue(cls, [self.literal(arg) for arg in args])))
+        value = ExceptionValue(cls, [self.literal(arg) for arg in args])
+        value.stated_in = self.frame if cls is TypeError else None
+        raise Raised(chain(self, value))
 
     def raise_real(self, error: BaseException) -> NoReturn:
         """Raise in the user's program what a folded function raised."""

@@ -81,6 +81,24 @@ combine(int64_t word, int64_t a, int64_t b, int64_t *result)
     }
 }
 
+/* Whether a condition is well formed: words that exist, amounts that are read, one result. */
+static int
+is_condition(PyObject *code, Py_ssize_t amounts)
+{
+    Py_ssize_t depth = 0, size = PyBytes_Check(code) ? PyBytes_GET_SIZE(code) : -1;
+    if (size < 0 || size % sizeof(int64_t) || size / sizeof(int64_t) > MAX_WORDS)
+        return 0;
+    const int64_t *word = (const int64_t *)PyBytes_AS_STRING(code), *end = word + size / sizeof *word;
+    for (; word < end; word++) {
+        int64_t what = *word, pushes = what <= DO_NUMBER;
+        if (what < 0 || what >= N_WORDS || (pushes && ++word == end) || (!pushes && depth < 2) ||
+            (what == DO_AMOUNT && (*word < 0 || *word >= amounts)))
+            return 0;
+        depth += pushes ? 1 : -1;
+    }
+    return depth == 1;
+}
+
 /* 1 when a condition holds, 0 when not, or UNSURE. */
 static int
 test_shape(PyObject *condition, const int64_t *amounts)

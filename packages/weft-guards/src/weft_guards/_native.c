@@ -127,6 +127,18 @@ caller_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *k
 
 /* ---- building */
 
+/* Whether a row on amounts reads those of tensors tested before, and amounts read before. */
+static int
+is_on_amounts(Check *self, const Op *op)
+{
+    if (op->code == OP_SHAPE || op->code == OP_INT)
+        return op->code == OP_INT || is_condition(op->object, self->n_amounts);
+    const Op *one = self->ops;
+    while (one < op && (one->code != OP_TENSOR || one->a != op->a))
+        one++;
+    return one < op && op->n >= 0 && op->n < one->tensor->dim;
+}
+
 /* Read one row; registers that it names must be filled by then, so that running needs no checks. */
 static int
 read_op(Check *self, PyObject *row, Op *op)
@@ -143,7 +155,7 @@ read_op(Check *self, PyObject *row, Op *op)
         (op->code == OP_ARG && (op->n < 0 || op->n >= self->n_args)) ||
         (op->code == OP_STATE && (!PyBytes_Check(op->object) ||
                                   PyBytes_GET_SIZE(op->object) != STATE_WORDS * sizeof(int64_t))) ||
-        (op->code == OP_SHAPE && !PyBytes_Check(op->object)) ||
+        ((op->code == OP_SHAPE || IS_AMOUNT(op)) && !is_on_amounts(self, op)) ||
         (IS_AMOUNT(op) && (self->n_amounts == MAX_AMOUNTS || !self->target ||
                            PyTuple_Check(self->residual))) ||
         (op->code == OP_GRAD && !torch_state.grad_mode) ||

@@ -9,7 +9,7 @@ Nothing here imports torch. docs/architecture/capture-bytecode.md has the vocabu
 from .decode import decode
 from .encode import AssemblyError, stack_after
 from .instr import NO_FALL_THROUGH, NULL_BELOW, Decoded, Handler, Instr, Label, call_pair
-from .liveness import asks_for_variables, live_at, reachable
+from .liveness import live_at, reachable
 from .resume import (
     Resume,
     in_prologue,
@@ -31,7 +31,6 @@ __all__ = [
     "Label",
     "Resume",
     "Writer",
-    "asks_for_variables",
     "call_pair",
     "decode",
     "in_prologue",

@@ -45,15 +45,6 @@ def live_at(decoded: Decoded, index: int) -> frozenset[str]:
     return frozenset(name for i, name in enumerate(names) if bits >> i & 1)
 
 
-def asks_for_variables(decoded: Decoded) -> list[int]:
-    """Return the instructions that load what looks at a frame's variables by name."""
-    loads = [at for at, one in enumerate(decoded.instrs) if one.opname.startswith("LOAD")]
-    named = [(at, decoded.instrs[at].argval) for at in loads]
-    plain = [at for at, name in named if name in ("vars", "dir")]
-    alone = [at for at in plain if decoded.instrs[at + 1].argval == ()]  # called without arguments
-    return [at for at, name in named if name in _READS_FRAME] + alone
-
-
 def _is_debugged() -> bool:
     """Whether a debugger is at work in this thread: it may show every variable of every frame."""
     monitoring: Any = getattr(sys, "monitoring", None)
@@ -104,7 +95,8 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
     bit = {name: 1 << i for i, name in enumerate(names)}
     first = first_argument_of_super(decoded)
     effects = [_uses_and_kills(instr, bit, first) for instr in decoded.instrs]
-    if _is_debugged() or asks_for_variables(decoded):
+    reads = (i.opname.startswith("LOAD") and i.argval in _READS_FRAME for i in decoded.instrs)
+    if _is_debugged() or any(reads):
         return names, [-1] * (len(decoded.instrs) + 1)  # what they call sees every variable
     live = [0] * (len(decoded.instrs) + 1)
     follow = [successors(decoded, i) for i in range(len(decoded.instrs))]

@@ -46,7 +46,6 @@ from weft_capture.values.exceptions import ExceptionValue, chain, thrown
 from weft_capture.values.iterators import (
     CombinedIterator,
     IteratorValue,
-    ReversedIterator,
     SequenceIterator,
 )
 from weft_capture.values.made import TextValue
@@ -176,12 +175,12 @@ def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
 
 
 @rule(getattr)
-def _getattr(tx: Tracer, value: Value, name: Value, *default: Value) -> Value:
+def _getattr(tx: Tracer, value: Value, name: Value, default: Value | None = None) -> Value:
     try:
-        return value.getattr(tx, name.as_constant())
+        return value.getattr(tx, str.__str__(name.as_constant()))
     except Raised as error:
-        if default and issubclass(error.value.python_type(), AttributeError):
-            return default[0]
+        if default is not None and issubclass(error.value.python_type(), AttributeError):
+            return default
         raise
 
 
@@ -192,12 +191,12 @@ def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
 
 @rule(setattr)
 def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
-    value.setattr(tx, name.as_constant(), item)
+    value.setattr(tx, str.__str__(name.as_constant()), item)
 
 
 @rule(delattr)
 def _delattr(tx: Tracer, value: Value, name: Value) -> None:
-    value.delattr(tx, name.as_constant())
+    value.delattr(tx, str.__str__(name.as_constant()))
 
 
 @rule(vars)
@@ -216,7 +215,8 @@ def _super(tx: Tracer, *of: Value) -> Value:
     assert frame is not None
     code = frame.function.code
     if "__class__" not in frame.cells or not code.co_argcount:
-        tx.raise_(RuntimeError, "super(): no arguments")
+        missing = "__class__ cell not found" if code.co_argcount else "no arguments"
+        tx.raise_(RuntimeError, f"super(): {missing}")
     first = code.co_varnames[0]
     given = frame.locals.get(first) or frame.cells[first].getattr(tx, "cell_contents")
     cls = frame.cells["__class__"].getattr(tx, "cell_contents")
@@ -240,7 +240,7 @@ def _number(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
         if args[0].python_type() is kind:
             return args[0]
         return tx.graph.emit("call_function", _IN_GRAPH[kind], list(args), {})
-    if all(arg.is_constant() for arg in args):
+    if len(args) != 1 or kwargs or args[0].is_constant():
         return fold(tx, kind, list(args), kwargs)
     if kind is int and isinstance(args[0], UserObject) and not args[0].has_special("__int__"):
         return args[0].call_method(tx, "__index__", [], {})
@@ -263,8 +263,6 @@ def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
 
 @rule(round)
 def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
-    if isinstance(value, TensorValue):
-        return value.call_method(tx, "round", list(digits), {})
     if isinstance(value, UserObject) and value.has_special("__round__"):
         return value.special(tx, "__round__").call(tx, list(digits), {})
     if isinstance(value, floats.FloatValue) and value.source is None:
@@ -276,6 +274,8 @@ def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
 def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
     if isinstance(left, UserObject) or isinstance(right, UserObject):
         return by_methods(tx, "divmod()", left, right)
+    if left.is_constant() and right.is_constant():
+        return fold(tx, divmod, [left, right], {})
     return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
 
 
@@ -287,7 +287,7 @@ def _sort_key(tx: Tracer, key: Value) -> Any:
 def _extremum(
     function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
 ) -> Value:
-    items: Iterable[Value] = steps(tx, args[0]) if len(args) == 1 else args
+    items: Iterable[Value] = steps(tx, *args) if len(args) < 2 else args
     if key is NONE:  # else the key is called in between
         items = list(items)
     if key is NONE and any(isinstance(item, SymValue) for item in items):
@@ -303,6 +303,8 @@ def _extremum(
 
 @rule(sum)
 def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
+    if start.python_type() in (str, bytes, bytearray):
+        raise Break("unknown-call", "sum of text")
     return combined(tx, "+", start, items)
 
 
@@ -343,9 +345,8 @@ def _set(kind: type, tx: Tracer, items: Value | None = None) -> Value:
 
 
 @rule(slice)
-def _slice(tx: Tracer, first: Value, *rest: Value) -> Value:
-    parts = [NONE, first] if not rest else [first, *rest]
-    return SliceValue(*parts, *[NONE] * (3 - len(parts)))
+def _slice(tx: Tracer, first: Value, stop: Value | None = None, step: Value = NONE) -> Value:
+    return SliceValue(NONE, first, NONE) if stop is None else SliceValue(first, stop, step)
 
 
 @rule(range)
@@ -375,20 +376,20 @@ def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> N
 
 
 @rule(iter)
-def _iter(tx: Tracer, items: Value, *sentinel: Value) -> Value:
-    if sentinel:
-        return tx.const_object(polyfills.calls).call(tx, [items, *sentinel], {})
+def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
+    if sentinel is not None:
+        return tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
     return items.iterate(tx)
 
 
 @rule(next)
-def _next(tx: Tracer, iterator: Value, *default: Value) -> Value:
+def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
     if not hasattr(iterator.python_type(), "__next__"):
         tx.raise_(TypeError, f"'{iterator.python_type().__name__}' object is not an iterator")
     item = iterator.next(tx)
     if item is not None:
         return item
-    return default[0] if default else item_or_stop(tx, iterator, None)
+    return item_or_stop(tx, iterator, None) if default is None else default
 
 
 @rule(enumerate)
@@ -414,14 +415,18 @@ def _reversed(tx: Tracer, items: Value) -> Value:
         return SequenceIterator(items, None, tx.steps.now, reversed)
     if isinstance(items, RangeValue):
         return tx.iterator_over(RangeValue(items.range[::-1]))
-    if isinstance(items, Constant | DictValue | DictView):
-        return tx.iterator_over(items.unpack(tx)[::-1])
+    if isinstance(items, Constant) and isinstance(items.value, str | bytes):
+        return SequenceIterator(items, None, tx.steps.now, reversed)
+    if isinstance(items, DictValue | DictView):
+        view = items if isinstance(items, DictView) else DictView(items, "keys")
+        return tx.dict_iterator(view, reversed)
     kind = items.python_type()
     if lookup(kind, "__reversed__") is None:
         if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
             tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
-        length = _len(tx, items).as_constant()
-        return ReversedIterator(items, tx.steps.now, length)
+        made = tx.const_object(polyfills.backwards).call(tx, [items, _len(tx, items)], {})
+        made.cls = reversed
+        return made
     return items.call_method(tx, "__reversed__", [], {})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict, defaultdict
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -141,12 +140,10 @@ def _update(tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Va
 
 
 @method(DictValue, "pop")
-def _pop(tx: Tracer, self: DictValue, key: Value, *default: Value) -> Value:
+def _pop(tx: Tracer, self: DictValue, key: Value, default: Value | None = None) -> Value:
     found = self.get(tx, key)
     if found is None:
-        if default:
-            return default[0]
-        missing_key(tx, key)
+        return missing_key(tx, key) if default is None else default
     _delitem(tx, self, key)
     return found
 
@@ -212,29 +209,24 @@ def sought(item: Value) -> object:
 
 def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     """Call a method of a set, an operator's included; operands of an operator are sets."""
-    if not hasattr(self.cls, name):
-        text = f"'{self.cls.__name__}' object has no attribute '{name}'"
-        tx.raise_(AttributeError, text)
     if name == "update" and not any(isinstance(arg, SetValue | DictValue) for arg in args):
         for item in (item for arg in args for item in steps(tx, arg)):
             call_set(tx, self, "add", item)  # what raises in between leaves what came before
         return NONE
-    known, loose = dict[object, Value](), self.loose
+    known: dict[object, Value] = {}
+    loose = self.loose or any(getattr(getattr(arg, "base", arg), "loose", False) for arg in args)
     real: list[object] = []
     for given in args:
         base = getattr(given, "base", None)
         arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
-        every = arg.elements if isinstance(arg, SetValue) else functools.partial(arg.unpack, tx)
-        items = [given] if name in _OF_ONE else every()
+        every = arg.elements() if isinstance(arg, SetValue) else None
+        items = [given] if name in _OF_ONE else arg.unpack(tx) if every is None else every
         keys = [sought(item) if name in _SOUGHT else item.hash_key() for item in items]
-        loose |= isinstance(arg, SetValue) and arg.loose
         known |= zip(keys, items, strict=True)
         real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
     if name == "remove" and not known.keys() <= self.entries.keys():
         missing_key(tx, args[0])
     known |= self.entries
-    if name == "pop":
-        self.in_order()
     if name in _CHANGING and hasattr(self.cls, "add"):
         tx.mutate(self)
         if self.source is not None:
@@ -254,7 +246,7 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
 
 
 def set_of(
-    order: set[object], known: dict[object, Value], cls: type = set, loose: bool = False
+    order: Any, known: dict[object, Value], cls: type = set, loose: bool = False
 ) -> SetValue:
     """Return the value of a set of these keys."""
     made = SetValue([], cls=cls)
@@ -285,6 +277,12 @@ def _update_entries(self: SetValue, name: str, known: dict[object, Value]) -> No
 def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
     if name == "__init__" and self.cls is frozenset:
         return NONE
+    several = name in ("update", "union", "intersection", "difference") or name[:-7] in _ALGEBRA[:2]
+    fits = len(args) == (name not in ("pop", "clear", "copy")) or several or name == "__init__"
+    if not fits or not hasattr(self.cls, name):
+        raise Break("unknown-call", f"{len(args)} arguments of set.{name}")
+    if name == "pop":
+        self.in_order()
     if name not in _OPERATORS:
         return call_set(tx, self, name, *args)
     other = getattr(args[0], "base", args[0])

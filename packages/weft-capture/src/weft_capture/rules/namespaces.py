@@ -17,7 +17,7 @@ from typing import Any
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import asks_for_variables, decode
+from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
@@ -103,14 +103,17 @@ def _ask_once(tx: Tracer) -> None:
 
     Up to CPython 3.12 a frame has one such dict, which keeps what was put into it.
     """
-    frame = tx.frame
-    assert frame is not None
-    asks, instrs = asks_for_variables(frame.decoded), enumerate(frame.decoded.instrs)
-    loops = any(one.target is not None and one.target < at for at, one in instrs)
+    assert tx.frame is not None
+    instrs = tx.frame.decoded.instrs
+    asks = [one for one in instrs if one.opname == "LOAD_GLOBAL" and one.argval in _ASKS]
+    loops = any(one.target is not None and one.target < at for at, one in enumerate(instrs))
     if sys.version_info < (3, 13) and (len(asks) > 1 or loops):
         error = Break("unknown-call", "a frame's dict of variables that may be seen again")
-        error.whole = frame
+        error.whole = tx.frame
         raise error
+
+
+_ASKS = ("locals", "vars", "dir", "eval", "exec")
 
 
 @rule(locals)
@@ -218,10 +221,9 @@ def _exec(tx: Tracer, source: Value, *names: Value, **more: Value) -> Value:
 
 
 @rule(dir)
-def _dir(tx: Tracer, *args: Value) -> Value:
-    if not args:
+def _dir(tx: Tracer, value: Value | None = None) -> Value:
+    if value is None:
         return tx.literal(sorted(_variables(tx)))
-    value = args[0]
     if isinstance(value, ClassValue | ModuleObject | Constant):
         return fold(tx, dir, [value], {})
     if not isinstance(value, UserObject) or value.has_special("__dir__"):

@@ -18,7 +18,7 @@ from weft_capture.rules.dicts import as_real, call_set, set_of, sought
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
-from weft_capture.values.base import Proxy, Tracer, Value
+from weft_capture.values.base import Proxy, Tracer, Value, type_name
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -87,6 +87,7 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     plain = symbol.removesuffix("=")
     function = BINARY[plain][0]
     inplace = plain != symbol
+    exact = INPLACE[plain] if inplace else function  # whose errors name the symbol
     if floats.applies(left, right):
         return floats.binary(tx, function, left, right)
     if _in_graph(left, right):
@@ -96,14 +97,14 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
         target = INPLACE[plain] if inplace and isinstance(left, TensorValue) else function
         return tx.graph.emit("call_function", target, [left, right], {})
     if isinstance(left, (Constant, RangeValue)) and isinstance(right, (Constant, RangeValue)):
-        return fold(tx, function, [left, right], {})
+        return fold(tx, exact, [left, right], {})
     if plain == "%" and isinstance(left, Constant) and isinstance(left.value, str):
         return percent_text(tx, left.value, right)
     combined = _combine(tx, plain, left, right, inplace)
     if combined is not None:
         return combined
     if left.is_constant() and right.is_constant():
-        return fold(tx, function, [left, right], {})
+        return fold(tx, exact, [left, right], {})
     return by_methods(tx, symbol, left, right)
 
 
@@ -127,6 +128,8 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
     if symbol == "*":
         for items, count in ((left, right), (right, left)):
             if isinstance(items, SequenceValue) and isinstance(count, (Constant, SymValue)):
+                if not hasattr(count.python_type(), "__index__"):
+                    return fold(tx, operator.mul, [left, right], {})
                 return _repeat(tx, items, count, inplace)
     if symbol in "&|-^" and _is_set(left):
         if isinstance(left, DictView) or _is_set(right):
@@ -207,7 +210,7 @@ def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
         attempts.insert(0, (left, f"__i{name}__", right))
     result = _attempt(tx, attempts)
     if result is None:
-        names = f"'{kinds[0].__name__}' and '{kinds[1].__name__}'"
+        names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
         tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
     return result
 
@@ -301,7 +304,7 @@ def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> V
         return compare(tx, symbol, *plain)
     if symbol in ("==", "!="):
         return constant(left.same_object(right) == (symbol == "=="))
-    names = f"'{kinds[0].__name__}' and '{kinds[1].__name__}'"
+    names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
     tx.raise_(TypeError, f"'{symbol}' not supported between instances of {names}")
 
 

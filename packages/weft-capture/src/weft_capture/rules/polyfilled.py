@@ -9,7 +9,6 @@ import functools
 import heapq
 import importlib
 import importlib.util
-import inspect
 import itertools
 import json
 import operator
@@ -20,10 +19,11 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from weft_capture import polyfills
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.generators import GeneratorValue
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Output, Tracer, Value
+from weft_capture.values.constant import constant, real_call
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.made import HandleNumber
 
@@ -44,7 +44,7 @@ _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (heapq, ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")),
     (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
     (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
-    (operator, ("delitem", "concat", "call", "countOf", "indexOf")),
+    (operator, ("delitem", "concat", "call", "countOf", "indexOf", "length_hint")),
     (functools, ("cmp_to_key", "_lru_cache_wrapper", "reduce")),
     (collections, ("_count_elements",)),
 )
@@ -70,16 +70,20 @@ def polyfill(original: Any, version: Any) -> None:
     """Trace calls of `original` through `version`."""
 
     name = getattr(original, "__name__", "")
-    iterated, bind = _ITERATED.get(name, slice(0)), inspect.signature(version).bind
+    iterated = _ITERATED.get(name, slice(0))
+    own = isinstance(original, type) or name in ("length_hint", "tee")  # calls nobody yet
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        try:
-            bind(*args, **kwargs)
-        except TypeError:  # the original says so in other words
-            raise Break("unknown-call", f"such arguments of {name}") from None
         given = list(args)
         given[iterated] = [arg.iterate(tx) for arg in given[iterated]]
-        result = tx.const_object(version).call(tx, given, kwargs)
+        try:
+            result = tx.const_object(version).call(tx, given, kwargs)
+        except Raised as raised:  # it may be in other words, too
+            kinds = (TypeError, ValueError)[: own + isinstance(original, type)]
+            stated = getattr(raised.value, "stated_in", None) is not None
+            if stated or issubclass(raised.value.python_type(), kinds):
+                raise Break("unknown-call", f"an error of {name}") from None
+            raise
         if isinstance(result, GeneratorValue) and isinstance(original, type):
             result.cls = original
         if isinstance(result, FunctionValue):
@@ -96,7 +100,6 @@ for _name in _ITERTOOLS:
     if hasattr(itertools, _name):
         polyfill(getattr(itertools, _name), getattr(polyfills, _name))
 polyfill(itertools.chain.from_iterable, polyfills.from_iterable)
-polyfill(operator.length_hint, polyfills.length_hint)
 polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
 polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
 polyfill(RemovableHandle.__init__, polyfills.make_handle)
@@ -131,7 +134,10 @@ class GetterValue(Value):
 def _getter(factory: Any, version: Any) -> None:
     @rule(factory)
     def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        function = tx.const_object(version).call(tx, list(args), kwargs)
+        try:
+            function = tx.const_object(version).call(tx, list(args), kwargs)
+        except Raised:
+            raise Break("unknown-call", f"such arguments of {factory.__name__}") from None
         return GetterValue(factory, function, list(args), kwargs)
 
 
@@ -141,3 +147,11 @@ for _module in (heapq, bisect, operator, functools, collections):
         polyfill(getattr(_module, _name), _versions[_name])
     for _name in _GETTERS if _module is operator else ():
         _getter(getattr(operator, _name), _versions[_name])
+
+_hint: Any = RULES[operator.length_hint]
+
+
+@rule(operator.length_hint)
+def _length_hint(tx: Tracer, *args: Value) -> Value:
+    hint: Value = _hint(tx, *args)
+    return constant(real_call(tx, len, range(hint.as_constant()))) if hint.is_constant() else hint

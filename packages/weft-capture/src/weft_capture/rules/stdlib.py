@@ -40,7 +40,7 @@ from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Proxy, Tracer, Value, method
-from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold
+from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold, real_call
 from weft_capture.values.containers import SequenceValue
 from weft_capture.values.exceptions import TRACEBACK
 from weft_capture.values.functions import FunctionValue, PartialValue
@@ -165,8 +165,8 @@ def _listed(value: Value) -> bool:
 
 
 @rule(itertools.repeat)
-def _repeat(tx: Tracer, object: Value, times: Value = NONE) -> Value:
-    count = times.as_constant()
+def _repeat(tx: Tracer, object: Value, times: Value | None = None) -> Value:
+    count = None if times is None else real_call(tx, operator.index, times.as_constant())
     return CombinedIterator(
         itertools.repeat, [], [object], lambda at: [] if count is None else [max(count - at, 0)]
     )

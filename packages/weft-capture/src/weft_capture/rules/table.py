@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -13,9 +14,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import H, Handler, Kwargs, Tracer, Value
-from weft_capture.values.constant import NONE, fold
+from weft_capture.values.constant import NONE, SCALARS, fold, real_call
 
 RULES: dict[object, Handler] = {}
 """callable -> handler(tx, *args, **kwargs); functions of late modules by name."""
@@ -130,7 +131,7 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
     obj = _first_loaded(obj)
     handler = find(obj)
     if handler is not None:
-        return apply(tx, handler, args, kwargs)
+        return apply(tx, handler, args, kwargs, obj)
     name = getattr(obj, "__name__", "")
     if type(obj) is types.MethodWrapperType and name == "__get__" and len(args) == 1:
         described: Any = obj.__self__
@@ -165,17 +166,58 @@ def _first_loaded(obj: Any) -> Any:
     return found if type(found) is type(obj) else obj
 
 
-def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs) -> Value:
-    """Call a handler; a break where the arguments do not fit it."""
+def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: Any = None) -> Value:
+    """Call the handler of a callable, which names the error where its arguments are wrong."""
+    frame, in_c = tx.frame, _in_c(of)
     try:
         _signature(handler).bind(tx, *args, **kwargs)
-    except TypeError as error:  # the real one says so in its own words
+        if in_c:
+            _check_real(of, len(args), tuple(kwargs))
+    except TypeError as error:
         raise Break("unknown-call", f"arguments that do not fit: {error}") from None
-    result = handler(tx, *args, **kwargs)
+    try:
+        result = handler(tx, *args, **kwargs)
+    except (Raised, TypeError, ValueError, AttributeError, AssertionError) as error:
+        stated = error.value if isinstance(error, Raised) else None
+        if not in_c or (stated and getattr(stated, "stated_in", None) is not frame):
+            raise
+        _raise_real(tx, of, args, kwargs)
+        if stated and getattr(of, "__module__", None) in _UNSURE and of not in _SURE:
+            raise Break("unknown-call", f"an error of {_name(of)}") from None
+        raise
     return NONE if result is None else result
 
 
-_signature = functools.lru_cache(maxsize=None)(inspect.signature)
+_signature = functools.cache(inspect.signature)
+
+
+def _in_c(real: Any) -> bool:
+    """Say whether this is a function or method in C of the language itself."""
+    if isinstance(real, types.FunctionType) or real is None or real is print:
+        return False
+    return getattr(real, "__module__", None) in (None, "_operator", *_UNSURE)
+
+
+@functools.cache
+def _check_real(real: Any, count: int, names: tuple[str, ...]) -> None:
+    """Raise TypeError where a function of C does not take such arguments."""
+    with contextlib.suppress(ValueError):  # of some nobody knows
+        inspect.signature(real).bind(*range(count), **dict.fromkeys(names))
+
+
+_UNSURE = ("builtins", "itertools", "math")
+_SURE = (len, iter, next, list, tuple, set, frozenset, sorted, any, all, zip, map, enumerate)
+"""Functions whose errors capture words as they do."""
+_PLAIN = (*SCALARS, list, tuple, dict, set, frozenset, range, slice, collections.deque)
+
+
+def _raise_real(tx: Tracer, real: Any, args: list[Value], kwargs: Kwargs) -> None:
+    """Raise what `real` raises, where capture knows its arguments."""
+    with contextlib.suppress(Break):
+        given = [arg.data(tx) for arg in args]
+        named = {name: value.data(tx) for name, value in kwargs.items()}
+        if all(type(one) in _PLAIN for one in (*given, *named.values())):
+            real_call(tx, real, *given, **named)
 
 
 def _owner(obj: Any) -> type:

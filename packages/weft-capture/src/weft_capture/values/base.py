@@ -127,7 +127,7 @@ class Value:
             return callee.call(tx, args, kwargs)
         kind = self.python_type()
         if not any("__call__" in base.__dict__ for base in kind.__mro__):
-            tx.raise_(TypeError, f"'{kind.__name__}' object is not callable")
+            tx.raise_(TypeError, f"'{type_name(kind)}' object is not callable")
         raise Break("unknown-call", self.describe())
 
     def getattr(self, tx: Tracer, name: str) -> Value:
@@ -142,7 +142,8 @@ class Value:
             return tx.type_of(self)
         if find_in_class(self.python_type(), name) is None:
             tx.raise_(
-                AttributeError, f"'{self.python_type().__name__}' object has no attribute '{name}'"
+                AttributeError,
+                f"'{type_name(self.python_type())}' object has no attribute '{name}'",
             )
         if callable(getattr(self.python_type(), name)):
             return MethodOf(self, name)
@@ -160,13 +161,16 @@ class Value:
         """Call `self.name(*args, **kwargs)`."""
         handler = self.find_method(name)
         if handler is not None:
-            return tx.apply(handler, [self, *args], kwargs)
+            real = getattr(self.python_type(), name, None)
+            return tx.apply(handler, [self, *args], kwargs, real)
         return self.call_method_fallback(tx, name, args, kwargs)
 
     def call_method_fallback(
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
         """Call a method that is not in the method table."""
+        if name.startswith("__") and not hasattr(self.python_type(), name):
+            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
         bound = self.getattr(tx, name)
         if isinstance(bound, MethodOf):
             if self.python_type() in (tuple, range, slice, frozenset):
@@ -218,7 +222,7 @@ class Value:
         if hasattr(kind, "__next__"):
             return self
         if not any(find_in_class(kind, name) for name in ("__iter__", "__getitem__")):
-            tx.raise_(TypeError, f"'{kind.__name__}' object is not iterable")
+            tx.raise_(TypeError, f"'{type_name(kind)}' object is not iterable")
         return self.call_method(tx, "__iter__", [], {})
 
     def next(self, tx: Tracer) -> Value | None:
@@ -333,11 +337,17 @@ def current_tracer() -> Tracer:
     return current
 
 
+def type_name(kind: type) -> str:
+    """Return the name that the interpreter's errors give a class: one made in C has its module."""
+    in_c = kind.__flags__ & 1 << 8 and kind.__module__ != "builtins"  # Py_TPFLAGS_IMMUTABLETYPE
+    return f"{kind.__module__}.{kind.__name__}" if in_c else kind.__name__
+
+
 def _unhashable(kind: type) -> Value:
     from weft_capture.values.constant import constant  # noqa: PLC0415 - import cycle
     from weft_capture.values.exceptions import ExceptionValue  # noqa: PLC0415 - import cycle
 
-    return ExceptionValue(TypeError, [constant(f"unhashable type: '{kind.__name__}'")])
+    return ExceptionValue(TypeError, [constant(f"unhashable type: '{type_name(kind)}'")])
 
 
 def method(kind: type[Value], *names: str) -> Callable[[H], H]:

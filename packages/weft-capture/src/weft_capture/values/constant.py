@@ -82,11 +82,13 @@ class Constant(Value):
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
         bound = getattr(self.value, name, None)
+        if bound is None and name.startswith("__"):
+            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
         if isinstance(bound, types.MethodType) or bound is None:
             return self.getattr(tx, name).call(tx, args, kwargs)
         if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
             return tx.overrides.device_block(self, name)
-        if isinstance(self.value, str) and name == "join":
+        if isinstance(self.value, str) and name == "join" and not args[0].is_constant():
             args = [tx.tuple_of(arg.unpack(tx)) for arg in args]
         return fold(tx, bound, args, kwargs)
 
@@ -96,7 +98,7 @@ class Constant(Value):
     def iterate(self, tx: Tracer) -> Value:
         if not isinstance(self.value, (str, bytes)):
             tx.raise_(TypeError, f"'{type(self.value).__name__}' object is not iterable")
-        return tx.iterator_over([Constant(item) for item in self.value])
+        return tx.iterator_over(self)
 
 
 class Varying(Value):

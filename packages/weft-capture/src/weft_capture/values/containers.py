@@ -294,8 +294,7 @@ def _same_hash(key: Any) -> bool:
     return type(key).__name__ == "ObjectKey" or (is_element(key) and key not in MADE)
 
 
-AT_RUN = object()
-"""Is in hash keys of what the program hashes otherwise."""
+AT_RUN = object()  # is in hash keys of what the program hashes otherwise
 
 
 def is_element(obj: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MutableValue, Output, Tracer, Value, method
+from weft_capture.values.base import Frame, Kwargs, MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, class_value, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_guards.sources import Source
@@ -62,6 +62,7 @@ class ExceptionValue(MutableValue):
     origin: ExceptionValue | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
     raised: bool = False
+    stated_in: Frame | None = field(default=None, init=False)  # where capture itself said it
     changing = ("args", "attributes", "raised")
 
     def describe(self) -> str:

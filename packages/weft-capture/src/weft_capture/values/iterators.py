@@ -6,7 +6,6 @@ Each can be rebuilt where it stands, so that a graph break inside a loop keeps t
 from __future__ import annotations
 
 import collections
-import operator
 import sys
 import types
 from collections import OrderedDict, deque
@@ -14,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from weft_capture.breaks import Break, Raised
-from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value, method
-from weft_capture.values.constant import NONE, constant, real_call
+from weft_capture.breaks import Break
+from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value
+from weft_capture.values.constant import NONE, Constant, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -51,7 +50,7 @@ class SequenceIterator(IteratorValue):
         kind: `iter` or `reversed`.
     """
 
-    over: SequenceValue | RangeValue | Sequence[Value]
+    over: SequenceValue | RangeValue | Constant | Sequence[Value]
     cls: Any = None
     made_at: int = -1
     kind: Any = iter
@@ -61,8 +60,10 @@ class SequenceIterator(IteratorValue):
         self.items: Any = over.items if isinstance(over, SequenceValue) else over
         if isinstance(over, RangeValue):
             self.items = over.range
+        if isinstance(over, Constant):
+            self.items = [constant(item) for item in over.as_constant()]
         self.real = self.kind(self.items)
-        self.cls = self.cls or type(self.real)
+        self.cls = self.cls or type(self.kind(getattr(over, "value", self.items)))
         by_count = self.kind is reversed or isinstance(self.items, deque)
         self.end = len(self.items) if by_count else EXHAUSTED
 
@@ -91,7 +92,9 @@ class SequenceIterator(IteratorValue):
         elif self.kind is reversed:
             position = constant(self.end - 1 - self.position)
             out.call(iterator_from, [constant(reversed), over, position])
-        elif isinstance(over, ListValue) and self.position != EXHAUSTED:
+        elif isinstance(over, Constant) or (
+            isinstance(over, ListValue) and self.position != EXHAUSTED
+        ):
             out.call(iterator_from, [constant(iter), over, constant(self.position)])
         else:
             items = over.items if isinstance(over, SequenceValue) else over
@@ -141,9 +144,11 @@ class DictIterator(SequenceIterator):
 
     def reconstruct(self, out: Output) -> None:
         owner = self.owner
-        if len(owner.entries) != self.size or owner.removals != self.removals:
-            raise Break("loop", "an iterator over what has changed since", self.made_at)
-        if self.position == EXHAUSTED or isinstance(owner, SetValue):
+        changed = len(owner.entries) != self.size or owner.removals != self.removals
+        if changed or isinstance(owner, SetValue) or "reverse" in self.cls.__name__:
+            what = "a reversed iterator, or one over a set, or over what has changed since"
+            raise Break("loop", what, self.made_at)
+        if self.position == EXHAUSTED:
             super().reconstruct(out)
             return
         out.call(iterator_at, [owner, constant(self.view), constant(self.position)])
@@ -155,41 +160,6 @@ def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
     for _ in range(position):
         next(iterator)
     return iterator
-
-
-@dataclass(eq=False)
-class ReversedIterator(IteratorValue):
-    """`reversed` of an object that is asked for its length and its items."""
-
-    cls = reversed
-    over: Value
-    made_at: int
-    left: int
-
-    changing: ClassVar[tuple[str, ...]] = ("left",)
-
-    def next(self, tx: Tracer) -> Value | None:
-        if self.left == 0:
-            return None
-        tx.journal.touch(self)
-        self.left, at = 0, self.left - 1  # an error ends it
-        try:
-            item = tx.builtin(operator.getitem, self.over, constant(at))
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), IndexError | StopIteration):
-                return None
-            raise
-        self.left = at
-        return item
-
-    def reconstruct(self, out: Output) -> None:
-        raise Break("generator", "reversed of an object is needed after a break", self.made_at)
-
-
-@method(ReversedIterator, "__length_hint__")
-def _hint(tx: Tracer, self: ReversedIterator) -> Value:
-    length = tx.builtin(len, self.over).as_constant() if self.left else 0
-    return constant(self.left if length >= self.left else 0)
 
 
 @dataclass(eq=False)

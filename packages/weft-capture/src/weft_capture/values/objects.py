@@ -32,7 +32,6 @@ from weft_capture.values.base import (
 from weft_capture.values.constant import class_value, constant
 from weft_capture.values.containers import Container, SetValue
 from weft_capture.values.dicts import DictValue, DictView
-from weft_capture.values.iterators import ReversedIterator
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_guards.sources import Source
 
@@ -357,9 +356,10 @@ def steps(tx: Tracer, items: Value) -> Iterator[Value]:
         yield from items.unpack(tx)  # nothing of the program runs
         return
     iterator = items.iterate(tx)
-    asked = isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT)))
-    if asked or isinstance(items, ReversedIterator):
+    if isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT))):
         tx.builtin(operator.length_hint, items)
+    elif items.python_type() is reversed and getattr(items, "frame", None) is not None:
+        tx.builtin(len, items.args[0])  # type: ignore[attr-defined]
     while (item := iterator.next(tx)) is not None:
         yield item
 

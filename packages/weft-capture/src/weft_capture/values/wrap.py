@@ -266,9 +266,9 @@ def wrap_key(tx: Tracer, key: Any) -> Value:
 
 
 def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
-    if not all(map(is_element, obj)):
-        raise Break("unsupported-value", "a set of objects that are not constants")
     tx.guard(source, "TYPE", type(obj))
+    if not all(map(is_element, obj)):
+        return ExternalIterator(obj, source)  # what is asked of it breaks
     tx.guard_set(source, obj)
     return SetValue([wrap_key(tx, item) for item in obj], source, type(obj), obj)
 
