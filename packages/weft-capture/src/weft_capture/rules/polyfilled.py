@@ -26,6 +26,7 @@ from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.constant import constant, real_call
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.made import HandleNumber
+from weft_capture.values.tensor import SymValue
 
 _scanner: Any = importlib.import_module("json.scanner")
 _ITERTOOLS = (
@@ -154,4 +155,5 @@ _hint: Any = RULES[operator.length_hint]
 @rule(operator.length_hint)
 def _length_hint(tx: Tracer, *args: Value) -> Value:
     hint: Value = _hint(tx, *args)
-    return constant(real_call(tx, len, range(hint.as_constant()))) if hint.is_constant() else hint
+    known = not isinstance(hint, SymValue)
+    return constant(real_call(tx, len, range(hint.as_constant()))) if known else hint
