@@ -589,20 +589,34 @@ def sets_of_objects_and_iterators(capture):
     @capture
     def run(x, objects):
         members, made, few = set(objects), {object() for _ in range(9)}, {1, 2}
-        order, words = [objects.index(one) for one in members], {"a": 1, "b": 2}
-        last, back, text = list(made), reversed(words), iter("abc")
-        trace = [next(back), collections.namedtuple("T", {"a", "b", "c"})._fields, order]
+        order, back = [objects.index(one) for one in members], reversed({"a": 1, "b": 2})
+        last, text, names = list(made), iter("abc"), collections.namedtuple("T", {"a", "b"})._fields
         weft_capture.graph_break()
-        trace += [last == list(made), trace[1] == (*{"a", "b", "c"},), type(text), list(back)]
+        same = last == list(made), names == (*{"a", "b"},), type(text), list(back)
         try:
             for one in few:
                 few.add(one + 10)
                 weft_capture.graph_break()
         except RuntimeError as error:
-            trace.append(str(error))
-        return trace, list(reversed(torch.nn.ModuleList(objects)))[0] is objects[-1]
+            return order, same, str(error), list(reversed(torch.nn.ModuleList(objects[:2])))
 
     return [run(X, objects) for objects in (_OBJECTS, _OBJECTS, _OBJECTS[::-1])]
+
+
+@program
+def a_dict_lets_go_of_an_object(capture):
+    class Dying(list):
+        def __del__(self):
+            self.pop().append("dies")
+
+    @capture
+    def run(x, log):
+        names = {"one": Dying([log])}
+        names["one"] = x + 1
+        log.append("set")
+        return log
+
+    return run(X, []), run(X, [])
 
 
 @program
@@ -621,9 +635,6 @@ def a_dict_of_variables_is_seen_twice(capture):
 def wrong_arguments(capture):
     trace, names = [], {"collections": collections, "itertools": itertools, "operator": operator}
     for text in _WRONG.replace("\n", "").split("|"):
-        exec(
-            f"def run(x):\n try: return x + 1, {text}\n except Exception as e: return repr(e)",
-            names,
-        )
+        exec(f"def run(x):\n try: return x, {text}\n except Exception as e: return repr(e)", names)
         trace.append(capture(names["run"])(X))
     return trace

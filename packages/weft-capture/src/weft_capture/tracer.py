@@ -47,17 +47,14 @@ from weft_capture.values import floats
 from weft_capture.values import wrap as wrapping
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value, set_tracer
 from weft_capture.values.constant import MADE
-from weft_capture.values.containers import (
-    ListValue,
-    SetValue,
-    TupleValue,
-)
+from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.functions import BoundMethod, FunctionValue
 from weft_capture.values.instance_dicts import instance_dict
 from weft_capture.values.iterators import DictIterator, ListedIterator, SequenceIterator
 from weft_capture.values.made import MadeValue, origins
+from weft_capture.values.objects import may_finalize
 from weft_capture.values.overrides import Overrides
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.weakrefs import WeakRefValue
@@ -92,6 +89,7 @@ class Tracer:
         self.unstepped = 0
         self.let_go: set[int] = set()
         self.namespaces: set[int] = set()  # ids of dicts that hold variables
+        self.finalizes = False  # whether an object with a `__del__` was met
         self.watched: list[WeakRefValue | GeneratorValue] = []  # what may not be dropped unseen
         self.journal = Journal()
         self.guards = GuardSet()
@@ -148,8 +146,9 @@ class Tracer:
             return floats.at(self, source, hint)
         return MadeValue(hint, source)
 
-    def dict_iterator(self, view: DictView, way: Any = iter) -> Value:
-        """Return an iterator over a view of a dict, or `reversed` of it."""
+    def dict_iterator(self, of: DictView | DictValue, way: Any = iter) -> Value:
+        """Return an iterator over a dict or a view of it, or `reversed` of it."""
+        view = of if isinstance(of, DictView) else DictView(of, "keys")
         kind = type(way(getattr(view.owner.cls(), view.kind)()))
         items = list(way(view.unpack(self)))
         return DictIterator(items, kind, self.steps.now, owner=view.owner, view=view.kind)
@@ -371,8 +370,8 @@ class Tracer:
 
     def raise_(self, cls: type[BaseException], *args: object) -> NoReturn:
         """Raise an exception in the user's program."""
-        value = ExceptionValue(cls, [self.literal(arg) for arg in args])
-        value.stated_in = self.frame if cls is TypeError else None
+        stated_in = self.frame if cls is TypeError else None
+        value = ExceptionValue(cls, [*map(self.literal, args)], stated_in=stated_in)
         raise Raised(chain(self, value))
 
     def raise_real(self, error: BaseException) -> NoReturn:
@@ -388,6 +387,8 @@ class Tracer:
 
     def mutate(self, value: MutableValue, undo: Callable[[], object] | None = None) -> None:
         """Announce a change of a value, before it is made; `undo` takes just that one back."""
+        if self.finalizes and isinstance(value, Container) and may_finalize(value):
+            raise Break("unsupported-value", "a container that holds objects with a __del__")
         self.journal.touch(value, undo)
         if value.source is not None:
             self.effects.note(value)

@@ -411,15 +411,12 @@ def _lazily(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value
 
 @rule(reversed)
 def _reversed(tx: Tracer, items: Value) -> Value:
-    if isinstance(items, SequenceValue):
-        return SequenceIterator(items, None, tx.steps.now, reversed)
+    if isinstance(items, SequenceValue) or isinstance(getattr(items, "value", None), str | bytes):
+        return SequenceIterator(items, None, tx.steps.now, reversed)  # type: ignore[arg-type]
     if isinstance(items, RangeValue):
         return tx.iterator_over(RangeValue(items.range[::-1]))
-    if isinstance(items, Constant) and isinstance(items.value, str | bytes):
-        return SequenceIterator(items, None, tx.steps.now, reversed)
     if isinstance(items, DictValue | DictView):
-        view = items if isinstance(items, DictView) else DictView(items, "keys")
-        return tx.dict_iterator(view, reversed)
+        return tx.dict_iterator(items, reversed)
     kind = items.python_type()
     if lookup(kind, "__reversed__") is None:
         if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:

@@ -245,9 +245,7 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     return known[result] if name == "pop" else constant(result)
 
 
-def set_of(
-    order: Any, known: dict[object, Value], cls: type = set, loose: bool = False
-) -> SetValue:
+def set_of(order: Any, known: dict[Any, Value], cls: type = set, loose: bool = False) -> SetValue:
     """Return the value of a set of these keys."""
     made = SetValue([], cls=cls)
     made.order, made.entries = order, {key: known[key] for key in order}

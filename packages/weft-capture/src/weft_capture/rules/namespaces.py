@@ -105,15 +105,12 @@ def _ask_once(tx: Tracer) -> None:
     """
     assert tx.frame is not None
     instrs = tx.frame.decoded.instrs
-    asks = [one for one in instrs if one.opname == "LOAD_GLOBAL" and one.argval in _ASKS]
+    asks = [one for one in instrs if one.opname == "LOAD_GLOBAL" and one.argval in _SEES_NAMES]
     loops = any(one.target is not None and one.target < at for at, one in enumerate(instrs))
     if sys.version_info < (3, 13) and (len(asks) > 1 or loops):
         error = Break("unknown-call", "a frame's dict of variables that may be seen again")
         error.whole = tx.frame
         raise error
-
-
-_ASKS = ("locals", "vars", "dir", "eval", "exec")
 
 
 @rule(locals)

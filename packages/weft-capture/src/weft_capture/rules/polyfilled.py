@@ -72,7 +72,7 @@ def polyfill(original: Any, version: Any) -> None:
 
     name = getattr(original, "__name__", "")
     iterated = _ITERATED.get(name, slice(0))
-    own = isinstance(original, type) or name in ("length_hint", "tee")  # calls nobody yet
+    own: Any = (TypeError,) if name in ("length_hint", "tee") else ()  # errors of no callee
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         given = list(args)
@@ -80,7 +80,7 @@ def polyfill(original: Any, version: Any) -> None:
         try:
             result = tx.const_object(version).call(tx, given, kwargs)
         except Raised as raised:  # it may be in other words, too
-            kinds = (TypeError, ValueError)[: own + isinstance(original, type)]
+            kinds = (TypeError, ValueError) if isinstance(original, type) else own
             stated = getattr(raised.value, "stated_in", None) is not None
             if stated or issubclass(raised.value.python_type(), kinds):
                 raise Break("unknown-call", f"an error of {name}") from None

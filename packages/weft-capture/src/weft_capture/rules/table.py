@@ -207,7 +207,6 @@ def _check_real(real: Any, count: int, names: tuple[str, ...]) -> None:
 
 _UNSURE = ("builtins", "itertools", "math")
 _SURE = (len, iter, next, list, tuple, set, frozenset, sorted, any, all, zip, map, enumerate)
-"""Functions whose errors capture words as they do."""
 _PLAIN = (*SCALARS, list, tuple, dict, set, frozenset, range, slice, collections.deque)
 
 

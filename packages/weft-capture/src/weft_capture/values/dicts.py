@@ -185,7 +185,7 @@ class DictValue(Container, MutableValue):
         return [tx.force(key) for key in self.keys()]
 
     def iterate(self, tx: Tracer) -> Value:
-        return tx.dict_iterator(DictView(self, "keys"))
+        return tx.dict_iterator(self)
 
     def copy(self) -> DictValue:
         """Return a new dict with the same entries."""

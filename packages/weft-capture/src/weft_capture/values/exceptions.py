@@ -62,7 +62,7 @@ class ExceptionValue(MutableValue):
     origin: ExceptionValue | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
     raised: bool = False
-    stated_in: Frame | None = field(default=None, init=False)  # where capture itself said it
+    stated_in: Frame | None = None  # where capture itself raised it
     changing = ("args", "attributes", "raised")
 
     def describe(self) -> str:
