@@ -96,9 +96,7 @@ def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
             tx.guard_alias(first, source, obj)
         return value
     tx.finalizes |= hasattr(type(obj), "__del__") and not isinstance(source, ConstSource)
-    wrapper = EXACT.get(type(obj))
-    if wrapper is None:
-        wrapper = next(row[1] for row in FAMILIES if _is_of(row[0], obj))
+    wrapper = EXACT.get(type(obj)) or next(row[1] for row in FAMILIES if _is_of(row[0], obj))
     value = wrapper(tx, obj, source)
     tx.known[id(obj)] = (value, source)
     tx.keep_alive.append(obj)
