@@ -82,13 +82,6 @@ def test_frame_that_cannot_be_rebuilt_is_reported_once(monkeypatch):
     assert report().lost
 
 
-def test_a_generator_function_is_reported():
-    with pytest.warns(UserWarning, match=r"\[generator-frame\]"):
-        optimised = capture(rows, eager_backend)
-    assert same(list(optimised(X)), list(rows(X)))
-    assert [record.code for record in frame_of("rows").lost] == ["generator-frame"]
-
-
 def test_recompile_limit_is_in_the_report():
     def shifted(x, text):
         return x + len(text)

@@ -34,9 +34,9 @@ from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.precompiled import Kept
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
 from weft_capture.selection import LAUNCHERS, has_tensor_work, is_skipped_code, skip_disabled
+from weft_capture.suspending import SUSPENDING, driven, is_driven
 
 F = TypeVar("F", bound=Callable[..., Any])
-_SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _lock = threading.RLock()
 _busy = threading.local()  # while a thread captures: what that calls runs as it is
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
@@ -293,12 +293,14 @@ def capture(
             return state.under_stance(function, args, kwargs)
         return frame.run(miss, function, *args, **kwargs)
 
-    if isinstance(function, types.FunctionType | types.MethodType):
-        functools.update_wrapper(optimised, function)
-        if function.__code__.co_flags & _SUSPENDING:
-            code = function.__code__
-            state.log(code).lose(code, lost_record(code, "generator-frame", code.co_qualname))
     frame.skip(optimised.__code__)
+    if isinstance(function, types.FunctionType | types.MethodType):
+        code = function.__code__
+        if is_driven(code):
+            optimised = driven(function, optimised, miss)
+        elif code.co_flags & SUSPENDING:
+            state.log(code).lose(code, lost_record(code, "generator-frame", code.co_qualname))
+        functools.update_wrapper(optimised, function)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
 

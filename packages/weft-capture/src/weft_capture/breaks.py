@@ -86,6 +86,10 @@ REASONS: dict[str, Reason] = {
         "the frame of a generator or coroutine is not replaced by compiled code",
         "compile a function that runs the generator, or that it calls",
     ),
+    "suspends": Reason(
+        "a coroutine waits, or a generator yields: the next graph begins where it goes on",
+        "none needed: what lies between is compiled",
+    ),
     "recompile-limit": Reason(
         "the function was compiled as often as the recompile limit allows",
         "see the warning for the failing guards, or raise the limit",

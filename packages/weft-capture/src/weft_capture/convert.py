@@ -76,8 +76,8 @@ class Converted:
 DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
 """Where torch keeps the level of `torch.autograd.forward_ad`; graphs carry no tangents."""
 
-# The code of an exception that leaves the function: it ends the graph, it does not split it.
-_RAISES = "uncaught-exception"
+# An exception that leaves the function ends the graph, a wait is not avoidable: no splits.
+_ENDS = ("uncaught-exception", "suspends")
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
             finally:
                 counters["capture"]["instructions"] += steps.now + 1 + tx.unstepped
             tx.journal.begin()
-            splits = stopped is not None and stopped.error.code != _RAISES
+            splits = stopped is not None and stopped.error.code not in _ENDS
             if stopped is not None and splits and do.fullgraph:
                 raise _refused(report_break(stopped.error))
             if tx.overrides.opened:
@@ -181,7 +181,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
             error.user_stack = error.user_stack or tx.user_stack()
             _begin_again(stopped, steps, error)
             failed = report_break(error)
-            if do.fullgraph and error.code != _RAISES:
+            if do.fullgraph and error.code not in _ENDS:
                 raise _refused(failed) from None
             return Converted(None, stopped=failed)
     record = report_break(stopped.error) if stopped is not None else None

@@ -17,6 +17,8 @@ from weft_guards.sources import CallSource
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import make_resume
+from weft_capture.selection import is_skipped_code
+from weft_capture.suspending import driven_here
 from weft_capture.values.base import Frame, Kwargs, MethodOf, Output, Tracer, Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.containers import TupleValue
@@ -45,6 +47,8 @@ class GeneratorValue(IteratorValue):
     def __post_init__(self) -> None:
         self.flags = self.function.code.co_flags
         self.kind = generator_kind(self.flags)
+        self.module = self.function.globals.get("__name__")
+        self.is_librarys = is_skipped_code(self.function.code, self.module)
         self.cls = _TYPES[self.kind]
 
     def getattr(self, tx: Tracer, name: str) -> Value:
@@ -189,7 +193,7 @@ class GeneratorValue(IteratorValue):
 
     def reconstruct(self, out: Output) -> None:
         plain, what = self.cls is _TYPES[self.kind], self._lasting(out)
-        if self.function.globals.get("__name__") == "weft_capture.polyfills":
+        if self.module == "weft_capture.polyfills":
             named = "may have had another name" if plain else ""
             what = "has started" if self.started or self.cls is reversed else named
         if what:
@@ -197,6 +201,9 @@ class GeneratorValue(IteratorValue):
             raise Break("generator", text, self.made_at)
         frame, name = self.frame, self.function.name
         if frame is not None and not self.started:
+            if self.kind == "coroutine" and not self.is_librarys:
+                out.call(driven_here, [self.function, *self.args], self.kwargs)
+                return
             out.call(self.function if plain else self.cls, self.args, self.kwargs)
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from weft_capture import frame
 from weft_capture.breaks import Break
-from weft_capture.rules.table import GRAPH, decline, rule
-from weft_capture.values.base import Tracer, Value
+from weft_capture.rules.table import CODE_RULES, GRAPH, decline, rule
+from weft_capture.suspending import driven
+from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import NONE, TRUE, fold
+from weft_capture.values.functions import FunctionValue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +41,13 @@ def _run(tx: Tracer, miss: Value, function: Value, *args: Value, **kwargs: Value
     if miss is NONE:
         raise Break("disabled", function.describe())
     return function.call(tx, list(args), kwargs)
+
+
+def _inline(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+    return function.getattr(tx, "__wrapped__").call(tx, args, kwargs)
+
+
+CODE_RULES[next(filter(inspect.iscode, driven.__code__.co_consts))] = _inline
 
 
 @rule("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")

@@ -6,9 +6,9 @@ after a break the functions that run for real do, down into libraries.
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,8 +29,6 @@ _STEP_FILES = frozenset((optimizer.__file__, lr_scheduler.__file__))
 
 def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     """Say whether frames of a function are never captured on their own: library internals."""
-    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-        return True
     if code in _MODULE_CALLS:
         return True
     if code.co_name == "wrapper" and code.co_filename in _STEP_FILES:
@@ -84,7 +82,8 @@ def _holds_tensor(value: object, depth: int) -> bool:
     elif isinstance(value, dict):
         inner = list(dict.values(value))[:64]
     elif kind.__module__ != "builtins" and kind.__dictoffset__:
-        inner = list(object.__getattribute__(value, "__dict__").values())[:64]
+        with suppress(AttributeError):  # a class of C may hide it
+            inner = list(object.__getattribute__(value, "__dict__").values())[:64]
     return any(_holds_tensor(item, depth - 1) for item in inner)
 
 

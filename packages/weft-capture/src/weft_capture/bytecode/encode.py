@@ -19,6 +19,7 @@ from .instr import (
     FOR_ITER_BACK,
     HAS_ARG,
     NO_FALL_THROUGH,
+    PY312,
     FrameShape,
     Instr,
     Item,
@@ -281,7 +282,8 @@ def stack_after(
     before = tuple(stack)
     opname = instr.opname
     if jump:
-        return before if opname == "JUMP" else before[:-1]
+        whole = opname == "JUMP" or (opname == "SEND" and PY312)  # where END_SEND follows
+        return before if whole else before[:-1]
     if opname == "PUSH_NULL":
         return (*before, False)
     if opname == "COPY":

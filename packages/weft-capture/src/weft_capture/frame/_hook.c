@@ -18,10 +18,11 @@ typedef struct {
     PyCodeObject *tail;    /* the next frame of this code hands its tail calls to its caller */
     PyObject **held;       /* its arguments, to let go of once that frame holds them itself */
     Py_ssize_t held_count;
+    PyCodeObject *direct;  /* the next frame of this code is what run() was asked to call */
     int deciding;          /* a lookup or on_miss runs: no other hook sees their frames */
 } ThreadHook;
 
-static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0, 0};
+static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0, NULL, 0};
 static Py_ssize_t extra_index = -1;
 static int active_threads = 0; /* guarded by the GIL */
 static _PyFrameEvalFunction previous_eval = NULL;
@@ -306,7 +307,7 @@ intercept(Frame *frame, PyCodeObject *code, CodeState *state, int is_tail, PyObj
     return as_it_is;
 }
 
-#define NEVER (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
+#define SUSPENDS (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
 #define FUNCTION_FLAGS (CO_OPTIMIZED | CO_NEWLOCALS)
 
 static PyObject *
@@ -329,8 +330,10 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
     if (_PyInterpreterState_GetEvalFrameFunc(tstate->interp) != hook_eval) {
         return eval_default(tstate, frame, throwing); /* its frames: what called it runs eagerly */
     }
+    int is_direct = hook.direct == code && frame->owner != FRAME_OWNED_BY_GENERATOR;
+    hook.direct = NULL;
     CodeState *state = get_state(code);
-    if ((state != NULL && state->skip) || (code->co_flags & NEVER)
+    if ((state != NULL && state->skip) || (!is_direct && code->co_flags & SUSPENDS)
         || (code->co_flags & FUNCTION_FLAGS) != FUNCTION_FLAGS) {
         return eval_skipped(tstate, frame, state);
     }
@@ -381,7 +384,14 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
     if (args[0] != Py_None && prepare_finish() < 0) {
         return NULL;
     }
-    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL, NULL, 0, 0};
+    PyObject *func = args[1];
+    if (PyMethod_Check(func)) {
+        func = PyMethod_GET_FUNCTION(func);
+    }
+    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL, NULL, 0, NULL, 0};
+    if (PyFunction_Check(func)) {
+        hook.direct = (PyCodeObject *)PyFunction_GET_CODE(func);
+    }
     int installs = hook.on_miss != NULL && before.on_miss == NULL;
     if (installs) {
         install();
@@ -426,6 +436,12 @@ forget(PyObject *module, PyObject *code)
 }
 
 static PyObject *
+current(PyObject *module, PyObject *unused)
+{
+    return Py_NewRef(hook.on_miss == NULL ? Py_None : hook.on_miss);
+}
+
+static PyObject *
 is_active(PyObject *module, PyObject *unused)
 {
     return PyBool_FromLong(hook.on_miss != NULL);
@@ -440,6 +456,7 @@ static PyMethodDef methods[] = {
     {"skip", (PyCFunction)(void (*)(void))skip, METH_FASTCALL,
      "skip(code[, inside]): frames of code run as they are; with True, what they call too."},
     {"forget", forget, METH_O, "forget(code): make code unknown again."},
+    {"current", current, METH_NOARGS, "current() -> the on_miss of this thread's run, or None."},
     {"is_active", is_active, METH_NOARGS, "is_active() -> whether the hook is on in this thread."},
     {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
      "tail_call(func, *args): what a replacement returns to end with func(*args)."},

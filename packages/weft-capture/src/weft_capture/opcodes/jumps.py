@@ -65,6 +65,8 @@ def _return_generator(frame: Frame, instr: Instr) -> None:
 
 @opcode("YIELD_VALUE")
 def _yield_value(frame: Frame, instr: Instr) -> None:
+    if frame.stepped:
+        raise Break("suspends")
     frame.yielded = frame.stack.pop()
 
 
@@ -94,7 +96,14 @@ def _send(frame: Frame, instr: Instr) -> None:
         if not issubclass(raised.value.python_type(), StopIteration):
             raise
         item, result = None, raised.value.getattr(tx, "value")
+    except Break:
+        users = isinstance(inner, GeneratorValue) and not inner.is_librarys
+        if frame.stepped and not users:
+            raise Break("suspends") from None
+        raise
     if item is not None:
+        if frame.stepped:
+            raise Break("suspends")
         frame.stack.append(item)
         return
     frame.stack[-1:] = frame.send_result(inner, result)
@@ -117,7 +126,10 @@ def _end_send(frame: Frame, instr: Instr) -> None:
 
 @opcode("GET_AWAITABLE")
 def _get_awaitable(frame: Frame, instr: Instr) -> None:
-    frame.stack[-1] = awaitable(frame, frame.stack[-1])
+    try:
+        frame.stack[-1] = awaitable(frame, frame.stack[-1])
+    except Break as reason:
+        raise (Break("suspends") if frame.stepped else reason) from None
 
 
 def awaitable(frame: Frame, value: Value) -> Value:

@@ -71,6 +71,9 @@ class RealStep:
             self.resume(index + 1, [*below[:-1], *pair])
             self._handle(index)
             return
+        if instr.opname in ("SEND", "YIELD_VALUE"):
+            self._suspend(index, instr)
+            return
         if instr.target is not None:
             self._branch(index, instr)
             return
@@ -144,6 +147,26 @@ class RealStep:
         if done is not None and done.opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
             names = tuple(name for name in names if name != done.argval)
         self.writer.call_resume(make_resume(self.decoded, index, stack, names, self.keep), kept)
+
+    def _suspend(self, index: int, instr: Instr) -> None:
+        """Write a `yield`, or the loop of an `await` or `yield from`."""
+        writer, after, stack = self.writer, index + 2, self.below
+        if instr.target is None:
+            writer.original(index)
+            writer.original(index + 1)  # RESUME
+        else:
+            again, done = writer.label(), writer.label()
+            writer.jump(again)  # 3.13 looks for the handler of SEND one instruction before it
+            writer.in_place_of(index)
+            writer.mark(again)
+            writer.original(index, done)
+            for part in (index + 1, index + 2):
+                writer.original(part)
+            writer.original(index + 3, again)
+            writer.mark(done)
+            after, stack = instr.target, stack_after(instr, stack, jump=True)
+        self.resume(after, stack)
+        self._handle(index)
 
     def _branch(self, index: int, instr: Instr) -> None:
         assert instr.target is not None
