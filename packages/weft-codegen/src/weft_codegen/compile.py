@@ -6,6 +6,7 @@
     4. verify     loops/verify.py, when settings.verify_ir is set
     5. build      kernels/: C source, compiler, loaded callable
     6. measure    measure.py: eager runs instead where it is faster
+    7. record     record.py: CUDA graphs, where the options ask for them
 
 A graph whose program is on disk goes from 1 to 5's loading at once (warm.py).
 Each step takes a value and returns the next one; nothing here knows how a step works.
@@ -40,6 +41,7 @@ from weft_codegen.loops.program import CPU, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
+from weft_codegen.record import recorded
 from weft_codegen.trace import dump_of, write_program
 from weft_codegen.tune import loop_wins
 
@@ -90,8 +92,8 @@ def compile_graph(
             with torch._C.DisableTorchFunction():  # `with torch.device(...)` of the caller
                 compiled = _compile(gm, inputs, chosen, inference)
             if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
-                return measured(compiled, gm)
-            return compiled
+                compiled = measured(compiled, gm)
+            return recorded(compiled, gm, chosen) if chosen.triton_cudagraphs else compiled
         except (NoLowering, NoTritonForm) as reason:
             _hints.info("graph runs without generated code: %s", reason)
         except CompilerNotFound as missing:

@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 import weft_aot
 import weft_capture
 import weft_codegen
 from torch import fx
 from weft_core.dumps import dump_graph
-from weft_core.errors import BackendCompilerError
 
 from weft import control_flow, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
@@ -106,20 +104,15 @@ def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
 
 
 def cudagraphs(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
-    """Backend `cudagraphs`: recording is not built.
-
-    Raises:
-        BackendCompilerError: always; it says what to use instead.
-    """
-    devices = {x.device.type for x in example_inputs if isinstance(x, torch.Tensor)}
-    cause = "CUDA graphs need inputs on a CUDA device; these are on " + ", ".join(sorted(devices))
-    if devices == {"cuda"}:
-        cause = "recording CUDA graphs is not built yet"
-    raise BackendCompilerError("cudagraphs", cause, remedy='use backend="codegen"')
+    """Backend `cudagraphs`: as `aot_eager`, recorded and replayed where that can be."""
+    recorded = weft_codegen.recorded
+    return aot_autograd(fw_compiler=lambda aten, _: recorded(weft_codegen.Eager(aten), aten))(
+        gm, example_inputs
+    )
 
 
 def cudagraph_mark_step_begin() -> None:
-    """Mark the start of a step, as torch.compiler's function does; nothing is recorded yet."""
+    """Mark the start of a step: nothing to do, for no replay overwrites outputs in use."""
 
 
 def aot_autograd(

@@ -17,15 +17,14 @@ static struct {
 static int weft_submit(const weft_kernel *k, void *stream, int programs, void **values)
 {
     enum { NO_CONTEXT = 201 };
-    void *context;
-    int status = weft_driver.launch(k->function, programs, 1, 1, k->threads, 1, 1, k->shared, stream,
-                                    values, NULL);
-    /* A thread that has only used memory of the allocator's cache so far is in no context. */
-    if (status == NO_CONTEXT && !weft_driver.retain(&context, k->device) &&
-        !weft_driver.make_current(context))
-        status = weft_driver.launch(k->function, programs, 1, 1, k->threads, 1, 1, k->shared, stream,
-                                    values, NULL);
-    return status;
+    for (void *context = NULL;;) {
+        const int status = weft_driver.launch(k->function, programs, 1, 1, k->threads, 1, 1, k->shared,
+                                              stream, values, NULL);
+        /* A thread that has only used memory of the allocator's cache so far is in no context. */
+        if (status != NO_CONTEXT || context || weft_driver.retain(&context, k->device) ||
+            weft_driver.make_current(context))
+            return status;
+    }
 }
 
 static PyObject *weft_launch(PyObject *self, PyObject *const *args, int64_t n)

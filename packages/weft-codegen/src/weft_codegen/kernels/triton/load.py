@@ -77,10 +77,13 @@ def compile_program(program: Program) -> TritonGraph:
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # LLVM and ptxas leave Python's lock
             built = pool.map(lambda pair: launcher(pair[0], pair[1], device), phases)
             launchers = {phase.name: run for (_, phase), run in zip(phases, built, strict=True)}
+    # A build for CPUs, where kernels are interpreted, has no streams.
+    stream = "_cuda_getCurrentRawStream" if device.type == "cuda" else ""
+    current_stream = getattr(torch._C, stream, int)
     scope = {
         "torch": torch,
         "empty_strided": torch.empty_strided,
-        "stream_of": _stream_of(device),
+        "stream_of": functools.partial(current_stream, device.index or 0),
         "increment_version": torch.autograd.graph.increment_version,
         "laid_out": _laid_out,
         **launchers,
@@ -137,9 +140,7 @@ def _loaded(kernel: TritonKernel, compiled: Any, device: int) -> Launch:
 def new_launch(*kernel: Any, driver: str = "libcuda.so.1") -> Launch:
     """A function of (stream, programs, *tensors, *sizes), in C: Triton's own takes 9 us a call.
 
-    Args:
-        kernel: the driver's handle, threads of a program, bytes of shared memory, how many tensors
-            and sizes it takes, its device, and what keeps it loaded.
+    `kernel` is what weft_new_kernel takes after the driver, without the offset.
     """
     function: Launch = _maker()(driver.encode(), *kernel[:-1], handle_offset(), kernel[-1])
     return function
@@ -157,14 +158,6 @@ def _maker() -> Callable[..., Any]:
         *objects,
     ]
     return make
-
-
-def _stream_of(device: torch.device) -> Callable[[], int]:
-    """A function that returns the current stream of a device."""
-    current = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a build for CPUs has none
-    if device.type != "cuda" or current is None:
-        return lambda: 0
-    return functools.partial(current, device.index or 0)
 
 
 def _laid_out(

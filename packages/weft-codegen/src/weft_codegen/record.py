@@ -1,0 +1,218 @@
+"""CUDA graphs: the second run of a compiled graph is recorded, and the GPU replays it from then on.
+
+Inputs that keep their address are read there, others are copied to where the recording reads. The
+recordings of a device share memory, so a replay may write what belongs to later ones: where an
+output of those, or of its own, is in use, the run is recorded anew, elsewhere, and its owner gives
+copies away from then on. What is not replayed runs as usual: `counters["cudagraphs"]` says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+from weft_core import events
+
+from weft_codegen.config import Options
+
+Run = Callable[..., Any]
+
+_hints = events.logger("codegen", "perf_hints")
+_numbers, _uses = itertools.count(), torch._C._storage_Use_Count
+
+
+def _report(reason: str) -> None:
+    events.counters["cudagraphs"][reason] += 1
+    _hints.info("no replay of a CUDA graph: %s", reason)
+
+
+def recorded(run: Run, gm: fx.GraphModule, options: Options | None = None) -> Run:
+    """`run`, which computes the aten graph `gm`, replayed where it can be."""
+    nodes = list(gm.graph.nodes)
+    values = pytree.tree_leaves([node.meta.get("val") for node in nodes])
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    devices = {tensor.device for tensor in tensors}
+    sizes = (size for value in values for size in getattr(value, "shape", [value]))
+    seeded = torch.Tag.nondeterministic_seeded
+    seeds = options is not None and not options.fallback_random  # drawn on the CPU
+    reasons = {
+        "not-on-a-gpu": {device.type for device in devices} != {"cuda"},
+        "several-devices": len(devices) > 1,
+        "sparse-tensors": any(tensor.layout is not torch.strided for tensor in tensors),
+        "dynamic-sizes": any(isinstance(size, torch.SymInt) for size in sizes),
+        "random-numbers": seeds and any(seeded in getattr(n.target, "tags", ()) for n in nodes),
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds]:
+        _report(reason)
+        return run
+    inputs = list(gm.graph.find_nodes(op="placeholder"))
+    written = {inputs.index(n.args[0]) for n in nodes if n.target is torch.ops.aten.copy_.default}
+    return Recorded(run, written, _memory(devices.pop()))
+
+
+class Memory:
+    """What records on a GPU, and the recordings whose outputs have been given away."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.lock, self.lent = threading.Lock(), list[_Recording]()
+        self.home: int | None = None  # the stream of all replays, for they share memory
+        self._device, self._side = device, torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        # A pool lives as long as some recording that uses it.
+        self._first = self.record(lambda: [torch.zeros((), device=device)], [])
+
+    def stream(self) -> int | None:
+        """The current stream; None while somebody records it."""
+        recorded = torch.cuda.is_current_stream_capturing()
+        return None if recorded else int(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def record(self, run: Run, args: list[Any]) -> tuple[Callable[[], None], list[Any]]:
+        """What replays `run(*args)`, and its outputs; nothing has run then."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.stream(self._side):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = list(run(*args))
+            finally:
+                graph.capture_end()
+        return graph.replay, outputs
+
+    def reclaim(self, number: int) -> bool:
+        """Whether no output of the recordings from `number` on is in use; such ones are over."""
+        late = [recording for recording in self.lent if recording.number >= number]
+        used = [recording for recording in late if recording.in_use()]
+        self.lent = [recording for recording in self.lent if recording.number < number] + used
+        for recording in used:
+            recording.over = True
+            recording.owner.private.update(recording.in_use())
+        return not used
+
+
+_memory = functools.cache(Memory)
+
+
+class Recorded:
+    """A compiled graph that is replayed; it is called as the graph is."""
+
+    def __init__(self, run: Run, written: set[int], memory: Memory) -> None:
+        self.run, self.written, self._memory = run, written, memory
+        self._seen: list[Any] | None = None
+        self._recording: _Recording | None = None
+        self._left = 16  # recordings
+        self.copied: set[int] = set()
+        self.private: set[int] = set()
+
+    def __call__(self, *args: Any) -> Any:
+        """The outputs of the graph."""
+        return self.call_owning(list(args))
+
+    def call_owning(self, args: list[Any]) -> Any:
+        """The outputs of the graph; `args` may be emptied."""
+        reason = "threads"
+        if self._memory.lock.acquire(blocking=False):
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    found = self._find(args)
+                    if isinstance(found, _Recording):
+                        self._memory.lent.append(found)
+                        return found.replay(args)
+                    reason = found
+            finally:
+                self._memory.lock.release()
+        _report(reason)
+        owning = getattr(self.run, "call_owning", None)
+        return self.run(*args) if owning is None else owning(args)
+
+    def _find(self, args: list[Any]) -> _Recording | str:
+        """A recording that fits `args`, or why there is none."""
+        stream, places = self._memory.stream(), [_place(x) for x in args]
+        if self._seen is None:
+            self._seen = places
+            return "first-call"
+        self._memory.home = stream if self._memory.home is None else self._memory.home
+        if stream is None or stream != self._memory.home:
+            return "another-stream"
+        known = self._recording
+        if known is None or not self._memory.reclaim(known.number) or not known.fits(places):
+            if not self._left:
+                return "recorded-too-often"
+            self._left, self._recording = self._left - 1, None
+            self._memory.lent = [lent for lent in self._memory.lent if lent.in_use()]
+            pairs = enumerate(zip(places, self._seen, strict=True))
+            self.copied |= {k for k, (now, before) in pairs if now != before} - self.written
+            self._seen = places
+            try:
+                known = self._recording = _Recording(self, self._memory, args, places)
+            except Exception as error:  # what cannot be recorded may still run
+                _hints.info("%s", error)
+                self._left = 0
+                return "recording-failed"
+        return known
+
+
+def _place(x: Any) -> tuple[Any, ...]:
+    return (x.data_ptr(), x.shape, x.stride()) if isinstance(x, Tensor) else (x,)
+
+
+def _storage(value: Any) -> int:
+    return int(value.untyped_storage()._cdata) if isinstance(value, Tensor) else 0
+
+
+class _Recording:
+    """One recorded run; it keeps copies of inputs, and the outputs, but no input itself."""
+
+    def __init__(self, owner: Recorded, memory: Memory, args: list[Any], places: list[Any]) -> None:
+        self.owner, self.number, self.over, self._places = owner, next(_numbers), False, places
+        self._copies = {k: torch.empty_like(args[k]) for k in sorted(owner.copied)}
+        inputs = [self._copies.get(k, value) for k, value in enumerate(args)]
+        self._replay, outputs = memory.record(owner.run, inputs)
+        sources = {_storage(x): k for k, x in enumerate(inputs) if isinstance(x, Tensor)}
+        self._lent: list[tuple[int, int, int]] = []
+        self._makers: list[tuple[Callable[[Any], Any], Any, int | None]] = []
+        for k, output in enumerate(outputs):
+            source = sources.get(_storage(output))
+            if source is not None and (output is inputs[source] or source not in self._copies):
+                self._makers.append((_as_view(output, inputs[source]), None, source))
+            elif not isinstance(output, Tensor) or k in owner.private:
+                make = Tensor.clone if isinstance(output, Tensor) else copy.copy
+                self._makers.append((make, output, None))
+            else:
+                self._makers.append((Tensor.detach, output, None))
+                self._lent.append((k, _storage(output), _uses(_storage(output))))
+
+    def fits(self, places: list[Any]) -> bool:
+        """Whether inputs at `places` are where this run reads them, or can be copied there."""
+        pairs = enumerate(zip(places, self._places, strict=True))
+        return not self.over and all(
+            now == known or (k in self._copies and now[1] == known[1]) for k, (now, known) in pairs
+        )
+
+    def in_use(self) -> list[int]:
+        """The outputs whose memory somebody holds."""
+        return [k for k, storage, idle in self._lent if _uses(storage) != idle]
+
+    def replay(self, args: list[Any]) -> list[Any]:
+        """The outputs for `args`."""
+        for k, own in self._copies.items():
+            own.copy_(args[k])
+        self._replay()
+        torch.autograd.graph.increment_version([args[k] for k in self.owner.written])
+        return [make(x if k is None else args[k]) for make, x, k in self._makers]
+
+
+def _as_view(output: Tensor, given: Tensor) -> Callable[[Tensor], Tensor]:
+    """What makes `output`, which is `given` or a view of it, of the tensor that comes instead."""
+    if output is given:
+        return lambda now: now
+    if (output.dtype, output.is_conj(), output.is_neg()) != (given.dtype, False, False):
+        raise ValueError("an output is an input's memory in other numbers")
+    shape, strides = output.shape, output.stride()
+    start = output.storage_offset() - given.storage_offset()
+    return lambda now: now.as_strided(shape, strides, now.storage_offset() + start)
