@@ -459,3 +459,12 @@ class Weight(nn.Parameter):
 @case(inputs=lambda: (torch.ones(2, 3), Weight(torch.arange(9.0).reshape(3, 3))))
 def parameter_subclass(x, w):
     return x @ w.scaled(), type(w).__name__, isinstance(w, nn.Parameter), type(w + 1).__name__
+
+
+@case(inputs=lambda: (nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.ones(2, 3, 4)))
+def attention_in_eval(layer, x):
+    for p in layer.parameters():
+        nn.init.constant_(p, 0.1)
+    with torch.no_grad():
+        mask = torch.tensor([[False, False, True], [False, False, False]])
+        return layer(x, x, x, need_weights=False), layer(x, x, x, key_padding_mask=mask)

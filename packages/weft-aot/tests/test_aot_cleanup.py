@@ -26,7 +26,6 @@ def calls(fn, *args):
         lambda x: (x / 1.0).sin(),
         lambda x: x.t().t().sin(),
         lambda x: x.transpose(0, 1).transpose(1, 0).sin(),
-        lambda x: x.clone().sin(),
         lambda x: x.expand(3, 3).sin(),
         lambda x: x.permute(0, 1).sin(),
         lambda x: x.to(torch.float32, copy=True).sin(),

@@ -36,6 +36,14 @@ class TestResults:
     def test_integer_constant_and_none_results(self):
         check(lambda x: (x.argmax(), None, 3, x * 2, x.detach().sum()), leaf(5))
 
+    def test_copy_of_an_input_that_is_written_to_before_the_backward(self):
+        x, queue = leaf(3), torch.ones(3)
+        graph = function_graph(lambda x, q: (x * q.clone(),), 2)
+        (result,) = aot_compile(graph, [x, queue], fw_compiler=Graphs())(x, queue)
+        queue.zero_()
+        result.sum().backward()
+        assert torch.equal(x.grad, torch.ones(3))
+
     def test_unused_and_unwanted_inputs(self):
         graphs = check(lambda a, b, c: (a * c,), leaf(3), leaf(3), torch.randn(3))
         backward = graphs[1].graph

@@ -230,3 +230,46 @@ def test_errors_that_the_program_wants():
     assert np.isnan(captured(A)).any()
     with np.errstate(all="raise"), pytest.raises(FloatingPointError):
         captured(A)
+
+
+SCALARS = (np.float64(0.8), np.float32(0.8), np.int64(3), np.int32(2), np.bool_(True), np.bool_(0))
+USES = (
+    lambda x, a: (x * 2 if a > 2 else x * 3) + (x * 2 if a else x * 3),
+    lambda x, a: (x * a, a + x, 1 - a, a * 2, a**2, 0 < a < 2, np.exp(a)),
+    lambda x, a: (torch.tensor(a), torch.tensor([[a, a]]), torch.full((2,), a), x.clamp(max=a)),
+    lambda x, a: (x + int(a), x * float(a), x * a.item(), f"{a}", max(a, 1), a.dtype, type(a)),
+)
+
+
+@pytest.mark.parametrize("use", range(len(USES)))
+def test_scalars_of_numpy_are_numbers_of_their_own_types(use):
+    captured = weft_capture.capture(USES[use], eager_backend, fullgraph=True)
+    for scalar in SCALARS:
+        assert same(USES[use](X, scalar), captured(X, scalar))
+
+
+SCHEDULE = np.cumprod(1 - np.linspace(1e-4, 0.02, 12))
+
+
+def denoise(x, t, eta):
+    a, before = SCHEDULE[t], SCHEDULE[t - 1] if t else 1.0
+    sigma = eta * ((1 - before) / (1 - a)) ** 0.5 * (1 - a / before) ** 0.5
+    x = before**0.5 * x + (1 - before - sigma**2) ** 0.5 * x
+    return (x + sigma if sigma > 0 else x), sigma, torch.full((2,), sigma)
+
+
+def test_elements_of_a_schedule_are_read_before_the_graph_and_vary():
+    graphs = []
+    captured = weft_capture.capture(denoise, lambda gm, _: graphs.append(gm) or gm, fullgraph=True)
+    for eta in (0.0, 0.5):
+        for t in range(11, -1, -1):
+            torch.testing.assert_close(captured(X, t, eta), denoise(X, t, eta))
+    assert len(graphs) < 10
+
+    def written(x, a):
+        a[0] += 1
+        return x * a[0], a[-1]
+
+    captured = weft_capture.capture(written, eager_backend)
+    for first in (1.0, 2.0, 5.0):
+        assert same(written(X, np.array([first, 3.0])), captured(X, np.array([first, 3.0])))

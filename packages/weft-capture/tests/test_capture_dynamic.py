@@ -314,3 +314,26 @@ def test_equal_sizes_share_a_symbol_until_a_call_where_they_differ():
         sum("size" in node.name for node in g.graph.find_nodes(op="placeholder")) for g in graphs
     ]
     assert sizes == [2, 3]
+
+
+def test_a_list_that_grows_a_flag_of_a_size_and_a_count_of_rows_need_no_graphs():
+    def step(q, log, count):
+        log.append(q.sum())
+        count["n"] += q.shape[1]
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(q, q, q, is_causal=q.shape[1] > 1), torch.full((2,), count["n"])
+
+    optimised, state = optimise(step, fullgraph=True)
+    logs, counts = ([], []), ({"n": 0.5}, {"n": 0.5})
+    for size in (2, 3, 4, 5, 6):
+        q = torch.randn(1, size, 4)
+        assert same(step(q, logs[0], counts[0]), optimised(q, logs[1], counts[1]))
+        assert same((logs[0], counts[0]), (logs[1], counts[1]))
+    assert len(state.graphs) == 2
+
+
+def test_functions_that_share_a_cell_are_captured_once():
+    double, layer = (lambda x: layer(x) * 2), torch.nn.Identity()
+    optimised, state = optimise(lambda x: layer(x) + double(x))
+    agree(lambda x: x * 3, optimised, (torch.ones(2),), (torch.ones(2),))
+    assert len(state.graphs) == 1

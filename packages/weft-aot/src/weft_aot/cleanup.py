@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from weft_core.tracing import drop_dead_nodes, has_effect
 
-from weft_aot.walk import view_chain
+from weft_aot.walk import copies_input, view_chain
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ _RULES: dict[Any, Callable[[fx.Node, fx.Node], fx.Node | None]] = {
     aten.view.default: _unchanged,
     aten._unsafe_view.default: _unchanged,
     aten.expand.default: _unchanged,
-    aten.clone.default: _unchanged,
+    aten.clone.default: lambda node, of: None if copies_input(node) else _unchanged(node, of),
     aten._to_copy.default: _unchanged,
     aten.permute.default: _in_order,
     aten.t.default: _twice,

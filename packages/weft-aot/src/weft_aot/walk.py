@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import fx
 
 
@@ -41,3 +42,9 @@ def view_chain(node: fx.Node) -> Iterator[fx.Node]:
 def view_root(node: fx.Node) -> fx.Node:
     """The node whose memory `node` shares."""
     return [*view_chain(node)][-1]
+
+
+def copies_input(node: fx.Node) -> bool:
+    """Whether a node is a copy of an input, which the program may write to before the backward."""
+    root = view_root(node.args[0]) if node.target is torch.ops.aten.clone.default else node  # type: ignore[arg-type]
+    return node.op == "call_function" and root.op == "placeholder"

@@ -231,7 +231,7 @@ def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
             variable.contents = LazyValue(cell.cell_contents, ClosureSource(name))
         except ValueError:
             tx.guards.add(CellSource(name), "CELL_EMPTY")
-        tx.known[id(cell)] = (variable, ClosureSource(name))
+        tx.known[id(cell)] = (variable, CellSource(name))
         tx.keep_alive.append(cell)
     value = FunctionValue(
         code,

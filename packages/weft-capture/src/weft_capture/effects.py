@@ -27,16 +27,20 @@ class Effects:
 
     def __init__(self, tx: Tracer) -> None:
         self.tx = tx
-        self.changed: dict[MutableValue, None] = {}
+        self.changed: dict[MutableValue, bool] = {}  # whether it is a list not yet read
         self.globals: dict[tuple[int, str], tuple[Any, Value]] = {}
 
     def note(self, value: MutableValue) -> None:
         """Record that an existing object changes; taken back with the step."""
-        if value not in self.changed:
-            if isinstance(value, Container) and may_finalize(value):
+        unread = getattr(value, "read", None) is not None
+        if self.changed.get(value, True):  # the first time, and the first since it was read
+            if isinstance(value, Container) and not unread and may_finalize(value):
                 raise Break("unsupported-value", "a container that holds objects with a __del__")
-            self.changed[value] = None
-            self.tx.journal.on_rollback(lambda: self.changed.pop(value, None))
+            if value not in self.changed:
+                self.tx.journal.on_rollback(lambda: self.changed.pop(value, None))
+            elif not unread:
+                self.tx.journal.on_rollback(lambda: self.changed.update({value: True}))
+            self.changed[value] = unread
 
     def store_global(self, global_dict: Any, name: str, value: Value) -> None:
         """Record the write of a global, or of an attribute of a class."""

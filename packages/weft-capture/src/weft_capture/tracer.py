@@ -46,7 +46,7 @@ from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values import wrap as wrapping
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value, set_tracer
-from weft_capture.values.constant import MADE
+from weft_capture.values.constant import MADE, is_numpy, plain_scalar
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
@@ -188,6 +188,9 @@ class Tracer:
         """Guard the value of a constant; enum members and the like by identity."""
         if isinstance(source, ConstSource):
             return
+        if is_numpy(obj):
+            self.guard(source, "TYPE", type(obj))
+            source, obj = CallSource(plain_scalar, (source,)), plain_scalar(obj)
         try:
             self.guard(source, "CONST", obj)
         except TypeError:

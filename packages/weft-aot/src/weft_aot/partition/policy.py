@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from weft_core.tracing import has_effect
 
 from weft_aot.layout import hint
-from weft_aot.walk import is_view
+from weft_aot.walk import copies_input, is_view
 
 aten = torch.ops.aten
 
@@ -73,7 +73,7 @@ class MemoryPolicy:
         self._far = _far_from_saved(next(iter(joint_inputs)).graph) if joint_inputs else set()
 
     def recomputable(self, node: fx.Node) -> bool:
-        return is_fusible(node) and node not in self._far
+        return is_fusible(node) and node not in self._far and not copies_input(node)
 
     def cost(self, node: fx.Node) -> int | None:
         value = node.meta.get("val")

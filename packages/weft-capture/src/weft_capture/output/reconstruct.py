@@ -21,7 +21,7 @@ from weft_capture.bytecode import Writer
 from weft_capture.generators import GeneratorValue
 from weft_capture.values.base import MethodOf, Value
 from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
-from weft_capture.values.containers import SequenceValue, SetValue, TupleValue
+from weft_capture.values.containers import ListValue, SequenceValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
 from weft_capture.values.iterators import IteratorValue
@@ -254,7 +254,7 @@ def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> Non
 def children(value: Value) -> Iterator[Value]:
     """Yield what an object holds, as far as capture knows."""
     if isinstance(value, SequenceValue):
-        yield from value.items
+        yield from value.added if isinstance(value, ListValue) else value.items
     elif isinstance(value, DictValue):
         for pair in value.entries.values():
             yield from pair

@@ -17,15 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
-from weft_guards.sources import CallSource, Source
+from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import RULES, rule
+from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
-from weft_capture.values.constant import CONSTANT_TYPES, NONE, constant
+from weft_capture.values.constant import CONSTANT_TYPES, NONE, constant, real_call
 from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
+from weft_capture.values.floats import FloatValue, Known, numpy_scalar
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import EXACT, wrap
 
@@ -71,7 +74,8 @@ class ArrayValue(Value):
         raise Break("data-dependent-branch", "truth of an array")
 
     def reconstruct(self, out: Output) -> None:
-        out.call(_scalar if issubclass(self.cls, np.generic) else torch.Tensor.numpy, [self.tensor])
+        scalar = issubclass(self.cls, np.generic)
+        out.call(numpy_scalar if scalar else torch.Tensor.numpy, [self.tensor])
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "shape":
@@ -88,9 +92,36 @@ class ArrayValue(Value):
             return self.tensor.call_method(tx, name, [], {})
         if name not in _KNOWN_METHODS:
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+        element = self.element(tx, args[0]) if name == "__getitem__" else None
+        if element is not None:
+            return element
         if name == "__setitem__" and isinstance(args[1], ArrayValue):
             args = [args[0], args[1].call_method(tx, "copy", [], {})]  # which may overlap
         return apply(tx, f"ndarray.{name}", [self, *args], kwargs)
+
+    def element(self, tx: Tracer, key: Value) -> Value | None:
+        """Read an element of an array from outside before the graph; None where it cannot be."""
+        fake, entry = self.tensor.fake, tx.graph.input_at.get(self.tensor.node)
+        if self.source is None or entry is None or entry.version != fake._version:
+            return None
+        parts = map(tx.force, [key] if key.python_type() is not tuple else key.unpack(tx))
+        known = [_place(tx, getattr(one, "value", getattr(one, "node", None))) for one in parts]
+        places = [place for place in known if place is not None]
+        if not len(known) == len(places) == fake.dim():
+            return None
+        at = CallSource(_index, tuple(source for source, _ in places))
+        index = tuple(number for _, number in places)
+        array: Any = entry.example
+        with unset_fake_temporarily():
+            number = real_call(tx, operator.getitem, array.numpy(), index)
+        return wrap(tx, number, CallSource(operator.getitem, (self.source, at)))
+
+    def as_float(self, tx: Tracer, other: Value) -> Value:
+        """Return a scalar as the number that arithmetic with a tensor or such a number takes."""
+        wide = self.cls is np.float64 and isinstance(other, FloatValue)
+        if not wide and not (issubclass(self.cls, np.floating) and isinstance(other, TensorValue)):
+            return self
+        return floats.computed(tx, self.tensor, like=np.float64())
 
     def iterate(self, tx: Tracer) -> Value:
         count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
@@ -108,8 +139,24 @@ def shared(array: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _scalar(tensor: torch.Tensor) -> Any:
-    return tensor.numpy()[()]
+def _place(tx: Tracer, given: Any) -> Known | None:
+    """Return where an index comes from before the graph, and its value; `given` may be a node."""
+    entry = tx.graph.input_at.get(given) if isinstance(given, fx.Node) else None
+    if isinstance(given, int | np.integer):
+        return ConstSource(given), given
+    if entry is not None and type(entry.example) is int:
+        return entry.source, entry.example
+    if getattr(given, "target", None) not in (operator.add, operator.sub, operator.mul):
+        return None
+    places = [place for arg in given.args if (place := _place(tx, arg)) is not None]
+    if len(places) != 2:
+        return None
+    sources, numbers = zip(*places, strict=True)
+    return CallSource(given.target, sources), given.target(*numbers)
+
+
+def _index(*places: Any) -> tuple[Any, ...]:
+    return places
 
 
 # ---- calls
@@ -176,7 +223,7 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
         path = "stack"
     with unset_fake_temporarily():
         wanted, to_float = _rehearse(path, given, arrays)
-    if wanted is NotImplemented:
+    if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
         return constant(wanted)
     node_args = [_in_graph(tx, arg, to_float) for arg in given[0]]
     node_kwargs = {name: _in_graph(tx, arg, to_float) for name, arg in given[1].items()}
@@ -202,7 +249,7 @@ def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any
     try:
         with np.errstate(all="ignore"):
             wanted = function(*args, **kwargs)
-        if wanted is NotImplemented:
+        if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
             return wanted, False
         kind = getattr(wanted, "dtype", None)
         whole = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
@@ -283,6 +330,21 @@ def _from_numpy(tx: Tracer, array: Value) -> Value:
     return array.tensor if array.source is not None else array.tensor.getattr(tx, "data")
 
 
+def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
+    """Make a tensor; scalars of NumPy decide its dtype."""
+    kinds = set(_kinds(data))
+    if "dtype" not in kwargs and any(issubclass(kind, np.generic) for kind in kinds):
+        with unset_fake_temporarily():
+            kwargs["dtype"] = constant(torch.tensor([kind() for kind in kinds]).dtype)
+    return tx.graph.emit("call_function", maker, [data], kwargs)
+
+
+def _kinds(data: Value) -> list[type]:
+    if not isinstance(data, SequenceValue):
+        return [data.python_type()]
+    return [kind for item in data.items for kind in _kinds(item)]
+
+
 def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", np.ndarray)
     try:
@@ -299,6 +361,10 @@ def _named(path: str, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 
 if np is not None:
     EXACT[np.ndarray] = _wrap_array
-    CONSTANT_TYPES.update(type(np.dtype(code)) for code in "?bhilqBefdFD")
+    for _dtype in map(np.dtype, "?bhilqBHILQefdDFUS"):
+        CONSTANT_TYPES.update((type(_dtype), _dtype.type))
+    CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
+    for _maker in (torch.tensor, torch.as_tensor):
+        RULES[_maker] = functools.partial(_tensor_of, _maker)
     for _path in _FUNCTIONS.split():
         RULES[operator.attrgetter(_path)(np)] = functools.partial(_named, _path)

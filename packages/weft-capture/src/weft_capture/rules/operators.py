@@ -88,8 +88,12 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     function = BINARY[plain][0]
     inplace = plain != symbol
     exact = INPLACE[plain] if inplace else function  # whose errors name the symbol
+    left, right = left.as_float(tx, right), right.as_float(tx, left)
     if floats.applies(left, right):
         return floats.binary(tx, function, left, right)
+    mixed = floats.with_size(tx, function, left, right)
+    if mixed is not None:
+        return mixed
     if _in_graph(left, right):
         if not _keeps_class(left, right):
             return by_methods(tx, symbol, left, right)

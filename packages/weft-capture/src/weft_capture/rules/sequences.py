@@ -53,21 +53,22 @@ _INVERSE = {
 }  # fmt: skip
 
 
-def _undo(self: SequenceValue, name: str, args: tuple[Value, ...]) -> Any:
+def _undo(self: Any, name: str, args: tuple[Value, ...], items: Any) -> Any:
     """Return what takes a change at an end of a list or deque back; None for other changes."""
-    inverse, items = _INVERSE.get((name, len(args))), self.items
+    inverse = _INVERSE.get((name, len(args)))
     if inverse is None or getattr(items, "maxlen", None) is not None or not (args or items):
         return None
     given = args[:0] if args else (items[-1 if name == "pop" else 0],)
-    return lambda: getattr(self.items, inverse)(*given)
+    return lambda: getattr(self.added, inverse)(*given)
 
 
 def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value], Any]) -> None:
     @method(kind, name)
     def change(tx: Tracer, self: SequenceValue, *args: Value) -> Value:
         real = [convert(tx, arg) for convert, arg in zip(converts, args, strict=False)]
-        tx.mutate(self, _undo(self, name, args))  # type: ignore[arg-type]
-        result = real_call(tx, getattr(self.items, name), *real, *args[len(converts) :])
+        items = self.added if name == "append" else self.items  # type: ignore[attr-defined]
+        tx.mutate(self, _undo(self, name, args, items))  # type: ignore[arg-type]
+        result = real_call(tx, getattr(items, name), *real, *args[len(converts) :])
         return NONE if result is None else tx.force(result)
 
 
@@ -92,7 +93,7 @@ def _extending(name: str, one: str) -> None:
         given = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
         for item in given:  # what raises in between leaves those before
             tx.mutate(self)
-            getattr(self.items, one)(item)
+            getattr(self.added, one)(item)
         return NONE
 
 

@@ -44,6 +44,11 @@ PURE.update((torch.get_default_dtype, torch.result_type, torch.broadcast_shapes)
 PURE.update((torch.backends.cuda.is_built, torch.cuda.is_available, torch.get_num_threads))
 
 
+@rule(torch.nn.modules.activation._is_make_fx_tracing)
+def _is_traced(tx: Tracer) -> Value:
+    return TRUE  # attention then calls operators that can be fused, not one that does it all
+
+
 @functools.cache
 def _native_functions() -> frozenset[object]:
     found = set()
@@ -129,6 +134,12 @@ def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
     if not condition.truth(tx):
         tx.raise_(AssertionError, message.as_constant())
     return NONE
+
+
+@rule("torch.fx.experimental.symbolic_shapes.expect_true")
+@rule("weft_core.static_shapes.expect_true")
+def _expect(tx: Tracer, condition: Value) -> Value:
+    return constant(condition.truth(tx))
 
 
 @rule(torch._check)

@@ -93,13 +93,21 @@ class Value:
     def graph_arg(self) -> Any:
         """Return the value as an argument of an fx node."""
         try:
-            return self.as_constant()
+            known = self.as_constant()
         except NotConstant:
             raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
+        if type(known).__module__ != "numpy":
+            return known
+        number = known.item()
+        return float(number) if isinstance(number, bool) else number  # as torch reads it
 
     def example(self) -> Any:
         """Return the value as an argument for running an operation on fake tensors."""
         return self.graph_arg()
+
+    def as_float(self, tx: Tracer, other: Value) -> Value:
+        """Return what takes the value's place in arithmetic with another."""
+        return self
 
     # How generated code gets it.
 

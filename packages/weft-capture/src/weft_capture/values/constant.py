@@ -188,4 +188,11 @@ def plain_scalar(obj: Any) -> Any:
         return str.__str__(obj)
     if isinstance(obj, bytes):
         return bytes.__getitem__(obj, slice(None))
+    if is_numpy(obj):
+        return obj.item()
     return int.__int__(obj) if isinstance(obj, int) else float.__float__(obj)
+
+
+def is_numpy(obj: object) -> bool:
+    """Say whether a constant is a scalar of NumPy."""
+    return type(obj).__module__ == "numpy"

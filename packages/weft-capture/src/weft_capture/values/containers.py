@@ -143,16 +143,34 @@ def refill(target: Any, contents: Any) -> None:
 
 
 class ListValue(SequenceValue, MutableValue):
-    """A list."""
+    """A list.
+
+    One from outside is read, and its length guarded, when the program first looks at it. What is
+    appended before is in `added`, so that code which only appends is good for every length.
+    """
 
     cls: type = list
 
-    changing = ("items",)
+    changing = ("added", "read")
+
+    read: Callable[[], list[Value]] | None = None
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
         super().__init__()
-        self.items: list[Value] = list(items)
+        self.added: Any = list(items)
         self.source = source
+
+    @property
+    def items(self) -> Any:
+        """The items, read from the real list if need be."""
+        if self.read is not None:
+            read, self.read = self.read, None
+            self.added[:0] = read()
+        return self.added
+
+    @items.setter
+    def items(self, items: Any) -> None:
+        self.added = items
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return [each(item) for item in self.items]
@@ -167,7 +185,8 @@ class ListValue(SequenceValue, MutableValue):
             out.writer.build_list(len(self.items))
 
     def replay(self, out: Output) -> None:
-        out.later(refill, self, TupleValue(self.items))
+        change = refill if self.read is None else self.cls.extend  # type: ignore[attr-defined]
+        out.later(change, self, TupleValue(self.added))
 
 
 def sequence_of(cls: type, items: Sequence[Value], source: Source | None = None) -> Value:

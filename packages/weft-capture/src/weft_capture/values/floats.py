@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.breaks import Break
 from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
-from weft_capture.values.constant import Constant, Varying, constant
+from weft_capture.values.constant import Constant, Varying, constant, is_numpy
 from weft_capture.values.made import MadeValue, is_made, origins
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_guards.sources import (
@@ -37,6 +37,16 @@ def scalar_tensor(number: float) -> torch.Tensor:
     """Return the graph's form of a float (or an int): a 0-dim tensor of float64 (int64)."""
     dtype = torch.float64 if isinstance(number, float) else torch.int64
     return torch.scalar_tensor(number, dtype=dtype)
+
+
+def numpy_scalar(tensor: torch.Tensor) -> Any:
+    """Return what a 0-dim tensor holds as a scalar of NumPy."""
+    return tensor.numpy()[()]
+
+
+def may_vary(number: object) -> bool:
+    """Say whether a number from outside becomes a `FloatValue` once it has changed."""
+    return type(number) is float or (is_numpy(number) and isinstance(number, float))
 
 
 @dataclass(eq=False)
@@ -82,7 +92,7 @@ class FloatValue(Varying):
         """Fix the number to its present value with a guard, and return it."""
         if self.source is None:
             raise Break("data-dependent-value", "a number read from a tensor must be known here")
-        self.tx.guard(self.source, "CONST", self.hint)
+        self.tx.guard_constant(self.source, self.hint)
         return self.hint
 
     def truth(self, tx: Tracer) -> bool:
@@ -91,7 +101,7 @@ class FloatValue(Varying):
         return compare(tx, operator.ne, self, constant(0.0)).truth(tx)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(torch.Tensor.item, [self.tensor()])
+        out.call(numpy_scalar if is_numpy(self.hint) else torch.Tensor.item, [self.tensor()])
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         return self if name == "real" else MethodOf(self, name)
@@ -99,7 +109,7 @@ class FloatValue(Varying):
 
 def _is_operand(value: Value) -> bool:
     if isinstance(value, Constant):
-        return type(value.value) in (int, float, bool)
+        return type(value.value) in (int, bool) or may_vary(value.value)
     return isinstance(value, FloatValue) or (isinstance(value, SymValue) and value.is_data())
 
 
@@ -107,6 +117,15 @@ def applies(left: Value, right: Value) -> bool:
     """Say whether an operator on these two is one of floats of which at least one varies."""
     varies = isinstance(left, FloatValue) or isinstance(right, FloatValue)
     return varies and _is_operand(left) and _is_operand(right)
+
+
+def with_size(tx: Tracer, function: Callable[..., Any], left: Value, right: Value) -> Value | None:
+    """Evaluate an operator on a float that varies and a symbolic size; None for other operands."""
+    divisor = getattr(right, "sym", None) if function is operator.truediv else None
+    mixed = {type(left), type(right)} == {FloatValue, SymValue}
+    if not mixed or function not in _ARITHMETIC[:4] or divisor == 0:
+        return None
+    return computed(tx, tx.graph.emit_plain("call_function", function, _operands(left, right), {}))
 
 
 def compares(left: Value, right: Value) -> bool:
@@ -136,14 +155,13 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
     if None in sources:
         made = tx.graph.emit_plain("call_function", function, _operands(left, right), {})
         return computed(tx, made, _before(function, left, right))
-    if function is operator.truediv and compare(tx, operator.eq, right, constant(0)).truth(tx):
+    checks = function is operator.truediv and not any(map(is_numpy, map(_hint, (left, right))))
+    if checks and compare(tx, operator.eq, right, constant(0)).truth(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
     number = function(_hint(left), _hint(right))
     anew = is_made(left) or is_made(right)
-    # A power with a negative base may be complex, or overflow.
-    if type(number) is not (_kind(left, right) if anew else float) or (
-        anew and function is operator.pow
-    ):
+    known = type(number) is _kind(left, right) if anew else may_vary(number)
+    if not known or (anew and function is operator.pow):  # which may be complex, or overflow
         return constant(function(left.as_constant(), right.as_constant()))
     return at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
 
@@ -220,8 +238,8 @@ def _adds_one(user: Any, node: Any) -> bool:
     return user.args[0] is node and one == 1 and user.kwargs.get("alpha", 1) == 1
 
 
-def computed(tx: Tracer, value: Value, before: Known | None = None) -> Value:
-    """Return the float that a 0-dim tensor of the graph holds, or will hold as float64."""
+def computed(tx: Tracer, value: Value, before: Known | None = None, like: float = 0.0) -> Value:
+    """Return the float, of the type of `like`, that a 0-dim tensor of the graph will hold."""
     assert isinstance(value, TensorValue)
     if value.fake.requires_grad:
         value = tx.graph.emit_plain("call_method", "detach", [value], {})
@@ -229,7 +247,7 @@ def computed(tx: Tracer, value: Value, before: Known | None = None) -> Value:
     if value.fake.dtype is not torch.float64:
         value = tx.graph.emit_plain("call_method", "to", [value, constant(torch.float64)], {})
         assert isinstance(value, TensorValue)
-    made = FloatValue(tx, None, computed=value)
+    made = FloatValue(tx, None, like, value)
     made.before = before
     return made
 
@@ -289,7 +307,7 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
     source = CallSource(function, sources)  # type: ignore[arg-type]
     if any(origins(source)):
         return at(tx, source, outcome)
-    tx.guard(source, "CONST", outcome)
+    tx.guard_constant(source, outcome)
     return constant(outcome)
 
 
@@ -323,10 +341,12 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
     rate = kwargs.get("lr")
     if isinstance(rate, FloatValue) and _name(target).startswith("fused_"):
         return tx.graph.emit(op, target, args, {**kwargs, "lr": rate.tensor()})
-    if target in (torch.tensor, torch.as_tensor) and args[0].python_type() is float:
+    if target in (torch.tensor, torch.as_tensor) and issubclass(args[0].python_type(), float):
         if not kwargs.keys() - {"dtype", "device"} and isinstance(args[0], FloatValue):
             how = {"dtype": constant(torch.get_default_dtype()), **kwargs, "copy": constant(True)}
             return tx.graph.emit("call_method", "to", [args[0].tensor()], how)
+    if _name(target) in _FILLED and "requires_grad" not in kwargs:
+        return _full(tx, op, target, args, dict(kwargs))
     scaled = _scale_second(tx, target, args, kwargs)
     if scaled is not None:
         return tx.graph.emit(op, target, *scaled)
@@ -343,6 +363,18 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
             return result
     named = {name: symbol(tx, value) for name, value in kwargs.items()}
     return tx.graph.emit_plain(op, target, _symbols(tx, args), named)
+
+
+_FILLED = {"full": "empty", "full_like": "empty_like", "new_full": "new_empty"}
+
+
+def _full(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    number = kwargs.pop("fill_value", None) or args[-1]
+    maker = getattr(torch, _FILLED[target.__name__]) if callable(target) else _FILLED[target]
+    if target is torch.full:
+        kwargs.setdefault("dtype", constant(torch.get_default_dtype()))
+    made = tx.graph.emit(op, maker, [one for one in args if one is not number], kwargs)
+    return tx.graph.emit("call_method", "fill_", [made, *_operands(number)], {})
 
 
 def _scale_second(
@@ -413,7 +445,7 @@ def vary(tx: Tracer, number: float, source: Source) -> FloatValue | None:
     learning_rate = group and isinstance(source, ItemSource) and source.key == "lr"
     if not tx.policy.float_is_dynamic(source, number, varies=learning_rate):
         return None
-    tx.guard(source, "TYPE", float)
+    tx.guard(source, "TYPE", type(number))
     return at(tx, source, number)
 
 

@@ -225,10 +225,14 @@ class SymValue(Varying):
         return f"symbolic {self.python_type().__name__} {self.sym}"
 
     def graph_arg(self) -> Any:
-        return self.node
+        return self.as_constant() if self._is_flag() else self.node
 
     def example(self) -> Any:
-        return self.sym
+        return self.as_constant() if self._is_flag() else self.sym
+
+    def _is_flag(self) -> bool:
+        """Say whether this is a comparison of sizes, which operators take as a plain bool only."""
+        return isinstance(self.sym, torch.SymBool) and not self.is_data()
 
     def reconstruct(self, out: Output) -> None:
         out.load_graph_output(self)

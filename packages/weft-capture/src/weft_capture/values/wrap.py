@@ -156,7 +156,7 @@ def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
         symbolic = tx.dynamic_int(obj, source)
         if symbolic is not None:
             return symbolic
-    if type(obj) is float and not isinstance(source, ConstSource):
+    if floats.may_vary(obj) and not isinstance(source, ConstSource):
         varying = floats.vary(tx, obj, source)
         if varying is not None:
             return varying
@@ -188,11 +188,14 @@ def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
     if id(obj) in tx.calls.written:
         raise Break("unsupported-value", "a list that warnings were recorded in")
     tx.guard(source, "TYPE", list)
+    made = ListValue([], source)
+    made.read = functools.partial(_read_list, tx, obj, source)
+    return made
+
+
+def _read_list(tx: Tracer, obj: list[Any], source: Source) -> list[Value]:
     tx.guard(source, "LEN", len(obj))
-    value = ListValue([], source)
-    tx.known[id(obj)] = (value, source)
-    value.items = _items(tx, obj, source)
-    return value
+    return _items(tx, obj, source)
 
 
 def _wrap_tuple(tx: Tracer, obj: tuple[Any, ...], source: Source) -> Value:
@@ -417,8 +420,6 @@ def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     plain = CallSource(plain_scalar, (source,))
     tx.guard_constant(plain, plain_scalar(obj))
-    if not type(obj).__flags__ & 1 << 9:  # not made by Python: NumPy's: immutable
-        return Constant(obj)
     return UserObject(type(obj), obj, source, constant(plain_scalar(obj)))
 
 

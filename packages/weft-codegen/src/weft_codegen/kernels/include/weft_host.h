@@ -224,9 +224,9 @@ static int weft_expect(weft_call *call, weft_tensor *tensor, weft_tensor *slot, 
 {
     const char *problem = slot ? NULL : "is updated in place and does not have the strides";
     int32_t actual = -1, device = -1;
-    torch.get_dtype(*tensor, &actual);
-    torch.get_device_type(*tensor, &device);
-    int same = weft_compare(*tensor, dims, sizes, strides);
+    if (*tensor) /* else an operator has returned None that says that it makes a tensor */
+        torch.get_dtype(*tensor, &actual), torch.get_device_type(*tensor, &device);
+    int same = *tensor ? weft_compare(*tensor, dims, sizes, strides) : -1;
     if (actual != dtype || device != 0)
         problem = "is not a CPU tensor of the dtype";
     else if (same < 0)
