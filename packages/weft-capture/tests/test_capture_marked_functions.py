@@ -169,45 +169,6 @@ def test_graph_break_of_torch():
         captured(program, fullgraph=True)(X)
 
 
-LAUNCHER = """
-class Kernel:
-    def __init__(self, function):
-        self.function = function
-
-    def __getitem__(self, grid):
-        return lambda *args, **kwargs: self.run(*args, grid=grid, **kwargs)
-
-    def run(self, *args, grid, **kwargs):
-        for _ in range(grid[0]):
-            self.function(*args, **kwargs)
-"""
-
-
-def test_a_kernel_of_triton_is_launched_for_real():
-    """With a stand-in that is shaped and named like Triton's own, so that it needs no GPU."""
-    namespace = {"__name__": "triton.runtime.stand_in"}
-    exec(LAUNCHER, namespace)
-    hooks = []
-
-    def body(source, target):
-        hooks.append(weft_capture.frame.is_active())
-        target.add_(source)
-
-    kernel = namespace["Kernel"](body)
-
-    def program(x):
-        out = torch.zeros_like(x)
-        kernel[(2,)](x + 1, out)
-        return out.sin()
-
-    optimised = captured(program)
-    for _ in range(2):
-        torch.testing.assert_close(optimised(X), (2 * (X + 1)).sin())
-    assert [b.detail for b in optimised._weft_capture.breaks] == ["a launch of a Triton kernel"]
-    assert len(graphs(optimised)) == 2
-    assert hooks == [False] * 4
-
-
 def test_marks_of_torch_on_functions():
     allowed = torch.compiler.allow_in_graph(lambda x: x * 2)
     constant = torch.compiler.assume_constant_result(lambda: 5)

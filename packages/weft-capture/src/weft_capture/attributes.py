@@ -47,11 +47,11 @@ _MODULE_GETATTR = torch.nn.Module.__getattr__
 
 @functools.cache
 def is_trusted(module: str | None) -> bool:
-    """Say whether a module's globals and classes are taken to be constant: torch and the stdlib."""
+    """Say whether a module's globals and classes are taken to be constant: libraries'."""
     if not module:
         return False
     root = module.partition(".")[0]
-    return root == "torch" or (root in sys.stdlib_module_names and root != "__main__")
+    return root in ("torch", "triton") or (root in sys.stdlib_module_names and root != "__main__")
 
 
 def check_hashes(keys: Iterable[Any]) -> None:

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from weft_core.errors import Unsupported
 from weft_core.events import counters, enabled, logger, span
+from weft_core.launches import launches_recorded
 from weft_guards import DynamicPolicy, Guard
 from weft_guards.sources import (
     AttrSource,
@@ -125,6 +126,7 @@ def _refused(record: BreakRecord) -> Unsupported:
     return Unsupported(record.code, text, record.remedy, record.user_stack)
 
 
+@launches_recorded()
 def _convert(do: Task) -> Converted:
     limits = config.settings.plain_limit, config.settings.instruction_limit
     limit = limits[has_tensor_work(do.function, do.flat_args)]

@@ -19,7 +19,6 @@ from weft_capture.breaks import Break
 
 LAUNCHERS = "triton.runtime."
 """Where kernels of Triton are launched: what is called from there runs as it is."""
-_LAUNCHES = (".run", "GridExecutor.__call__")
 _MODULE_CALLS = frozenset(
     (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
 )
@@ -39,9 +38,7 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
         return True
     if module.startswith("torch."):
         return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
-    if module.startswith(("numpy", LAUNCHERS)):
-        return True
-    return module != "__main__" and attributes.is_trusted(module)
+    return module.startswith("numpy") or (module != "__main__" and attributes.is_trusted(module))
 
 
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:
@@ -136,7 +133,5 @@ def check_inlinable(function: types.FunctionType) -> None:
         # torch's own marker: its wrapper would import torch's compiler.
         raise Break("disabled", function.__qualname__)
     module = function.__module__ or ""
-    if module.startswith(LAUNCHERS) and function.__qualname__.endswith(_LAUNCHES):
-        raise Break("unknown-call", "a launch of a Triton kernel")
     if module.startswith(_NEVER) and not namespace.get("_weft_inline"):
         raise Break("unknown-call", f"{module}.{function.__qualname__}")

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core.adapters import AdapterMode
+from weft_core.launches import launches_recorded
 from weft_core.symnodes import SymbolTable, SymValue
 
 aten = torch.ops.aten
@@ -317,6 +318,7 @@ class Tracer:
             stack.enter_context(self._fake_mode)
             stack.enter_context(self.recorder)
             stack.enter_context(AdapterMode())
+            stack.enter_context(launches_recorded())
             torch._enable_functionalization(reapply_views=True)
             stack.callback(torch._disable_functionalization)
             yield

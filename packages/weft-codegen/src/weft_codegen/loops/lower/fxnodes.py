@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.launches import LAUNCH_
 from weft_core.tracing import is_effect
 
 from weft_codegen.loops.expr import apply
@@ -88,11 +89,11 @@ def is_pure(target: Any) -> bool:
     return target.namespace in ("aten", "prims") and not is_effect(target)
 
 
-def secretly_written(target: Any, args: Any) -> tuple[int, ...]:
-    """The positions of arguments that an operator updates although its schema does not say so."""
+def written_by(target: Any, args: Any) -> list[Any]:
+    """The arguments that an operator updates, although its schema does not say so."""
     if target is torch.ops.aten.native_batch_norm.default and args[5]:
-        return tuple(position for position in (3, 4) if args[position] is not None)
-    return ()
+        return [args[position] for position in (3, 4) if args[position] is not None]
+    return [args[1][position] for position in args[3]] if target is LAUNCH_ else []
 
 
 def _misleads(target: Any, args: Any) -> bool:

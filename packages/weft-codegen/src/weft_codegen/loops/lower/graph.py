@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.launches import LAUNCH_
 from weft_core.tracing import ASSERT, is_effect
 
 from weft_codegen.loops import checks
@@ -132,6 +133,8 @@ class Walk:
     def _output(self, node: fx.Node) -> None:
         for value in self._arguments(node.args[0]):
             if isinstance(value, LazyTensor):
+                if getattr((value.root or value).buffer, "name", "") in self._written:
+                    value = replace(value, element=value.at, buffer=None, root=None, _seen={})
                 buffer = self.materialise(value)
                 dims = zip(value.shape, value.strides, buffer.strides, strict=True)
                 if ZERO not in value.shape and any(n is not ONE and a is not b for n, a, b in dims):
@@ -184,7 +187,7 @@ class Walk:
             target, args, kwargs = torch.ops.aten.addmm.default, self._arguments(product), {}
         inlined = [o for t in _tensors((args, kwargs)) if not _in_buffer(t) for o in t.origins]
         origins = tuple(dict.fromkeys((*inlined, origin_text(node))))
-        call = Call(self, node.meta["val"], self._uses[node], origins)
+        call = Call(self, node.meta["val"], self._uses[node], origins, node)
         row = LOWERINGS.get(f"{target.namespace}.{target._schema.name.split('::')[1]}")
         if row is not None and not target._schema.is_mutable:
             try:
@@ -218,8 +221,10 @@ class Walk:
     def extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
         """The results of a call through the dispatcher, shaped like the fake ones of `call`."""
         owning = fxnodes.without_alias(target, args)
-        if owning._schema.is_mutable:
+        if owning._schema.is_mutable and owning is not LAUNCH_:
             raise NoLowering(f"{owning} mutates its arguments")
+        for one in args[1] if target.namespace == "weft" else ():
+            require(self.materialise(one).strides == one.strides, "a kernel with other strides")
         outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
         outs = outs if target._schema.returns else ()
         if any(isinstance(fake, tuple | list) for fake in outs):
@@ -237,9 +242,7 @@ class Walk:
             else:
                 tensors.append(None if buffer is None else self._in_memory(buffer))
         plain = tuple(self._plain(arg) for arg in args)
-        written = tuple(
-            dict.fromkeys(plain[k].name for k in fxnodes.secretly_written(owning, args))
-        )
+        written = tuple(one.buffer.name for one in fxnodes.written_by(owning, args))
         self._written += [name for name in written if name.startswith("in")]
         self._items.append(
             ir.Extern(
@@ -422,7 +425,8 @@ class Walk:
         for target, value in self._copies:
             assert target.buffer is not None
             where, axes = index_space(target.shape)
-            self._store(target.buffer, axes, where, broadcast_at(value, where), value.origins)
+            if (element := broadcast_at(value, where)) is not target.at(where):
+                self._store(target.buffer, axes, where, element, value.origins)
         copied = [target.buffer.name for target, _ in self._copies if target.buffer]
         return tuple(dict.fromkeys([*copied, *self._written]))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from weft_core.launches import LAUNCH_
 
 from weft_codegen.loops.expr import (
     Const,
@@ -297,6 +298,25 @@ def _full(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
 @lowers("aten.new_empty", "aten.new_empty_strided")
 def _empty(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
     return _filled(call, 0)
+
+
+_EMPTY, _COPY = torch.ops.aten.empty_strided.default, torch.ops.aten.copy_.default
+
+
+@lowers("weft.launch")
+def _launch(call: Call, name: str, tensors: Any, numbers: Any, written: Any) -> list[LazyTensor]:
+    """A kernel of the program writes to copies, or to an input that gets its result in the end."""
+    made = list(tensors)
+    for at, result in zip(written, call.results, strict=True):
+        node, old = call.node.args[1][at], made[at]
+        if "empty" in getattr(node.target, "_opname", ""):
+            kind = {"dtype": old.dtype, "device": old.device}
+            made[at] = call.graph.extern(result, _EMPTY, (old.shape, old.strides), kind)
+        elif [(user.target, user.args[0]) for user in node.users][1:] != [(_COPY, node)]:
+            made[at] = result.lazy(old.at)
+            call.graph.realise(made[at])
+    call.graph.extern(call, LAUNCH_, (name, made, numbers, written), {})
+    return [made[at] for at in written]
 
 
 @lowers("prims.iota")

@@ -35,6 +35,7 @@ class Call:
     fake: Any
     uses: int
     origins: tuple[str, ...]
+    node: Any = None
 
     @property
     def results(self) -> tuple[Call, ...]:
