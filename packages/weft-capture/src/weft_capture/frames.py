@@ -43,6 +43,7 @@ class Frame:
     exception: Value | None = None
     result: Value | None = None
     yielded: Value | None = None
+    above: tuple[tuple[traceback.FrameSummary, ...], str] | None = None  # see `Tracer.user_stack`
     stepped = False
     """Whether each instruction is a step of its own (see `steps`)."""
 

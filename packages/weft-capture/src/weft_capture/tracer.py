@@ -342,6 +342,7 @@ class Tracer:
     def enter_frame(self, frame: Frame) -> None:
         """Make a frame the current one."""
         self.frame = frame
+        frame.above = None
         self.frames.append(frame)
         self.depth += 1
 
@@ -475,14 +476,19 @@ class Tracer:
 
     def user_stack(self) -> tuple[traceback.FrameSummary, ...]:
         """Return the user's frames, outermost first."""
-        return tuple(summary for summary, _ in self._places())
+        return self._stack(self.frame)[0]
 
     def stack_text(self) -> str:
         """Return the user's frames as a traceback prints them."""
-        return "".join(text for _, text in self._places())
+        return self._stack(self.frame)[1]
 
-    def _places(self) -> list[tuple[traceback.FrameSummary, str]]:
-        return [frame.place() for frame in self.active_frames()][::-1]
+    def _stack(self, frame: Frame | None) -> tuple[tuple[traceback.FrameSummary, ...], str]:
+        if frame is None:
+            return (), ""
+        if frame.above is None:  # those above stand still while it executes
+            frame.above = self._stack(frame.parent)
+        summary, text = frame.place()
+        return (*frame.above[0], summary), frame.above[1] + text
 
 
 def _same_elements(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:

@@ -259,11 +259,10 @@ def _streamed(kernel: ir.Kernel, dtypes: dict[str, torch.dtype]) -> set[str]:
                 extent = stmt.axis.extent
                 visit(stmt.body, count * (extent.value if extent.is_const else 0))
             elif isinstance(stmt, ir.Store):
-                alone = stmt.buffer not in bytes_stored and stmt.buffer not in loaded
+                alone = stmt.buffer not in bytes_stored and stmt.buffer not in kernel.loads
                 alone &= all(_cost(node) <= _CHEAP for node in walk(stmt.value))
                 bytes_stored[stmt.buffer] = alone * count * C_TYPES[dtypes[stmt.buffer]].bytes
 
-    loaded = ir.kernel_loads(kernel)
     visit(kernel.body, 1)
     return {name for name, size in bytes_stored.items() if size >= last_level_cache()}
 

@@ -9,6 +9,7 @@ zero never runs.  No sympy: `shapes.py` converts from it when a graph is symboli
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import weakref
@@ -18,6 +19,7 @@ from math import gcd, prod
 from typing import Any
 
 Monomial = tuple["Atom", ...]
+_remembered = functools.lru_cache(1 << 14)  # layers that are alike ask for the same things
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,7 @@ class IndexExpr:
     __slots__ = ("__weakref__", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
+    @_remembered
     def __add__(self, other: IndexLike) -> IndexExpr:
         other = index(other)
         if not self.terms:
@@ -97,6 +100,7 @@ class IndexExpr:
 
     __radd__ = __add__
 
+    @_remembered
     def __mul__(self, other: IndexLike) -> IndexExpr:
         other = index(other)
         products: dict[Monomial, int] = {}
@@ -422,6 +426,7 @@ def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> 
     return index(evaluate(expr, leaf))
 
 
+@_remembered
 def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
     """The stride of `expr` along `loop`: zero when absent, None when not linear in it."""
     total = ZERO

@@ -52,6 +52,7 @@ are abstracted), so repeated layers are emitted, compiled and cached once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,6 +178,16 @@ class Kernel:
     body: tuple[Stmt, ...]
     in_place: tuple[tuple[str, str], ...] = ()
 
+    @functools.cached_property
+    def loads(self) -> frozenset[str]:
+        """The parameters it loads from (or adds to)."""
+        found: set[str] = set()
+        for stmt in statements(self.body):
+            found.update(n.buffer for n in walk(*stmt_exprs(stmt)) if isinstance(n, Load))
+            if isinstance(stmt, Store) and stmt.mode != "set":
+                found.add(stmt.buffer)
+        return frozenset(found)
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -250,7 +261,7 @@ class Compute:
     scan: str | None = None
     along: tuple[Axis, ...] = ()
 
-    @property
+    @functools.cached_property
     def loads(self) -> tuple[Load, ...]:
         """Every distinct load of the node."""
         exprs = (*self.values, *computed_parts(self.index))
@@ -335,9 +346,8 @@ def step_reads(step: Step, kernels: Kernels = _NO_KERNELS) -> tuple[str, ...]:
     if isinstance(step, Extern):
         return tuple(refs([step.args, [value for _, value in step.kwargs]]))
     kernel = kernels[step.kernel]
-    loaded = kernel_loads(kernel)
     pairs = zip(kernel.params, step.buffers, strict=True)
-    return tuple(name for param, name in pairs if param.name in loaded)
+    return tuple(name for param, name in pairs if param.name in kernel.loads)
 
 
 def step_writes(step: Step, kernels: Kernels = _NO_KERNELS) -> tuple[str, ...]:
@@ -359,13 +369,3 @@ def storage_roots(steps: Iterable[Any]) -> dict[str, str]:
         if isinstance(step, Alias):
             roots[step.name] = roots.get(step.base, step.base)
     return roots
-
-
-def kernel_loads(kernel: Kernel) -> frozenset[str]:
-    """The parameters a kernel loads from (or adds to)."""
-    found: set[str] = set()
-    for stmt in statements(kernel.body):
-        found.update(n.buffer for n in walk(*stmt_exprs(stmt)) if isinstance(n, Load))
-        if isinstance(stmt, Store) and stmt.mode != "set":
-            found.add(stmt.buffer)
-    return frozenset(found)

@@ -105,7 +105,8 @@ def _refine(left: list[_Run], right: list[_Run], mapping: Mapping) -> bool:
             extent = a.extent
         else:
             return False
-        piece = new_axis(extent)
+        # An axis of the left nest that meets one as long stays what it is.
+        piece = a.axis.at if a.axis.extent is b.axis.extent is extent else new_axis(extent)
         if a.take(piece, extent):
             mapping.left[a.axis] = left.pop().total
         if b.take(piece, extent):
@@ -147,9 +148,8 @@ def align(
     rest_b = [loop for loop in right_axes if loop not in mapping.right]
     if rest_a and rest_b:
         return mapping if _refine(_rows(rest_a), _rows(rest_b), mapping) else None
-    for rest, target in ((rest_a, mapping.left), (rest_b, mapping.right)):
-        for loop in rest:
-            target[loop] = new_axis(loop.extent)
+    mapping.left.update({loop: loop.at for loop in rest_a})
+    mapping.right.update({loop: new_axis(loop.extent) for loop in rest_b})
     return mapping
 
 

@@ -187,6 +187,8 @@ def _combine(left: Group, right: Group, mapping: Mapping) -> Group | str:
 
 def rewritten(member: Member, mapped: dict[Axis, IndexExpr]) -> Member:
     """`member` over new axes: each old one is replaced by its expression in `mapped`."""
+    if all(new is loop.at for loop, new in mapped.items()):
+        return member
     at = replacing(mapped)
     rewrite = Rewriter(at=at)
     node = member.node
