@@ -453,7 +453,8 @@ def cached_property(x):
 def instance_dict(x):
     b = Child(x, 4)
     b.__dict__["added"] = 1
-    return sorted(vars(b)), b.added, b.x + 1
+    del b.extra
+    return sorted(vars(b)), b.added, b.x + 1, [vars(b).get(n) for n in ("added", "extra", 5)]
 
 
 @case

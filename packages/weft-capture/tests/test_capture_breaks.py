@@ -309,16 +309,12 @@ def test_a_long_loop_that_leads_to_no_tensor_runs_as_it_is_and_says_so():
     def count(held):
         held.clear()
         weft_capture.graph_break()
-        total = 0
-        for i in range(100):
-            total += i
-        return total
+        return sum([i for i in range(100)])
 
     with weft_capture.settings.patch(plain_limit=200):
         captured = weft_capture.capture(count, eager_backend)
         with pytest.warns(UserWarning, match="too-long.*count from line .* runs eagerly"):
-            assert captured([X]) == 4950
-        assert captured([X]) == 4950
+            assert [captured([X]), captured([X])] == [4950, 4950]
     assert codes(captured._weft_capture) == ["graph-break", "too-long"]
 
 
@@ -327,8 +323,7 @@ def test_a_long_loop_ahead_of_a_tensor_that_is_in_sight_is_captured():
         return torch.full((2,), sum([i % 2 for i in range(n)]))
 
     with weft_capture.settings.patch(plain_limit=200):
-        captured = weft_capture.capture(function, eager_backend, fullgraph=True)
-        assert captured(100).tolist() == [50, 50]
+        assert weft_capture.capture(function, eager_backend, fullgraph=True)(100)[0] == 50
 
 
 def test_changes_in_an_instruction_that_breaks_are_taken_back_one_by_one():

@@ -485,10 +485,9 @@ class Tracer:
     def _stack(self, frame: Frame | None) -> tuple[tuple[traceback.FrameSummary, ...], str]:
         if frame is None:
             return (), ""
-        if frame.above is None:  # those above stand still while it executes
-            frame.above = self._stack(frame.parent)
+        above = frame.above = frame.above or self._stack(frame.parent)  # they stand still meanwhile
         summary, text = frame.place()
-        return (*frame.above[0], summary), frame.above[1] + text
+        return (*above[0], summary), above[1] + text
 
 
 def _same_elements(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:

@@ -31,6 +31,13 @@ class InstanceDict(DictValue):
     def same_object(self, other: Value) -> bool:
         return isinstance(other, InstanceDict) and other.owner is self.owner
 
+    def get(self, tx: Tracer, key: Value) -> Value | None:
+        owner, name = self.owner, key.hash_key()
+        if isinstance(owner, UserObject) and isinstance(name, str):  # no other is read, or guarded
+            known = name in owner.attrs or name in getattr(owner.obj, "__dict__", ())
+            return owner.own_attribute(tx, name) if known else None
+        return super().get(tx, key)
+
     def put(self, key: Value, value: Value) -> None:
         self.owner.store(current_tracer(), key.as_constant(), value)
 
