@@ -43,3 +43,4 @@ def test_a_launch_is_in_the_graph(name):
         run(x).mean().backward()
         results.append((run(x), x, x.grad, x._version))
     torch.testing.assert_close(results[::2], results[1::2])
+    assert weft.counters["stats"]["unique_graphs"] <= 2

@@ -104,7 +104,8 @@ def lookup(cls: type, name: str) -> Found | None:
     During a capture, code comes to depend on what is found, and on names that are not.
     """
     found = find_in_class(cls, name)
-    if class_reads.found is not None and not cls.__flags__ & _IMMUTABLE_TYPE:
+    fixed = cls.__flags__ & _IMMUTABLE_TYPE or (cls.__module__ or "").startswith("triton.")
+    if class_reads.found is not None and not fixed:
         class_reads.found.setdefault(cls, {})[name] = found
     return found
 
