@@ -78,6 +78,10 @@ REASONS: dict[str, Reason] = {
         "the frame executes very many instructions",
         "compile an inner function instead of the whole loop",
     ),
+    "unrolled": Reason(
+        "the steps of a recurrent network would each be operations of the graph",
+        "none needed: it runs as in eager; to compile it all the same, raise unrolled_steps",
+    ),
     "handler": Reason(
         "the handler of an exception that was raised for real runs in one piece with what follows",
         "let the handler only note what happened, and do the rest behind it",

@@ -15,6 +15,8 @@ class CaptureSettings(Settings):
         inline_depth: how deeply calls are inlined before a call becomes a graph break.
         instruction_limit: how many instructions of one frame are executed in one capture.
         plain_limit: how many as long as nothing leads to a tensor; then the frame runs as it is.
+        unrolled_steps: how many steps (times layers, times directions) a recurrent network may
+            have that is unrolled into the graph; a longer one breaks it.
         raise_internal_errors: let an error in capture itself through instead of running the
             frame eagerly with one warning; for tests.
         capture_scalar_outputs: capture what reads numbers and sizes out of tensors (`item`,
@@ -28,6 +30,7 @@ class CaptureSettings(Settings):
     inline_depth: int = 200
     instruction_limit: int = 1_000_000
     plain_limit: int = 100_000
+    unrolled_steps: int = 256
     raise_internal_errors: bool = False
     capture_scalar_outputs: bool = False
     capture_backward: bool = True

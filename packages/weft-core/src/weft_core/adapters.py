@@ -17,10 +17,10 @@ class AdapterMode(TorchFunctionMode):
     """Route functions whose own ops cannot be traced to ops that can.
 
     `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update of
-    the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides a workspace tensor
-    between its forward and its backward, and leaves it undefined without one. What torch traces of
-    an RNN of several layers misses the dropout between them. A pure `bernoulli`
-    draws in plain order; traced, it stands for `bernoulli_`, which draws in the order of memory.
+    the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides what its backward
+    needs (see `weft_core.lstm`). What torch traces of an RNN of several layers misses the dropout
+    between them. A pure `bernoulli` draws in plain order; traced, it stands for `bernoulli_`,
+    which draws in the order of memory.
     """
 
     def __torch_function__(
@@ -66,12 +66,14 @@ def _lstm(
         )
     from torch._decomp import decompositions as known  # noqa: PLC0415 - rarely needed
 
+    from weft_core import lstm  # noqa: PLC0415 - rarely needed
+
+    layer = lstm.layer if lstm.takes(x, hidden, weights) else known.one_layer_lstm
     projected = hidden[0].size(2) != hidden[1].size(2)
     weights = known.gather_params(weights, biases, projected)
     states = list(zip(hidden[0], hidden[1], strict=True))
     out, finals = known._rnn_helper(
-        x, states, weights, biases, layers, dropout, train, bidirectional, batch_first,
-        known.one_layer_lstm,
+        x, states, weights, biases, layers, dropout, train, bidirectional, batch_first, layer
     )  # fmt: skip
     return out, *(torch.stack(parts, 0) for parts in zip(*finals, strict=True))
 

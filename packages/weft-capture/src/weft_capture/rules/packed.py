@@ -13,9 +13,10 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 from torch.nn.utils import rnn
-from weft_core import packed
+from weft_core import lstm, packed
 
 from weft_capture.breaks import Break
+from weft_capture.config import settings
 from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE
@@ -100,9 +101,23 @@ def _invert(tx: Tracer, permutation: Value) -> Value:
 @rule_of_each(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def _run(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     if len(args) < 9 or not issubclass(args[3].python_type(), list | tuple):  # no packed sequence
+        if len(args) == 9:
+            _check_steps(tx, function, args)
         return tx.graph.emit("call_function", function, list(args), kwargs)
     known = [tx.literal(function.__name__), args[0], tx.literal(_ints(args[1], "the sizes"))]
     return tx.graph.emit("call_function", packed.run_rnn, [*known, *args[2:]], {})
+
+
+def _check_steps(tx: Tracer, function: Any, args: tuple[Value, ...]) -> None:
+    """Break where a recurrent network would become a graph of too many steps."""
+    x, layers, both, turned = args[0].example(), *(args[at].as_constant() for at in (4, 7, 8))
+    if function is torch.lstm:
+        examples = ([one.example() for one in args[at].unpack(tx)] for at in (1, 2))
+        if lstm.takes(x, *examples):
+            return
+    steps = int(x.shape[1 if turned and x.dim() == 3 else 0]) * layers * (1 + both)
+    if steps > settings.unrolled_steps:
+        raise Break("unrolled", f"{function.__name__} of {steps} steps")
 
 
 @rule_of_each(torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
