@@ -121,6 +121,7 @@ def running(x, log):
     return x
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")  # what follows in a handler
 @pytest.mark.parametrize("steps", ["nnnnnn", "n3n2n", "3cn", "ntnn", "nnntn", "nnnncn"])
 def test_generator_agrees_with_eager(steps):
     def drive(function):
@@ -151,6 +152,7 @@ def test_pieces_are_found_again_and_the_object_is_a_coroutine_of_that_name():
         optimised(X, [])
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")  # what follows in a handler
 def test_cancelled_coroutine_runs_finally_and_lets_go():
     async def slow(x, seen):
         thing = torch.nn.Module()

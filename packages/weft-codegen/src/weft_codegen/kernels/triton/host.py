@@ -56,7 +56,8 @@ class HostWriter:
         self.scope: dict[str, Any] = dict(program.constants)
         self._made = {item.name for item in program.inputs} | set(program.constants)
         launches = (step for step in program.steps if isinstance(step, Launch))
-        self._launched = {name for step in launches for name in step.buffers}
+        here = (step for step in launches if not self._is_on_cpu(step))
+        self._launched = {name for step in here for name in step.buffers}
         self._dying: dict[int, list[str]] = defaultdict(list)
         for name, step in _last_uses(program).items():
             self._dying[step].append(name)
@@ -73,7 +74,7 @@ class HostWriter:
             if item.kind == "tensor":
                 self._expect(item.name, f"argument {position}")
         given = [item.name for item in inputs if item.kind == "tensor"]
-        self._line("aligned, stream = True, stream_of()")
+        self._line("aligned, stream = True, stream_of()" if self._launched else "")
         self._check_alignment(*given, *self._program.constants)
         for position, step in enumerate(self._program.steps):
             if isinstance(step, Launch):
@@ -117,12 +118,15 @@ class HostWriter:
         self._line(f"{name} = empty_strided({layout}, device={self._named(buffer.device)})")
         self._made.add(name)
 
+    def _is_on_cpu(self, step: Launch) -> bool:
+        devices = {self._program.buffers[name].device for name in step.buffers}
+        return devices == {CPU} != {home(self._program)}
+
     def _launch(self, step: Launch) -> None:
         for name in step.buffers:
             if name not in self._made:
                 self._allocate(name)
-        devices = {self._program.buffers[name].device for name in step.buffers}
-        if devices == {CPU} != {home(self._program)}:
+        if self._is_on_cpu(step):
             self._line(f"{self._named(_on_cpu(self._program, step))}({', '.join(step.buffers)})")
             return
         kernel = self.kernels.get(step.kernel) or emit(self._program.kernels[step.kernel])
