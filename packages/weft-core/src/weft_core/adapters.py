@@ -75,7 +75,8 @@ def _lstm(
     out, finals = known._rnn_helper(
         x, states, weights, biases, layers, dropout, train, bidirectional, batch_first, layer
     )  # fmt: skip
-    return out, *(torch.stack(parts, 0) for parts in zip(*finals, strict=True))
+    last = zip(hidden, zip(*finals, strict=True), strict=True)  # torch 2.11 adds a dimension
+    return out, *(torch.stack(parts, 0).view(state.shape) for state, parts in last)
 
 
 def layer_by_layer(
