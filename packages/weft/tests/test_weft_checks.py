@@ -9,6 +9,7 @@ import traceback
 import pytest
 import torch
 import weft
+from torch.nn.functional import one_hot
 from torch.utils.checkpoint import checkpoint
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -237,3 +238,17 @@ def test_what_can_be_run_again_is_whole(function):
     with pytest.raises(ValueError, match="too large: 1.00"):
         compiled(X)
     assert compiled(X / 2).shape == (3, 4)
+
+
+def test_one_hot_checks_its_classes_as_eager_does():
+    def f(x, classes):
+        return one_hot(classes, 5) * x, one_hot(classes, num_classes=7).sum(0)
+
+    compiled, x = weft.compile(f, fullgraph=True), torch.randn(5)
+    for count in (3, 4, 0):
+        classes = torch.randint(0, 5, (count, 2))
+        torch.testing.assert_close(compiled(x, classes), f(x, classes))
+    for bad, text in ((5, "smaller than num_classes"), (-1, "non-negative")):
+        for function in (f, compiled):
+            with pytest.raises(RuntimeError, match=f"^Class values must be {text}"):
+                function(x, torch.full((4, 2), bad))

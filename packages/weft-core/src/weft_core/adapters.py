@@ -19,8 +19,8 @@ class AdapterMode(TorchFunctionMode):
     `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update of
     the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides what its backward
     needs (see `weft_core.lstm`). What torch traces of an RNN of several layers misses the dropout
-    between them. A pure `bernoulli` draws in plain order; traced, it stands for `bernoulli_`,
-    which draws in the order of memory.
+    between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain order;
+    traced, it stands for `bernoulli_`, which draws in the order of memory.
     """
 
     def __torch_function__(
@@ -113,6 +113,15 @@ def _bernoulli(x: Any, p: Any = None, **rest: Any) -> Any:
     return torch.empty_like(x, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
+def _one_hot(x: Any, num_classes: Any = -1) -> Any:
+    if type(num_classes) is not int or num_classes < 1 or x.dtype is not torch.int64:
+        return None
+    check = aten._assert_async.msg
+    check((x >= 0).all(), "Class values must be non-negative.")
+    check((x < num_classes).all(), "Class values must be smaller than num_classes.")
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
+
+
 _MULTILABEL = torch._C._nn.multilabel_margin_loss
 
 _ADAPTERS: dict[Any, Callable[..., Any]] = {
@@ -120,6 +129,7 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     F.multilabel_margin_loss: functools.partial(_below_python, F.multilabel_margin_loss),
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
+    F.one_hot: _one_hot,
     torch.lstm: _lstm,
     **{
         function: functools.partial(layer_by_layer, function)
