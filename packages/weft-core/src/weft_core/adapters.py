@@ -19,8 +19,8 @@ class AdapterMode(TorchFunctionMode):
     `aten::native_batch_norm` declares no mutation, so functionalisation would lose the update of
     the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides what its backward
     needs (see `weft_core.lstm`). What torch traces of an RNN of several layers misses the dropout
-    between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain order;
-    traced, it stands for `bernoulli_`, which draws in the order of memory.
+    between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain
+    order; traced, it stands for `bernoulli_`, which draws in the order of memory.
     """
 
     def __torch_function__(
