@@ -152,11 +152,16 @@ def awaitable(frame: Frame, value: Value) -> Value:
 
 @opcode("GET_AITER")
 def _get_aiter(frame: Frame, instr: Instr) -> None:
-    over = frame.stack[-1]
-    iterator = frame.stack[-1] = over.call_method(frame.tx, "__aiter__", [], {})
-    kinds = over.python_type(), iterator.python_type()
-    if not (hasattr(kinds[0], "__aiter__") and hasattr(kinds[1], "__anext__")):
-        raise Break("unsupported-value", f"{over.describe()} in async for")
+    tx, over = frame.tx, frame.stack[-1]
+    kind = over.python_type()
+    if not hasattr(kind, "__aiter__"):
+        text = f"'async for' requires an object with __aiter__ method, got {kind.__name__}"
+        tx.raise_(TypeError, text)
+    iterator = frame.stack[-1] = over.call_method(tx, "__aiter__", [], {})
+    kind = iterator.python_type()
+    if not hasattr(kind, "__anext__"):
+        text = "'async for' received an object from __aiter__ that does not implement __anext__: "
+        tx.raise_(TypeError, text + kind.__name__)
 
 
 @opcode("GET_ANEXT")
