@@ -136,8 +136,7 @@ def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
     return NONE
 
 
-@rule("torch.fx.experimental.symbolic_shapes.expect_true")
-@rule("weft_core.static_shapes.expect_true")
+@rule("torch.fx.experimental.symbolic_shapes.expect_true", "weft_core.static_shapes.expect_true")
 def _expect(tx: Tracer, condition: Value) -> Value:
     return constant(condition.truth(tx))
 
