@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_core import foreign
 from weft_guards import ClassUse, Guard, Held
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import (
@@ -367,7 +368,7 @@ def module_call(
     """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
     cls = self.cls
     entry = lookup(cls, "__call__")
-    by_torch = cls.__module__ == "torch._dynamo.eval_frame"  # what torch.compile(module) is
+    by_torch = cls.__module__ == foreign.COMPILED_MODULE
     if entry is None or (entry[1] is not torch.nn.Module.__call__ and not by_torch):
         return self.special(tx, "__call__"), args, kwargs
     module_dict = self.obj.__dict__

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from weft_core import foreign
 from weft_core.wrappers import is_wrapper
 from weft_guards.sources import AttrSource, ConstSource
 
@@ -447,9 +448,9 @@ def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Valu
     return tx.trace_body(torch.nn.Module.__setattr__, [owner, name, value], {})
 
 
-@table.rule("torch._dynamo.mutation_guard.install_generation_tagging_init.<locals>.patched_init")
+@table.rule(foreign.MODULE_INIT)
 def _module_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
-    """Leave out the mark that Dynamo, once loaded, puts on modules for its own use."""
+    """Leave out the mark that torch's compiler, once loaded, puts on modules for its own use."""
     init = inspect.getclosurevars(torch.nn.Module.__init__).nonlocals["init"]
     return tx.const_object(init).call(tx, [owner, *args], kwargs)
 

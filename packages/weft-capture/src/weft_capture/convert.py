@@ -128,9 +128,7 @@ def _refused(record: BreakRecord) -> Unsupported:
 
 @launches_recorded()
 def _convert(do: Task) -> Converted:
-    limits = config.settings.plain_limit, config.settings.instruction_limit
-    limit = limits[has_tensor_work(do.function, do.flat_args)]
-    steps = Steps(limit, do.break_at, do.reason)
+    steps = Steps(not has_tensor_work(do.function, do.flat_args), do.break_at, do.reason)
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
     try:
         return _capture(do, tx, steps)
@@ -160,7 +158,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
                 mode = Break("modes", "a block with handlers that this graph does not end")
                 raise BreakAtStep(tx.overrides.opened[0], stopped.error if stopped else mode)
         grad_at_end = torch.is_grad_enabled()
-    endless = steps.is_aimless() and stopped is not None and stopped.error.code == "too-long"
+    endless = steps.aimless and stopped is not None and stopped.error.code == "too-long"
     whole = stopped is not None and stopped.error.whole is outer
     if stopped is not None and (endless or whole or in_prologue(outer.decoded, outer.ip)):
         return Converted(None, stopped=report_break(stopped.error))

@@ -149,7 +149,7 @@ class GraphBuilder:
         kind = TensorValue if inner is None else WrapperValue
         self.has_wrappers = self.has_wrappers or inner is not None
         value = kind(node, twin, source, type(tensor), tensor)
-        self.tx.steps.limit = config.settings.instruction_limit
+        self.tx.steps.aim()
         self._by_fake[id(twin)] = value
         return value
 
@@ -338,7 +338,7 @@ class GraphBuilder:
                 value: TensorValue = WrapperValue(node, result, cls=type(result))
             else:
                 value = TensorValue(node, result)
-            self.tx.steps.limit = config.settings.instruction_limit
+            self.tx.steps.aim()
             self._by_fake[id(result)] = value
             return value
         if isinstance(result, _SYMBOLIC):

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from weft_core import foreign
+
 from weft_capture import frame
 from weft_capture.breaks import Break
 from weft_capture.rules.table import CODE_RULES, GRAPH, decline, rule
@@ -27,10 +29,10 @@ def is_compiling() -> bool:
     return False
 
 
-decline("", graph_break, "torch._dynamo.decorators.graph_break", code="graph-break")
+decline("", graph_break, foreign.GRAPH_BREAK, code="graph-break")
 
 
-@rule(is_compiling, "torch._dynamo.external_utils.is_compiling")
+@rule(is_compiling, foreign.IS_COMPILING)
 def _is_compiling(tx: Tracer) -> Value:
     return TRUE
 

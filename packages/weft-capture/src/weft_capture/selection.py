@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.optim import lr_scheduler, optimizer
+from weft_core import foreign
 
 from weft_capture import attributes, frame
 from weft_capture.breaks import Break
@@ -106,7 +107,8 @@ def is_compiled_by_torch(function: types.FunctionType) -> bool:
 def skip_disabled(function: types.FunctionType) -> bool:
     """Skip what torch.compiler.disable wraps; False when `function` is no such wrapper."""
     marks, code = function.__dict__, function.__code__
-    if "_torchdynamo_disable" not in marks or "_dynamo" not in code.co_filename:
+    home = function.__globals__.get("__name__", "")
+    if "_torchdynamo_disable" not in marks or not home.startswith(foreign.COMPILER):
         return False
     if code.co_name == "_fn":
         frame.skip(code, True)
@@ -115,9 +117,7 @@ def skip_disabled(function: types.FunctionType) -> bool:
     return True
 
 
-_NEVER = (
-    "weft_", "torch._dynamo", "torch._inductor", "torch.fx", "logging",
-)  # fmt: skip
+_NEVER = ("weft_", *foreign.STAGES, "torch.fx", "logging")
 
 
 def check_inlinable(function: types.FunctionType) -> None:

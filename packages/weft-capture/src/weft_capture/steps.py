@@ -60,20 +60,25 @@ class Steps:
     """Numbers the steps of one capture.
 
     Args:
-        limit: how many steps to execute at most.
+        aimless: nothing has led to a tensor so far: fewer steps are worth it.
         break_at: the step to break at in any case.
         reason: why to break there.
     """
 
-    limit: int
+    aimless: bool
     break_at: int = -1
     reason: Break | None = None
     now: int = -1
     raised_at: dict[Value, int] = field(default_factory=dict)
 
-    def is_aimless(self) -> bool:
-        """Say whether nothing has led to a tensor so far."""
-        return self.limit != config.settings.instruction_limit
+    def __post_init__(self) -> None:
+        limits = config.settings.instruction_limit, config.settings.plain_limit
+        self.limit = limits[self.aimless]
+
+    def aim(self) -> None:
+        """Take note of a tensor."""
+        self.aimless = False
+        self.limit = config.settings.instruction_limit
 
     def check(self, step: int) -> None:
         """Break at the step asked for, and at the limit."""

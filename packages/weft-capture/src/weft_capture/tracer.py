@@ -265,7 +265,7 @@ class Tracer:
         root = source
         while isinstance(root, ItemSource) and not isinstance(root.base, DictSource):
             root = root.base
-        if self.policy is None or (root is not source and self.steps.is_aimless()):
+        if self.policy is None or (root is not source and self.steps.aimless):
             return None  # hundreds of symbols for nothing
         argument = isinstance(root, LocalSource)
         if not self.policy.int_is_dynamic(source, number, argument=argument):

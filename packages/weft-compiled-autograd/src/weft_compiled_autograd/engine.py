@@ -9,7 +9,6 @@ what an earlier capture returned. `accumulate_grad` is where torch 2.13 and 2.11
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from weft_core import foreign
 from weft_core.events import counters
 
 from weft_compiled_autograd import ddp, report
@@ -28,7 +28,6 @@ from weft_compiled_autograd.tape import EngineOp, Recorder, exposes_graph
 from weft_compiled_autograd.window import window
 
 _seam = torch._C._dynamo.compiled_autograd
-_OTHER_OWNER = "torch._dynamo.compiled_autograd"
 _BUSY = "another backward runs at the same time"
 
 
@@ -39,8 +38,7 @@ class _OpTable(dict[str, EngineOp]):
     """
 
     def __missing__(self, name: str) -> EngineOp:
-        other = sys.modules.get(_OTHER_OWNER)
-        found = getattr(getattr(other, "ops", None), name, None)
+        found = getattr(foreign.engine_functions(), name, None)
         if found is None:
             raise NotCapturable(f"the engine gave no function for {name}")
         self[name] = EngineOp(name, found, traceable=True)

@@ -25,7 +25,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
-from weft_core.fake import defer_dynamo
+from weft_core import foreign
 
 from weft_compiled_autograd import accumulation, hooks, views
 from weft_compiled_autograd.errors import NotCapturable
@@ -98,7 +98,7 @@ class _RecordFactories(TorchDispatchMode):
         return self.recorder.emit_tensor(func, args, kwargs)
 
 
-defer_dynamo()  # which the first call of a dispatch mode would import
+foreign.put_off()  # which the first call of a dispatch mode would import
 
 
 class SizeRef:

@@ -1,14 +1,13 @@
 """Fake tensors without torch's own compiler: the file that knows how torch builds its fake mode.
 
 Constructing `FakeTensorMode`, converting a real tensor with it, or running almost any reference
-implementation imports `torch._dynamo` for a setting or a marker (0.9 s). Here is a mode that reads
-those from a stand-in, a converter and a `ShapeEnv` that need none. What differs between torch
-versions about fake tensors belongs in this file and nowhere else.
+implementation imports that compiler for a setting or a marker (0.9 s). Here is a mode that reads
+those from a stand-in (`weft_core.foreign`), a converter and a `ShapeEnv` that need none. What
+differs between torch versions about fake tensors belongs in this file and nowhere else.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
 import importlib
 import inspect
@@ -24,7 +23,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from weft_core import static_shapes
+from weft_core import foreign, static_shapes
 from weft_core.wrappers import is_wrapper, leaves
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NamedSource",
-    "defer_dynamo",
     "detect_mode",
     "fake_inputs",
     "fake_mode",
@@ -41,91 +39,7 @@ __all__ = [
     "to_fake",
 ]
 
-_DYNAMO = "torch._dynamo"
-
-
-class _Settings:
-    """Settings of a config module that `FakeTensorMode` reads, at their defaults.
-
-    Any other name is looked up in the real module, which imports it.
-    """
-
-    def __init__(self, module: str, **known: object) -> None:
-        self._module = module
-        vars(self).update(known)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._module), name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        vars(self)[name] = value
-        if name != "_module":
-            setattr(importlib.import_module(self._module), name, value)
-
-
-_DYNAMO_SETTINGS = _Settings(
-    "torch._dynamo.config",
-    fake_tensor_cache_enabled=True,
-    fake_tensor_cache_crosscheck_enabled=False,
-    _custom_ops_profile=None,
-)
-_FUNCTORCH_SETTINGS = _Settings(
-    "torch._functorch.config",
-    fake_tensor_propagate_real_tensors=False,
-    fake_tensor_allow_unsafe_data_ptr_access=True,
-    fake_tensor_allow_meta=True,
-    fake_tensor_prefer_device_type=None,
-    generate_fake_kernels_from_real_mismatches=False,
-)
-
-
-class _DynamoStandIn:
-    """What `torch._dynamo` resolves to until somebody really imports it.
-
-    torch resolves that attribute lazily by importing the package; the fake mode's dispatch only
-    wants one setting of it. Any other attribute does what torch would have done. A real import
-    replaces the stand-in by itself: importing a submodule rebinds the attribute on its parent.
-    """
-
-    config = _DYNAMO_SETTINGS
-
-    def __getattr__(self, name: str) -> Any:
-        # A half-imported package refers to itself through its parent: serve those look-ups too.
-        module = sys.modules.get(_DYNAMO) or importlib.import_module(_DYNAMO)
-        return getattr(module, name)
-
-
-# What `import` inside a rebound function gives for modules that are, or load, Dynamo or sympy.
-_IMPORTS: dict[str, Any] = {
-    "sympy": static_shapes.LazySympy(),
-    "torch.utils._sympy.functions": static_shapes.LazySympyFunctions,
-    "torch._dynamo.config": torch,
-    "torch._functorch.config": torch,
-    "torch.fx.experimental.validator": types.SimpleNamespace(
-        translation_validation_enabled=lambda: False
-    ),
-}
-
-
-def _import(name: str, *args: Any, **kwargs: Any) -> Any:
-    return _IMPORTS[name] if name in _IMPORTS else builtins.__import__(name, *args, **kwargs)
-
-
-def _rebind(function: Any) -> Any:
-    """`function` with the same code, but `_IMPORTS`; it does not write torch's trace log."""
-    scope = {
-        **function.__globals__,
-        "__builtins__": {**vars(builtins), "__import__": _import},
-        "trace_structured": lambda *args, **kwargs: None,
-    }
-    copy = types.FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-_dispatch_impl = _rebind(FakeTensorMode._dispatch_impl)
+_dispatch_impl = foreign.rebind(FakeTensorMode._dispatch_impl)
 # Results sized by data, which torch 2.11 does not say: it would take the sizes of zeros.
 _UNTAGGED = frozenset(
     op for op in (torch.ops.aten._unique.default,) if torch.Tag.dynamic_output_shape not in op.tags
@@ -139,7 +53,7 @@ class _Mode(FakeTensorMode):
     operators, read sizes as plain ints.
     """
 
-    __init__ = _rebind(FakeTensorMode.__init__)
+    __init__ = foreign.rebind(FakeTensorMode.__init__)
     _python_kernels: list[Any]  # a guard for each time it was entered
     writes = 0  # of operators in place: a tensor of inference mode does not count its own
 
@@ -229,40 +143,20 @@ _STRIDES = {torch.ops.aten._fft_r2c.default: _fft_strides}
 _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_false")
 
 
-def _until_dynamo(function: Any, name: str, default: Any) -> Any:
-    """What `torch._compile` gets when it asks a function for its twin that Dynamo leaves alone."""
-    known = getattr(function, name, default)
-    loaded = hasattr(sys.modules.get(_DYNAMO), "disable")
-    return known if known is not None or loaded else function
-
-
-def defer_dynamo() -> None:
-    """Keep the first call of a function that torch hides from Dynamo from importing Dynamo.
-
-    Hiding matters only where Dynamo runs, yet every reference implementation and every dispatch
-    mode is marked so. Until Dynamo is loaded, such a function is its own hidden twin.
-    """
-    vars(torch._compile)["getattr"] = _until_dynamo
-
-
 @functools.cache
 def _prepare_torch() -> None:
-    """Once a process: the stand-ins for Dynamo and sympy, the functions that would import them."""
+    """Once a process: the stand-ins for foreign modules, the functions that would import them."""
     static_shapes.install()
-    defer_dynamo()
+    foreign.put_off()
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.")]
     scopes = [vars(module) for module in modules if isinstance(module, types.ModuleType)]
     for name in _SYMPY_IMPORTERS:
         function = getattr(torch._prims_common, name, None)
-        copy = function and _rebind(function)
+        copy = function and foreign.rebind(function)
         for scope in scopes:
             if name in scope and scope[name] is function:
                 scope[name] = copy
-    # A real import of either module rebinds the attribute.
-    if "config" not in vars(torch._functorch):
-        vars(torch._functorch)["config"] = _FUNCTORCH_SETTINGS
-    if "_dynamo" not in torch.__dict__:
-        setattr(torch, "_dynamo", _DynamoStandIn())  # noqa: B010 - no mention of the module itself
+    foreign.stand_in()
 
 
 @dataclass(frozen=True)
@@ -299,7 +193,7 @@ def _shape_env_class() -> type[ShapeEnv]:
     no_stack = symbolic_shapes.SLoc("", None)  # type: ignore[attr-defined]
 
     class WeftShapeEnv(symbolic_shapes.ShapeEnv):
-        """A ShapeEnv that does not look up user frames through Dynamo's skip lists."""
+        """A ShapeEnv that does not look up user frames through torch's skip lists."""
 
         def _get_sloc(self, framework_loc: Any = None) -> Any:
             return no_stack
@@ -310,7 +204,7 @@ def _shape_env_class() -> type[ShapeEnv]:
     for name, method in vars(symbolic_shapes.ShapeEnv).items():
         function = inspect.unwrap(method) if isinstance(method, types.FunctionType) else None
         if name in ("__init__", "_init") or "trace_structured" in _names(function):
-            setattr(WeftShapeEnv, name, _rebind(function))
+            setattr(WeftShapeEnv, name, foreign.rebind(function))
 
     return WeftShapeEnv
 

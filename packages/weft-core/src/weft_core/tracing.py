@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch._dynamo on the first dispatch
+        return False  # True would import torch's compiler on the first dispatch
 
     @classmethod
     def is_infra_mode(cls) -> bool:

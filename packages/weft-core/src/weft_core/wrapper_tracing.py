@@ -48,7 +48,7 @@ class _FunctionalMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch._dynamo on the first dispatch
+        return False  # True would import torch's compiler on the first dispatch
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
+from weft_core import foreign
 
 from weft_capture.breaks import Break
 from weft_capture.rules.polyfilled import polyfill
@@ -89,10 +90,7 @@ class _TensorIndices(NullContext):
         raise Break("unsupported-value", "a break between positions of flex_attention")
 
 
-_INDICES = "torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex"
-
-
-@rule(tensors_as_indices, _INDICES)
+@rule(tensors_as_indices, foreign.TENSOR_INDICES)
 def _make_indices(tx: Tracer) -> Value:
     return _TensorIndices(tensors_as_indices)
 

@@ -1,7 +1,7 @@
 """Tensors whose numbers the graph's constants tell; packed sequences of such lengths.
 
-Packing, padding and a recurrent network over sequences of known lengths are one node each, which
-has the lengths as ints (`weft_core.packed`).
+Packing and padding sequences of known lengths are one node each, which has the lengths as ints
+(`weft_core.packed`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 from torch.nn.utils import rnn
-from weft_core import lstm, packed
+from weft_core import packed
 
 from weft_capture.breaks import Break
-from weft_capture.config import settings
 from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE
@@ -56,20 +55,25 @@ def numbers(tensor: Value, fix: bool = False) -> Any:
         return made(tensor.node).tolist()
 
 
-def _ints(tensor: Value, what: str) -> list[int]:
+def ints(tensor: Value, what: str) -> list[int]:
+    """Return the numbers of a tensor that is made of constant ints.
+
+    Raises:
+        Break: for any other.
+    """
     found = numbers(tensor, fix=True)
     if not isinstance(found, list) or not all(type(number) is int for number in found):
         raise Break("data-dependent-value", f"{what} of sequences in a tensor")
     return found
 
 
-def _tensor(tx: Tracer, ints: list[int]) -> Value:
-    return tx.builtin(torch.tensor, tx.literal(ints))
+def _tensor(tx: Tracer, known: list[int]) -> Value:
+    return tx.builtin(torch.tensor, tx.literal(known))
 
 
 @rule(torch._pack_padded_sequence)
 def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value:
-    counts, shape = _ints(lengths, "the lengths"), input.example().shape
+    counts, shape = ints(lengths, "the lengths"), input.example().shape
     time, batch = (1, 0) if batch_first.truth(tx) else (0, 1)
     if sorted(counts, reverse=True) != counts or not counts or counts[-1] < 1 or 0 in shape:
         raise Break("op-failed", "packing sequences that are empty or not sorted")
@@ -85,7 +89,7 @@ def _pad(
     tx: Tracer, data: Value, batch_sizes: Value, batch_first: Value,
     padding_value: Value, total_length: Value,
 ) -> Value:  # fmt: skip
-    sizes = _ints(batch_sizes, "the sizes")
+    sizes = ints(batch_sizes, "the sizes")
     if data.example().shape[0] != sum(sizes):
         raise Break("op-failed", "unpacking other sequences than there are")
     arguments = [data, tx.literal(sizes), batch_first, padding_value, total_length]
@@ -96,28 +100,6 @@ def _pad(
 @rule(rnn.invert_permutation)
 def _invert(tx: Tracer, permutation: Value) -> Value:
     return NONE if permutation is NONE else tx.builtin(torch.argsort, permutation)
-
-
-@rule_of_each(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-def _run(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-    if len(args) < 9 or not issubclass(args[3].python_type(), list | tuple):  # no packed sequence
-        if len(args) == 9:
-            _check_steps(tx, function, args)
-        return tx.graph.emit("call_function", function, list(args), kwargs)
-    known = [tx.literal(function.__name__), args[0], tx.literal(_ints(args[1], "the sizes"))]
-    return tx.graph.emit("call_function", packed.run_rnn, [*known, *args[2:]], {})
-
-
-def _check_steps(tx: Tracer, function: Any, args: tuple[Value, ...]) -> None:
-    """Break where a recurrent network would become a graph of too many steps."""
-    x, layers, both, turned = args[0].example(), *(args[at].as_constant() for at in (4, 7, 8))
-    if function is torch.lstm:
-        examples = ([one.example() for one in args[at].unpack(tx)] for at in (1, 2))
-        if lstm.takes(x, *examples):
-            return
-    steps = int(x.shape[1 if turned and x.dim() == 3 else 0]) * layers * (1 + both)
-    if steps > settings.unrolled_steps:
-        raise Break("unrolled", f"{function.__name__} of {steps} steps")
 
 
 @rule_of_each(torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)

@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import torch
+from weft_core import foreign
 from weft_core.tracing import ASSERT
 
 from weft_capture.breaks import Break
@@ -100,7 +101,7 @@ _no(torch.is_deterministic_algorithms_warn_only_enabled)
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 # What it marks is a hint for another compiler.
-_always(NONE, "torch._dynamo.decorators.mark_static")
+_always(NONE, foreign.MARK_STATIC)
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
 
 
