@@ -1,12 +1,17 @@
 """What became of each frame is told: in the report, and once in a warning where it is lost."""
 
+import functools
 import gc
+import operator
+import types
 import warnings
 
 import pytest
+import torch
 import weft_capture
 from test_capture_language import X, eager_backend, same
 from weft_capture import capture, graph_break, report, reset
+from weft_core.errors import Unsupported
 from weft_core.events import counters
 
 
@@ -185,3 +190,58 @@ def test_loops_after_a_break_say_that_they_are_loops():
     assert same(capture(program, eager_backend)(X), program(X))
     assert counters["graph_break"]["loop"]
     assert not counters["graph_break"]["generator"]
+
+
+class Gives:
+    def __call__(self, x):
+        yield x * 2
+
+    def times(self, x, k):
+        yield x * k
+
+    twice = functools.partialmethod(times, k=2)
+
+
+class Wraps(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+ENTRIES = [
+    torch.relu,
+    torch.nn.functional.gelu,
+    torch.nn.functional.relu,
+    torch.ops.aten.sin,
+    torch.ops.aten.sin.default,
+    X.add,
+    functools.partial(torch.add, X),
+    functools.partial(rows),
+    functools.partial(Gives()),
+    functools.lru_cache(torch.sin),
+    operator.methodcaller("sin"),
+    Gives().twice,
+    Wraps(Gives()).__call__,
+    Wraps(Wraps(torch.nn.ReLU())).__call__,
+    staticmethod(rows),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=[str(i) for i in range(len(ENTRIES))])
+def test_what_has_no_frame_of_its_own_is_compiled_too(entry):
+    def run(function):
+        result = function(X)
+        return list(result) if isinstance(result, types.GeneratorType) else result
+
+    optimised = capture(entry, eager_backend)
+    assert same(run(optimised), run(entry))
+    assert sum(frame.graphs for frame in report().frames) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_scripted_functions_are_refused_in_full_graphs():
+    with pytest.raises(Unsupported, match="ScriptFunction"):
+        capture(torch.jit.trace(torch.sin, X), eager_backend, fullgraph=True)(X)

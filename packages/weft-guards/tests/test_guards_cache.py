@@ -26,6 +26,7 @@ CODE = user_function.__code__
 def quiet():
     yield
     events.set_logs(**dict.fromkeys(events.ARTIFACTS, False))
+    gc.collect()  # other tests may have left entries to evict
     events.reset()
 
 

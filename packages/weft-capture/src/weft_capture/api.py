@@ -25,7 +25,7 @@ from weft_guards import CacheRules, CodeCache, ShapesSpec, arg_names_of, compile
 from weft_guards.filters import apply_filter
 from weft_guards.sources import LocalSource
 
-from weft_capture import config, frame, stance
+from weft_capture import config, frame, selection, stance
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
 from weft_capture.convert import Backend, Converted, Task, convert, restore
@@ -287,6 +287,7 @@ def capture(
         rules["shapes"] = ShapesSpec(shapes_spec, function)
     state = Capture(backend, fullgraph, CacheRules(**rules), first_backend)
     miss = state.miss
+    function = selection.framed(function)
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         if stance.active is not None or torch._C._is_tracing():
@@ -294,13 +295,12 @@ def capture(
         return frame.run(miss, function, *args, **kwargs)
 
     frame.skip(optimised.__code__)
-    if isinstance(function, types.FunctionType | types.MethodType):
-        code = function.__code__
-        if is_driven(code):
-            optimised = driven(function, optimised, miss)
-        elif code.co_flags & SUSPENDING:
-            state.log(code).lose(code, lost_record(code, "generator-frame", code.co_qualname))
-        functools.update_wrapper(optimised, function)
+    code = function.__code__
+    if is_driven(code):
+        optimised = driven(function, optimised, miss)
+    elif code.co_flags & SUSPENDING:
+        state.log(code).lose(code, lost_record(code, "generator-frame", code.co_qualname))
+    functools.update_wrapper(optimised, function)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
 

@@ -201,7 +201,7 @@ class GeneratorValue(IteratorValue):
             raise Break("generator", text, self.made_at)
         frame, name = self.frame, self.function.name
         if frame is not None and not self.started:
-            if self.kind == "coroutine" and not self.is_librarys:
+            if plain and not self.is_librarys:
                 out.call(driven_here, [self.function, *self.args], self.kwargs)
                 return
             out.call(self.function if plain else self.cls, self.args, self.kwargs)

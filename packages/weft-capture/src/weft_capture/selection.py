@@ -6,8 +6,9 @@ after a break the functions that run for real do, down into libraries.
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +41,32 @@ def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     if module.startswith("torch."):
         return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
     return module.startswith("numpy") or (module != "__main__" and attributes.is_trusted(module))
+
+
+def framed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the frame hook sees a call of as a frame: a function or method of Python.
+
+    It is one around what has none: functions of C and of libraries, `partial`, scripted modules.
+    """
+    if isinstance(function, staticmethod):
+        function = function.__func__
+    method = function
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        method = function.__call__  # type: ignore[operator]
+    plain = getattr(method, "__func__", method)
+    if isinstance(plain, types.FunctionType) and (
+        plain.__name__ == "forward" or not is_skipped_code(plain.__code__, plain.__module__)
+    ):
+        return method
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    functools.update_wrapper(call, function, updated=())
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    call.__code__ = call.__code__.replace(co_name=name, co_qualname=name)
+    call.__module__ = ""  # no library's
+    return call
 
 
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:

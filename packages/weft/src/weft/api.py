@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from torch import nn
 from weft_core.collector import collector_paused
@@ -99,7 +99,7 @@ def compile(
     if isinstance(model, nn.Module):
         again = functools.partial(compile, **arguments)
         return wrap_module(original_of(model), compile_function, again)
-    return compile_function(_function_of(model))
+    return compile_function(model)
 
 
 def request_of(arguments: Mapping[str, Any]) -> Request:
@@ -120,10 +120,3 @@ def request_of(arguments: Mapping[str, Any]) -> Request:
     rules["guard_filter"] = chosen.pop("guard_filter_fn", None)
     request: Request = pipeline.Request(given["backend"], given["fullgraph"], chosen, rules)
     return request
-
-
-def _function_of(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with bytecode: an object with `__call__` is compiled as that method."""
-    if hasattr(model, "__code__") or hasattr(model, "__func__"):
-        return model
-    return cast(Callable[..., Any], model.__call__)  # type: ignore[operator]

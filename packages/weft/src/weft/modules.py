@@ -52,7 +52,7 @@ class _Compiled:
 
 def _plain_forward(module: nn.Module) -> Any:
     """Return the function that calling the original would run, as it stands now."""
-    return module.__dict__.get("forward") or type(module).forward
+    return module.__dict__.get("forward") or getattr(type(module), "forward", None)
 
 
 def original_of(module: Any) -> Any:
