@@ -34,7 +34,7 @@ from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.precompiled import Kept
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
 from weft_capture.selection import LAUNCHERS, has_tensor_work, is_skipped_code, skip_disabled
-from weft_capture.suspending import SUSPENDING, driven, is_driven
+from weft_capture.suspending import SUSPENDING, driven, in_pieces
 
 F = TypeVar("F", bound=Callable[..., Any])
 _lock = threading.RLock()
@@ -287,7 +287,8 @@ def capture(
         rules["shapes"] = ShapesSpec(shapes_spec, function)
     state = Capture(backend, fullgraph, CacheRules(**rules), first_backend)
     miss = state.miss
-    function = selection.framed(function)
+    named = selection.framed(function)
+    function = in_pieces(named)
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         if stance.active is not None or torch._C._is_tracing():
@@ -295,12 +296,9 @@ def capture(
         return frame.run(miss, function, *args, **kwargs)
 
     frame.skip(optimised.__code__)
-    code = function.__code__
-    if is_driven(code):
-        optimised = driven(function, optimised, miss)
-    elif code.co_flags & SUSPENDING:
-        state.log(code).lose(code, lost_record(code, "generator-frame", code.co_qualname))
-    functools.update_wrapper(optimised, function)
+    if named.__code__.co_flags & SUSPENDING:
+        optimised = driven(named, optimised, miss)
+    functools.update_wrapper(optimised, named)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
 

@@ -86,10 +86,6 @@ REASONS: dict[str, Reason] = {
         "the handler of an exception that was raised for real runs in one piece with what follows",
         "let the handler only note what happened, and do the rest behind it",
     ),
-    "generator-frame": Reason(
-        "the frame of a generator or coroutine is not replaced by compiled code",
-        "compile a function that runs the generator, or that it calls",
-    ),
     "suspends": Reason(
         "a coroutine waits, or a generator yields: the next graph begins where it goes on",
         "none needed: what lies between is compiled",

@@ -3,34 +3,57 @@
 The frame hook replaces the frame of such a function when it begins, and that of each piece of it
 behind an `await` or `yield`. A piece is a coroutine or generator itself, which waits and yields for
 real and returns the tail call of the next one. What the program holds runs one after the other.
+The pieces of an asynchronous generator are generators, for that one can return nothing: what they
+yield is what its frame yields, to the program in the interpreter's wrapper, else to the event loop.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
 from weft_capture import frame
+from weft_capture.bytecode import decode
 
 _TailCall = type(frame.tail_call(cast(types.FunctionType, inspect.isawaitable)))
-SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_ASYNC = inspect.CO_ASYNC_GENERATOR
+_KINDS = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE | _ASYNC
+SUSPENDING = _KINDS | inspect.CO_COROUTINE
 
 
-def is_driven(code: types.CodeType) -> bool:
-    """Say whether calls of a function are to go through `driven`."""
-    kind = code.co_flags & (SUSPENDING | inspect.CO_ITERABLE_COROUTINE)
-    return kind in (inspect.CO_GENERATOR, inspect.CO_COROUTINE)
+def in_pieces(function: Any) -> Any:
+    """Return the function that makes the first piece in a call of `function`."""
+    plain = getattr(function, "__func__", function)
+    if not plain.__code__.co_flags & _ASYNC:
+        return function
+    known = decode(plain.__code__).derived
+    if "piece" not in known:
+        known["piece"] = _of_kind(plain.__code__, inspect.CO_GENERATOR)
+    made = types.FunctionType(
+        known["piece"], plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    made.__kwdefaults__, made.__module__ = plain.__kwdefaults__, plain.__module__
+    return made if plain is function else types.MethodType(made, function.__self__)
+
+
+def _of_kind(code: types.CodeType, kind: int) -> types.CodeType:
+    return code.replace(co_flags=code.co_flags & ~_KINDS | kind)
 
 
 def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[..., Any]:
     """Return a version of a function: `begin` makes the first piece, the hook asks `miss`."""
-    made_by = _coroutine if function.__code__.co_flags & inspect.CO_COROUTINE else _generator
+    kind = function.__code__.co_flags & _KINDS
+    made_by: Any = _coroutine
+    if kind:
+        made_by = types.FunctionType(_of_kind(_generator.__code__, kind), globals())
+    first = in_pieces(function)
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
-        function(*args, **kwargs).close()  # refuses arguments that do not fit
+        first(*args, **kwargs).close()  # refuses arguments that do not fit
         made: Any = made_by(_pieces(begin, miss, args, kwargs))
         made.__name__, made.__qualname__ = function.__name__, function.__qualname__
         return made
@@ -43,7 +66,8 @@ def driven_here(function: Any, *args: Any, **kwargs: Any) -> Any:
     miss = frame.current()
     if miss is None:
         return function(*args, **kwargs)
-    return driven(function, functools.partial(frame.run, miss, function), miss)(*args, **kwargs)
+    begin = functools.partial(frame.run, miss, in_pieces(function))
+    return driven(function, begin, miss)(*args, **kwargs)
 
 
 async def _coroutine(pieces: Any) -> Any:
@@ -58,7 +82,10 @@ def _generator(pieces: Any) -> Any:
     try:
         return (yield from pieces)
     except BaseException as error:
-        error.__traceback__ = _own_frames(error.__traceback__)
+        shown = error.__traceback__ = _own_frames(error.__traceback__)
+        asynchronous = sys._getframe().f_code.co_flags & _ASYNC
+        if asynchronous and shown is None and error.args == ("generator raised StopIteration",):
+            error.args = ("async generator raised StopIteration",)  # the piece had another name
         raise
 
 

@@ -63,6 +63,11 @@ def _return_generator(frame: Frame, instr: Instr) -> None:
     frame.stack.append(NONE)
 
 
+@opcode("ASYNC_GEN_WRAP")
+def _async_gen_wrap(frame: Frame, instr: Instr) -> None:
+    raise Break("suspends")
+
+
 @opcode("YIELD_VALUE")
 def _yield_value(frame: Frame, instr: Instr) -> None:
     if frame.stepped:

@@ -71,7 +71,7 @@ class RealStep:
             self.resume(index + 1, [*below[:-1], *pair])
             self._handle(index)
             return
-        if instr.opname in ("SEND", "YIELD_VALUE"):
+        if instr.opname in ("SEND", "YIELD_VALUE", "ASYNC_GEN_WRAP"):
             self._suspend(index, instr)
             return
         if instr.target is not None:
@@ -152,8 +152,9 @@ class RealStep:
         """Write a `yield`, or the loop of an `await` or `yield from`."""
         writer, after, stack = self.writer, index + 2, self.below
         if instr.target is None:
-            writer.original(index)
-            writer.original(index + 1)  # RESUME
+            after += instr.opname == "ASYNC_GEN_WRAP"
+            for part in range(index, after):  # up to RESUME
+                writer.original(part)
         else:
             again, done = writer.label(), writer.label()
             writer.jump(again)  # 3.13 looks for the handler of SEND one instruction before it
