@@ -1,4 +1,4 @@
-"""Two gloo processes: DistributedDataParallel with captured backwards gives eager's gradients."""
+"""Two gloo processes: data parallel training with captured backwards, and collectives in graphs."""
 
 import subprocess
 import sys
@@ -6,8 +6,9 @@ import sys
 import pytest
 
 WORKER = """
-import os, sys, tempfile
+import os, sys, tempfile, warnings
 import torch, torch.distributed as dist, torch.multiprocessing as mp
+import torch.distributed._functional_collectives as fc
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import weft
@@ -57,8 +58,69 @@ def train(rank, options, compiled, compiler):
     return found
 
 
+def communicate(x, kept, op, group):
+    y = x.sin() * (dist.get_rank(group) + 1)
+    total = fc.all_reduce(y, "sum", dist.group.WORLD)
+    dist.all_reduce(kept, op, group)
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, y * 3)
+    halves = x.new_empty(1, 3), x.new_empty(2, 3)
+    dist.reduce_scatter_tensor(halves[0], x)
+    dist.all_to_all_single(halves[1], parts[1])
+    dist.broadcast(halves[1], src=1)
+    gathered = fc.all_gather_tensor(y, 0, dist.group.WORLD)
+    out = torch.cat(parts) + gathered + kept.sum() + halves[0], halves[1]
+    return (*out, total.sum()) if dist.get_rank() else out  # who does not use it takes part, too
+
+
+def differentiated(x, w):
+    y = fc.all_reduce(x * w, "sum", dist.group.WORLD).sin()
+    return fc.all_gather_tensor_autograd(y * w, 0, dist.group.WORLD).square().sum()
+
+
+class Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(y := x.clone())
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        dist.all_reduce(grad := grad.clone())
+        return grad
+
+
+def breaking(x, w):
+    y = Reduced.apply(x * w).sin()
+    work = dist.all_reduce(z := x + 1, async_op=True)
+    work.wait()
+    dist.barrier()
+    return (y * z).sum()
+
+
+def collectives(rank, backend):
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(rank))
+    compiled = weft.compile(communicate, fullgraph=True, backend=backend)
+    pair = dist.new_group([0, 1])
+    ops = dist.ReduceOp
+    for op, group in ((ops.MAX, None), (ops.SUM, pair), (ops.MAX, pair)):
+        found = compiled(x, got := x.clone(), op, group)
+        torch.testing.assert_close(found, communicate(x, want := x.clone(), op, group))
+        torch.testing.assert_close(got, want)
+    for function, whole in ((differentiated, True), (breaking, False)):
+        w = torch.ones(2, 3, requires_grad=True)
+        for one in (function, weft.compile(function, fullgraph=whole, backend=backend)):
+            loss = one(x, w)
+            found = loss, *torch.autograd.grad(loss, w)
+            want = found if one is function else want
+        torch.testing.assert_close(found, want)
+
+
 def worker(rank, path):
     dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
+    warnings.simplefilter("ignore", FutureWarning)
+    for backend in ("eager", "codegen"):
+        collectives(rank, backend)
     cases = [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}]
     for options in cases:
         want = train(rank, options, False, None)

@@ -115,6 +115,7 @@ class GraphBuilder:
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, floats.FloatValue] = {}
         self.has_wrappers = False
+        self.collectives = 0  # that write to tensors
         self.passed: set[Any] = set()  # of the histories, by backward passes
         self.ended: dict[TensorValue, Any] = {}  # see `rules.backward.leaving`
         self._assumed: set[object] = set()  # conditions on numbers out of tensors, in the graph

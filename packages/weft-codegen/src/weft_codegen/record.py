@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from weft_core import events
+from weft_core.tracing import is_collective
 
 from weft_codegen.config import Options
 
@@ -47,6 +48,7 @@ def recorded(run: Run, gm: fx.GraphModule, options: Options | None = None) -> Ru
         "several-devices": len(devices) > 1,
         "sparse-tensors": any(tensor.layout is not torch.strided for tensor in tensors),
         "dynamic-sizes": any(isinstance(size, torch.SymInt) for size in sizes),
+        "collectives": any(is_collective(node.target) for node in nodes),
         "random-numbers": seeds and any(seeded in getattr(n.target, "tags", ()) for n in nodes),
     }
     for reason in [reason for reason, holds in reasons.items() if holds]:

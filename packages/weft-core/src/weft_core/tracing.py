@@ -399,13 +399,18 @@ def has_effect(node: fx.Node) -> bool:
 def is_effect(target: Any) -> bool:
     """Whether a call of `target` does: then it matters although nobody uses what it makes.
 
-    An operator that returns nothing is there for what it does.
+    An operator that returns nothing is there for what it does, and others wait for a collective.
     """
-    if not isinstance(target, OpOverload):
-        return False
+    if not isinstance(target, OpOverload) or is_collective(target):
+        return isinstance(target, OpOverload)
     seeded = torch.Tag.nondeterministic_seeded in target.tags
     schema = target._schema
     return not schema.returns or schema.is_mutable or seeded
+
+
+def is_collective(target: Any) -> bool:
+    """Whether a call of `target`, an operator, waits for other processes."""
+    return str(target).startswith(("_c10d_functional", "c10d", "_dtensor."))
 
 
 def trace_aten(

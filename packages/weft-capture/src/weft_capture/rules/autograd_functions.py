@@ -113,7 +113,7 @@ def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
 
 def _outside(tx: Tracer) -> tuple[object, ...]:
     """Return what changes with effects, and with the modes that the program is in."""
-    effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count
+    effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count, tx.graph.collectives
     return *effects, torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
 
 

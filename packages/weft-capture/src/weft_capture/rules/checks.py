@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.fx.node import has_side_effect
-from weft_core.tracing import is_effect
+from weft_core.tracing import is_collective, is_effect
 
 from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
 from weft_capture.graph import GraphBuilder
@@ -87,6 +87,7 @@ def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
         target = node.target
         of_program = isinstance(target, types.FunctionType) and target.__module__.split(".")[0]
         yield of_program in (False, "torch", "weft_capture", "weft_core")
+        yield not is_collective(target)
         yield target is CHECK or not (is_effect(target) and not target._schema.returns)
 
 

@@ -38,7 +38,7 @@ _FAMILIES = (
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
     "torch_rules", "overrides", "stdlib", "contexts", "polyfilled",
     "copying", "namespaces", "messages", "randomness", "arrays", "control_flow",
-    "attention", "backward", "packed", "recurrent", "launches",
+    "attention", "backward", "packed", "recurrent", "launches", "collectives",
 )  # fmt: skip
 
 _DESCRIPTORS = (

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterator
 
 import torch
+from weft_core.tracing import is_collective
 
 from weft_codegen.loops import program as ir
 
@@ -25,7 +26,11 @@ def live_items(lowered: ir.Program) -> list[ir.Step]:
 
 
 def _draws(item: ir.Step) -> bool:
-    return isinstance(item, ir.Extern) and torch.Tag.nondeterministic_seeded in item.op.tags
+    """Whether an item draws random numbers, or waits for other processes."""
+    if not isinstance(item, ir.Extern):
+        return False
+    drawn = torch.Tag.nondeterministic_seeded in item.op.tags
+    return drawn or is_collective(item.op)
 
 
 def _checks(item: ir.Step) -> bool:
