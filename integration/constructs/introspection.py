@@ -253,3 +253,24 @@ def typing_subscripts(x):
     except TypeError as error:
         text = str(error)
     return sum(typing.cast(list, parts)), typing.get_args(hint)[1], text
+
+
+@case(inputs=lambda: (torch.ones(2), "".join(["ab", "c!"]), "".join(["a", "bc!"])))
+def identity_of_equal_texts(x, a, b):
+    kept = [a, b, a.strip()]
+    y = x + 1
+    sys.gettrace()  # breaks
+    return y, a is b, a is kept[0], a is kept[2], kept[0] is kept[1], kept[2] is not b
+
+
+@case
+def objects_that_the_interpreter_shares(x):
+    pair, n = (1, 2), x.dim()
+    pairs = [
+        (tuple([]), pair[:0]),
+        (pair[:], pair),
+        (pair + (), pair),
+        (n - 7, 3 - 8),
+        ("", "a"[n:]),
+    ]
+    return x + 1, [one is other for one, other in pairs]

@@ -26,6 +26,8 @@ KNOWN_BREAKS = {
     "code_texts.compile_text_that_warns": "unknown-call",
     "functools_module.singledispatchmethod": "unsupported-value",  # where it has a weak cache
     "random_time.random_in_condition": "data-dependent-branch",
+    "introspection.identity_of_equal_texts": "unknown-call",
+    "operator_module.errors_of_wrong_arguments": "unknown-call",
     "introspection.import_submodule": "unknown-call",
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",

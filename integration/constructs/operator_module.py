@@ -1,6 +1,8 @@
 """The operator module."""
 
+import collections
 import operator
+import sys
 
 from constructs import case
 
@@ -89,3 +91,30 @@ def length_hint_and_call(x):
 @case
 def map_with_operator(x):
     return list(map(operator.add, [1, 2], [3, 4])), list(map(operator.neg, [x, 1]))
+
+
+class Hinting:
+    def __length_hint__(self):
+        return sys.maxsize + 1
+
+
+@case
+def errors_of_wrong_arguments(x):
+    found = []
+    for call in (
+        lambda: operator.length_hint(Hinting()),
+        lambda: operator.length_hint(5, -7),
+        lambda: operator.delitem([1], "a"),
+        lambda: operator.indexOf(5, 1),
+        lambda: [].__format__(),
+        lambda: {1}.union(k=1),
+        lambda: "ab".find(k=1),
+        lambda: range(3).__reversed__(1),
+        lambda: collections.OrderedDict().pop((1, 2)),
+        lambda: collections.OrderedDict(["a"]),
+    ):
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append((type(error), error.args))
+    return x + 1, found

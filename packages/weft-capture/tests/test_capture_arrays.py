@@ -273,3 +273,17 @@ def test_elements_of_a_schedule_are_read_before_the_graph_and_vary():
     captured = weft_capture.capture(written, eager_backend)
     for first in (1.0, 2.0, 5.0):
         assert same(written(X, np.array([first, 3.0])), captured(X, np.array([first, 3.0])))
+
+
+@pytest.mark.parametrize("items", [[np.bool_(True), 1], [1, np.bool_(True)]])
+def test_errors_of_scalars_are_the_programs(items):
+    def f(x, large):
+        try:
+            return x + 1, large * np.float32(10), np.float64(0) / np.float64(0), torch.tensor(items)
+        except (FloatingPointError, TypeError) as error:
+            return x + 1, str(error)
+
+    captured = weft_capture.capture(f, eager_backend)
+    for mode in ("ignore", "raise", "ignore"):
+        with np.errstate(all=mode):
+            assert same(f(X, np.float32(1e38)), captured(X, np.float32(1e38)))

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import functools
 import gc
-import itertools
 
 import pytest
 import torch
@@ -39,13 +38,6 @@ def setattr_break(x):
     return a.z
 
 
-def rec(x):
-    def fact(n):
-        return 1 if n < 2 else n * fact(n - 1)
-
-    return x * fact(5)
-
-
 def rec_break(x):
     def f(n, v):
         if n == 0:
@@ -54,26 +46,6 @@ def rec_break(x):
         return f(n - 1, v + n)
 
     return f(3, x)
-
-
-def lam_default(x, f=lambda v: v * 2):
-    return f(x)
-
-
-def kwonly(x, *, k=2):
-    return x * k
-
-
-def walrus(x):
-    if (n := x.shape[0]) > 1:
-        return x * n
-    return x
-
-
-def nested_list(x):
-    a = [[x], [x + 1]]
-    a[0].append(a[1])
-    return a
 
 
 def dict_iter(x):
@@ -98,11 +70,6 @@ def try_op(x):
     except RuntimeError:
         y = x * 2
     return y
-
-
-def assertion(x):
-    assert x.shape[0] == 2, "bad"
-    return x
 
 
 def assert_tensor(x):
@@ -142,33 +109,6 @@ def deco_nograd(x):
 
 def call_deco(x):
     return deco_nograd(x)
-
-
-def counter(x):
-    c = collections.Counter("aab")
-    return x * c["a"]
-
-
-def dd(x):
-    d = collections.defaultdict(list)
-    d["k"].append(x)
-    return dict(d)
-
-
-def prod(x):
-    return [x * a * b for a, b in itertools.product([1, 2], [3, 4])]
-
-
-def strm(x):
-    return "a".upper() + str(x.shape[0]) + f"{3:d}", x
-
-
-def setops(x):
-    return {1, 2} & {2, 3}, x
-
-
-def sorted_key(x):
-    return sorted(["bb", "a"], key=len), x
 
 
 def enumerate_break(x):
@@ -227,23 +167,6 @@ def global_write(x):
 GW = 0
 
 
-def star_unpack(x):
-    a, *b, c = [x, x + 1, x + 2, x + 3]
-    return a, b, c
-
-
-def fstr(x):
-    return f"{x.dtype} {x.device}", x
-
-
-def chained(x):
-    return 0 < x.shape[0] < 5, x
-
-
-def ternary(x):
-    return x if x.shape[0] > 1 else -x
-
-
 def del_local(x):
     y = x + 1
     del y
@@ -253,42 +176,11 @@ def del_local(x):
         return x
 
 
-def exc_in_callee(x):
-    def f():
-        raise KeyError("k")
-
-    try:
-        f()
-    except Exception as e:
-        return x, type(e).__name__, e.args
-
-
-def finally_return(x):
-    try:
-        return x + 1
-    finally:
-        x = x * 2
-
-
-def reraise(x):
-    try:
-        try:
-            raise ValueError("a")
-        except ValueError as e:
-            raise TypeError("b") from e
-    except TypeError as e:
-        return x, str(e), type(e.__cause__).__name__
-
-
 def exit_stack(x):
     with contextlib.ExitStack() as s:
         s.enter_context(torch.no_grad())
         y = x * 2
     return y
-
-
-def partial_(x):
-    return functools.partial(lambda a, b: a * b, b=3)(x)
 
 
 def lru(x):
@@ -367,11 +259,9 @@ def named(x):
 
 
 CAPTURED_WHOLE = [
-    setattr_super, rec, lam_default, kwonly, walrus, nested_list, dict_iter, ret_self_cycle,
-    assertion, autocast, set_grad, call_deco, dd, prod, strm, setops, sorted_key, type_checks,
-    star_unpack, fstr, chained, ternary, del_local, exc_in_callee, finally_return, reraise,
-    partial_, lru, sz, ein, copy_, inplace_view, out_arg, param_grad, detach_, torchfn, iter_tensor,
-    named, exit_stack, assert_tensor,
+    setattr_super, dict_iter, ret_self_cycle, autocast, set_grad, call_deco, type_checks,
+    del_local, lru, sz, ein, copy_, inplace_view, out_arg, param_grad, detach_, torchfn,
+    iter_tensor, named, exit_stack, assert_tensor,
 ]  # fmt: skip
 WITH_BREAKS = [
     setattr_break, rec_break, index_mask, autocast_break, enumerate_break,

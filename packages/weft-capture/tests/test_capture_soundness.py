@@ -8,6 +8,7 @@ import collections
 import contextlib
 import decimal
 import fractions
+import itertools
 import types
 
 import pytest
@@ -273,10 +274,11 @@ def test_inputs_that_share_memory(order):
         return run if len(addresses) == len(inputs) else graph.forward
 
     compiled = weft_capture.capture(writes, functional)
-    for make in SHARING[::order] * 2:
-        expected, actual = make(), make()
-        assert same(compiled(*actual), writes(*expected))
-        assert same(actual, expected)
+    for make, inference in itertools.product(SHARING[::order] * 2, (False, True)):
+        with torch.inference_mode(inference):
+            expected, actual = make(), make()
+            assert same(compiled(*actual), writes(*expected))
+            assert same(actual, expected)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -419,3 +421,13 @@ def test_a_fraction_and_a_decimal_of_one_value():
         lambda x: (x + 1, half == same_half, same_half != half), eager_backend
     )
     assert captured(torch.ones(1))[1:] == (True, False)
+
+
+@pytest.mark.parametrize("new", [lambda n: n + 1000, lambda n: n + 0.5, lambda n: f"{n}!"])
+def test_identity_of_arguments_is_guarded_and_kept(new):
+    compiled = weft_capture.capture(lambda x, a, b: (x + 1, a is b, b), eager_backend)
+    for n in range(4):
+        a = new(n)
+        given = a if n % 2 else new(n)
+        _, same_one, got = compiled(torch.ones(2), a, given)
+        assert same_one is (a is given) and got is given

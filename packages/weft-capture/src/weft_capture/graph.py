@@ -66,9 +66,10 @@ class GraphInput:
         return isinstance(self.example, torch.Tensor) and not made
 
     def is_written(self) -> bool:
-        """Say whether the graph writes to this input in place."""
+        """Say whether the graph may write to this input in place."""
         twin = self.node_example
-        return _version(twin) != self.version
+        uncounted = isinstance(twin, torch.Tensor) and twin.is_inference()
+        return uncounted or _version(twin) != self.version
 
 
 def _version(value: object) -> int:

@@ -114,6 +114,7 @@ class Tracer:
     literal = wrapping.literal
     call_builtin = table.call_rule
     apply = table.apply
+    check_call = table.raise_real
     text_of = text_of
     is_equal = equal
     instance_dict = instance_dict

@@ -23,12 +23,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import RULES, rule
+from weft_capture.rules.table import PURE, RULES, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
-from weft_capture.values.constant import CONSTANT_TYPES, NONE, constant, real_call
+from weft_capture.values.constant import CONSTANT_TYPES, NONE, Constant, constant, real_call
 from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
-from weft_capture.values.floats import FloatValue, Known, numpy_scalar
+from weft_capture.values.floats import FloatValue, Known, numpy_is_quiet, numpy_scalar
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import EXACT, wrap
 
@@ -215,7 +215,7 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
     Raises:
         Break: where the graph's result would not be what NumPy returns.
     """
-    tx.guard(CallSource(_is_quiet, ()), "CONST", _is_quiet())
+    tx.guard(CallSource(numpy_is_quiet, ()), "CONST", numpy_is_quiet())
     given = [_plain(tx, arg) for arg in args], {name: _plain(tx, v) for name, v in kwargs.items()}
     leaves = tree_leaves(given)
     arrays = {leaf: _example(leaf) for leaf in leaves if isinstance(leaf, ArrayValue)}
@@ -231,10 +231,6 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
     return _result(tx, path, arrays, result, wanted)
 
 
-def _is_quiet() -> bool:
-    return all(what in ("warn", "ignore") for what in np.geterr().values())
-
-
 def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any, bool]:
     """Return what NumPy makes of what is made up, and whether torch needs its integers as floats.
 
@@ -247,7 +243,7 @@ def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any
     function = operator.attrgetter(path.removeprefix("ndarray."))(type(args[0]) if of_array else np)
     with_scalar = path.endswith("dot") and not all(map(np.ndim, args))  # NaN times zero is zero
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore" if arrays else "raise"):
             wanted = function(*args, **kwargs)
         if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
             return wanted, False
@@ -263,7 +259,7 @@ def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any
     whole_result = kind is not None and kind.kind in "iub"
     divides = arrays and whole_result and any(part in path for part in _BY_ZERO)
     agree = all(_agree(arrays[one], tensors[one]) for one in arrays) and _agree(wanted, found)
-    if not agree or divides or with_scalar or not _is_quiet():
+    if not agree or divides or with_scalar or not numpy_is_quiet():
         raise Break("unknown-call", f"{path}, which torch does in another way")
     return wanted, to_float
 
@@ -332,17 +328,18 @@ def _from_numpy(tx: Tracer, array: Value) -> Value:
 
 def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
     """Make a tensor; scalars of NumPy decide its dtype."""
-    kinds = set(_kinds(data))
-    if "dtype" not in kwargs and any(issubclass(kind, np.generic) for kind in kinds):
+    alike = _alike(data)
+    if "dtype" not in kwargs and any(isinstance(one, np.generic) for one in tree_leaves(alike)):
         with unset_fake_temporarily():
-            kwargs["dtype"] = constant(torch.tensor([kind() for kind in kinds]).dtype)
+            kwargs["dtype"] = constant(real_call(tx, maker, alike).dtype)
     return tx.graph.emit("call_function", maker, [data], kwargs)
 
 
-def _kinds(data: Value) -> list[type]:
-    if not isinstance(data, SequenceValue):
-        return [data.python_type()]
-    return [kind for item in data.items for kind in _kinds(item)]
+def _alike(data: Value) -> Any:
+    """Return a real object of which torch makes a tensor of the same dtype, or the same error."""
+    if isinstance(data, SequenceValue):
+        return [_alike(item) for item in data.items]
+    return data.value if isinstance(data, Constant) else data.python_type()()
 
 
 def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -363,6 +360,7 @@ if np is not None:
     EXACT[np.ndarray] = _wrap_array
     for _dtype in map(np.dtype, "?bhilqBHILQefdDFUS"):
         CONSTANT_TYPES.update((type(_dtype), _dtype.type))
+        PURE.add(_dtype.type)
     CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
     for _maker in (torch.tensor, torch.as_tensor):
         RULES[_maker] = functools.partial(_tensor_of, _maker)

@@ -16,8 +16,10 @@ from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.objects import steps
 
 
-def missing_key(tx: Tracer, key: Value) -> NoReturn:
+def missing_key(tx: Tracer, key: Value, of: Value | None = None) -> NoReturn:
     """Raise KeyError in the program."""
+    if of is not None and of.python_type() is OrderedDict:  # which unpacks a tuple
+        tx.check_call(OrderedDict.pop, [of, key], {})
     raise Raised(chain(tx, ExceptionValue(KeyError, [key])))
 
 
@@ -32,9 +34,9 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
     elif items is not None:
         for number, pair in enumerate(steps(tx, items)):
             parts = pair.unpack(tx)
-            if len(parts) != 2:
-                message = f"dictionary update sequence element #{number} has length {len(parts)}; "
-                tx.raise_(ValueError, message + "2 is required")
+            if len(parts) != 2:  # which they say in different words
+                real: Any = target.cls()
+                real_call(tx, real.update, [(0, 0)] * number + [parts])
             target.put(parts[0], parts[1])
     for name, value in kwargs.items():
         target.put(constant(name), value)
@@ -143,7 +145,7 @@ def _update(tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Va
 def _pop(tx: Tracer, self: DictValue, key: Value, default: Value | None = None) -> Value:
     found = self.get(tx, key)
     if found is None:
-        return missing_key(tx, key) if default is None else default
+        return missing_key(tx, key, self) if default is None else default
     _delitem(tx, self, key)
     return found
 
@@ -174,7 +176,7 @@ def _move_to_end(
 ) -> None:
     hashed = key.hash_key()
     if hashed not in self.entries:
-        missing_key(tx, key)
+        missing_key(tx, key, self)
     tx.mutate(self)
     entry = self.drop(hashed)
     rest = [] if last.truth(tx) else [self.drop(other) for other in list(self.entries)]

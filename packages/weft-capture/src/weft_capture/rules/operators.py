@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from weft_guards.sources import CallSource, ConstSource, Source
+
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
 from weft_capture.rules.dicts import as_real, call_set, set_of, sought
@@ -19,7 +21,7 @@ from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
 from weft_capture.values.base import Proxy, Tracer, Value, type_name
-from weft_capture.values.constant import Constant, constant, fold, real_call
+from weft_capture.values.constant import Constant, constant, fold, is_shared, real_call
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -151,6 +153,8 @@ def _concatenate(tx: Tracer, left: Value, right: Value, inplace: bool) -> Value 
         return None
     if type(left.items) is not type(right.items):
         return None
+    if type(left) is type(right) is TupleValue and not (left.items and right.items):
+        return left if left.items else right
     items = [*left.items, *right.items]
     if isinstance(left, ListValue) or (
         isinstance(left, SizeValue) and all(_is_number(item) for item in right.items)
@@ -337,13 +341,42 @@ def identical(tx: Tracer, left: Value, right: Value) -> bool:
     Raises:
         Break: for two equal constants, which may or may not be one object.
     """
-    if isinstance(left, Constant) and isinstance(right, Constant):
-        if left.value is not right.value and left.same_object(right):
-            raise Break("unsupported-value", f"whether two objects {left.describe()} are one")
+    numbers = Constant | SymValue | floats.FloatValue
+    if isinstance(left, numbers) and isinstance(right, numbers) and left is not right:
+        return _one_number(tx, left, right)
     same = left is right or left.same_object(right) or right.same_object(left)
     if not (same or left.source is None or right.source is None):
         tx.guard_distinct(left.source, right.source)
     return same
+
+
+def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
+    varies = isinstance(left, floats.FloatValue) or isinstance(right, floats.FloatValue)
+    if left.python_type() is not right.python_type():
+        return False
+    held = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
+    if not (varies or held or compare(tx, "==", left, right).truth(tx)):
+        return False
+    (source, one), (origin, other) = (_home(tx, each) for each in (left, right))
+    if source is None and origin is None:
+        if not (varies or one is other or is_shared(one)):
+            raise Break("unsupported-value", f"whether two objects {left.describe()} are one")
+        return not varies
+    if source != origin:
+        tx.only_here = "whether two numbers or texts are one object"
+        sources = (source or ConstSource(one), origin or ConstSource(other))
+        tx.guard(CallSource(operator.is_, sources), "CONST", one is other)
+    return one is other
+
+
+def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:
+    """Return where a number or text comes from, and the object that it is now."""
+    if isinstance(value, Constant):
+        return value.origin, value.value
+    if isinstance(value, floats.FloatValue):
+        return value.source, value.hint
+    entry, number = tx.graph.input_at.get(value.node), value.as_constant()
+    return value.source, number if entry is None else entry.example
 
 
 def equal(tx: Tracer, left: Value, right: Value) -> bool:

@@ -72,7 +72,8 @@ def polyfill(original: Any, version: Any) -> None:
 
     name = getattr(original, "__name__", "")
     iterated = _ITERATED.get(name, slice(0))
-    own: Any = (TypeError,) if name in ("length_hint", "tee") else ()  # errors of no callee
+    worded = name == "tee" or getattr(original, "__module__", "") == "_operator"
+    own: Any = (TypeError,) if worded else ()  # errors of no callee
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         given = list(args)
@@ -126,6 +127,8 @@ class GetterValue(Value):
     kwargs: Kwargs
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if len(args) != 1 or kwargs:
+            raise Break("unknown-call", f"arguments of what {self.cls.__name__} makes")
         return self.function.call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
@@ -155,5 +158,8 @@ _hint: Any = RULES[operator.length_hint]
 @rule(operator.length_hint)
 def _length_hint(tx: Tracer, *args: Value) -> Value:
     hint: Value = _hint(tx, *args)
-    known = not isinstance(hint, SymValue)
-    return constant(real_call(tx, len, range(hint.as_constant()))) if known else hint
+    for default in args[1:]:  # looked at first
+        real_call(tx, operator.length_hint, None, default.as_constant())
+    if isinstance(hint, SymValue):
+        return hint
+    return constant(real_call(tx, operator.length_hint, None, hint.as_constant()))

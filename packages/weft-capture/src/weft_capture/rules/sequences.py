@@ -13,7 +13,7 @@ from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.builtins import sort_proxies
-from weft_capture.rules.operators import combined
+from weft_capture.rules.operators import combined, contains
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
@@ -104,6 +104,8 @@ _extending("extendleft", "appendleft")
 @method(SequenceValue, "__getitem__")
 def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
     found = real_call(tx, operator.getitem, self.items, _key(tx, key))
+    if found is self.items and type(self) is TupleValue:
+        return self
     return tx.force(found) if isinstance(found, Value) else self.with_items(found)
 
 
@@ -176,16 +178,11 @@ def _deque(tx: Tracer, iterable: Value | None = None, maxlen: Value = NONE) -> V
     return empty.with_items(items)  # type: ignore[no-any-return]
 
 
-def _by_builtin(function: Any, tx: Tracer, self: Value, *args: Value) -> Value:
-    return tx.builtin(function, self, *args)
+def _by_builtin(function: Any, tx: Tracer, self: Value) -> Value:
+    return tx.builtin(function, self)
 
 
-_PROTOCOL = (
-    ("__len__", len),
-    ("__iter__", iter),
-    ("__reversed__", reversed),
-    ("__contains__", operator.contains),
-)
+_PROTOCOL = (("__len__", len), ("__iter__", iter), ("__reversed__", reversed))
 for _holder, _real in (
     (ListValue, [()]), (TupleValue, ()), (SetValue, set()), (DictValue, {}), (RangeValue, range(0)),
     (DictView, {}.keys()),
@@ -193,3 +190,4 @@ for _holder, _real in (
     for _name, _function in _PROTOCOL:
         if hasattr(_real, _name):
             method(_holder, _name)(functools.partial(_by_builtin, _function))
+    method(_holder, "__contains__")(contains)

@@ -174,6 +174,8 @@ def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: A
         if in_c:
             _check_real(of, len(args), tuple(kwargs))
     except TypeError as error:
+        if in_c:
+            raise_real(tx, of, args, kwargs)
         raise Break("unknown-call", f"arguments that do not fit: {error}") from None
     try:
         result = handler(tx, *args, **kwargs)
@@ -181,7 +183,7 @@ def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: A
         stated = error.value if isinstance(error, Raised) else None
         if not in_c or (stated and getattr(stated, "stated_in", None) is not frame):
             raise
-        _raise_real(tx, of, args, kwargs)
+        raise_real(tx, of, args, kwargs)
         if stated and getattr(of, "__module__", None) in _UNSURE and of not in _SURE:
             raise Break("unknown-call", f"an error of {_name(of)}") from None
         raise
@@ -207,10 +209,13 @@ def _check_real(real: Any, count: int, names: tuple[str, ...]) -> None:
 
 _UNSURE = ("builtins", "itertools", "math")
 _SURE = (len, iter, next, list, tuple, set, frozenset, sorted, any, all, zip, map, enumerate)
-_PLAIN = (*SCALARS, list, tuple, dict, set, frozenset, range, slice, collections.deque)
+_PLAIN = (
+    *SCALARS, list, tuple, dict, set, frozenset, range, slice,
+    collections.deque, collections.OrderedDict, collections.defaultdict,
+)  # fmt: skip
 
 
-def _raise_real(tx: Tracer, real: Any, args: list[Value], kwargs: Kwargs) -> None:
+def raise_real(tx: Tracer, real: Any, args: list[Value], kwargs: Kwargs) -> None:
     """Raise what `real` raises, where capture knows its arguments."""
     with contextlib.suppress(Break):
         given = [arg.data(tx) for arg in args]

@@ -181,6 +181,9 @@ class Value:
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
         bound = self.getattr(tx, name)
         if isinstance(bound, MethodOf):
+            real = getattr(self.python_type(), name)
+            if not isinstance(real, types.BuiltinMethodType):
+                tx.check_call(real, [self, *args], kwargs)
             if self.python_type() in (tuple, range, slice, frozenset):
                 return tx.call_builtin(getattr(self.data(tx), name), args, kwargs)
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")

@@ -6,8 +6,10 @@ from outside constant is added where it is wrapped (`values.wrap`), so constants
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import operator
+import sys
 import types
 import weakref
 from dataclasses import dataclass
@@ -16,6 +18,14 @@ from typing import Any
 import torch
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
+from weft_guards.sources import (
+    AttrSource,
+    ConstSource,
+    DictSource,
+    ItemSource,
+    NamedSource,
+    Source,
+)
 
 SCALARS = (int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 CONSTANT_TYPES: set[type] = {
@@ -40,11 +50,23 @@ def is_constant_object(obj: object) -> bool:
     return type(obj) in CONSTANT_TYPES or issubclass(type(obj), enum.Enum)
 
 
+def is_shared(obj: object) -> bool:
+    """Say whether the interpreter has one object for all numbers or texts that equal it."""
+    if isinstance(obj, int):
+        return -5 <= obj <= 256
+    return obj is None or (isinstance(obj, str | bytes) and not obj)
+
+
 @dataclass(eq=False)
 class Constant(Value):
-    """A known immutable Python object."""
+    """A known immutable Python object.
+
+    `origin` tells where a number or text from outside can be loaded, for the sake of its identity:
+    the guard on it is about its value.
+    """
 
     value: object
+    origin: Source | None = None
 
     def python_type(self) -> type:
         return type(self.value)
@@ -69,6 +91,12 @@ class Constant(Value):
         # Equal strings, numbers and devices may be one object or two; Python does not promise.
         return type(self.value) is type(other.value) and bool(self.value == other.value)
 
+    def reconstruct(self, out: Output) -> None:
+        if self.origin is None:
+            super().reconstruct(out)
+        else:
+            self.origin.emit(out.writer)
+
     def getattr(self, tx: Tracer, name: str) -> Value:
         attribute = real_call(tx, getattr, self.value, name)
         if isinstance(attribute, types.MethodType):
@@ -90,6 +118,9 @@ class Constant(Value):
             return tx.overrides.device_block(self, name)
         if isinstance(self.value, str) and name == "join" and not args[0].is_constant():
             args = [tx.tuple_of(arg.unpack(tx)) for arg in args]
+        unbound = getattr(type(self.value), name)
+        if isinstance(unbound, types.MethodDescriptorType):  # which errors name as a call does
+            return fold(tx, unbound, [self, *args], kwargs)
         return fold(tx, bound, args, kwargs)
 
     def getitem(self, tx: Tracer, key: Value) -> Value:
@@ -155,6 +186,18 @@ def constant(value: object) -> Constant:
     return Constant(value)
 
 
+_STILL = (NamedSource, ItemSource, DictSource, AttrSource, ConstSource)
+"""What gives the same whenever the code of a capture asks it."""
+
+
+def sourced(obj: object, source: Source) -> Constant:
+    """Return the constant of a Python object from outside, whose value is guarded."""
+    stays = type(obj) in SCALARS and all(isinstance(one, _STILL) for one in source.chain())
+    if not stays or isinstance(source, ConstSource) or is_shared(obj):
+        return constant(obj)
+    return Constant(obj, source)
+
+
 def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     """Run a side-effect-free Python function on constants now.
 
@@ -168,16 +211,21 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
     except NotConstant as error:
         name = getattr(function, "__qualname__", repr(function))
         raise Break("unsupported-value", f"{name} of {error}") from None
-    result = real_call(tx, function, *real_args, **real_kwargs)
+    numpy = any(map(is_numpy, real_args)) or getattr(function, "__module__", "") == "numpy"
+    with sys.modules["numpy"].errstate(all="raise") if numpy else contextlib.nullcontext():
+        result = real_call(tx, function, *real_args, **real_kwargs)
     if getattr(function, "__name__", "") in ("hash", "__hash__"):
         tx.only_here = "a hash"
-    return tx.fresh(result)
+    same = (one for one in args if isinstance(one, Constant) and one.value is result)
+    return next(same, None) or tx.fresh(result)
 
 
 def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a real function now; what it raises, the program raises."""
     try:
         return function(*args, **kwargs)
+    except FloatingPointError:
+        raise Break("unknown-call", "a floating point warning of NumPy") from None
     except _RAISES_ARE_PYTHONS as error:
         tx.raise_real(error)
 

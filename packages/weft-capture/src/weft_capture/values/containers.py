@@ -90,6 +90,10 @@ class TupleValue(SequenceValue):
     def hash_key(self) -> object:
         return tuple(item.hash_key() for item in self.items)
 
+    def same_object(self, other: Value) -> bool:
+        empty = not self.items and type(self) is type(other) is TupleValue and not other.items
+        return self is other or empty  # of which there is one
+
 
 class SizeValue(TupleValue):
     """A torch.Size; its items are constants and symbolic ints."""

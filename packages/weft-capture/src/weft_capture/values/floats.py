@@ -10,6 +10,7 @@ out of a tensor has no origin: its arithmetic is nodes of the graph.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.breaks import Break
-from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
+from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.constant import Constant, Varying, constant, is_numpy
 from weft_capture.values.made import MadeValue, is_made, origins
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -104,7 +105,7 @@ class FloatValue(Varying):
         out.call(numpy_scalar if is_numpy(self.hint) else torch.Tensor.item, [self.tensor()])
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        return self if name == "real" else MethodOf(self, name)
+        return self if name == "real" else super().getattr(tx, name)
 
 
 def _is_operand(value: Value) -> bool:
@@ -174,9 +175,18 @@ def _kind(left: Value, right: Value) -> type:
 def at(tx: Tracer, source: Source, number: float) -> FloatValue:
     """Return the float of a source; one a source, so that each is one input of the graph."""
     known = tx.graph.floats.get(source)
+    if is_numpy(number) and isinstance(source, CallSource):
+        tx.guard(CallSource(numpy_is_quiet, ()), "CONST", True)
+        if not numpy_is_quiet():
+            raise Break("unknown-call", "floating point errors of NumPy that are raised")
     if known is None:
         known = tx.graph.floats[source] = FloatValue(tx, source, number)
     return known
+
+
+def numpy_is_quiet() -> bool:
+    """Say whether NumPy raises for no floating point error."""
+    return all(what in ("warn", "ignore") for what in sys.modules["numpy"].geterr().values())
 
 
 _SAFE = (operator.neg, operator.pos, abs)

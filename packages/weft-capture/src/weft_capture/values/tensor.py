@@ -255,4 +255,4 @@ class SymValue(Varying):
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name in ("real", "numerator"):
             return self
-        return MethodOf(self, name)
+        return super().getattr(tx, name)

@@ -28,7 +28,7 @@ from weft_capture.scope import ModuleObject
 from weft_capture.values import floats
 from weft_capture.values.base import MethodOf, Proxy, Tracer, Value
 from weft_capture.values.cached import CachedFunction
-from weft_capture.values.constant import NONE, Constant, constant, is_constant_object, plain_scalar
+from weft_capture.values.constant import NONE, Constant, is_constant_object, plain_scalar, sourced
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -164,7 +164,7 @@ def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
         tx.guard(source, "NONE", None)
         return NONE
     tx.guard_constant(source, obj)
-    return constant(obj)
+    return sourced(obj, source)
 
 
 def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
@@ -420,7 +420,7 @@ def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard(source, "TYPE", type(obj))
     plain = CallSource(plain_scalar, (source,))
     tx.guard_constant(plain, plain_scalar(obj))
-    return UserObject(type(obj), obj, source, constant(plain_scalar(obj)))
+    return UserObject(type(obj), obj, source, Constant(plain_scalar(obj)))
 
 
 def _wrap_ref(tx: Tracer, obj: Any, source: Source) -> Value:
