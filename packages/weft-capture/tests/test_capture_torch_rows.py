@@ -79,6 +79,12 @@ def batched_gradients(x):
     return rows.sum(0) * x
 
 
+def jagged(x):
+    y = x * 2
+    rows = torch.nested.as_nested_tensor([y[:1], y[1:]], layout=torch.jagged)
+    return (rows * 2).values() + 1, (ROWS * 2).values()
+
+
 # ---- with breaks
 
 
@@ -125,12 +131,6 @@ def sparse_from_outside(x):
     return torch.sparse.mm(SPARSE, y) + 1
 
 
-def jagged(x):
-    y = x * 2
-    rows = torch.nested.as_nested_tensor([y[:1], y[1:]], layout=torch.jagged)
-    return (rows * 2).values() + 1, (ROWS * 2).values()
-
-
 def masked(x):
     y = x * 2
     return torch.masked.masked_tensor(y, y > 1).sum().get_data() + x.sum()
@@ -164,7 +164,7 @@ def backward_with_hooks(x):
 WHOLE = (
     profiled_range, dual_numbers, annotated, stream_of_the_cpu, sparse_made_inside,
     unvalidated_distribution, validated_distribution, inner_gradient,
-    linearized, batched_gradients,
+    linearized, batched_gradients, jagged,
 )  # fmt: skip
 BROKEN = {
     saved_tensors_hooks: "_push_saved_tensors_default_hooks",
@@ -173,7 +173,6 @@ BROKEN = {
     one_thread: "_is_multithreading_enabled",
     counted: "",
     sparse_from_outside: "torch.sparse_coo",
-    jagged: "NestedTensor",
     masked: "MaskedTensor",
     linearized_dropout: "torch.func.linearize",
     backward_with_hooks: "register_hook",

@@ -13,16 +13,19 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
+from weft_core import jagged
 from weft_core.errors import Unsupported
 from weft_core.fake import detect_mode
+from weft_core.jagged import is_jagged
 from weft_core.symnodes import SymValue
-from weft_core.wrapper_tracing import storage_of
+from weft_core.wrapper_tracing import Functional, storage_of
 from weft_core.wrappers import Layout, is_wrapper, leaves
 
 Tensors = Sequence[Any]
@@ -56,9 +59,19 @@ def _inside(tensor: Any) -> Tensors:
     layout = Layout.of(tensor)
     if layout is None:
         return [tensor]
-    aliases = [leaf.detach() for leaf in leaves(tensor)]
-    found: Tensors = _step(lambda: tuple(aliases), lambda *g: [_put(layout, g)], [tensor])
-    return found
+    inside, moving = leaves(tensor), layout.moving()
+    aliases = [leaf.detach() for leaf in compress(inside, moving)]
+
+    def back(*grads: Any) -> Tensors:
+        return [_put(layout, _merge(inside, moving, grads))]
+
+    return _merge(inside, moving, _step(lambda: tuple(aliases), back, [tensor]))
+
+
+def _merge(inside: Tensors, moving: Sequence[bool], given: Tensors) -> Tensors:
+    """What is inside of a tensor, with given ones in the place of those that move."""
+    rest = iter(given)
+    return [next(rest) if one else leaf for leaf, one in zip(inside, moving, strict=True)]
 
 
 def _put(layout: Layout | None, inner: Tensors) -> Any:
@@ -72,9 +85,16 @@ def _put(layout: Layout | None, inner: Tensors) -> Any:
                 f"the gradient of a compiled function's result is a {type(grad).__name__} that is "
                 "not put together like the result: run this part uncompiled"
             )
-        return _inside(grad)
+        moving = layout.moving()
+        return _merge([None] * len(moving), moving, [*compress(_inside(grad), _which(grad))])
 
     return _step(lambda: _build(layout, inner), back, inner)
+
+
+def _which(tensor: Any) -> Sequence[bool]:
+    """For what is inside of a tensor, whether it is data."""
+    layout = Layout.of(tensor)
+    return [True] if layout is None else layout.moving()
 
 
 def _build(layout: Layout | None, inner: Tensors) -> Any:
@@ -111,9 +131,11 @@ class _Argument:
         Raises:
             Unsupported: where its sizes vary, and not as those of the argument.
         """
-        self.gradient, self.carriers = gradient, inside
+        moving = gradient.moving() if gradient else [True]
+        self.gradient, self.carriers = gradient, [*compress(inside, moving)]
         alike = self.layout is not None and self.layout.matches(self.gradient)
         varies = any(isinstance(n, SymValue) for t in self.carriers for n in t.shape)
+        varies = varies or not all(moving)
         if varies and self.gradient is not None and not alike:
             raise _refusal(self.fake, "has a gradient whose sizes vary")
 
@@ -124,7 +146,9 @@ class _Argument:
             found = Layout.of(grad)
             if not (self.gradient.matches(found) if self.gradient else found is None):
                 raise _OtherGradient(self, grad)
-            return _inside(grad)
+            if not jagged.are_consistent([grad, made]):
+                raise _refusal(self.fake, "has a gradient with offsets of its own")
+            return [*compress(_inside(grad), _which(grad))]
 
         made = _step(lambda: _build(self.layout, inner), back, carriers)
         if isinstance(self.fake, torch.nn.Parameter):
@@ -133,14 +157,19 @@ class _Argument:
 
     def carriers_of(self, tensor: Any) -> Tensors:
         """The carriers for a call."""
-        layout, like = self.gradient, self.carriers
+        layout, inside = self.gradient, self.carriers
         if layout is None:
-            like = [tensor]
+            inside = [tensor]
         elif self.layout is not None and self.layout.matches(layout):
-            layout, like = Layout.of(tensor), leaves(tensor)
-        found: Tensors = _step(
-            lambda: tuple(map(_empty, like)), lambda *grads: [_put(layout, grads)], [tensor]
-        )
+            layout, inside = Layout.of(tensor), leaves(tensor)
+        moving = layout.moving() if layout else [True]
+        like = [*compress(inside, moving)]
+        fixed = _merge(inside, moving, [None] * len(like))
+
+        def back(*grads: Any) -> Tensors:
+            return [_put(layout, _merge(fixed, moving, grads))]
+
+        found: Tensors = _step(lambda: tuple(map(_empty, like)), back, [tensor])
         return found
 
 
@@ -169,7 +198,8 @@ class FlatProgram:
         for arg in self._arguments:
             if arg.layout and arg.fake.requires_grad:
                 inside = leaves(arg.fake)
-                floats = all(leaf.is_floating_point() for leaf in inside)
+                data = compress(inside, arg.layout.moving())
+                floats = all(leaf.is_floating_point() for leaf in data)
                 arg.expect(*((arg.layout, inside) if floats else (None, [arg.fake])))
         self._results: list[tuple[Any, int, bool]] = []
         self._written: list[int] = []
@@ -206,7 +236,9 @@ class FlatProgram:
         for arg, value in zip(self._arguments, given, strict=True):
             inside = [value] if arg.layout is None else arg.layout.leaves(value)
             own += inside
-            flat += [leaf.detach() for leaf in inside] if arg.carriers else inside
+            which = [True] if arg.layout is None else arg.layout.moving()
+            moving = [one and bool(arg.carriers) for one in which]
+            flat += _merge(inside, moving, [leaf.detach() for leaf in compress(inside, moving)])
         return flat, own
 
     def __call__(self, *flat: Any, run: Callable[..., Any] | None = None) -> list[Any]:
@@ -235,6 +267,8 @@ class FlatProgram:
         self._results, made = [], list[Any]()
         for result in results:
             made += self._take_apart(result, given)
+        first: dict[int, int] = {}
+        self._first = [first.setdefault(id(leaf), at) for at, leaf in enumerate(made)]
         return made
 
     def check_gradients(self, gradients: Iterable[tuple[int, Any]]) -> None:
@@ -277,11 +311,20 @@ class FlatProgram:
         tensors = [r for r in tensors if not any(r is one for one in given)]
         inside = {id(leaf): leaf for r in tensors for leaf in leaves(r)}
         sharing = Counter(map(storage_of, inside.values()))
+        if not jagged.are_consistent([*given, *results]) or jagged.has_fatal_backward(tensors):
+            raise _refusal(tensors[0], "has the ragged size of other offsets, or was split")
+        views = [r for r in tensors if r.requires_grad and isinstance(r, Functional)]
+        if any(storage_of(r) in taken for r in views):
+            raise _refusal(views[0], "that is returned is a view of what is inside of an argument")
+        plain = [value for value in given if isinstance(value, torch.Tensor)]
+        outside = taken.union(*(map(storage_of, leaves(value)) for value in plain))
         for result in filter(lambda r: is_wrapper(type(r)), tensors):
-            found = leaves(result)
+            found, view = [*compress(leaves(result), _which(result))], is_jagged(type(result))
             memory = set(map(storage_of, found))
-            shared = memory & taken or any(sharing[storage] > 1 for storage in memory)
-            history = any(leaf.requires_grad for leaf in found) or (
+            shared: Any = memory & (outside if view else taken)
+            shared = shared or any(sharing[storage] > 1 for storage in memory)
+            known = view and result.requires_grad  # its values may have a history of their own
+            history = (not known and any(leaf.requires_grad for leaf in found)) or (
                 result.requires_grad and not all(leaf.is_floating_point() for leaf in found)
             )
             if shared or history or (result.requires_grad and result.is_leaf):
@@ -293,6 +336,7 @@ class FlatProgram:
     def wrap(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The callable of the program's own arguments, of one of the flat ones."""
         arguments, results, written = self._arguments, self._results, self._written
+        first = self._first
 
         def call(*given: Any) -> list[Any]:
             flat, own = self.flatten(given)
@@ -300,7 +344,8 @@ class FlatProgram:
             for arg, value in zip(arguments, given, strict=True):
                 if arg.carriers:
                     flat += arg.carriers_of(value)
-            rest, made = iter(compiled(*flat)), list[Any]()
+            found, made = compiled(*flat), list[Any]()
+            rest = iter([found[at] for at in first])
             for how, count, requires_grad in results:
                 inner = [next(rest) for _ in range(count)]
                 if isinstance(how, int):

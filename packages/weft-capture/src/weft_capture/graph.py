@@ -21,6 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx import Graph, GraphModule, Node
 from weft_core import fake
 from weft_core.errors import Unsupported
+from weft_core.jagged import is_ragged_size
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
 from weft_core.wrappers import is_wrapper
@@ -37,7 +38,7 @@ from weft_capture.values.constant import is_constant_object
 from weft_capture.values.containers import sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
-from weft_capture.values.wrappers import WrapperValue
+from weft_capture.values.wrappers import RaggedSize, WrapperValue
 
 _DATA_DEPENDENT = {
     "DataDependentOutputException": "data-dependent-value",
@@ -358,6 +359,8 @@ class GraphBuilder:
 
     def symbolic(self, node: Node, result: Any) -> Value:
         """Wrap a symbolic number; one that turned out static is a constant."""
+        if is_ragged_size(result):
+            raise Break("unsupported-value", "a ragged size that an operation returns")
         known = _known_int(result)
         return SymValue(node, result) if known is None else self.tx.literal(known)
 
@@ -393,11 +396,14 @@ class GraphBuilder:
         known = _known_int(size)
         if known is not None:
             return self.tx.literal(known)
-        node = self.symbols.get(size.node.expr)
+        ragged = is_ragged_size(size)
+        node = None if ragged else self.symbols.get(size.node.expr)
         if node is None:
             node = self.node(
                 "call_function", torch.ops.aten.sym_size.int, (tensor.node, dim), {}, size
             )
+        if ragged:
+            return RaggedSize(tensor, dim, node, size)
         entry = self.input_at.get(node)
         return SymValue(node, size, entry.source if entry else None)
 

@@ -23,8 +23,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from weft_core import foreign, static_shapes
-from weft_core.wrappers import is_wrapper, leaves
+from weft_core import foreign, jagged, static_shapes
+from weft_core.wrappers import Layout, leaves
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -60,6 +60,9 @@ class _Mode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.writes += isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
+        return jagged.new_ragged_size()
 
     def __enter__(self) -> Self:
         if self.shape_env is not None:
@@ -315,10 +318,10 @@ def to_fake(
         if tensor.fake_mode is mode:
             return tensor
         raise ValueError("to_fake was given a tensor of another fake mode; pass the real tensor")
-    wrapper: Any = type(tensor) if is_wrapper(type(tensor)) else None
-    if wrapper and detect_mode([tensor]) is mode:
+    layout = Layout.of(tensor)
+    if layout and detect_mode([tensor]) is mode:
         return tensor
-    if not wrapper and (not is_plain(type(tensor)) or tensor.layout is not torch.strided):
+    if not layout and (not is_plain(type(tensor)) or tensor.layout is not torch.strided):
         return mode.from_tensor(tensor, source=NamedSource(source_name), static_shapes=True)
     sizes: Any = tensor.shape
     strides: Any = tensor.stride()
@@ -328,13 +331,12 @@ def to_fake(
         sizes, strides = _symbolic_layout(
             tensor, mode.shape_env, dynamic_dims, source_name, unbacked
         )
-    names, context = tensor.__tensor_flatten__() if wrapper else ((), None)  # type: ignore[attr-defined]
-    if wrapper and inner is None:
-        inner = {name: to_fake(mode, getattr(tensor, name)) for name in names}
+    if layout and inner is None:
+        inner = {name: to_fake(mode, getattr(tensor, name)) for name in layout.parts}
     with mode, torch.inference_mode(tensor.is_inference()), torch.no_grad():
         fake: Any = (
-            wrapper.__tensor_unflatten__(inner, context, sizes, strides)
-            if wrapper
+            layout.join(inner or {}, sizes, strides)
+            if layout
             else torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
         )
     if isinstance(tensor, torch.nn.Parameter):

@@ -74,6 +74,11 @@ class _Compiler:
         _custom_ops_profile=None,
     )
 
+    def mark_dynamic(self, tensor: Any, *args: Any, **kwargs: Any) -> None:
+        """Mark a size, but none of the empty tensors in which jagged ones keep lengths."""
+        if tensor.numel():
+            self.__getattr__("mark_dynamic")(tensor, *args, **kwargs)
+
     def __getattr__(self, name: str) -> Any:
         # A half-imported package refers to itself through its parent: serve those look-ups too.
         module = sys.modules.get(COMPILER) or importlib.import_module(COMPILER)

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
+from weft_core import jagged
 from weft_core.tracing import Tracer
 from weft_core.wrappers import is_wrapper
 
@@ -30,6 +31,7 @@ class Functional(torch.Tensor):
             dtype=elem.dtype, device=elem.device,
         )  # fmt: skip
         made.elem = elem
+        jagged.give_ragged_size(made)
         return made  # type: ignore[no-any-return]
 
     @classmethod
@@ -66,10 +68,14 @@ class _FunctionalMode(TorchDispatchMode):
                 out = func(*given, **words)
         finally:
             torch._functionalize_enable_reapply_views(before)  # type: ignore[attr-defined]
-        functional = torch._is_functional_tensor
-        out = pytree.tree_map_only(
-            torch.Tensor, lambda t: Functional(t) if functional(t) else t, out
-        )
+        known = {id(t.elem): t for t in pytree.tree_leaves(args) if isinstance(t, Functional)}
+
+        def wrapped(made: torch.Tensor) -> torch.Tensor:
+            same = known.get(id(made))  # as of `to` where nothing is to do
+            functional = same is None and torch._is_functional_tensor(made)
+            return Functional(made) if functional else made if same is None else same
+
+        out = pytree.tree_map_only(torch.Tensor, wrapped, out)
         aten = getattr(func, "namespace", "") == "aten"
         return return_and_correct_aliasing(func, args, kwargs, out) if aten else out
 

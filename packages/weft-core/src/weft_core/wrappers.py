@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-_FOREIGN = ("torch.distributed.", "torch.nested.")
-"""Classes whose dispatch communicates, or whose sizes are symbols of their own."""
+from weft_core import jagged
+
+_FOREIGN = "torch.distributed."
+"""Classes whose dispatch communicates."""
 
 
 def is_wrapper(kind: type) -> bool:
@@ -43,7 +45,7 @@ class Layout:
         parts: for each attribute that holds a tensor, the layout of that; None for a plain one.
         context: what else `__tensor_unflatten__` wants to know.
         rest: the other attributes of the tensor.
-        size, stride: its own, which may be symbolic.
+        size, stride: its own, which may be symbolic; none for a jagged one, whose parts tell.
     """
 
     cls: type
@@ -58,9 +60,10 @@ class Layout:
         """Take a tensor apart; None for one that is not of a wrapper class."""
         if not is_wrapper(type(tensor)):
             return None
-        names, context = tensor.__tensor_flatten__()
+        names, context, rest = _describe(tensor)
         parts = {name: Layout.of(getattr(tensor, name)) for name in names}
-        rest = {name: value for name, value in vars(tensor).items() if name not in parts}
+        if jagged.is_jagged(type(tensor)):
+            return Layout(type(tensor), parts, context, rest, (), ())
         with torch._C.DisableTorchFunctionSubclass():
             return Layout(type(tensor), parts, context, rest, tensor.size(), tensor.stride())
 
@@ -75,9 +78,20 @@ class Layout:
     def build(self, given: Iterator[Any]) -> Any:
         """Put a tensor together from plain ones, in the order of `leaves`."""
         inner = {n: next(given) if p is None else p.build(given) for n, p in self.parts.items()}
+        return self.join(inner, torch.Size(self.size), tuple(self.stride))
+
+    def join(self, inner: dict[str, Any], size: Any, stride: Any) -> Any:
+        """Put a tensor of some size together from its parts."""
+        if jagged.is_jagged(self.cls):
+            return jagged.build(inner, self.context)
         make: Any = self.cls.__tensor_unflatten__  # type: ignore[attr-defined]
-        context = copy.deepcopy(self.context)  # each has its own
-        return make(inner, context, torch.Size(self.size), tuple(self.stride))
+        return make(inner, copy.deepcopy(self.context), size, stride)  # each has its own context
+
+    def moving(self) -> list[bool]:
+        """For each of the `leaves`, whether it is data, not what tells the shape."""
+        if jagged.is_jagged(self.cls):
+            return [name == "_values" for name in self.parts]
+        return [one for part in self.parts.values() for one in (part.moving() if part else [True])]
 
     def numbers(self) -> list[Any]:
         """Return all sizes and strides, its own and those of its parts."""
@@ -92,18 +106,26 @@ class Layout:
 
     def matches(self, other: Layout | None) -> bool:
         """Say whether another tensor is put together likewise, sizes aside."""
-        if other is None or self.cls is not other.cls or list(self.parts) != list(other.parts):
+        if other is None or self.cls is not other.cls:
             return False
-        pairs = zip(self.parts.values(), other.parts.values(), strict=True)
-        same = all(b is None if a is None else a.matches(b) for a, b in pairs)
+        mine, others = (one.parts.keys() - jagged.CACHED.keys() for one in (self, other))
+        pairs = [(self.parts[name], other.parts[name]) for name in mine & others]
+        same = mine == others and all(b is None if a is None else a.matches(b) for a, b in pairs)
         return same and _same([self.context, self.rest], [other.context, other.rest])
 
     def fits(self, tensor: Any) -> bool:
         """Say whether a tensor of the class has parts of these names, this context and rest."""
-        names, context = tensor.__tensor_flatten__()
-        rest = {name: value for name, value in vars(tensor).items() if name not in self.parts}
+        names, context, rest = _describe(tensor)
         same = list(names) == list(self.parts) and _same(rest, self.rest)
         return same and _same(context, self.context)
+
+
+def _describe(tensor: Any) -> tuple[list[str], Any, dict[str, Any]]:
+    """The names of a tensor's parts, its context and its other attributes."""
+    if jagged.is_jagged(type(tensor)):
+        return jagged.describe(tensor)
+    names, context = tensor.__tensor_flatten__()
+    return names, context, {n: one for n, one in vars(tensor).items() if n not in names}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -118,11 +118,11 @@ def mark_static(tensor: torch.Tensor, index: Dims | None = None) -> None:
 def marks_of(tensor: torch.Tensor) -> dict[int, Mark]:
     """Return the marks of a tensor by dimension."""
     own = tensor.__dict__
-    marks: dict[int, Mark] = {
-        dim: Mark(kind) for name, kind in _FOREIGN for dim in own.get(name, ())
-    }
-    for one in own.get("_dynamo_dynamic_range", ()):
-        marks[one.dim] = Mark(Kind.DYNAMIC, one.min, one.max)
+    marks: dict[int, Mark] = {}
+    if tensor.numel():  # jagged tensors keep numbers as sizes of empty ones, which torch marks
+        marks.update({dim: Mark(kind) for name, kind in _FOREIGN for dim in own.get(name, ())})
+        for one in own.get("_dynamo_dynamic_range", ()):
+            marks[one.dim] = Mark(Kind.DYNAMIC, one.min, one.max)
     marks.update(own.get(_ATTRIBUTE, {}))
     return marks
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from weft_core.errors import Unsupported
 from weft_core.events import logger
+from weft_core.jagged import is_jagged
 
 from weft_guards.guards import Guard
 from weft_guards.payloads import ShapeExpr
@@ -33,12 +34,13 @@ def symbolic_bindings(inputs: Iterable[tuple[Source, Any]]) -> Iterator[Binding]
     """Yield every input property that has a SymInt for value.
 
     Args:
-        inputs: sources with fake tensors or SymInts (anything else is passed over).
+        inputs: sources with fake tensors or SymInts (anything else is passed over, and jagged
+            tensors, whose sizes are those of what is inside).
     """
     for source, value in inputs:
         if isinstance(value, torch.SymInt):
             yield source, value
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor) and not is_jagged(type(value)):
             rows: dict[Any, Sequence[Any]] = {"size": value.shape}
             if value.layout is torch.strided:
                 rows |= {"stride": value.stride(), "storage_offset": [value.storage_offset()]}

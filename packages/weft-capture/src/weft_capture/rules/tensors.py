@@ -20,10 +20,12 @@ from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue, tensor_attribute
+from weft_capture.values.wrappers import WrapperValue
 
 Dim = Value | None
 _COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state decides a branch
 GRAPH.update((torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not))
+GRAPH.add(torch.nested.to_padded_tensor)
 
 
 @tensor_attribute("shape")
@@ -68,6 +70,8 @@ def _size(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
 
 @method(TensorValue, "numel", "nelement")
 def _numel(tx: Tracer, self: TensorValue) -> Value:
+    if isinstance(self, WrapperValue):
+        return tx.graph.emit("call_method", "numel", [self], {})
     return combined(tx, "*", constant(1), _shape(tx, self))
 
 

@@ -95,6 +95,7 @@ def _always(known: Value, *functions: object) -> None:
 
 _no = functools.partial(_always, FALSE)
 _no(torch._jit_internal.is_scripting, torch.jit._trace.is_tracing, torch._C._is_tracing)
+_no(torch.fx._symbolic_trace.is_fx_tracing)
 _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
 _no(torch.is_deterministic_algorithms_warn_only_enabled)
 

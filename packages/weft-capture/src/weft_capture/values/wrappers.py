@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
 from weft_capture import attributes
 from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values import handlers
-from weft_capture.values.base import Kwargs, Value
-from weft_capture.values.constant import is_constant_object
+from weft_capture.values.base import Kwargs, Output, Value
+from weft_capture.values.constant import Constant, constant, is_constant_object
 from weft_capture.values.tensor import TensorValue
+from weft_core.jagged import is_jagged
 from weft_core.wrappers import Layout, leaves
 from weft_guards.payloads import TensorSpec
 from weft_guards.sources import AttrSource, CallSource, ConstSource, InstanceAttrSource, Source
@@ -49,7 +52,7 @@ class WrapperValue(TensorValue):
                 return own
         if found is not None:
             return attributes.bind(tx, found, name, self, self.cls)
-        if name in _ONLY_REAL:
+        if name in _ONLY_REAL and name != "requires_grad_":
             raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
         return super().getattr(tx, name)
 
@@ -81,9 +84,41 @@ class WrapperValue(TensorValue):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if self._class_attribute(tx, name) is not None:
             return self.getattr(tx, name).call(tx, args, kwargs)
+        wish = args[0].as_constant() if name == "requires_grad_" and args else True
+        if wish is False and not (self.fake.requires_grad or kwargs):
+            return self  # as torch.nested.nested_tensor asks for
         if name in _ONLY_REAL:
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
         return super().call_method(tx, name, args, kwargs)
+
+
+@dataclass(eq=False)
+class RaggedSize(Value):
+    """The size of a jagged tensor that is no number: it only equals itself; operations take it."""
+
+    tensor: TensorValue
+    dim: int
+    node: Node
+    size: torch.SymInt
+
+    def python_type(self) -> type:
+        return torch.SymInt
+
+    def graph_arg(self) -> Any:
+        return self.node
+
+    def example(self) -> Any:
+        return self.size
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(torch.Tensor.size, [self.tensor, constant(self.dim)])
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        other = args[0] if args else self
+        same = isinstance(other, RaggedSize) and bool(self.size == other.size)
+        if name in ("__eq__", "__ne__") and (same or isinstance(other, Constant)):
+            return constant(same is (name == "__eq__"))
+        raise Break("unsupported-method", f"{name} of a ragged size")
 
 
 def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -105,7 +140,8 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
             raise Break("unsupported-value", f"a {kind.__name__} whose {name} is no plain tensor")
         inner[name] = value.fake
     try:
-        made = tx.graph.tensor_input(obj, source, tx.dynamic_dims(obj, source), inner)
+        dims = () if is_jagged(kind) else tx.dynamic_dims(obj, source)
+        made = tx.graph.tensor_input(obj, source, dims, inner)
         kept = copy.deepcopy(layout)
         whole = is_whole(made.fake) and kept.fits(made.fake)
     except (Break, NeedsSymbols):
