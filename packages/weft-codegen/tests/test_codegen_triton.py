@@ -36,7 +36,7 @@ for name, case in CASES.items():
     emitted = emit(case.kernel)
     sizes = dict(zip(case.kernel.sizes, case.sizes))
     for phase in emitted.phases:
-        launcher(emitted, phase, out.device)[True](0, phase.programs(sizes), *buffers, *case.sizes)
+        launcher(emitted, phase, out.device)(True)(0, phase.programs(sizes), *buffers, *case.sizes)
     expected = case.reference(*inputs)
     assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5), (name, out, expected)
     print(name, "ok")

@@ -58,7 +58,7 @@ def test_wrong_arguments_are_named(softmax: CompiledGraph) -> None:
     x, w = torch.randn(8, 40), torch.randn(40, 40)
     with pytest.raises(RuntimeError, match="argument 1 does not have the sizes"):
         softmax(x, w[:, :3])
-    with pytest.raises(RuntimeError, match="argument 0 is not a CPU tensor of the dtype"):
+    with pytest.raises(RuntimeError, match="argument 0 is not a tensor of the dtype and device"):
         softmax(x.double(), w)
     with pytest.raises(TypeError, match="argument 1 is not a plain tensor"):
         softmax(x, 3)

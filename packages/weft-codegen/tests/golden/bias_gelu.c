@@ -38,9 +38,9 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     weft_program *const program = call->program;
     weft_tensor own[3] = {NULL};
     weft_tensor constant[1];
-    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
+    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6, 0)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
-    if (weft_expect(call, &in[1], &own[1], "argument 1", 1, dims_64, dims_1, 6)) goto done;
+    if (weft_expect(call, &in[1], &own[1], "argument 1", 1, dims_64, dims_1, 6, 0)) goto done;
     float *const p_in1 = (void *)(weft_data(in[1]));
     /* golden_graphs.py:17: return F.gelu(x + b)  [add.Tensor, gelu] */
     if (weft_empty(&own[2], 2, dims_32_64, dims_64_1, 6)) goto done;

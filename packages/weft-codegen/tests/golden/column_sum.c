@@ -61,7 +61,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     weft_program *const program = call->program;
     weft_tensor own[2] = {NULL};
     weft_tensor constant[1];
-    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
+    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6, 0)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
     /* golden_graphs.py:29: return (x * x).sum(0)  [mul.Tensor, sum.dim_IntList] */
     if (weft_empty(&own[1], 1, dims_64, dims_1, 6)) goto done;

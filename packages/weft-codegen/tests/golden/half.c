@@ -41,7 +41,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     weft_program *const program = call->program;
     weft_tensor own[2] = {NULL};
     weft_tensor constant[1];
-    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 15)) goto done;
+    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 15, 0)) goto done;
     uint16_t *const p_in0 = (void *)(weft_data(in[0]));
     /* golden_graphs.py:49: return x * 0.5 + 1  [mul.Tensor, add.Tensor] */
     if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 15)) goto done;

@@ -40,15 +40,15 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     const _Bool grad = torch.grad_mode_is_enabled();
     if (grad)
         torch.grad_mode_set_enabled(0);
-    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6)) goto done;
-    if (weft_expect(call, &in[1], &own[1], "argument 1", 2, dims_64_64, dims_64_1, 6)) goto done;
-    if (weft_expect(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6)) goto done;
+    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 6, 0)) goto done;
+    if (weft_expect(call, &in[1], &own[1], "argument 1", 2, dims_64_64, dims_64_1, 6, 0)) goto done;
+    if (weft_expect(call, &in[2], &own[2], "argument 2", 1, dims_64, dims_1, 6, 0)) goto done;
     float *const p_in2 = (void *)(weft_data(in[2]));
     if (weft_empty(&own[3], 1, (const int64_t[]){8192}, (const int64_t[]){1}, 0)) goto done;
     char *const scratch = weft_data(own[3]);
     /* golden_graphs.py:37: return torch.tanh(x @ w + b)  [mm] */
     float *const p_buf3 = (void *)(scratch + 0);
-    if (torch.create_tensor_from_blob(scratch + 0 + 0, 2, dims_32_64, dims_64_1, 0, 6, 0, 0, &own[4])) goto done;
+    if (torch.create_tensor_from_blob(scratch + 0 + 0, 2, dims_32_64, dims_64_1, 0, 6, weft_device[0], weft_device[1], &own[4])) goto done;
     if (WEFT_CALL(0, aoti_torch_cpu_mm_out, own[4], in[0], in[1]) && weft_python_into(call, 0, 2, (weft_tensor[]){in[0], in[1]}, 0, (int64_t[]){0}, own[4])) goto done;
     weft_drop(&own[1]);
     weft_forget(call, 1);

@@ -91,7 +91,7 @@ WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_
     weft_program *const program = call->program;
     weft_tensor own[2] = {NULL};
     weft_tensor constant[1];
-    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_1000_1000, dims_1000_1, 6)) goto done;
+    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_1000_1000, dims_1000_1, 6, 0)) goto done;
     float *const p_in0 = (void *)(weft_data(in[0]));
     char scratch[256] __attribute__((aligned(64)));
     /* golden_graphs.py:33: return x.sum()  [sum] */

@@ -26,6 +26,9 @@ from weft_codegen.loops.program import Extern, Ref
 _HEADERS = "include/torch/csrc/inductor/aoti_torch"
 _aten = torch.ops.aten
 
+DEVICE_TYPES = {"cpu": 0, "cuda": 1}
+"""What libtorch's C functions call the devices that they are there for (c10/core/DeviceType.h)."""
+
 # Their C functions have a twin that writes into given memory.
 _OUT = (_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default)
 
@@ -75,7 +78,7 @@ def writes_into(step: Extern) -> bool:
 
 
 def shim_call(
-    step: Extern, args: Any, kwargs: dict[str, Any], floating: bool
+    step: Extern, args: Any, kwargs: dict[str, Any], floating: bool, device: torch.device
 ) -> tuple[str, list[str]] | None:
     """libtorch's function for `step` and its arguments in C but for the results.
 
@@ -84,9 +87,10 @@ def shim_call(
     Args:
         args, kwargs: those of the step, with Handle and Integer for tensors and symbolic ints.
         floating: whether every tensor of the call is floating-point.
+        device: where they are.
     """
     out = writes_into(step)
-    name = _shim_name(step.op) + ("_out" if out else "")
+    name = _shim_name(step.op, device.type) + ("_out" if out else "")
     results = 1 if out else results_of(step.op)
     expected = shim_parameters().get(name)
     if expected is None or results < 0:
@@ -98,22 +102,22 @@ def shim_call(
     return (name, arguments) if len(arguments) + results == expected else None
 
 
-def _shim_name(op: Any) -> str:
+def _shim_name(op: Any, device: str) -> str:
     name = op._schema.name.replace("mkldnn::_linear_pointwise", "aten::_linear_pointwise")
     name = name.removeprefix("aten::").replace("mkldnn::", "mkldnn_")
     if "::" in name:
         return ""
     overload = op._schema.overload_name
-    return f"aoti_torch_cpu_{name}{'_' + overload if overload else ''}"
+    return f"aoti_torch_{device}_{name}{'_' + overload if overload else ''}"
 
 
 @functools.cache
 def shim_parameters() -> dict[str, int]:
     """The number of parameters of each C function, from the headers that come with torch."""
     folder = Path(torch.__file__).parent / _HEADERS
-    files = (folder / "generated" / "c_shim_cpu.h", folder / "c" / "shim_cpu.h")
-    text = "".join(path.read_text() for path in files if path.exists())
-    found = re.findall(r"(aoti_torch_cpu_\w+)\(([^)]*)\)", text)
+    names = ("generated/c_shim_cpu.h", "generated/c_shim_cuda.h", "c/shim_cpu.h")
+    text = "".join(path.read_text() for name in names if (path := folder / name).exists())
+    found = re.findall(r"(aoti_torch_(?:cpu|cuda)_\w+)\(([^)]*)\)", text)
     return {name: parameters.count(",") + 1 for name, parameters in found}
 
 
@@ -142,6 +146,8 @@ def _one(ctype: str, text: Callable[[Any], str | int]) -> Callable[..., list[str
     """An argument that is passed by address when it is optional."""
 
     def convert(value: Any, optional: bool) -> list[str]:
+        if value is None and not optional:
+            raise _NotRepresentable(value)  # a tensor that is undefined
         if value is None:
             return ["NULL"]
         return [f"({ctype}[]){{{text(value)}}}" if optional else str(text(value))]
@@ -202,9 +208,11 @@ def _handle_address(value: Any) -> str:
 def _device(value: Any, optional: bool) -> list[str]:
     if value is None:
         return ["NULL", "0"]
-    if torch.device(value).type != "cpu":
+    kind, index = torch.device(value).type, torch.device(value).index
+    if kind not in DEVICE_TYPES or (kind != "cpu" and index is None):
         raise _NotRepresentable(value)
-    return ["(int32_t[]){0}" if optional else "0", "0"]
+    number = DEVICE_TYPES[kind]
+    return [f"(int32_t[]){{{number}}}" if optional else str(number), str(index or 0)]
 
 
 _CONVERT: dict[str, Callable[..., list[str]]] = {

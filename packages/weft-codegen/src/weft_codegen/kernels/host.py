@@ -19,14 +19,25 @@ from weft_codegen.kernels.emit_c import KernelCode
 from weft_codegen.kernels.plan import ALIGN, Place, Plan
 from weft_codegen.loops.index import ZERO, IndexExpr
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.program import Alias, Buffer, Extern, Launch, Program, Ref, size_places
+from weft_codegen.loops.program import CPU, Alias, Buffer, Extern, Launch, Program, Ref, size_places
 
 
 class HostWriter:
-    """Writes the host unit of one program."""
+    """Writes the host unit of one program, whose tensors are on one device."""
 
-    def __init__(self, program: Program, plan: Plan, codes: Mapping[str, KernelCode]) -> None:
-        self._program = program
+    stack = 4096
+    """Scratch memory of at most so many bytes is on the stack."""
+    operators_choose = False
+    """Whether what no kernel touches may be on other devices: seeds, which are on the CPU."""
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        codes: Mapping[str, KernelCode],
+        device: torch.device = CPU,
+    ) -> None:
+        self._program, self._device = program, device
         self._plan = plan
         self._codes = codes
         self._lines: list[str] = []
@@ -99,12 +110,13 @@ class HostWriter:
         """Check a tensor that others made; in other strides it is copied to `copy`."""
         handle, buffer = self._handles[name], self._program.buffers[name]
         layout, code = self._layout_arguments(buffer), externs.number_of(buffer.dtype)
-        self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout}, {code})')
+        where = int(self.operators_choose and name not in self._launched)
+        self._check(f'weft_expect(call, &{handle}, {copy}, "{what}", {layout}, {code}, {where})')
         self._pointer(name, f"weft_data({handle})")
 
     def _take_scratch(self) -> None:
         size = self._plan.fixed
-        if 0 < size <= _STACK:
+        if 0 < size <= self.stack:
             self._line(f"char scratch[{size}] __attribute__((aligned({ALIGN})));")
         elif size:
             slot = self._slot("")
@@ -176,7 +188,7 @@ class HostWriter:
             address = f"{self._scratch_address(root)} + {index_c(offset)}"
             self._check(
                 f"torch.create_tensor_from_blob({address}, {layout}, 0, "
-                f"{externs.number_of(buffer.dtype)}, 0, 0, &{slot})"
+                f"{externs.number_of(buffer.dtype)}, weft_device[0], weft_device[1], &{slot})"
             )
         else:
             self._make(root)
@@ -194,7 +206,8 @@ class HostWriter:
         handles = [externs.Handle(self._handle(name)) for name in tensors]
         ints = [externs.Integer(index_c(size)) for size in sizes]
         floating = all(self._program.buffers[name].dtype.is_floating_point for name in tensors)
-        shim = externs.shim_call(step, *python_call.filled(handles, ints), floating)
+        filled = python_call.filled(handles, ints)
+        shim = externs.shim_call(step, *filled, floating, self._device)
         function, pieces = shim or ("", [])
         arguments = [
             f"call, {position}, {len(handles)}",
@@ -296,11 +309,10 @@ class HostWriter:
     def _opening(self) -> list[str]:
         names = sorted(self._shims, key=lambda name: self._shims[name])
         symbols = "".join(f'{{"{name}"}}, ' for name in names)
-        used = {step.kernel for step in self._program.steps if isinstance(step, Launch)}
         grad = ["    const _Bool grad = torch.grad_mode_is_enabled();"]
         grad += ["    if (grad)", "        torch.grad_mode_set_enabled(0);"]
         return [
-            *sorted({self._codes[name].prototype for name in used}),
+            *self._prototypes(),
             "",
             *self._tables.values(),
             f"static weft_symbol symbols[] = {{{symbols}{{NULL}}}};",
@@ -314,6 +326,10 @@ class HostWriter:
             f"    weft_tensor constant[{max(1, len(self._program.constants))}];",
             *(grad if self._externs else []),
         ]
+
+    def _prototypes(self) -> list[str]:
+        used = {step.kernel for step in self._program.steps if isinstance(step, Launch)}
+        return sorted({self._codes[name].prototype for name in used})
 
     def _closing(self) -> list[str]:
         program = self._program
@@ -344,8 +360,6 @@ class HostWriter:
         ]
 
 
-# Scratch memory of at most so many bytes is on the stack.
-_STACK = 4096
 # Elements from which dropping an argument early is worth taking the interpreter lock for it.
 _LARGE = 4096
 

@@ -10,7 +10,7 @@ import _ctypes
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,12 @@ from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.externs import PythonStep, python_step, torch_library, writes_into
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
-from weft_codegen.kernels.plan import make_plan
+from weft_codegen.kernels.plan import Plan, make_plan
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
 
 _output_code = logger("codegen", "output_code")
+Kernel = Callable[[bool], Callable[..., None]]
+"""A kernel of a GPU: gives what launches it, for aligned buffers or for any (`triton.load`)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Loadable:
         steps: what the program calls for an operator that has no C function, or whose C function
             failed, by the position of its step.
         kernels, launches, externs: what the program consists of, for counters.
+        library: the part of libtorch that has the operators of its device.
     """
 
     stem: str
@@ -52,6 +55,7 @@ class Loadable:
     kernels: int
     launches: int
     externs: tuple[str, ...]
+    library: str = "torch_cpu"
 
 
 class CompiledGraph:
@@ -66,13 +70,19 @@ class CompiledGraph:
     __slots__ = ("__call__", "__weakref__", "_library", "_run", "loadable", "path")
     __call__: Callable[..., list[Any]]
 
-    def __init__(self, loadable: Loadable, constants: tuple[torch.Tensor, ...]) -> None:
+    def __init__(
+        self,
+        loadable: Loadable,
+        constants: tuple[torch.Tensor, ...],
+        kernels: Sequence[Kernel] = (),
+    ) -> None:
+        """`kernels` are a GPU's, that the program launches."""
         self.loadable = loadable
         self.path = program_path(loadable.stem)
         keep_freed_memory()
         with span("codegen.load"):
-            library = open_library(self.path)
-            run = _new_function(library, loadable.steps, constants)
+            library = open_library(self.path, loadable.library)
+            run = _new_function(library, loadable.steps, constants, kernels)
         self._library = library._handle
         self.__call__ = _counting(run, loadable.mutated) if loadable.mutated else run
         self._run = run
@@ -116,38 +126,47 @@ def compile_program(program: Program) -> CompiledGraph:
         sources, text = emit_program(program)
     if enabled("output_code"):
         _output_code.info("%s", text)
+    return CompiledGraph(describe(program, build(sources).stem), tuple(program.constants.values()))
+
+
+def describe(program: Program, stem: str) -> Loadable:
+    """What loading `program` takes, which was built as the shared object `stem`."""
     names = [item.name for item in program.inputs]
     on_cpu = all(buffer.device == CPU for buffer in program.buffers.values())
-    loadable = Loadable(
-        build(sources).stem,
+    return Loadable(
+        stem,
         tuple(names.index(name) for name in program.mutations),
         on_cpu and not program.mutations and not program.sizes,
         {k: python_step(s)[2] for k, s in enumerate(program.steps) if isinstance(s, Extern)},
         len(program.kernels),
         sum(isinstance(step, Launch) for step in program.steps),
         tuple(str(s.op) for s in program.steps if isinstance(s, Extern) and s.when is None),
+        "torch_cpu" if on_cpu else "torch_cuda",
     )
-    return CompiledGraph(loadable, tuple(program.constants.values()))
 
 
 def emit_program(program: Program) -> tuple[Sources, str]:
     """The C of a program: as units to compile, and as one readable text."""
     codes = {name: emit_kernel(kernel) for name, kernel in program.kernels.items()}
-    externs = {k: step for k, step in enumerate(program.steps) if isinstance(step, Extern)}
-    plan = make_plan(program, frozenset(k for k, s in externs.items() if not writes_into(s)))
-    host = HostWriter(program, plan, codes).text()
+    host = HostWriter(program, plan_of(program), codes).text()
     kernels = {code.symbol: code.text for code in codes.values()}
     return Sources(host, kernels), "\n\n".join([*kernels.values(), host]) + "\n"
+
+
+def plan_of(program: Program) -> Plan:
+    """The memory plan for a host in C."""
+    externs = {k: step for k, step in enumerate(program.steps) if isinstance(step, Extern)}
+    return make_plan(program, frozenset(k for k, s in externs.items() if not writes_into(s)))
 
 
 # ---- loading ----
 
 
-def open_library(path: Path) -> ctypes.PyDLL:
-    """Load a shared object, which looks up what it needs of libtorch."""
+def open_library(path: Path, device: str = "torch_cpu") -> ctypes.PyDLL:
+    """Load a shared object, which looks up what it needs of libtorch: `device` is a part of it."""
     library = ctypes.PyDLL(str(path))
     library.weft_load.restype = ctypes.c_char_p
-    names = ("torch_cpu", "torch_python")
+    names = ("torch_cpu", "torch_python", device)
     missing = library.weft_load(*(torch_library(name).encode() for name in names))
     if missing is not None:
         raise BackendCompilerError(
@@ -157,11 +176,17 @@ def open_library(path: Path) -> ctypes.PyDLL:
 
 
 def _new_function(
-    library: ctypes.PyDLL, steps: dict[int, PythonStep], constants: tuple[torch.Tensor, ...]
+    library: ctypes.PyDLL,
+    steps: dict[int, PythonStep],
+    constants: tuple[torch.Tensor, ...],
+    kernels: Sequence[Kernel],
 ) -> Callable[..., list[Any]]:
     def run(position: int, tensors: list[Any], ints: list[int]) -> Any:
         if position >= 0:
             return steps[position](tensors, ints)
+        if position < -1:
+            number, aligned = divmod(-2 - position, 2)
+            return kernels[number](bool(aligned))
         # The graph already holds the casts that autocast made while it was traced.
         guard = torch._C._DisableAutocast()
         guard.__enter__()  # until the program drops it
@@ -170,9 +195,10 @@ def _new_function(
     new = library.weft_new
     new.restype = ctypes.py_object
     objects = [ctypes.py_object] * 3
-    new.argtypes = (*objects, ctypes.c_int64)
+    new.argtypes = (*objects, ctypes.c_int64, ctypes.c_int)
     types = (is_plain, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    function = new(run if steps else None, constants, types, handle_offset())
+    python = run if steps or kernels else None
+    function = new(python, constants, types, handle_offset(), len(kernels))
     return function  # type: ignore[no-any-return]
 
 

@@ -51,15 +51,16 @@ static PyObject *weft_entry(PyObject *self, PyObject *const *args, int64_t n)
 #define WEFT_EXPORT __attribute__((visibility("default")))
 
 /* Look up libtorch's functions; the name of a missing one, or NULL. */
-WEFT_EXPORT const char *weft_load(const char *torch_cpu, const char *torch_python)
+WEFT_EXPORT const char *weft_load(const char *torch_cpu, const char *torch_python,
+                                  const char *torch_device)
 {
-    return weft_link(torch_cpu, torch_python, symbols);
+    return weft_link(torch_cpu, torch_python, torch_device, symbols);
 }
 
-/* A new Python function that runs the program with these constants. */
+/* A new Python function that runs the program with these constants and so many GPU kernels. */
 WEFT_EXPORT PyObject *weft_new(PyObject *python, PyObject *constants, PyObject *tensor_types,
-                               int64_t handle_offset)
+                               int64_t handle_offset, int kernels)
 {
     static PyMethodDef method = {"compiled_graph", weft_entry, METH_FASTCALL, NULL};
-    return weft_make_function(&method, python, constants, tensor_types, handle_offset);
+    return weft_make_function(&method, python, constants, tensor_types, handle_offset, kernels);
 }

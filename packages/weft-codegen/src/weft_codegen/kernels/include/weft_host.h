@@ -41,6 +41,7 @@ extern char _Py_NoneStruct, PyList_Type;
 PyObject *PyCapsule_New(void *pointer, const char *name, void (*destructor)(PyObject *));
 void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
 PyObject *PyCFunction_NewEx(PyMethodDef *method, PyObject *self, PyObject *module);
+PyObject *PyCFunction_GetSelf(PyObject *function);
 PyObject *PyErr_Occurred(void);
 PyObject *PyErr_Format(PyObject *kind, const char *format, ...);
 void *PyEval_SaveThread(void);
@@ -78,6 +79,7 @@ typedef const int64_t *weft_dims;
     X(get_sizes, (weft_tensor, int64_t **))                                                      \
     X(get_strides, (weft_tensor, int64_t **))                                                    \
     X(get_dtype, (weft_tensor, int32_t *))                                                       \
+    X(get_device_index, (weft_tensor, int32_t *))                                                \
     X(get_device_type, (weft_tensor, int32_t *))
 
 static struct {
@@ -87,10 +89,14 @@ static struct {
     _Bool (*grad_mode_is_enabled)(void);
     void (*grad_mode_set_enabled)(_Bool);
     _Bool (*autocast_is_enabled)(int8_t device);
+    int32_t (*get_current_cuda_stream)(int32_t device, void **stream);
     PyObject *(*wrap)(weft_tensor);
 } torch;
 
 weft_team_t weft_team;
+
+/* Type and index of the device that the program runs on: a CPU, unless it says otherwise. */
+static const int32_t weft_device[2];
 
 /* A function of libtorch that only this program needs. */
 typedef struct {
@@ -103,8 +109,9 @@ typedef struct {
     (!symbols[k].address ? -1 : ((int (*)())symbols[k].address)(__VA_ARGS__))
 
 /* Look up everything; the name of what is missing, or NULL.  `extras` may stay unresolved: the
- * program then calls Python instead. */
-static const char *weft_link(const char *torch_cpu, const char *torch_python, weft_symbol *extras)
+ * program then calls Python instead.  `torch_device` is libtorch's part for another device. */
+static const char *weft_link(const char *torch_cpu, const char *torch_python,
+                             const char *torch_device, weft_symbol *extras)
 {
     void *cpu = dlopen(torch_cpu, RTLD_LAZY | RTLD_NOLOAD);
     void *python = dlopen(torch_python, RTLD_LAZY | RTLD_NOLOAD);
@@ -125,8 +132,12 @@ static const char *weft_link(const char *torch_cpu, const char *torch_python, we
         *(void **)&torch.wrap = dlsym(python, "_Z16THPVariable_WrapN2at10TensorBaseE");
     if (!torch.wrap)
         return "THPVariable_Wrap";
+    void *device = dlopen(torch_device, RTLD_LAZY | RTLD_NOLOAD);
+    if (!device)
+        return torch_device;
+    *(void **)&torch.get_current_cuda_stream = dlsym(device, "aoti_torch_get_current_cuda_stream");
     for (; extras->name; extras++)
-        extras->address = dlsym(cpu, extras->name);
+        extras->address = dlsym(device, extras->name);
     /* dlsym also searches what libtorch links to: this is torch's own OpenMP runtime. */
     *(void **)&weft_team.max_threads = dlsym(cpu, "omp_get_max_threads");
     *(void **)&weft_team.num_threads = dlsym(cpu, "omp_get_num_threads");
@@ -139,13 +150,25 @@ static const char *weft_link(const char *torch_cpu, const char *torch_python, we
 
 /* ---- one call ---- */
 
+/* A kernel of a GPU, and what launches it. */
+typedef struct weft_kernel {
+    void *function;
+    int threads, shared, buffers, sizes, device;
+    int64_t handle_offset;
+    int (*submit)(const struct weft_kernel *, void *stream, int programs, void **values);
+} weft_kernel;
+
+static const char weft_kernel_name[] = "weft kernel";
+
 /* A loaded program: `python` runs a step in Python, `tensor_types` are the plain tensor classes,
- * `handle_offset` is where a Python tensor keeps its at::Tensor. */
+ * `handle_offset` is where a Python tensor keeps its at::Tensor, `kernels` are those that a GPU has
+ * been given. */
 typedef struct {
     PyObject *python;
     PyObject *tensor_types;
     PyObject *constants;
     int64_t handle_offset;
+    weft_kernel **kernels;
 } weft_program;
 
 typedef struct {
@@ -197,7 +220,7 @@ static int64_t weft_size(weft_tensor tensor, int64_t dim)
 static int weft_empty(weft_tensor *slot, int64_t dims, weft_dims sizes, weft_dims strides,
                       int32_t dtype)
 {
-    return torch.empty_strided(dims, sizes, strides, dtype, 0, 0, slot);
+    return torch.empty_strided(dims, sizes, strides, dtype, weft_device[0], weft_device[1], slot);
 }
 
 /* Say whether `tensor` has these sizes (-1: no) and strides (1: yes, 0: only the sizes). */
@@ -217,18 +240,20 @@ static int weft_compare(weft_tensor tensor, int64_t dims, weft_dims sizes, weft_
     return same | empty;
 }
 
-/* Check a tensor that others made; in other strides than these a copy in `*slot` takes its place (an
- * error if there is no slot). */
+/* Check a tensor that others made, on the program's device unless `anywhere`; in other strides than
+ * these a copy in `*slot` takes its place (an error if there is no slot). */
 static int weft_expect(weft_call *call, weft_tensor *tensor, weft_tensor *slot, const char *what,
-                       int64_t dims, weft_dims sizes, weft_dims strides, int32_t dtype)
+                       int64_t dims, weft_dims sizes, weft_dims strides, int32_t dtype, int anywhere)
 {
     const char *problem = slot ? NULL : "is updated in place and does not have the strides";
-    int32_t actual = -1, device = -1;
+    int32_t actual = -1, device = -1, index = -1;
     if (*tensor) /* else an operator has returned None that says that it makes a tensor */
         torch.get_dtype(*tensor, &actual), torch.get_device_type(*tensor, &device);
+    if (device > 0) /* there is one CPU */
+        torch.get_device_index(*tensor, &index), device = index == weft_device[1] ? device : -1;
     int same = *tensor ? weft_compare(*tensor, dims, sizes, strides) : -1;
-    if (actual != dtype || device != 0)
-        problem = "is not a CPU tensor of the dtype";
+    if (actual != dtype || (device != weft_device[0] && !anywhere))
+        problem = "is not a tensor of the dtype and device";
     else if (same < 0)
         problem = "does not have the sizes";
     else if (same)
@@ -325,14 +350,16 @@ static void weft_free_program(PyObject *capsule)
     Py_DecRef(program->python);
     Py_DecRef(program->tensor_types);
     Py_DecRef(program->constants);
+    free(program->kernels);
     free(program);
 }
 
 static PyObject *weft_make_function(PyMethodDef *method, PyObject *python, PyObject *constants,
-                                    PyObject *tensor_types, int64_t offset)
+                                    PyObject *tensor_types, int64_t offset, int kernels)
 {
     weft_program *program = calloc(1, sizeof *program);
-    *program = (weft_program){python, tensor_types, constants, offset};
+    weft_kernel **places = kernels ? calloc(2 * kernels, sizeof *places) : NULL;
+    *program = (weft_program){python, tensor_types, constants, offset, places};
     Py_IncRef(python);
     Py_IncRef(tensor_types);
     Py_IncRef(constants);
@@ -358,7 +385,7 @@ static int weft_argument(weft_program *program, PyObject *object, int position, 
 static int weft_casts(weft_program *program)
 {
     return program->python != (PyObject *)&_Py_NoneStruct &&
-           (!torch.autocast_is_enabled || torch.autocast_is_enabled(0));
+           (!torch.autocast_is_enabled || torch.autocast_is_enabled(weft_device[0]));
 }
 
 /* A list of `count` outputs: tensors are stolen from `out`, sizes come from `integers`. */

@@ -1,13 +1,5 @@
 /* Launches compiled kernels of a GPU: each is a Python function of (stream, programs, *buffers,
  * *sizes) that hands the driver the buffers' addresses.  The driver is looked up, not linked. */
-typedef struct {
-    void *function;
-    int threads, shared, buffers, sizes, device;
-    int64_t handle_offset;
-} weft_kernel;
-
-static const char weft_kernel_name[] = "weft kernel";
-
 static struct {
     int (*launch)(void *, int, int, int, int, int, int, int, void *, void **, void **);
     int (*retain)(void **, int);
@@ -66,9 +58,10 @@ static void weft_free_kernel(PyObject *capsule)
 #define WEFT_EXPORT __attribute__((visibility("default")))
 
 /* Look up libtorch's functions; the name of a missing one, or NULL. */
-WEFT_EXPORT const char *weft_load(const char *torch_cpu, const char *torch_python)
+WEFT_EXPORT const char *weft_load(const char *torch_cpu, const char *torch_python,
+                                  const char *torch_device)
 {
-    return weft_link(torch_cpu, torch_python, &(weft_symbol){NULL});
+    return weft_link(torch_cpu, torch_python, torch_device, &(weft_symbol){NULL});
 }
 
 /* A new Python function that launches `function`, which is loaded for as long as `owner` lives;
@@ -85,7 +78,8 @@ WEFT_EXPORT PyObject *weft_new_kernel(const char *driver, void *function, int th
     *(void **)&weft_driver.retain = dlsym(library, "cuDevicePrimaryCtxRetain");
     *(void **)&weft_driver.make_current = dlsym(library, "cuCtxSetCurrent");
     weft_kernel *kernel = calloc(1, sizeof *kernel);
-    *kernel = (weft_kernel){function, threads, shared, buffers, sizes, device, handle_offset};
+    *kernel = (weft_kernel){function, threads, shared, buffers, sizes, device, handle_offset,
+                            weft_submit};
     PyObject *capsule = PyCapsule_New(kernel, weft_kernel_name, weft_free_kernel);
     PyObject *made = PyCFunction_NewEx(&method, capsule, owner);
     Py_DecRef(capsule);

@@ -7,7 +7,7 @@
         aligned, stream = True, stream_of()
         aligned = aligned and (in0.data_ptr() | in1.data_ptr()) % 16 == 0
         buf0 = empty_strided((64, 64), (64, 1), dtype=torch.float32, device=value2)
-        kernel0[aligned](stream, 64, in0, in1, buf0)
+        kernel0(aligned)(stream, 64, in0, in1, buf0)
         del in1
         return [buf0]
 
@@ -137,7 +137,7 @@ class HostWriter:
         for phase in kernel.phases:
             points = substitute(phase.grid, lambda atom: sizes.get(atom.key))
             programs = f"-(-({points}) // {phase.block})" if phase.block else str(points)
-            self._line(f"{phase.name}[aligned](stream, {programs}{arguments})")
+            self._line(f"{phase.name}(aligned)(stream, {programs}{arguments})")
 
     def _at_home(self, step: Launch) -> list[str]:
         """The buffers of a launch on its one device; a CPU's scalar is copied there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,8 +19,15 @@ import triton
 from weft_core import events
 
 from weft_codegen.kernels.build import Sources, build
-from weft_codegen.kernels.load import handle_offset, open_library
+from weft_codegen.kernels.load import (
+    CompiledGraph,
+    Kernel,
+    describe,
+    handle_offset,
+    open_library,
+)
 from weft_codegen.kernels.triton.build import compile_phase, functions, options
+from weft_codegen.kernels.triton.c_host import GpuHostWriter, fits
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
 from weft_codegen.kernels.triton.host import HostWriter, home
 from weft_codegen.loops.program import Program
@@ -58,25 +66,31 @@ class TritonGraph:
         return self._run(args)
 
 
-def compile_program(program: Program) -> TritonGraph:
+def compile_program(program: Program) -> CompiledGraph | TritonGraph:
     """Compile `program` for the one device that its kernels' buffers are on.
 
     Raises:
         NoTritonForm: a kernel has no Triton form, or touches several devices.
+        CompilerNotFound, BackendCompilerError: the host's source did not compile.
     """
+    device = home(program)
     with events.span("codegen.emit"):
         writer = HostWriter(program)
         text = writer.text()
-        kernels = writer.kernels.values()
+        in_c = GpuHostWriter(program, writer.kernels, device) if fits(program, device) else None
+        c_text = in_c.text() if in_c else ""
     if events.enabled("output_code"):
-        sources = (kernel.source for kernel in kernels)
-        _output_code.info("%s", "\n\n".join([*sources, text]))
-    device = home(program)
-    with events.span("codegen.build"):
-        phases = [(kernel, phase) for kernel in kernels for phase in kernel.phases]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # LLVM and ptxas leave Python's lock
-            built = pool.map(lambda pair: launcher(pair[0], pair[1], device), phases)
-            launchers = {phase.name: run for (_, phase), run in zip(phases, built, strict=True)}
+        sources = [kernel.source for kernel in writer.kernels.values()]
+        _output_code.info("%s", "\n\n".join([*sources, c_text or text]))
+    phases = [(kernel, phase) for kernel in writer.kernels.values() for phase in kernel.phases]
+    with events.span("codegen.build"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        host = pool.submit(build, Sources(c_text, {})) if in_c else None
+        # LLVM and ptxas leave Python's lock.
+        kernels = list(pool.map(lambda pair: launcher(pair[0], pair[1], device), phases))
+    if host is not None and all(isinstance(k(True), types.BuiltinFunctionType) for k in kernels):
+        known = describe(program, host.result().stem)
+        graph = CompiledGraph(known, tuple(program.constants.values()), kernels)
+        return graph if torch.cuda.device_count() == 1 else TritonGraph(graph.call_owning, device)
     # A build for CPUs, where kernels are interpreted, has no streams.
     stream = "_cuda_getCurrentRawStream" if device.type == "cuda" else ""
     current_stream = getattr(torch._C, stream, int)
@@ -86,18 +100,18 @@ def compile_program(program: Program) -> TritonGraph:
         "stream_of": functools.partial(current_stream, device.index or 0),
         "increment_version": torch.autograd.graph.increment_version,
         "laid_out": _laid_out,
-        **launchers,
+        **{phase.name: kernel for (_, phase), kernel in zip(phases, kernels, strict=True)},
         **writer.scope,
     }
     exec(compile(text, "<weft host>", "exec"), scope)
     return TritonGraph(scope["run"], device)
 
 
-def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> list[Launch]:
-    """Functions of (stream, number of programs, *buffers, *sizes) that run `phase`.
+def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> Kernel:
+    """What gives functions of (stream, number of programs, *buffers, *sizes) that run `phase`.
 
-    The second is for buffers that all begin at multiples of `values.ALIGNED` bytes; the first is
-    compiled when it is first called.
+    Called with True, for buffers that all begin at multiples of `values.ALIGNED` bytes, which is
+    compiled at once; with False for any, compiled when it is first asked for.
     """
     if triton.knobs.runtime.interpret:
         interpreted = functions(kernel.source)[phase.name]
@@ -106,18 +120,15 @@ def launcher(kernel: TritonKernel, phase: Phase, device: torch.device) -> list[L
             if programs > 0:
                 interpreted[(programs,)](*args, **options(phase))
 
-        return [interpret, interpret]
+        return lambda aligned: interpret
 
-    def load(*, aligned: bool) -> Launch:
+    @functools.cache
+    def load(aligned: bool) -> Launch:
         with torch.cuda.device(device):
             return _loaded(kernel, compile_phase(kernel, phase, aligned=aligned), device.index or 0)
 
-    def first(*args: Any) -> None:
-        variants[0] = load(aligned=False)
-        variants[0](*args)
-
-    variants = [first, load(aligned=True)]
-    return variants
+    load(True)
+    return load
 
 
 def _loaded(kernel: TritonKernel, compiled: Any, device: int) -> Launch:
