@@ -162,8 +162,7 @@ def imported_inside(x):
 
 
 @pytest.mark.parametrize(
-    "function",
-    [operators, indexing, shapes, writes, copies, iteration, scalars, through_a_layer],
+    "function", [operators, indexing, shapes, writes, copies, iteration, scalars, through_a_layer]
 )
 def test_arrays_are_captured_whole(function):
     assert check(function, A).graphs

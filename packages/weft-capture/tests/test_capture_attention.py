@@ -7,11 +7,7 @@ import torch
 import weft_capture
 from test_capture_language import eager_backend
 from torch._higher_order_ops import flex_attention as operator
-from torch.nn.attention.flex_attention import (
-    create_block_mask,
-    create_mask,
-    flex_attention,
-)
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 BIAS = torch.tensor([0.5, -2.0])
 DOCUMENT = torch.tensor([0] * 5 + [1] * 7)

@@ -191,8 +191,7 @@ def looping(n):
 
 
 @pytest.mark.parametrize(
-    ("function", "code"),
-    [(branching, "data-dependent-branch"), (looping, "data-dependent-value")],
+    ("function", "code"), [(branching, "data-dependent-branch"), (looping, "data-dependent-value")]
 )
 def test_what_python_must_know_breaks(function, code):
     optimised, state = optimise(function)

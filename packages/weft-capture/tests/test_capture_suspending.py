@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
+import functools
 import gc
 import inspect
 import sys
@@ -176,46 +177,47 @@ def test_cancelled_coroutine_runs_finally_and_lets_go():
     assert gc.collect() >= 0 and seen[0]() is None
 
 
-async def rows(x, log):
+async def goes_on(_):
+    return 1
+
+
+async def rows(x, log, pause=asyncio.sleep):
     try:
         for i in range(2):
             got = yield x * 2 + i
-            x = x * await waits(2) if got is None else x + got
+            x = x * (await pause(0) or 2) if got is None else x + got
     except KeyError:
         yield x - 1
-        await asyncio.sleep(0)
+        await pause(0)
         raise
     finally:
-        await asyncio.sleep(0)
+        await pause(0)
         log.append(repr(sys.exc_info()[1]))
     yield x
-
-
-async def ignores(x, log):
-    try:
-        yield x + 1
-    except GeneratorExit:
-        yield x + 2
-
-
-async def stops(x, log):
-    yield x + 1
-    raise StopIteration(3)
 
 
 async def follows(x, log):
     async for y in rows(x, log):
         yield y + 1
-    yield [z async for z in rows(x, log)]
+    try:
+        yield [z async for z in rows(x, log)]
+    except GeneratorExit:
+        yield x + 2
+    raise StopIteration(3)
 
 
 async def cancelled(made):
     task = asyncio.ensure_future(made.__anext__())
     await asyncio.sleep(0)
     task.cancel()
-    return await asyncio.wait([task])
+    return len(await asyncio.wait([task]))
 
 
+async def watched(made):
+    sys.set_asyncgen_hooks(lambda one: SEEN.append(one.__name__))
+
+
+SEEN = []
 WAYS = {
     "n": lambda made: made.__anext__(),
     "3": lambda made: made.asend(3.0),
@@ -224,27 +226,29 @@ WAYS = {
     "a": lambda made: made.athrow(StopAsyncIteration("a")),
     "c": lambda made: made.aclose(),
     "x": cancelled,
+    "w": watched,
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*runs eagerly")  # what follows in a handler
-@pytest.mark.parametrize("steps", "nnnnn n3n3nn ncn cn 3 ntnn nnnt nsn nan nxn".split())
-@pytest.mark.parametrize("function", [rows, ignores, stops, follows])
-def test_asynchronous_generator_agrees_with_eager(function, steps):
-    async def main(function, seen):
-        sys.set_asyncgen_hooks(lambda made: seen.append(made.__name__), lambda made: None)
-        made = function(X, seen)
-        for step in steps:
-            try:
-                seen.append(await WAYS[step](made))
-            except BaseException as error:
-                seen.append(shown(error))
-        with contextlib.suppress(RuntimeError):
-            await made.aclose()
-        return [one for one in seen if not isinstance(one, tuple) or len(one) == 3]
+async def steps_through(function, steps, seen):
+    made = function(X, seen)
+    for step in steps:
+        try:
+            seen.append(await WAYS[step](made))
+        except BaseException as error:
+            seen.append((repr(error), repr(error.__context__)))
+    with contextlib.suppress(RuntimeError, StopAsyncIteration):
+        await made.aclose()
+    return seen
 
-    optimised = capture(function, eager_backend)
-    assert inspect.isasyncgen(optimised(X, []))
-    for _ in range(2):
-        results = asyncio.run(main(optimised, []))
-        assert same(results, asyncio.run(main(function, [])))
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")  # what follows in a handler
+@pytest.mark.parametrize("steps", "wnnnnnn n3n3nn ncn cn 3 ntnn nnnt nsn nan nxn nnnnc".split())
+@pytest.mark.parametrize("function", [rows, follows, functools.partial(rows, pause=goes_on)])
+def test_asynchronous_generator_agrees_with_eager(function, steps):
+    optimised, run = capture(function, eager_backend), capture(steps_through, eager_backend)
+    wanted = asyncio.run(steps_through(function, steps, []))
+    names = [SEEN.pop() for _ in SEEN.copy()]
+    for run, made_by in [(steps_through, optimised), (run, function)] * 2:
+        assert same(asyncio.run(run(made_by, steps, [])), wanted)
+        assert [SEEN.pop() for _ in SEEN.copy()] == names

@@ -24,9 +24,10 @@ CODE = user_function.__code__
 
 @pytest.fixture(autouse=True)
 def quiet():
+    gc.collect()  # other tests may have left entries to evict
+    events.reset()
     yield
     events.set_logs(**dict.fromkeys(events.ARTIFACTS, False))
-    gc.collect()  # other tests may have left entries to evict
     events.reset()
 
 

@@ -42,8 +42,7 @@ REASONS: dict[str, Reason] = {
         "move the call out of the compiled region, or register it with allow_in_graph",
     ),
     "unsupported-method": Reason(
-        "capture has no rule for this method",
-        "move the call out of the compiled region",
+        "capture has no rule for this method", "move the call out of the compiled region"
     ),
     "unsupported-opcode": Reason(
         "capture does not execute this bytecode instruction",

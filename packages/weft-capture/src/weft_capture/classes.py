@@ -22,15 +22,7 @@ from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import (
-    MADE,
-    NONE,
-    TRUE,
-    class_value,
-    constant,
-    fold,
-    real_call,
-)
+from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue

@@ -1,5 +1,6 @@
 """Generators and coroutines made by the program: frames that run one yield at a time.
 
+Asynchronous ones yield both to the program, `Wrapped`, and to the event loop where they await.
 One that has started and is needed behind a graph break becomes a real one, of code that begins at
 the yield where it stands (`bytecode.make_resume`).
 """
@@ -10,8 +11,9 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from weft_guards.sources import CallSource
 
@@ -42,6 +44,7 @@ class GeneratorValue(IteratorValue):
     kwargs: Kwargs
     started: bool = False
     running: bool = False
+    stepped: bool = False  # by an `AsyncStep` that is being awaited
     returned: Value | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +111,7 @@ class GeneratorValue(IteratorValue):
         ends = issubclass(error.python_type(), GeneratorExit)
         name = "close" if ends else "throw"
         try:
-            if isinstance(inner, GeneratorValue) and not ends:
+            if isinstance(inner, GeneratorValue | AsyncStep) and not ends:
                 item = inner.throw(tx, error)
                 if item is not None:
                     self.running = False
@@ -174,7 +177,7 @@ class GeneratorValue(IteratorValue):
             return
         noticed = self.kind == "coroutine" and not self.started
         if self.started and frame.decoded.unwinds(frame.instr):
-            noticed = not self._ends_silently(tx)
+            noticed = self.kind == ASYNC or not self._ends_silently(tx)
         if noticed:
             what = f"a {self.kind} that has not ended is dropped"
             raise Break("generator", what, self.made_at)
@@ -208,13 +211,14 @@ class GeneratorValue(IteratorValue):
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]
         if frame is None:
-            code = (_coroutine if self.kind == "coroutine" else _generator).__code__
+            code = _ENDED[self.kind].__code__
             out.call(standing, [constant(code), constant({}), TupleValue([]), *names])
             return
         state = [*frame.stack, NONE]  # what the yield where it stands is given
         present = [value is not NULL for value in state]
         keep = out.kept(frame.locals)
-        resume = make_resume(frame.decoded, frame.ip - 1, present, tuple(frame.locals), keep)
+        at = frame.ip - 1 - (self.kind == ASYNC)  # the yield, or the wrapping of what it gives
+        resume = make_resume(frame.decoded, at, present, tuple(frame.locals), keep)
         known = {cell: value.contents for cell, value in frame.cells.items()} | frame.locals
         given: list[Any] = [state[a] if isinstance(a, int) else known[a] for a in resume.args]
         cells = TupleValue([frame.cells[name] for name in resume.code.co_freevars])
@@ -228,7 +232,7 @@ class GeneratorValue(IteratorValue):
             return "may have had another name"
         if frame is None or not self.started:
             return ""
-        if self.running or frame.exception is not None:
+        if self.running or self.stepped or frame.exception is not None:
             return "runs or handles an exception"
         owners = [value.owner for value in frame.stack if isinstance(value, MethodOf)]
         if any(isinstance(one, AutocastContext) and one.real is not None for one in owners):
@@ -236,13 +240,94 @@ class GeneratorValue(IteratorValue):
         return ""
 
 
+@dataclass(eq=False)
+class Wrapped(Value):
+    """What an asynchronous generator yields to the program."""
+
+    value: Value
+
+
+@dataclass(eq=False)
+class AsyncStep(IteratorValue):
+    """What `asend`, `__anext__`, `athrow` and `aclose` of an asynchronous generator return."""
+
+    changing: ClassVar[tuple[str, ...]] = ("state", "returned")
+
+    made_at: int
+    owner: GeneratorValue
+    name: str
+    args: tuple[Value, ...]
+    given: Value
+    state: str = "new"
+    returned: Value | None = None
+
+    def __post_init__(self) -> None:
+        self.is_librarys = self.owner.is_librarys
+        self.sends = self.name in ("__anext__", "asend")
+        self.cls = type(_STEPS[self.sends])
+
+    def next(self, tx: Tracer) -> Value | None:
+        return self.send(tx, NONE)
+
+    def send(self, tx: Tracer, value: Value) -> Value | None:
+        """Go on up to where the generator waits; None when the step is done."""
+        owner = self.owner
+        if self.state == "running":
+            return self._run(tx, owner.send, value)
+        if self.state == "done" or owner.stepped or not (self.sends or value is NONE):
+            what = f"{self.name} that was awaited before, or while the generator runs"
+            raise Break("generator", what, self.made_at)
+        if self.sends:
+            return self._run(tx, owner.send, self.given if value is NONE else value)
+        if owner.frame is not None:
+            return self._run(tx, owner.throw, self.given)
+        tx.journal.touch(self)
+        self.state = "done"
+        return None
+
+    def throw(self, tx: Tracer, error: Value) -> Value | None:
+        """Raise `error` where the generator waits."""
+        if self.state != "running":
+            raise Break("generator", f"throw of {self.name} that waits for nothing", self.made_at)
+        return self._run(tx, self.owner.throw, error)
+
+    def _run(self, tx: Tracer, step: Callable[..., Value | None], given: Value) -> Value | None:
+        owner, closes = self.owner, self.name == "aclose"
+        tx.journal.touch(self)
+        tx.journal.touch(owner)
+        self.state, owner.stepped = "running", True
+        try:
+            item = step(tx, given)
+            if item is None:
+                raise Raised(chain(tx, ExceptionValue(StopAsyncIteration, [])))
+        except Raised as raised:
+            self.state, owner.stepped = "done", False
+            if closes and issubclass(raised.value.python_type(), _ENDS):
+                return None
+            raise
+        if not isinstance(item, Wrapped):
+            return item
+        if closes:
+            raise Break("generator", "an asynchronous generator that ignores GeneratorExit")
+        self.state, owner.stepped, self.returned = "done", False, item.value
+        return None
+
+    def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
+        """Break, where it was made, if the interpreter warns that it was never awaited."""
+        if self.state == "new" and self not in rebuilt:
+            raise Break("generator", f"{self.name} is never awaited", self.made_at)
+
+    def reconstruct(self, out: Output) -> None:
+        if self.state != "new":
+            raise Break("generator", f"{self.name} that has begun is needed", self.made_at)
+        out.call(getattr(types.AsyncGeneratorType, self.name), [self.owner, *self.args])
+
+
 def make_generator(
     frame: Frame, function: FunctionValue, args: list[Value], kwargs: Kwargs
 ) -> GeneratorValue:
     """Return what a call of a generator or coroutine function gives; `frame` is its frame."""
     tx = frame.tx
-    if function.code.co_flags & inspect.CO_ASYNC_GENERATOR:
-        raise Break("unsupported-opcode", "an asynchronous generator")
     made = GeneratorValue(tx.steps.now, frame, function, args, kwargs)
     if made.kind == "coroutine":
         if sys.get_coroutine_origin_tracking_depth():
@@ -252,12 +337,6 @@ def make_generator(
     return made
 
 
-_TYPES = {
-    "generator": types.GeneratorType,
-    "coroutine": types.CoroutineType,
-}
-
-
 def standing(
     code: types.CodeType, global_dict: dict[str, Any], cells: tuple[types.CellType, ...],
     name: str, qualname: str, ended: bool, *state: object,
@@ -265,7 +344,10 @@ def standing(
     """Return a generator or coroutine of `code` that has ended, or has run to its first yield."""
     generator: Any = types.FunctionType(code, global_dict, name, None, cells or None)(*state)
     generator.__name__, generator.__qualname__ = name, qualname
-    if ended:
+    if isinstance(generator, types.AsyncGeneratorType):
+        with suppress(StopIteration):
+            (generator.aclose() if ended else generator.asend(None)).send(None)
+    elif ended:
         generator.close()
     else:
         generator.send(None)
@@ -278,3 +360,20 @@ def _generator() -> Any:
 
 async def _coroutine() -> None:
     pass
+
+
+async def _asynchronous() -> Any:
+    yield
+
+
+ASYNC = generator_kind(inspect.CO_ASYNC_GENERATOR)
+_ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine, ASYNC: _asynchronous}
+_TYPES = {
+    "generator": types.GeneratorType,
+    "coroutine": types.CoroutineType,
+    ASYNC: types.AsyncGeneratorType,
+}
+_ENDS = (StopAsyncIteration, GeneratorExit)
+_STEPS = [_asynchronous().aclose(), _asynchronous().asend(None)]
+for _one in _STEPS:
+    _one.close()

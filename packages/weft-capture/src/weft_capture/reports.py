@@ -153,9 +153,7 @@ class Report:
         return "\n".join([head, *map(str, self.frames)])
 
 
-def gather(
-    logs: Iterable[tuple[types.CodeType, CodeLog, CodeCache | None]],
-) -> Report:
+def gather(logs: Iterable[tuple[types.CodeType, CodeLog, CodeCache | None]]) -> Report:
     """Put the records of code objects together by function."""
     frames: dict[tuple[str, str, int], FrameReport] = {}
     for code, log, cache in logs:

@@ -32,7 +32,7 @@ from weft_capture.breaks import Break, NeedsSymbols, Raised
 from weft_capture.bytecode import decode
 from weft_capture.effects import Effects
 from weft_capture.frames import Frame
-from weft_capture.generators import GeneratorValue, make_generator
+from weft_capture.generators import make_generator
 from weft_capture.graph import GraphBuilder, memory_guards
 from weft_capture.journal import Journal
 from weft_capture.output.reconstruct import children, leads_to
@@ -57,7 +57,6 @@ from weft_capture.values.made import MadeValue, origins
 from weft_capture.values.objects import may_finalize
 from weft_capture.values.overrides import Overrides
 from weft_capture.values.tensor import TensorValue
-from weft_capture.values.weakrefs import WeakRefValue
 
 
 class Tracer:
@@ -90,7 +89,7 @@ class Tracer:
         self.let_go: set[int] = set()
         self.namespaces: set[int] = set()  # ids of dicts that hold variables
         self.finalizes = False  # whether an object with a `__del__` was met
-        self.watched: list[WeakRefValue | GeneratorValue] = []  # what may not be dropped unseen
+        self.watched: list[Any] = []  # what may not be dropped unseen: `check` tells
         self.journal = Journal()
         self.guards = GuardSet()
         self.graph = GraphBuilder(self, symbolic)
@@ -451,7 +450,7 @@ class Tracer:
         self.frame = None
         del self.function
 
-    def watch(self, one: WeakRefValue | GeneratorValue) -> None:
+    def watch(self, one: Any) -> None:
         """Note what is to be checked when the capture ends."""
         self.watched.append(one)
         self.journal.on_rollback(lambda: self.watched.remove(one))

@@ -42,10 +42,7 @@ def test_flat_arguments_and_scope():
 
     f = fresh("def f(a, b=2, *args, k=3, **kw):\n    return helper(a)", helper=helper)
     assert frame.run(on_miss, f, 1, 2, 3, 4, k=5, z=6) == 1
-    assert [entry[1:] for entry in seen] == [
-        ("f", (1, 2, 5, (3, 4), {"z": 6})),
-        ("helper", (1,)),
-    ]
+    assert [entry[1:] for entry in seen] == [("f", (1, 2, 5, (3, 4), {"z": 6})), ("helper", (1,))]
     assert seen[0][0] is f
     frame.run(on_miss, f, 1)
     assert len(seen) == 2, "skipped code is not asked about again"

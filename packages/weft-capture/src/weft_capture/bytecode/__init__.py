@@ -10,15 +10,7 @@ from .decode import decode
 from .encode import AssemblyError, stack_after
 from .instr import NO_FALL_THROUGH, NULL_BELOW, Decoded, Handler, Instr, Label, call_pair
 from .liveness import live_at, reachable
-from .resume import (
-    Resume,
-    in_prologue,
-    is_resume,
-    make_resume,
-    original,
-    stack_name,
-    state_at,
-)
+from .resume import Resume, in_prologue, is_resume, make_resume, original, stack_name, state_at
 from .writer import Writer
 
 __all__ = [

@@ -251,9 +251,7 @@ def prologue_of(shape: FrameShape, positions: Positions) -> list[Item]:
 
 
 def program_of(
-    decoded: Decoded,
-    keep: list[bool] | None = None,
-    places: dict[int, Label] | None = None,
+    decoded: Decoded, keep: list[bool] | None = None, places: dict[int, Label] | None = None
 ) -> list[Item]:
     """The instructions of `decoded` as a program, those with a false `keep` left out.
 

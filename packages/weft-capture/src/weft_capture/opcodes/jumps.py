@@ -6,7 +6,7 @@ import inspect
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
-from weft_capture.generators import GeneratorValue
+from weft_capture.generators import AsyncStep, GeneratorValue, Wrapped
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules.checks import is_checked
 from weft_capture.values.base import Frame, Value
@@ -65,7 +65,9 @@ def _return_generator(frame: Frame, instr: Instr) -> None:
 
 @opcode("ASYNC_GEN_WRAP")
 def _async_gen_wrap(frame: Frame, instr: Instr) -> None:
-    raise Break("suspends")
+    if frame.stepped:
+        raise Break("suspends")
+    frame.stack[-1] = Wrapped(frame.stack[-1])
 
 
 @opcode("YIELD_VALUE")
@@ -102,7 +104,7 @@ def _send(frame: Frame, instr: Instr) -> None:
             raise
         item, result = None, raised.value.getattr(tx, "value")
     except Break:
-        users = isinstance(inner, GeneratorValue) and not inner.is_librarys
+        users = isinstance(inner, GeneratorValue | AsyncStep) and not inner.is_librarys
         if frame.stepped and not users:
             raise Break("suspends") from None
         raise
@@ -148,6 +150,8 @@ def awaitable(frame: Frame, value: Value) -> Value:
         known = value.kind == "coroutine" and not busy
         if known or value.flags & inspect.CO_ITERABLE_COROUTINE:
             return value
+    elif isinstance(value, AsyncStep):
+        return value
     elif hasattr(value.python_type(), "__await__"):
         iterator = value.call_method(frame.tx, "__await__", [], {})
         if hasattr(iterator.python_type(), "__next__"):

@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from weft_capture import polyfills
 from weft_capture.attributes import is_fixed, is_programs, lookup
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.classes import SuperValue
-from weft_capture.generators import GeneratorValue
+from weft_capture.generators import AsyncStep, GeneratorValue
 from weft_capture.rules.operators import binary, by_methods, combined, compare, identical, stepped
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
-from weft_capture.values.base import Proxy, Tracer, Value, method
+from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
 from weft_capture.values.constant import (
     FALSE,
     NONE,
@@ -43,11 +43,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue, chain, thrown
-from weft_capture.values.iterators import (
-    CombinedIterator,
-    IteratorValue,
-    SequenceIterator,
-)
+from weft_capture.values.iterators import CombinedIterator, IteratorValue, SequenceIterator
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject, steps
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -392,6 +388,13 @@ def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
     return item_or_stop(tx, iterator, None) if default is None else default
 
 
+@rule(anext)
+def _anext(tx: Tracer, iterator: Value, *default: Value) -> Value:
+    if default or not hasattr(iterator.python_type(), "__anext__"):
+        raise Break("unknown-call", "anext with a default, or of what has none")
+    return iterator.call_method(tx, "__anext__", [], {})
+
+
 @rule(enumerate)
 def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
     first = start.as_constant()
@@ -446,19 +449,46 @@ def _next_item(tx: Tracer, self: IteratorValue) -> Value:
     return item_or_stop(tx, self, self.next(tx))
 
 
+@method(AsyncStep, "send")
 @method(GeneratorValue, "send")
-def _send(tx: Tracer, self: GeneratorValue, value: Value) -> Value:
+def _send(tx: Tracer, self: GeneratorValue | AsyncStep, value: Value) -> Value:
     return item_or_stop(tx, self, self.send(tx, value))
 
 
+@method(AsyncStep, "throw")
 @method(GeneratorValue, "throw")
-def _throw(tx: Tracer, self: GeneratorValue, error: Value, *rest: Value) -> Value:
+def _throw(tx: Tracer, self: GeneratorValue | AsyncStep, error: Value, *rest: Value) -> Value:
     return item_or_stop(tx, self, self.throw(tx, thrown(tx, error, *rest)))
 
 
 @method(GeneratorValue, "close")
 def _close(tx: Tracer, self: GeneratorValue) -> None:
     self.close(tx)
+
+
+@method_of_each(GeneratorValue, "__anext__", "asend", "athrow", "aclose")
+def _step(name: str, tx: Tracer, self: GeneratorValue, *args: Value) -> Value:
+    if _is_hooked():
+        raise Break("generator", "hooks of asynchronous generators")
+    tx.guard(CallSource(_is_hooked, ()), "CONST", False)
+    made = AsyncStep(tx.steps.now, self, name, args, _GIVEN[name](tx, *args))
+    tx.watch(made)
+    return made
+
+
+_GIVEN: dict[str, Callable[..., Value]] = {
+    "__anext__": lambda tx: NONE,
+    "asend": lambda tx, value: value,
+    "athrow": thrown,
+    "aclose": lambda tx: ExceptionValue(GeneratorExit, []),
+}
+method(GeneratorValue, "__aiter__")(lambda tx, self: self)
+
+
+def _is_hooked() -> bool:
+    """Say whether other hooks than those of asyncio are told of asynchronous generators."""
+    hooks = filter(None, sys.get_asyncgen_hooks())
+    return any(getattr(one, "__module__", "") != "asyncio.base_events" for one in hooks)
 
 
 @method(IteratorValue, "__iter__")

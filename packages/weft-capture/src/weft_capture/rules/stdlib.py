@@ -35,7 +35,7 @@ from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break
-from weft_capture.generators import GeneratorValue
+from weft_capture.generators import ASYNC, GeneratorValue
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
@@ -256,4 +256,6 @@ def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
     tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
     if coroutine.send(tx, NONE) is not None:
         raise Break("unknown-call", "asyncio.run of a coroutine that waits for the event loop")
+    if any(getattr(one, "kind", "") == ASYNC and one.started and one.frame for one in tx.watched):
+        raise Break("unknown-call", "asyncio.run that closes an asynchronous generator")
     return coroutine.returned or NONE

@@ -199,7 +199,8 @@ def chain(tx: Tracer, value: Value) -> Value:
 
 def generator_kind(flags: int) -> str:
     """Return what the interpreter calls the object that code with these flags makes."""
-    return "coroutine" if flags & inspect.CO_COROUTINE else "generator"
+    asynchronous = "async generator" if flags & inspect.CO_ASYNC_GENERATOR else "generator"
+    return "coroutine" if flags & inspect.CO_COROUTINE else asynchronous
 
 
 def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
@@ -210,9 +211,11 @@ def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
 
 def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
     """Return what an exception that leaves the body of a generator becomes (PEP 479)."""
-    if not issubclass(stop.python_type(), StopIteration):
+    kinds = (StopIteration, StopAsyncIteration)[: 1 + bool(flags & inspect.CO_ASYNC_GENERATOR)]
+    found = next((kind for kind in kinds if issubclass(stop.python_type(), kind)), None)
+    if found is None:
         return stop
-    text = constant(f"{generator_kind(flags)} raised StopIteration")
+    text = constant(f"{generator_kind(flags)} raised {found.__name__}")
     error = ExceptionValue(RuntimeError, [text])
     chain(tx, error)
     error.setattr(tx, "__cause__", stop)

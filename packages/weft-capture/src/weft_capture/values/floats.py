@@ -22,13 +22,7 @@ from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.constant import Constant, Varying, constant, is_numpy
 from weft_capture.values.made import MadeValue, is_made, origins
 from weft_capture.values.tensor import SymValue, TensorValue
-from weft_guards.sources import (
-    CallSource,
-    ConstSource,
-    DictSource,
-    ItemSource,
-    Source,
-)
+from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, Source
 
 Known = tuple[Source, Any]
 """Where a number comes from, and the number at this capture."""

@@ -383,9 +383,9 @@ def may_finalize(value: Value) -> bool:
 
 def _unwinds(obj: object) -> bool:
     """Say whether an object is a generator whose handlers run when it is dropped."""
-    if not isinstance(obj, types.GeneratorType):
+    if not isinstance(obj, types.GeneratorType | types.AsyncGeneratorType):
         return False
-    code = decode(obj.gi_code)
+    code = decode(obj.gi_code if isinstance(obj, types.GeneratorType) else obj.ag_code)
     return any(one.opname == "YIELD_VALUE" and code.unwinds(one) for one in code.instrs)
 
 
