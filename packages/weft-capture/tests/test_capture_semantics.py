@@ -4,6 +4,7 @@ Every function breaks the graph where its comment says, or raises, or looks at i
 """
 
 import collections
+import functools
 import gc
 import itertools
 import sys
@@ -362,3 +363,28 @@ def test_no_stack_left_for_capture_is_no_error():
     with pytest.raises(RecursionError):
         optimised(X, 0)
     assert weft_capture.report() is not None
+
+
+RAN = []
+
+
+@functools.lru_cache(maxsize=2)
+def counted(n, by=1):
+    RAN.append(n)
+    return n + by
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_cached_functions_count_as_in_eager(dynamic):
+    def f(x):
+        return x + counted(1) + counted(1, by=2) + counted(1) + counted(3)
+
+    compiled = weft_capture.capture(f, lambda graph, _: graph, dynamic=dynamic)
+    found = []
+    for function in (f, compiled):
+        counted.cache_clear()
+        for _ in range(3):
+            function(torch.ones(2, 3))
+        found.append((counted.cache_info(), len(RAN)))
+        RAN.clear()
+    assert found[0] == found[1]

@@ -107,6 +107,18 @@ def test_transforms_of_real_numbers_have_the_strides_of_real_ones(symbolic: bool
         assert (*map(int, fake.shape), *map(int, fake.stride())) == (*want.shape, *want.stride())
 
 
+def test_logsumexp_of_attention_is_as_wide_as_the_real_one(monkeypatch) -> None:
+    monkeypatch.setattr(torch._prims_common, "get_computation_dtype", lambda _: torch.float32)
+    mode = fake_mode()
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        real = torch.randn(1, 2, 4, 8, dtype=dtype)
+        with mode:
+            fakes = flash(*[to_fake(mode, real)] * 3)
+        for fake, want in zip(fakes, flash(real, real, real), strict=True):
+            assert (fake.dtype, fake.stride()) == (want.dtype, want.stride())
+
+
 def test_a_decision_on_data_has_its_own_error() -> None:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 

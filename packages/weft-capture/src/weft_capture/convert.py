@@ -91,7 +91,7 @@ class Task:
         backend: (graph module, example inputs) -> callable.
         policy: decides which sizes become symbolic; None for none.
         fullgraph: raise at a break instead of compiling up to it.
-        symbolic, break_at, reason: what an earlier attempt found out.
+        symbolic, break_at, reason, answers: what an earlier attempt found out.
     """
 
     function: types.FunctionType
@@ -102,6 +102,7 @@ class Task:
     symbolic: bool = False
     break_at: int = -1
     reason: Break | None = None
+    answers: dict[object, Any] = field(default_factory=dict)
 
 
 def convert(task: Task) -> Converted:
@@ -130,6 +131,7 @@ def _refused(record: BreakRecord) -> Unsupported:
 def _convert(do: Task) -> Converted:
     steps = Steps(not has_tensor_work(do.function, do.flat_args), do.break_at, do.reason)
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
+    tx.answers = do.answers
     try:
         return _capture(do, tx, steps)
     finally:

@@ -106,6 +106,7 @@ class Tracer:
         self.overrides = Overrides(self)
         self.entry_grad_mode = torch.is_grad_enabled()
         self.library: dict[tuple[str, str], Any] = {}  # data in globals of libraries
+        self.answers: dict[object, Any] = {}  # of cached functions, in all attempts
         self.only_here = ""  # what ties the capture to this process
 
     # Operations that have a place of their own.

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.attributes import is_trusted
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, Tracer, Value
-from weft_capture.values.constant import is_constant_object
+from weft_capture.values.base import Kwargs, MutableValue, Output, Tracer, Value
+from weft_capture.values.constant import constant, is_constant_object
+from weft_capture.values.containers import TupleValue
+from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.objects import UserObject
 from weft_guards import Held
 from weft_guards.sources import CallSource, ConstSource, ProgramSource
 
 
-class CachedFunction(ObjectConstant):
+@dataclass(eq=False)
+class CachedFunction(ObjectConstant, MutableValue):
     """A function under functools.lru_cache or functools.cache.
 
     Called with constants, or objects it knows by identity, the real function is called: its body, a
     warning that is given once, say, runs once in the process as in eager. A constant result is
     taken while the cache has it; else the function behind it is traced, since a cache changes no
-    result of a pure function; one of the program's breaks there.
+    result of a pure function; one of the program's breaks there. Calls count in each run.
     """
+
+    calls: list[tuple[object, list[Value], Kwargs]] = field(default_factory=list)
+    changing = ("calls",)
+
+    def replay(self, out: Output) -> None:
+        for _, args, kwargs in self.calls:
+            named = DictValue([(constant(name), value) for name, value in kwargs.items()])
+            out.later(_Again(), self, TupleValue(args), named)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         found = None if tx.transforms or tx.overrides.modes else self._call_real(tx, args, kwargs)
@@ -34,8 +47,12 @@ class CachedFunction(ObjectConstant):
         try:
             real = [_real(tx, arg) for arg in args]
             named = {name: _real(tx, value) for name, value in kwargs.items()}
-            with unset_fake_temporarily():
-                result = self.obj(*real, **named)
+            asked = functools._make_key(tuple(real), named, True)
+            key = (self.obj, asked, [one for one, *_ in self.calls].count(asked))
+            if key not in tx.answers:
+                with unset_fake_temporarily():
+                    tx.answers[key] = self.obj(*real, **named)
+            result = tx.answers[key]
         except Exception:  # traced then, to raise in the program where it should
             return None
         if not all(map(is_constant_object, result if type(result) is tuple else [result])):
@@ -44,7 +61,20 @@ class CachedFunction(ObjectConstant):
             owner = self.source or ProgramSource(Held(self.obj))
             known = ConstSource(self.obj.cache_info().misses)
             tx.guard(CallSource(_still_knows, (owner, known)), "CONST", True)
+            tx.mutate(self)
+            self.calls.append((asked, args, kwargs))
         return tx.literal(result)
+
+
+class _Again:
+    """Calls a cached function, but not the first time: capture did."""
+
+    done = True
+
+    def __call__(self, function: Any, args: Any, kwargs: Any) -> None:
+        if not self.done:
+            function(*args, **kwargs)
+        self.done = False
 
 
 def _still_knows(function: Any, misses: int) -> bool:
