@@ -381,7 +381,10 @@ def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:
 
 def equal(tx: Tracer, left: Value, right: Value) -> bool:
     """Evaluate `left is right or left == right` as a Python bool, as containers do."""
-    return left.same_object(right) or compare(tx, "==", left, right).truth(tx)
+    if left.same_object(right) or compare(tx, "==", left, right).truth(tx):
+        return True
+    hint = getattr(left, "hint", None)
+    return hint != hint and identical(tx, left, right)  # NaN
 
 
 def _compare_real(tx: Tracer, function: Any, left: Any, right: Any) -> Value:
