@@ -10,6 +10,9 @@ import os, sys, tempfile, warnings
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 import torch.distributed._functional_collectives as fc
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 import weft
 from weft_compiled_autograd import graph_compiler
@@ -62,18 +65,17 @@ def communicate(x, kept, op, group):
     y = x.sin() * (dist.get_rank(group) + 1)
     total = fc.all_reduce(y, "sum", dist.group.WORLD)
     dist.all_reduce(kept, op, group)
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, y * 3)
-    halves = x.new_empty(1, 3), x.new_empty(2, 3)
+    whole, halves = x.new_empty(4, 3), (x.new_empty(1, 3), x.new_empty(2, 3))
+    dist.all_gather_into_tensor(whole, y * 3)
     dist.reduce_scatter_tensor(halves[0], x)
-    dist.all_to_all_single(halves[1], parts[1])
+    dist.all_to_all_single(halves[1], whole[2:])
     dist.broadcast(halves[1], src=1)
     gathered = fc.all_gather_tensor(y, 0, dist.group.WORLD)
-    out = torch.cat(parts) + gathered + kept.sum() + halves[0], halves[1]
+    out = whole + gathered + kept.sum() + halves[0], halves[1]
     return (*out, total.sum()) if dist.get_rank() else out  # who does not use it takes part, too
 
 
-def differentiated(x, w):
+def differentiated(x, w, mesh):
     y = fc.all_reduce(x * w, "sum", dist.group.WORLD).sin()
     return fc.all_gather_tensor_autograd(y * w, 0, dist.group.WORLD).square().sum()
 
@@ -90,10 +92,29 @@ class Reduced(torch.autograd.Function):
         return grad
 
 
-def breaking(x, w):
+def spread(x, w, mesh):
+    y = DTensor.from_local(x * w, mesh, [Shard(0)])
+    z = (y.redistribute(placements=[Replicate()]) @ y.t()).sin()
+    return z.full_tensor().sum() + (z * z.placements[0].is_shard()).to_local().sum()
+
+
+def train_parallel(mesh, backend):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    one = weft.compile(module, fullgraph=True, backend=backend) if backend else module
+    losses = []
+    for size in (3, 3, 5):
+        losses.append(one(torch.ones(size, 4)).square().mean())
+        losses[-1].backward()
+        for p in module.parameters():
+            p.data.sub_(p.grad)
+    return [*losses, *(p.full_tensor() for p in module.parameters())]
+
+
+def breaking(x, w, mesh):
     y = Reduced.apply(x * w).sin()
-    work = dist.all_reduce(z := x + 1, async_op=True)
-    work.wait()
+    dist.all_reduce(z := x + 1, async_op=True).wait()
     dist.barrier()
     return (y * z).sum()
 
@@ -107,10 +128,12 @@ def collectives(rank, backend):
         found = compiled(x, got := x.clone(), op, group)
         torch.testing.assert_close(found, communicate(x, want := x.clone(), op, group))
         torch.testing.assert_close(got, want)
-    for function, whole in ((differentiated, True), (breaking, False)):
+    mesh = init_device_mesh("cpu", (2,))
+    torch.testing.assert_close(train_parallel(mesh, backend), train_parallel(mesh, None))
+    for function, whole in ((differentiated, True), (spread, True), (breaking, False)):
         w = torch.ones(2, 3, requires_grad=True)
         for one in (function, weft.compile(function, fullgraph=whole, backend=backend)):
-            loss = one(x, w)
+            loss = one(x, w, mesh)
             found = loss, *torch.autograd.grad(loss, w)
             want = found if one is function else want
         torch.testing.assert_close(found, want)

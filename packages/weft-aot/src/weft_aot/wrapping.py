@@ -59,11 +59,11 @@ def _inside(tensor: Any) -> Tensors:
     layout = Layout.of(tensor)
     if layout is None:
         return [tensor]
-    inside, moving = leaves(tensor), layout.moving()
+    inside, moving, whole = leaves(tensor), layout.moving(), layout.for_gradients()
     aliases = [leaf.detach() for leaf in compress(inside, moving)]
 
     def back(*grads: Any) -> Tensors:
-        return [_put(layout, _merge(inside, moving, grads))]
+        return [_put(whole, _merge(inside, moving, grads))]
 
     return _merge(inside, moving, _step(lambda: tuple(aliases), back, [tensor]))
 
@@ -80,7 +80,9 @@ def _put(layout: Layout | None, inner: Tensors) -> Any:
         return inner[0]
 
     def back(grad: Any) -> Tensors:
-        if not layout.matches(Layout.of(grad)):
+        whole = layout.for_gradients()
+        grad = whole.fitted(grad)
+        if not whole.matches(Layout.of(grad)):
             raise RuntimeError(
                 f"the gradient of a compiled function's result is a {type(grad).__name__} that is "
                 "not put together like the result: run this part uncompiled"

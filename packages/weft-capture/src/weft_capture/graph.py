@@ -206,14 +206,14 @@ class GraphBuilder:
     def _emit(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
         if floats.concern(args, kwargs):
             if self.has_wrappers:
-                wrappers.check_call(self.tx, [*args, *kwargs.values()], varying=True)
+                wrappers.check_call(self.tx, target, [*args, *kwargs.values()], varying=True)
             return floats.emit(self.tx, op, target, args, kwargs)
         return self.emit_plain(op, target, args, kwargs)
 
     def emit_plain(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
         """Add an operation; floats among its arguments are constants."""
         if self.has_wrappers:
-            wrappers.check_call(self.tx, [*args, *kwargs.values()])
+            wrappers.check_call(self.tx, target, [*args, *kwargs.values()])
         node_args = tuple(arg.graph_arg() for arg in args)
         node_kwargs = {name: value.graph_arg() for name, value in kwargs.items()}
         result = self._run(op, target, args, kwargs)

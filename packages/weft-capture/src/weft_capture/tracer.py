@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
+from weft_core.wrappers import is_distributed
 from weft_guards import DynamicPolicy, Guard, GuardSet, Held
 from weft_guards.payloads import same_constant
 from weft_guards.sources import (
@@ -254,7 +255,8 @@ class Tracer:
 
     def dynamic_dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         """Return which dimensions of an input become symbolic."""
-        if self.policy is None or isinstance(source, ConstSource):
+        spread = is_distributed(type(tensor)) or getattr(source, "name", "") == "_local_tensor"
+        if self.policy is None or spread or isinstance(source, ConstSource):
             return ()
         dims = tuple(d for d, varies in enumerate(self.policy.dims(source, tensor)) if varies)
         if dims and not self.symbolic:

@@ -7,6 +7,7 @@ and `__tensor_unflatten__`, which puts a tensor together again.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from weft_core import jagged
 
 _FOREIGN = "torch.distributed."
-"""Classes whose dispatch communicates."""
+"""Classes that wait in their dispatch; not DTensor."""
 
 
 def is_wrapper(kind: type) -> bool:
@@ -25,14 +26,45 @@ def is_wrapper(kind: type) -> bool:
         return False
     own = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     ways = own and hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
-    return ways and not kind.__module__.startswith(_FOREIGN)
+    return ways and (is_distributed(kind) or not kind.__module__.startswith(_FOREIGN))
+
+
+def is_distributed(kind: type) -> bool:
+    """Say whether a class is DTensor."""
+    return kind.__name__ == "DTensor" and kind.__module__ == "torch.distributed.tensor"
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """How a DTensor lies on its mesh, and settings of DTensors' dispatch."""
+
+    spec: Any
+    settings: Any
+
+    __deepcopy__ = lambda self, memo: self  # noqa: E731 - it shares the mesh
+
+    def build(self, kind: Any, local: Any, size: Any, stride: Any) -> Any:
+        spec = copy.copy(self.spec)
+        spec.tensor_meta = sys.modules[type(spec).__module__].TensorMeta(size, stride, local.dtype)
+        return kind(local, spec, requires_grad=False)
+
+
+def _flatten(tensor: Any) -> tuple[list[str], Any]:
+    """Return the names of the tensors inside of one, and what else it is made of."""
+    if is_distributed(type(tensor)):
+        dispatch = tensor._op_dispatcher
+        settings = dispatch._allow_implicit_replication, len(dispatch._custom_op_handlers)
+        spec = copy.copy(tensor._spec)
+        spec.tensor_meta = None
+        return ["_local_tensor"], _Spread(spec, settings)
+    return tensor.__tensor_flatten__()  # type: ignore[no-any-return]
 
 
 def leaves(value: Any) -> list[Any]:
     """Return the plain tensors inside of one of a wrapper class, and anything else as it is."""
     if not is_wrapper(type(value)):
         return [value]
-    names, _ = value.__tensor_flatten__()
+    names, _ = _flatten(value)
     return [leaf for name in names for leaf in leaves(getattr(value, name))]
 
 
@@ -84,6 +116,8 @@ class Layout:
         """Put a tensor of some size together from its parts."""
         if jagged.is_jagged(self.cls):
             return jagged.build(inner, self.context)
+        if isinstance(self.context, _Spread):
+            return self.context.build(self.cls, inner["_local_tensor"], size, stride)
         make: Any = self.cls.__tensor_unflatten__  # type: ignore[attr-defined]
         return make(inner, copy.deepcopy(self.context), size, stride)  # each has its own context
 
@@ -113,6 +147,21 @@ class Layout:
         same = mine == others and all(b is None if a is None else a.matches(b) for a, b in pairs)
         return same and _same([self.context, self.rest], [other.context, other.rest])
 
+    def for_gradients(self) -> Layout:
+        """Return how gradients are put together: those of a partial DTensor are whole."""
+        if not isinstance(self.context, _Spread):
+            return self
+        spec = copy.copy(self.context.spec)
+        whole = sys.modules["torch.distributed.tensor"].Replicate()
+        spec.placements = tuple(whole if p.is_partial() else p for p in spec.placements)
+        return replace(self, context=replace(self.context, spec=spec))
+
+    def fitted(self, gradient: Any) -> Any:
+        """Return a gradient that is a DTensor spread as these are, any other as it is."""
+        if is_distributed(type(gradient)) and isinstance(self.context, _Spread):
+            return gradient.redistribute(self.context.spec.mesh, self.context.spec.placements)
+        return gradient
+
     def fits(self, tensor: Any) -> bool:
         """Say whether a tensor of the class has parts of these names, this context and rest."""
         names, context, rest = _describe(tensor)
@@ -124,7 +173,7 @@ def _describe(tensor: Any) -> tuple[list[str], Any, dict[str, Any]]:
     """The names of a tensor's parts, its context and its other attributes."""
     if jagged.is_jagged(type(tensor)):
         return jagged.describe(tensor)
-    names, context = tensor.__tensor_flatten__()
+    names, context = _flatten(tensor)
     return names, context, {n: one for n, one in vars(tensor).items() if n not in names}
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import has_side_effect
 from weft_core.tracing import is_collective, is_effect
+from weft_core.wrappers import is_distributed
 
 from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
 from weft_capture.graph import GraphBuilder
@@ -88,6 +89,7 @@ def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
         of_program = isinstance(target, types.FunctionType) and target.__module__.split(".")[0]
         yield of_program in (False, "torch", "weft_capture", "weft_core")
         yield not is_collective(target)
+        yield not is_distributed(type(node.meta.get("example_value")))
         yield target is CHECK or not (is_effect(target) and not target._schema.returns)
 
 

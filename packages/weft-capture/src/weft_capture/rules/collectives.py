@@ -2,31 +2,32 @@
 
 Those that write to tensors are captured where that is all they do: of dense tensors that autograd
 does not follow, in a group that this process is a member of, and not asynchronously.
+Methods of DTensors are nodes, in which later stages find the collectives; placements are constants.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import distributed
-from weft_guards.sources import CallSource, ConstSource
+from weft_guards.sources import AttrSource, CallSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import decline, rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import NONE, constant, real_call
+from weft_capture.values.constant import FALSE, NONE, PLACEMENTS, constant, fold, real_call
+from weft_capture.values.containers import SequenceValue
 from weft_capture.values.tensor import TensorValue
+from weft_capture.values.wrappers import WrapperValue
 
 _HOME = "torch.distributed.distributed_c10d."
 _FUNCTIONAL = "torch.distributed._functional_collectives."
-_ASKED = """
-    get_rank get_world_size get_backend is_initialized get_group_rank get_global_rank
-    get_process_group_ranks _get_group_size_by_name
-"""
+_ASKED = "get_rank get_world_size get_backend is_initialized get_group_rank get_global_rank"
 _REDUCTIONS = frozenset("SUM AVG PRODUCT MIN MAX BAND BOR BXOR".split())  # noqa: SIM905
 _c10d: Any = getattr(distributed, "distributed_c10d", None)
 _ops: Any = torch.ops._c10d_functional
@@ -38,16 +39,12 @@ def _state(group: Any) -> Any:
     """Return what tells one group, or the one of a name, from another; None is the default one."""
     real = _c10d._resolve_process_group(group) if isinstance(group, str) else group
     real = distributed.group.WORLD if real is None else real
-    known = real and (real.group_name, real.rank(), real.size())
-    return known, bool(_c10d._world.pg_coalesce_state)
+    found = real and (real.group_name, real.rank(), real.size())
+    return found, bool(_c10d._world.pg_coalesce_state)
 
 
-def known_group(tx: Tracer, group: Value) -> Any:
-    """Return a real group, or the name of one, and guard which it is.
-
-    Raises:
-        Break: when it is none that this process is a member of.
-    """
+def _known(tx: Tracer, group: Value) -> Any:
+    """Return a real group, or the name of one, and guard which it is."""
     group = tx.force(group)
     real = getattr(group, "obj", None) or group.as_constant()
     if not isinstance(real, distributed.ProcessGroup | str | None):
@@ -55,6 +52,7 @@ def known_group(tx: Tracer, group: Value) -> Any:
     source, world = group.source, real is distributed.group.WORLD
     if isinstance(real, str) or source is None or isinstance(source, ConstSource):
         source = ConstSource(None if world else real)
+    tx.only_here = tx.only_here if world or real is None else "a process group"
     tx.guard(CallSource(_state, (source,)), "CONST", _state(real))
     return real
 
@@ -66,19 +64,19 @@ def _bind(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         raise Break("unknown-call", f"arguments that do not fit: {error}") from None
 
 
-@rule_of_each(*(_HOME + name for name in _ASKED.split()))
+@rule_of_each(*(_HOME + name for name in (*_ASKED.split(), "_get_group_size_by_name")))
 def _ask(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     function = getattr(_c10d, name.removeprefix(_HOME))
     given = _bind(function, args, kwargs)
     key = "group_name" if "group_name" in given else "group"
-    real = known_group(tx, given.pop(key, NONE))
+    real = _known(tx, given.pop(key, NONE))
     words = {name: value.as_constant() for name, value in given.items()}
     return tx.literal(real_call(tx, function, **words, **({} if real is None else {key: real})))
 
 
 @rule(_FUNCTIONAL + "_resolve_group_name", _FUNCTIONAL + "_resolve_group")
 def _group_name(tx: Tracer, group: Value, tag: Value = NONE) -> Value:
-    real = known_group(tx, group)
+    real = _known(tx, group)
     return constant(getattr(real, "group_name", real))
 
 
@@ -99,31 +97,16 @@ def _wait(tx: Tracer, tensor: Value) -> Any:
 # ---- collectives that write to tensors: what they write, and the functional one with arguments
 
 
-def _scattered(size: int, output: Any, input: Any, *lengths: Any) -> tuple[Any, ...]:
-    sizes = []
-    for tensor, given in zip((output, input), (*lengths, None, None), strict=False):
-        rows = tensor.fake.shape[0]
-        sizes.append(given or [rows // size] * size)
-        if sum(sizes[-1]) != rows or len(lengths) == 1:
-            raise Break("unknown-call", "an all_to_all_single that does not fit")
-    return output, "all_to_all_single", input, *sizes
-
-
-_GATHER = "all_gather_into_tensor"
+_GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
+_SELDOM = ("output_split_sizes", "input_split_sizes", "group_src", "async_op")
+_NEW = hasattr(distributed, "all_gather_single")  # then the older names warn, and call these
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda size, x, op: (x, "all_reduce", x, op),
-    "broadcast": lambda size, x, root: (x, "broadcast", x, root),
-    "all_gather": lambda size, into, x: (into, _GATHER, x, size),
-    "all_gather_single": lambda size, into, x: (into, _GATHER, x, size),
-    "reduce_scatter_single": lambda size, y, x, op: (y, "reduce_scatter_tensor", x, op, size),
-    "all_to_all_single": _scattered,
+    "broadcast": lambda size, x, src: (x, "broadcast", x, src),
+    "all_gather_single" if _NEW else _GATHER: lambda size, y, x: (y, _GATHER, x, size),
+    "reduce_scatter_single" if _NEW else _SCATTER: lambda n, y, x, op: (y, _SCATTER, x, op, n),
+    "all_to_all_single": lambda n, y, x: (y, "all_to_all_single", x, *[[len(x.fake) // n] * n] * 2),
 }
-for _new, _old in (
-    ("all_gather_single", _GATHER),
-    ("reduce_scatter_single", "reduce_scatter_tensor"),
-):
-    if not hasattr(distributed, _new):  # where there are both, the old one warns
-        _IN_PLACE[_old] = _IN_PLACE.pop(_new)
 
 
 @rule_of_each(*(_HOME + name for name in _IN_PLACE))
@@ -131,46 +114,25 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> None:
     name = name.removeprefix(_HOME)
     given = _bind(getattr(_c10d, name), args, kwargs)
     given = {key: tx.force(value) for key, value in given.items()}
-    late = given.pop("async_op", NONE).truth(tx)
-    group = known_group(tx, given.pop("group", NONE)) or distributed.group.WORLD
-    if late or tx.transforms or group is None or _state(group)[1]:
-        raise Break("unknown-call", f"{name} that is asynchronous, in a block or in a transform")
+    more = [key for key in [*given] if key in _SELDOM and given.pop(key) not in (NONE, FALSE)]
+    group, world = _known(tx, given.pop("group", NONE)), distributed.group.WORLD
+    more += ["a group"] if name == "broadcast" and group not in (None, world) else []
+    group = group or world
+    if more or tx.transforms or group is None or _state(group)[1]:
+        raise Break("unknown-call", f"{name} with {more}, in a block or a transform")
     if "reduce" in name:
         given["op"] = _reduction(tx, given.get("op"))
-    if name == "broadcast":
-        source = given.pop("src", NONE), given.pop("group_src", NONE)
-        given["root"] = _root(group, *(one.as_constant() for one in source))
-    found = list[Any]()
-    for key, value in given.items():
-        if key in ("op", "root"):
-            found.append(value)
-        elif "split" in key:
-            found.append(value is not NONE and [n.as_constant() for n in value.unpack(tx)])
-        elif key == "tensor_list":
-            found.append([_plain(name, tx.force(one)) for one in value.unpack(tx)])
-        else:
-            found.append(_plain(name, value))
+    if "src" in given:
+        given["src"] = given["src"].as_constant()
+    found = [_plain(name, one) if isinstance(one, Value) else one for one in given.values()]
     into, target, *words = _IN_PLACE[name](group.size(), *found)
     tx.graph.collectives += 1
-    _emit(tx, into, getattr(_ops, target).default, [*words, group.group_name])
-
-
-def _emit(tx: Tracer, into: Any, target: Any, args: list[Any]) -> None:
-    result = _wait(tx, tx.graph.emit_plain("call_function", target, [*map(tx.literal, args)], {}))
-    parts = [(into, result)]
-    if isinstance(into, list):
-        rows = tx.graph.emit_plain("call_method", "chunk", [result, constant(len(into))], {})
-        parts = list(zip(into, rows.unpack(tx), strict=True))
-    for tensor, part in parts:
-        if (tensor.fake.dtype, tensor.fake.shape) != (part.fake.dtype, part.fake.shape):
-            raise Break("unknown-call", f"{target} whose result does not fit")
-        tx.graph.emit_plain("call_method", "copy_", [tensor, part], {})
-
-
-def _root(group: Any, src: int | None, group_src: int | None) -> Any:
-    if (src is None) is (group_src is None):
-        raise Break("unknown-call", "a broadcast from no place, or from two")
-    return distributed.get_group_rank(group, src) if src is not None else group_src
+    words = [tx.literal(one) for one in (*words, group.group_name)]
+    target = getattr(_ops, target).default
+    result = _wait(tx, tx.graph.emit_plain("call_function", target, words, {}))
+    if (into.fake.dtype, into.fake.shape) != (result.fake.dtype, result.fake.shape):
+        raise Break("unknown-call", f"{name} whose result does not fit")
+    tx.graph.emit_plain("call_method", "copy_", [into, result], {})
 
 
 def _reduction(tx: Tracer, value: Value | None) -> str:
@@ -190,3 +152,57 @@ def _plain(name: str, tensor: Value) -> TensorValue:
     if fake is None or followed or fake.is_complex() or not fake.is_contiguous():
         raise Break("unknown-call", f"{name} of a tensor with a gradient, or of another kind")
     return tensor  # type: ignore[return-value]
+
+
+# ---- DTensors
+
+_API = "torch.distributed.tensor._api."
+_METHODS = [f"{_API}DTensor.{m}" for m in ("from_local", "to_local", "redistribute", "full_tensor")]
+decline("loss_parallel", "torch.distributed.tensor.parallel.loss.loss_parallel")
+
+
+def _real(tx: Tracer, value: Value) -> Any:
+    """Return an argument that is no tensor; a mesh is guarded by identity."""
+    value = tx.force(value)
+    if isinstance(value, SequenceValue):
+        return value.python_type()([_real(tx, item) for item in value.items])
+    known = getattr(value, "obj", None)
+    if known is not None and value.source is not None:
+        tx.guard_identity(value.source, known)
+    return value.as_constant() if known is None else known
+
+
+@rule_of_each(*_METHODS, "torch.distributed.tensor.distribute_tensor")
+def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    name = name.removeprefix(_API).rpartition("tensor.")[2]
+    function: Any = operator.attrgetter(name)(sys.modules[_API[:-1]])
+    given = _bind(function, args, kwargs)
+    tensor = tx.force(given.pop(next(iter(given))))
+    words = {key: _real(tx, value) for key, value in given.items()}
+    meshed = isinstance(tensor, WrapperValue) or words.get("device_mesh") is not None
+    sent = name == "distribute_tensor" and words.get("src_data_rank", 0) is not None
+    if not isinstance(tensor, TensorValue) or not meshed or words.get("run_check") or sent:
+        raise Break("unknown-call", f"{name} without a mesh, or that sends data to others")
+
+    def node(tensor: Any) -> Any:
+        return function(tensor, **words)
+
+    node.__name__ = node.__qualname__ = name.replace(".", "_")
+    tx.only_here = "a device mesh"
+    made = tx.graph.emit_plain("call_function", node, [tensor], {})
+    if isinstance(made, TensorValue) and made.is_new_leaf():
+        raise Break("unknown-call", f"{name} makes a leaf of the history")
+    return made
+
+
+@rule_of_each(_API + "DTensor.device_mesh", _API + "DTensor.placements")
+def _lies(name: Any, tx: Tracer, tensor: Any) -> Value:
+    name = name.rpartition(".")[2]
+    if tensor.real is None:
+        return tx.literal(getattr(tensor.fake, name))
+    return tx.wrap(getattr(tensor.real, name), AttrSource(tensor.source, name))
+
+
+@rule_of_each(*(f"{PLACEMENTS}.{name}" for name in ("Shard", "Replicate", "Partial")))
+def _placement(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    return fold(tx, getattr(sys.modules[PLACEMENTS], name.rpartition(".")[2]), list(args), kwargs)

@@ -40,6 +40,8 @@ CONSTANT_TYPES: set[type] = {
 }
 """Exact types whose instances are wrapped as `Constant`; rules add theirs."""
 
+PLACEMENTS = "torch.distributed.tensor.placement_types"  # has more such types
+
 _RAISES_ARE_PYTHONS = (
     ArithmeticError, LookupError, ValueError, TypeError, AttributeError, SyntaxError,
 )  # fmt: skip
@@ -47,7 +49,8 @@ _RAISES_ARE_PYTHONS = (
 
 def is_constant_object(obj: object) -> bool:
     """Say whether a Python object is wrapped as `Constant`."""
-    return type(obj) in CONSTANT_TYPES or issubclass(type(obj), enum.Enum)
+    kind = type(obj)
+    return kind in CONSTANT_TYPES or issubclass(kind, enum.Enum) or kind.__module__ == PLACEMENTS
 
 
 def is_shared(obj: object) -> bool:
@@ -99,7 +102,7 @@ class Constant(Value):
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         attribute = real_call(tx, getattr, self.value, name)
-        if isinstance(attribute, types.MethodType):
+        if isinstance(getattr(attribute, "__func__", None), types.FunctionType):
             function = tx.const_object(attribute.__func__)
             return tx.bound_method(function, self)
         if callable(attribute) and not isinstance(attribute, (type, enum.Enum)):
@@ -112,7 +115,7 @@ class Constant(Value):
         bound = getattr(self.value, name, None)
         if bound is None and name.startswith("__"):
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
-        if isinstance(bound, types.MethodType) or bound is None:
+        if isinstance(getattr(bound, "__func__", None), types.FunctionType) or bound is None:
             return self.getattr(tx, name).call(tx, args, kwargs)
         if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
             return tx.overrides.device_block(self, name)

@@ -8,6 +8,7 @@ stages run them again; what the handlers read is guarded by `handlers`.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from weft_capture.values.base import Kwargs, Output, Value
 from weft_capture.values.constant import Constant, constant, is_constant_object
 from weft_capture.values.tensor import TensorValue
 from weft_core.jagged import is_jagged
-from weft_core.wrappers import Layout, leaves
+from weft_core.wrappers import Layout, is_distributed, leaves
 from weft_guards.payloads import TensorSpec
 from weft_guards.sources import AttrSource, CallSource, ConstSource, InstanceAttrSource, Source
 
@@ -36,6 +37,7 @@ _REAL = """
 """
 _ONLY_REAL = frozenset(_REAL.split())
 """What is of the object itself, or reads it: rules for plain tensors say nothing about it."""
+_DRAWS = re.compile("dropout|rand|bernoulli|normal_|uniform|exponential")
 
 
 class WrapperValue(TensorValue):
@@ -131,6 +133,7 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     handlers.guard_class(tx, kind)
     layout = Layout.of(obj)
     assert layout is not None
+    tx.only_here = "a device mesh" if is_distributed(kind) else tx.only_here
     inner: dict[str, Any] = {}
     for name in layout.parts:
         part = getattr(obj, name)
@@ -198,12 +201,15 @@ def made(tx: Tracer, kind: type, args: list[Value], kwargs: Kwargs) -> Value:
     return value
 
 
-def check_call(tx: Tracer, values: list[Value], varying: bool = False) -> None:
+def check_call(tx: Tracer, target: Any, values: list[Value], varying: bool = False) -> None:
     """Break where an operation's handlers cannot be run on fakes.
 
     `varying`: a float among the arguments is a tensor in the graph, which handlers would see.
     """
     found = {one.cls for one in _among(values)}
+    spread = any(is_distributed(x.cls) and x.fake.device.type != "cpu" for x in _among(values))
+    if spread and _DRAWS.search(getattr(target, "__name__", str(target))):
+        raise Break("unknown-call", "random numbers of a DTensor, whose states processes share out")
     off = torch._C._disabled_torch_function_impl
     handlers = [attributes.lookup(kind, "__torch_function__") for kind in found]
     own = any(one and one[0] is not torch.Tensor and one[1] is not off for one in handlers)
