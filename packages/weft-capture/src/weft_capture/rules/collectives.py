@@ -87,9 +87,9 @@ def _wait(tx: Tracer, tensor: Value) -> Any:
     made: Any = tensor.node if isinstance(tensor, TensorValue) else None
     if made is not None and made.target is operator.getitem:
         made = made.args[0]
-    if not str(getattr(made, "target", None)).startswith("_c10d_functional."):
+    known = str(getattr(made, "target", None)).startswith("_c10d_functional.")
+    if not isinstance(tensor, TensorValue) or not known or (tensor.fake.requires_grad and not _NEW):
         raise Break("unknown-call", "waiting for a tensor that no collective of the graph made")
-    assert isinstance(tensor, TensorValue)
     tx.graph.replace(tensor, tx.graph.emit_plain("call_function", _WAITS[1], [tensor], {}))
     return tensor
 
