@@ -1,5 +1,11 @@
 """Guards, recompiles and automatic dynamic shapes."""
 
+import collections
+import math
+import types
+from collections import defaultdict
+
+import numpy as np
 import pytest
 import torch
 import weft_capture
@@ -22,44 +28,30 @@ def shapes(x):
     return x.T.reshape(b * c) * b + x.shape[1] // 2
 
 
-def test_second_size_is_symbolic():
-    optimised, state = optimise(shapes)
-    agree(shapes, optimised, *((torch.randn(n, 3),) for n in (4, 5, 6, 7, 9)))
-    assert len(state.graphs) == 2
-
-
-def test_dynamic_true_compiles_once():
-    optimised, state = optimise(shapes, dynamic=True)
-    agree(shapes, optimised, *((torch.randn(n, n + 1),) for n in (4, 5, 6)))
-    assert len(state.graphs) == 1
-
-
-def test_dynamic_false_specialises():
-    optimised, state = optimise(shapes, dynamic=False)
-    agree(shapes, optimised, *((torch.randn(n, 3),) for n in (4, 5, 6)))
-    assert len(state.graphs) == 3
-
-
 def branch_on_size(x):
     if x.shape[0] > 5:
         return x + x.shape[0]
     return x - 1
 
 
-def test_size_conditions_are_guards():
-    optimised, state = optimise(branch_on_size)
-    agree(branch_on_size, optimised, *((torch.randn(n, 3),) for n in (2, 3, 4, 5, 6, 7, 8)))
-    assert len(state.graphs) == 3
-
-
 def scaled(x, n):
     return x * n + torch.arange(n).sum()
 
 
-def test_changing_int_is_symbolic():
-    optimised, state = optimise(scaled)
-    agree(scaled, optimised, *((torch.ones(3), n) for n in (2, 3, 4, 5)))
-    assert len(state.graphs) == 2
+@pytest.mark.parametrize(
+    ("function", "dynamic", "sizes", "graphs"),
+    [
+        (shapes, None, [(4, 3), (5, 3), (6, 3), (7, 3), (9, 3)], 2),
+        (shapes, True, [(4, 5), (5, 6), (6, 7)], 1),
+        (shapes, False, [(4, 3), (5, 3), (6, 3)], 3),
+        (branch_on_size, None, [(n, 3) for n in (2, 3, 4, 5, 6, 7, 8)], 3),
+        (lambda x: scaled(x[0], len(x)), None, [(2, 3), (3, 3), (4, 3), (5, 3)], 2),
+    ],
+)
+def test_sizes_take_few_graphs(function, dynamic, sizes, graphs):
+    optimised, state = optimise(function, dynamic=dynamic)
+    agree(function, optimised, *((torch.randn(size),) for size in sizes))
+    assert len(state.graphs) == graphs
 
 
 def by_dict(d):
@@ -131,14 +123,6 @@ def test_guards_notice_changes(monkeypatch):
     assert torch.equal(optimised(x), x * 3)
 
 
-def test_module_attribute_is_counted():
-    net = Net(Config())
-    optimised, _ = optimise(net)
-    for _ in range(3):
-        optimised(torch.randn(2, 3))
-    assert net.calls == 3
-
-
 def test_grad_mode_and_dtype_recompile():
     def function(x):
         return x * 2
@@ -158,10 +142,8 @@ def test_aliased_arguments():
 
     optimised, _ = optimise(function)
     for same_object in (False, True, False):
-        x = torch.ones(3)
-        y = x if same_object else torch.ones(3)
-        u = torch.ones(3)
-        v = u if same_object else torch.ones(3)
+        x, u, *others = torch.ones(4, 3).unbind()
+        y, v = (x, u) if same_object else others
         assert torch.equal(function(x, y), optimised(u, v))
 
 
@@ -181,13 +163,7 @@ def test_explain_counts():
     assert "data-dependent-branch" in str(report)
 
 
-class Schedule:
-    def __init__(self):
-        self.rate = 0.5
-        self.count = 3
-
-
-schedule = Schedule()
+schedule = types.SimpleNamespace(rate=0.5, count=3)
 GAIN = 1.5
 SHIFT = 4
 
@@ -236,10 +212,6 @@ def change_globals():
     SHIFT += 1
 
 
-def no_change():
-    pass
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("case", ["attributes", "globals", "closure", "module"])
 def test_numbers_that_change_compile_twice(case, dtype):
@@ -249,7 +221,7 @@ def test_numbers_that_change_compile_twice(case, dtype):
         "attributes": (numbers_of_attributes, numbers_of_attributes, change_schedule),
         "globals": (numbers_of_globals, numbers_of_globals, change_globals),
         "closure": (inner, inner, change_cells),
-        "module": (module.forward, twin.forward, no_change),
+        "module": (module.forward, twin.forward, bool),
     }[case]
     compiled = weft_capture.capture(function, lambda graph, inputs: graph.forward)
     x = torch.arange(1, 7).to(dtype)
@@ -316,20 +288,55 @@ def test_equal_sizes_share_a_symbol_until_a_call_where_they_differ():
     assert sizes == [2, 3]
 
 
-def test_a_list_that_grows_a_flag_of_a_size_and_a_count_of_rows_need_no_graphs():
-    def step(q, log, count):
+def test_what_only_grows_or_varies_in_python_needs_no_graphs():
+    def step(q, sizes, rate, log, count, last, tables, rates):
         log.append(q.sum())
+        last.append(q.mean())
         count["n"] += q.shape[1]
+        rates[f"step {q.shape[1]}"] = rate % 0.75
+        if q.shape[1] not in tables:
+            tables[q.shape[1]] = torch.arange(q.shape[1]).view(-1, 1) / q.shape[1]
+        q = q + tables[q.shape[1]] * np.sqrt(rate) + math.cos(math.pi * q.shape[1] / 9) + rate // 3
         attention = torch.nn.functional.scaled_dot_product_attention
-        return attention(q, q, q, is_causal=q.shape[1] > 1), torch.full((2,), count["n"])
+        padded = torch.full((sizes[1], 4), count["n"])[: sizes[2] - 3]
+        return attention(q, q, q, is_causal=q.shape[1] > 1), padded, sizes[1] + 1, np.exp(-rate)
 
     optimised, state = optimise(step, fullgraph=True)
-    logs, counts = ([], []), ({"n": 0.5}, {"n": 0.5})
-    for size in (2, 3, 4, 5, 6):
-        q = torch.randn(1, size, 4)
-        assert same(step(q, logs[0], counts[0]), optimised(q, logs[1], counts[1]))
-        assert same((logs[0], counts[0]), (logs[1], counts[1]))
-    assert len(state.graphs) == 2
+    old, new = (([], {"n": 0.5}, collections.deque(maxlen=3), {}, {}) for _ in range(2))
+    for size in (2, 3, 4, 5, 6, 3, 4, 5):
+        inputs = torch.randn(1, size, 4), np.array([3, size, size + 2]), size / 2
+        expected, got = step(*inputs, *old), optimised(*inputs, *new)
+        assert same(expected, got) and same(old, new)
+        assert list(map(type, expected)) == list(map(type, got))
+    assert len(state.graphs) <= 4
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, lambda d: defaultdict(int, d)])
+@pytest.mark.parametrize(
+    "steps", ["n= m= n", "n m= n", "m= len", "n= m= n=", "n 3= n", "3in 3", "3= n= 3", "n= mpop n",
+              "nget min"]
+)  # fmt: skip
+def test_keys_that_vary_may_be_equal_or_missing(steps, kind):
+    def run(x, d, keys):
+        out, y = [], x + 1
+        for key, *what in steps.split():
+            if what == ["="]:
+                d[keys[key]] = y = y * 2
+            else:
+                of_key = {"": d.__getitem__, "pop": d.pop, "get": d.get, "in": d.__contains__}
+                out.append(of_key["".join(what)](keys[key]) if key in keys else len(d))
+        return out, y
+
+    def outcome(function, *numbers):
+        d = kind({i: None if i == 5 else i for i in range(7)})
+        try:
+            return function(torch.ones(2), d, dict(zip("nm3", numbers, strict=True))), d, list(d)
+        except KeyError as error:
+            return repr(error), d, list(d)
+
+    optimised, _ = optimise(run)
+    for n, m in ((2, 3), (4, 4), (3, 5), (5, 3), (3, 3), (6, 9), (7, 7), (8, 2)):
+        assert same(outcome(run, n, m, 3), outcome(optimised, n, m, 3))
 
 
 def test_functions_that_share_a_cell_are_captured_once():

@@ -115,7 +115,7 @@ class GraphBuilder:
         self.region: int | None = None  # of activation checkpointing, which the program is in
         self.made_at: dict[Node, int] = {}  # the step that made each node
         self.input_at: dict[Node, GraphInput] = {}
-        self.floats: dict[Source, floats.FloatValue] = {}
+        self.floats: dict[Source, Any] = {}  # and sizes that Python computes
         self.has_wrappers = False
         self.collectives = 0  # that write to tensors
         self.passed: set[Any] = set()  # of the histories, by backward passes

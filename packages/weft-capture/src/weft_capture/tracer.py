@@ -51,7 +51,7 @@ from weft_capture.values.constant import MADE, is_numpy, plain_scalar
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
-from weft_capture.values.functions import BoundMethod, FunctionValue
+from weft_capture.values.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.values.instance_dicts import instance_dict
 from weft_capture.values.iterators import DictIterator, ListedIterator, SequenceIterator
 from weft_capture.values.made import MadeValue, origins
@@ -124,6 +124,7 @@ class Tracer:
     bound_method = BoundMethod
     base_method = classes.BaseMethod
     globals_of = GlobalsValue
+    place = floats.place
 
     # ---- objects to values
 
@@ -304,7 +305,7 @@ class Tracer:
 
     def trace_body(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         """Call a real Python function past its rule."""
-        inlined = wrapping.function_value(self, function, ConstSource(function))
+        inlined = function_value(self, function, ConstSource(function))
         return inlined.call(self, args, kwargs)
 
     def builtin(self, function: Any, *args: Value) -> Value:

@@ -256,7 +256,7 @@ def children(value: Value) -> Iterator[Value]:
     if isinstance(value, SequenceValue):
         yield from value.added if isinstance(value, ListValue) else value.items
     elif isinstance(value, DictValue):
-        for pair in value.entries.values():
+        for pair in (value.own if value.read else value.entries).values():
             yield from pair
     elif isinstance(value, SetValue):
         yield from value.entries.values()

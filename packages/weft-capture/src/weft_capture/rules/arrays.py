@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
-from weft_guards.sources import CallSource, ConstSource, Source
+from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import PURE, RULES, rule
@@ -28,7 +27,7 @@ from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, NONE, Constant, constant, real_call
 from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
-from weft_capture.values.floats import FloatValue, Known, numpy_is_quiet, numpy_scalar
+from weft_capture.values.floats import FloatValue, numpy_is_quiet, numpy_scalar
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.wrap import EXACT, wrap
 
@@ -105,8 +104,8 @@ class ArrayValue(Value):
         if self.source is None or entry is None or entry.version != fake._version:
             return None
         parts = map(tx.force, [key] if key.python_type() is not tuple else key.unpack(tx))
-        known = [_place(tx, getattr(one, "value", getattr(one, "node", None))) for one in parts]
-        places = [place for place in known if place is not None]
+        known = [floats.place(tx, one) for one in parts]
+        places = [place for place in known if place and hasattr(place[1], "__index__")]
         if not len(known) == len(places) == fake.dim():
             return None
         at = CallSource(_index, tuple(source for source, _ in places))
@@ -137,22 +136,6 @@ def shared(array: Any) -> torch.Tensor:
     if not array.flags.writeable:
         raise ValueError("an array that is read-only")
     return torch.from_numpy(array)
-
-
-def _place(tx: Tracer, given: Any) -> Known | None:
-    """Return where an index comes from before the graph, and its value; `given` may be a node."""
-    entry = tx.graph.input_at.get(given) if isinstance(given, fx.Node) else None
-    if isinstance(given, int | np.integer):
-        return ConstSource(given), given
-    if entry is not None and type(entry.example) is int:
-        return entry.source, entry.example
-    if getattr(given, "target", None) not in (operator.add, operator.sub, operator.mul):
-        return None
-    places = [place for arg in given.args if (place := _place(tx, arg)) is not None]
-    if len(places) != 2:
-        return None
-    sources, numbers = zip(*places, strict=True)
-    return CallSource(given.target, sources), given.target(*numbers)
 
 
 def _index(*places: Any) -> tuple[Any, ...]:
@@ -352,7 +335,14 @@ def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
     return ArrayValue(wrap(tx, tensor, CallSource(shared, (source,))), np.ndarray, source)
 
 
+_silent = functools.cache(lambda path: np.errstate(all="ignore")(operator.attrgetter(path)(np)))
+
+
 def _named(path: str, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    varies = not kwargs and not all(arg.is_constant() for arg in args)
+    number = floats.by_python(tx, _silent(path), list(args)) if varies else None
+    if number is not None:
+        return number
     return apply(tx, path, list(args), kwargs)
 
 

@@ -227,8 +227,9 @@ _IN_GRAPH = {int: torch.sym_int, float: torch.sym_float, max: torch.sym_max, min
 @rule_of_each(int, float)
 def _number(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     if args and isinstance(args[0], floats.FloatValue):
-        if kind is float:
-            return args[0]
+        known = floats.by_python(tx, kind, list(args))
+        if known is not None or kind is float:
+            return known or args[0]
         args = (floats.symbol(tx, args[0]), *args[1:])
     if args and isinstance(args[0], TensorValue):
         return args[0].call_method(tx, f"__{kind.__name__}__", [], {})

@@ -112,7 +112,7 @@ def _isdisjoint(tx: Tracer, self: DictView, other: Value) -> Value:
 
 @method(DictValue, "__setitem__")
 def _setitem(tx: Tracer, self: DictValue, key: Value, value: Value) -> Value:
-    tx.mutate(self, self.undo_put(key.hash_key()))
+    tx.mutate(self, self.undo_put(self.slot(key, writes=True)))
     self.put(key, value)
     return NONE
 

@@ -27,10 +27,9 @@ from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, 
 from weft_capture.values.containers import AT_RUN
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
-from weft_capture.values.functions import FunctionValue
+from weft_capture.values.functions import FunctionValue, function_value
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import TensorValue
-from weft_capture.values.wrap import function_value
 
 
 @dataclass(eq=False)

@@ -93,9 +93,6 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     left, right = left.as_float(tx, right), right.as_float(tx, left)
     if floats.applies(left, right):
         return floats.binary(tx, function, left, right)
-    mixed = floats.with_size(tx, function, left, right)
-    if mixed is not None:
-        return mixed
     if _in_graph(left, right):
         if not _keeps_class(left, right):
             return by_methods(tx, symbol, left, right)
@@ -408,9 +405,10 @@ def _with_proxies(tx: Tracer, value: Any) -> Any:
 
 def contains(tx: Tracer, container: Value, item: Value) -> Value:
     """Evaluate `item in container`."""
-    if isinstance(container, (DictValue, SetValue)):
-        key = sought(item) if isinstance(container, SetValue) else item.hash_key()
-        return constant(key in container.entries)
+    if isinstance(container, DictValue):
+        return constant(container.find(tx, item) is not None)
+    if isinstance(container, SetValue):
+        return constant(sought(item) in container.entries)
     if isinstance(container, DictView) and container.kind == "keys":
         return constant(item.hash_key() in container.owner.entries)
     if isinstance(container, Constant | RangeValue) and item.is_constant():

@@ -93,7 +93,7 @@ def _extending(name: str, one: str) -> None:
         given = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
         for item in given:  # what raises in between leaves those before
             tx.mutate(self)
-            getattr(self.added, one)(item)
+            getattr(self.added if one == "append" else self.items, one)(item)
         return NONE
 
 

@@ -116,10 +116,8 @@ _SYMBOLIC_MATH: dict[Any, Any] = {
 }
 
 
-@rule_of_each(
-    math.ceil, math.floor, math.trunc, math.sqrt, math.exp, math.log, math.isnan, math.isinf
-)
-def _math(function: Any, tx: Tracer, *args: Value) -> Value:
+@rule_of_each(*(f for f in vars(math).values() if callable(f)))
+def _math(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     in_graph = _SYMBOLIC_MATH.get(function)
     if in_graph is not None and args:
         number = floats.symbol(tx, args[0])
@@ -130,7 +128,9 @@ def _math(function: Any, tx: Tracer, *args: Value) -> Value:
     special = f"__{function.__name__}__"
     if args and isinstance(args[0], UserObject) and args[0].has_special(special):
         return args[0].special(tx, special).call(tx, [], {})
-    return fold(tx, function, list(args), {})
+    known = kwargs or all(arg.is_constant() for arg in args)
+    made = None if known else floats.by_python(tx, function, list(args))
+    return fold(tx, function, list(args), kwargs) if made is None else made
 
 
 @rule(math.prod)

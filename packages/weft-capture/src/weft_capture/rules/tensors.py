@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
 from weft_capture.rules.operators import combined
+from weft_capture.rules.optimizers import before_graph
 from weft_capture.rules.packed import numbers
 from weft_capture.rules.table import GRAPH
 from weft_capture.values import floats
@@ -108,7 +109,7 @@ def _item(tx: Tracer, self: TensorValue) -> Value:
     if self.fake.dtype is torch.float64:  # no copy is made below, and the tensor may change
         scalar = scalar.call_method(tx, "clone", [], {})
     own = tx.frame is not None and tx.frame.function.globals.get("__name__") in _COUNTERS
-    return floats.computed(tx, scalar, floats.before_graph(tx, self) if own else None)
+    return floats.computed(tx, scalar, before_graph(tx, self) if own else None)
 
 
 @method(TensorValue, "__int__")

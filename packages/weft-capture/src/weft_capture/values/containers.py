@@ -168,8 +168,8 @@ class ListValue(SequenceValue, MutableValue):
     def items(self) -> Any:
         """The items, read from the real list if need be."""
         if self.read is not None:
-            read, self.read = self.read, None
-            self.added[:0] = read()
+            before, self.read = self.read(), None
+            refill(self.added, [*before, *self.added])
         return self.added
 
     @items.setter

@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, Kwargs, MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import NONE
+from weft_capture.values.base import Handler, MutableValue, Output, Tracer, Value, current_tracer
+from weft_capture.values.constant import NONE, Varying
 from weft_capture.values.containers import AT_RUN, Container, check_keys, refill
-from weft_guards.sources import CallSource, Source
+from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_literal
 
 
 @dataclass(eq=False)
@@ -38,6 +38,14 @@ class LazyValue(Value):
         return identity_key(self.obj)
 
 
+def _stand_in(key: Value) -> object:
+    """Return what stands for a key that a guard would have to fix: its source, or the value."""
+    if type(key).hash_key is not Varying.hash_key or key.python_type() not in (int, str):
+        return None
+    known = current_tracer().place(key)
+    return key if known is None else known[0]
+
+
 def identity_key(obj: object) -> object:
     """Return the hash key of an object from outside that is hashed by its identity."""
     return (AT_RUN, id(obj))
@@ -49,9 +57,16 @@ class DictValue(Container, MutableValue):
     `log` has what a dict from outside went through since its first change, as hash keys in order:
     (key, True) for a write, (key, False) for a removal. Doing the same to the real one keeps what
     its live iterators see right. `metadata` is the attribute that torch gives to a state dict.
+
+    One from outside, `real`, is read when the program asks for more than single keys. What is
+    looked up or written before is in `own`, so that code which only adds entries is good for all
+    that are there; a key that varies stands for itself, as nothing asks which one it is.
     """
 
-    changing = ("entries", "log", "metadata")
+    changing = ("own", "log", "metadata", "read")
+
+    real: Any = None
+    read: Callable[[], dict[object, tuple[Value, Value]]] | None = None
 
     def __init__(
         self,
@@ -67,15 +82,68 @@ class DictValue(Container, MutableValue):
         self.log: list[tuple[object, Value, bool]] | None = None
         self.removals = 0  # ever, taken back or not
         self.metadata: Value | None = None
-        self.entries: dict[object, tuple[Value, Value]] = {}
+        self.own: dict[object, tuple[Value, Value]] = {}
         for key, value in pairs or ():
             self.put(key, value)
 
+    @property
+    def entries(self) -> dict[object, tuple[Value, Value]]:
+        """The entries, read from the real dict if need be."""
+        if self.read is not None:
+            known = {
+                one: key.hash_key() if isinstance(one, Value | Source) else one
+                for one, (key, _) in self.own.items()
+            }
+            entries = self.read()
+            for key, (name, value) in self.own.items():
+                entries[known[key]] = (entries.get(known[key], (name,))[0], value)
+            self.own, self.read = entries, None
+            self.log = self.log and [(known[one], key, writes) for one, key, writes in self.log]
+        return self.own
+
+    def slot(self, key: Value, writes: bool = False) -> object:
+        """Return a hash key, or for a write that asks nothing a key that varies."""
+        if self.read is None:
+            return key.hash_key()
+        pending = [one for one, *_ in self.log or ()]
+        varying = [isinstance(one, Value | Source) for one in pending]
+        name = _stand_in(key)
+        if writes and name is not None and all(varying) and name not in pending[:-1]:
+            return name
+        hashed = key.hash_key()
+        if any(varying) or not is_literal(hashed) or hashed != hashed:
+            self.entries  # noqa: B018 - is read
+        return hashed
+
+    def find(self, tx: Tracer, key: Value) -> tuple[Value, Value] | None:
+        """Return an entry; one of a dict that was not read is guarded alone."""
+        mark = _stand_in(key) if self.read is not None else None
+        alone = mark is not None and all(one == mark for one, *_ in self.log or ())
+        known = tx.place(key) if alone else None
+        hashed = mark if known or (alone and mark in self.own) else self.slot(key)
+        if self.read is None or hashed in self.own:
+            return (self.entries if self.read is None else self.own).get(hashed)
+        name, wanted = known or (ConstSource(hashed), hashed)
+        assert self.source is not None
+        if wanted not in self.real:
+            there = CallSource(operator.contains, (self.source, name))
+            tx.guard(*((there, "CONST", False) if known else (self.source, "KEY_ABSENT", wanted)))
+            return None
+        item = self.real[wanted]
+        source: Source = ItemSource(self.source, wanted)
+        if known or type(self.real) is defaultdict:  # which makes an item where there is none
+            if item is None:
+                return self.entries[key.hash_key()]
+            source = CallSource(dict.get, (self.source, name))
+        tx.guard(source, "TYPE", type(item))
+        self.own[hashed] = key, LazyValue(item, source)
+        return self.own[hashed]
+
     def put(self, key: Value, value: Value) -> None:
         """Set an entry without recording it; the first of equal keys stays the key."""
-        hashed = key.hash_key()
-        old = self.entries.get(hashed)
-        self.entries[hashed] = (key if old is None else old[0], value)
+        hashed = self.slot(key, writes=True)
+        old = self.own.get(hashed) if self.read is None else self.own.pop(hashed, None)
+        self.own[hashed] = (key if old is None else old[0], value)
         if self.log is not None:
             self.log.append((hashed, key, True))
 
@@ -98,7 +166,7 @@ class DictValue(Container, MutableValue):
 
     def get(self, tx: Tracer, key: Value) -> Value | None:
         """Return an entry's value, or None."""
-        entry = self.entries.get(key.hash_key())
+        entry = self.find(tx, key)
         if entry is None:
             return None
         known, value = entry
@@ -133,7 +201,7 @@ class DictValue(Container, MutableValue):
         self.metadata = value
 
     def call_base_method(
-        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
         if kind is dict and self.cls is not dict:
             raise Break("unsupported-method", f"dict.{name} of a {self.cls.__name__}")
@@ -162,7 +230,7 @@ class DictValue(Container, MutableValue):
         out.remember(self)
         if self.entries:
             plain = DictValue()
-            plain.entries = self.entries
+            plain.own = self.entries
             out.do(refill, self, plain)
         if self.metadata is not None:
             out.fill_attributes(self, {"_metadata": self.metadata})
@@ -176,7 +244,7 @@ class DictValue(Container, MutableValue):
                 out.later(operator.delitem, self, key)
             elif hashed not in written:  # what is there in the end
                 written.add(hashed)
-                out.later(operator.setitem, self, key, self.entries.get(hashed, (NONE, NONE))[1])
+                out.later(operator.setitem, self, key, self.own.get(hashed, (NONE, NONE))[1])
 
     def truth(self, tx: Tracer) -> bool:
         return bool(self.entries)
@@ -190,7 +258,7 @@ class DictValue(Container, MutableValue):
     def copy(self) -> DictValue:
         """Return a new dict with the same entries."""
         fresh = DictValue(None, None, self.cls, self.default_factory)
-        fresh.entries = dict(self.entries)
+        fresh.own = dict(self.entries)
         return fresh
 
 
@@ -205,10 +273,6 @@ class MappingProxy(DictValue):
     def entries(self) -> dict[object, tuple[Value, Value]]:
         """Those of the dict."""
         return self.inner.entries
-
-    @entries.setter
-    def entries(self, entries: dict[object, tuple[Value, Value]]) -> None:
-        pass
 
     def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
         return MappingProxyType(self.inner.build(each, key))

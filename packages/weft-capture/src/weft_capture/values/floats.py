@@ -1,4 +1,4 @@
-"""Python floats that differ from call to call: learning rates, and what `.item()` gives.
+"""Numbers that differ from call to call: learning rates, what `.item()` gives, NumPy's ints.
 
 A `FloatValue` is a Python float to the program and a 0-dim float64 tensor to the graph. One that
 came from outside knows an `origin`, from which generated code computes it; arithmetic with
@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from weft_capture.breaks import Break
+from torch.fx import Node
+from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values.base import Kwargs, Output, Tracer, Value
-from weft_capture.values.constant import Constant, Varying, constant, is_numpy
-from weft_capture.values.made import MadeValue, is_made, origins
+from weft_capture.values.constant import Constant, Varying, constant, is_numpy, real_call
+from weft_capture.values.made import MadeValue, TextValue, is_made, origins
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, Source
 
@@ -41,7 +42,8 @@ def numpy_scalar(tensor: torch.Tensor) -> Any:
 
 def may_vary(number: object) -> bool:
     """Say whether a number from outside becomes a `FloatValue` once it has changed."""
-    return type(number) is float or (is_numpy(number) and isinstance(number, float))
+    numpy = is_numpy(number) and (isinstance(number, float) or type(number).__name__ == "int64")
+    return type(number) is float or numpy
 
 
 @dataclass(eq=False)
@@ -80,6 +82,21 @@ class FloatValue(Varying):
     def python_type(self) -> type:
         return type(self.hint)
 
+    def _size(self) -> Value:
+        """Return an int of NumPy as operations take a size, another number as a constant."""
+        whole = type(self.hint).__name__ == "int64" and self.source is not None
+        return (whole and by_python(self.tx, int, [self])) or constant(self.as_constant())
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        fixed = is_numpy(self.hint) and name in ("dtype", "ndim", "shape", "size", "itemsize")
+        return tx.literal(getattr(self.hint, name)) if fixed else super().getattr_fallback(tx, name)
+
+    def graph_arg(self) -> Any:
+        return self._size().graph_arg()
+
+    def example(self) -> Any:
+        return self._size().example()
+
     def describe(self) -> str:
         return "a float that varies" if self.source is not None else "a float out of a tensor"
 
@@ -108,19 +125,16 @@ def _is_operand(value: Value) -> bool:
     return isinstance(value, FloatValue) or (isinstance(value, SymValue) and value.is_data())
 
 
+def with_size(left: Value, right: Value) -> bool:
+    """Say whether these are a float that varies and a symbolic size."""
+    known = {type(left), type(right)} == {FloatValue, SymValue}
+    return known and not any(isinstance(one, SymValue) and one.is_data() for one in (left, right))
+
+
 def applies(left: Value, right: Value) -> bool:
     """Say whether an operator on these two is one of floats of which at least one varies."""
     varies = isinstance(left, FloatValue) or isinstance(right, FloatValue)
-    return varies and _is_operand(left) and _is_operand(right)
-
-
-def with_size(tx: Tracer, function: Callable[..., Any], left: Value, right: Value) -> Value | None:
-    """Evaluate an operator on a float that varies and a symbolic size; None for other operands."""
-    divisor = getattr(right, "sym", None) if function is operator.truediv else None
-    mixed = {type(left), type(right)} == {FloatValue, SymValue}
-    if not mixed or function not in _ARITHMETIC[:4] or divisor == 0:
-        return None
-    return computed(tx, tx.graph.emit_plain("call_function", function, _operands(left, right), {}))
+    return with_size(left, right) or (varies and _is_operand(left) and _is_operand(right))
 
 
 def compares(left: Value, right: Value) -> bool:
@@ -141,22 +155,29 @@ def _hint(value: Value) -> Any:
 def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
     """Evaluate an arithmetic operator on two floats, at least one of which varies."""
     sources = _origin(left), _origin(right)
-    if function not in _ARITHMETIC:
+    sized = with_size(left, right)
+    known = by_python(tx, function, [left, right]) if sized or None not in sources else None
+    if known is not None:
+        return known
+    zero = function is operator.truediv and sized and getattr(right, "sym", 1) == 0
+    if sized and function in _ARITHMETIC[:4] and not zero:
+        made = tx.graph.emit_plain("call_function", function, _operands(left, right), {})
+        return computed(tx, made)
+    anew = is_made(left) or is_made(right)
+    if function not in _ARITHMETIC or not (anew or None in sources):
         if None in sources and tx.graph.reads_data():
             return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
-        return constant(function(left.as_constant(), right.as_constant()))
+        return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
     if isinstance(left, SymValue) or isinstance(right, SymValue):
         return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
     if None in sources:
         made = tx.graph.emit_plain("call_function", function, _operands(left, right), {})
-        return computed(tx, made, _before(function, left, right))
+        return computed(tx, made, _before(tx, function, left, right))
     checks = function is operator.truediv and not any(map(is_numpy, map(_hint, (left, right))))
     if checks and compare(tx, operator.eq, right, constant(0)).truth(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
     number = function(_hint(left), _hint(right))
-    anew = is_made(left) or is_made(right)
-    known = type(number) is _kind(left, right) if anew else may_vary(number)
-    if not known or (anew and function is operator.pow):  # which may be complex, or overflow
+    if type(number) is not _kind(left, right) or function is operator.pow:
         return constant(function(left.as_constant(), right.as_constant()))
     return at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
 
@@ -185,61 +206,68 @@ def numpy_is_quiet() -> bool:
 
 _SAFE = (operator.neg, operator.pos, abs)
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
+_WHOLE = (operator.floordiv, operator.mod, operator.neg)
 
 
-def _before(function: Callable[..., Any], *operands: Value) -> Known | None:
+def place(tx: Tracer, value: Any) -> Known | None:
+    """Return where a number or text comes from before the graph, and what it is at this capture.
+
+    `value` may also be a node of a symbolic number, or a number among its arguments.
+    """
+    given = getattr(value, "node", value)
+    if isinstance(value, FloatValue):
+        return value.before
+    if isinstance(value, TextValue):
+        return None if value.seen.tensors else _before(tx, value.function, *value.args)
+    if isinstance(given, Constant | int | float):
+        number = getattr(given, "value", given)
+        return ConstSource(number), number
+    entry = tx.graph.input_at.get(given) if isinstance(given, Node) else None
+    if entry is not None and type(entry.example) is int:
+        return entry.source, entry.example
+    if getattr(given, "target", None) in (*_ARITHMETIC, *_WHOLE):
+        return _before(tx, given.target, *given.args)
+    return None
+
+
+def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> Value | None:
+    """Leave a function of numbers to Python, before the graph; None where that cannot be.
+
+    Where it would raise, or return another type, a guard fails.
+    """
+    known = _before(tx, function, *values)
+    if known is None or any(origins(known[0])):
+        return None
+    source, number = known
+    if type(number) is bool:
+        tx.guard_constant(source, number)
+        return constant(number)
+    if not may_vary(number) and type(number) is not int:
+        return None
+    if type(number) is int and not tx.symbolic:
+        raise NeedsSymbols
+    if function not in _ARITHMETIC[:3]:
+        tx.guard(source, "TYPE", type(number))
+    if may_vary(number):
+        return at(tx, source, number)
+    made: Value | None = tx.graph.floats.get(source) or tx.graph.symint_input(number, source)
+    tx.graph.floats[source] = made
+    return made
+
+
+def _before(tx: Tracer, function: Callable[..., Any], *operands: Any) -> Known | None:
     """Return what a function of numbers gives before the graph runs, where all are known then."""
     known: list[Known] = []
     for one in operands:
-        there: Known | None = getattr(one, "before", None)
-        if isinstance(one, Constant):
-            there = ConstSource(one.value), one.value
+        there = place(tx, one)
         if there is None:
             return None
         known.append(there)
     try:
         number = function(*(hint for _, hint in known))
-    except ArithmeticError:
+    except (ArithmeticError, ValueError, TypeError):
         return None
     return CallSource(function, tuple(source for source, _ in known)), number
-
-
-def before_graph(tx: Tracer, tensor: TensorValue) -> Known | None:
-    """Return where a counter of an optimizer is before the graph, and what was added since.
-
-    Only for a 0-dim tensor on the CPU that nothing but additions of 1 has written to.
-    """
-    entry, node, fake = tx.graph.input_at.get(tensor.node), tensor.node, tensor.fake
-    known: Known | None = None
-    if fake.dim() or fake.device.type != "cpu":
-        return None
-    if entry is not None and isinstance(entry.example, torch.Tensor):
-        with unset_fake_temporarily():
-            known = CallSource(torch.Tensor.item, (entry.source,)), entry.example.item()
-    elif node.target in _MAKERS:
-        number = _MAKERS[node.target](*node.args)
-        known = (ConstSource(number), number) if number.is_integer() else None  # in any dtype
-    added = [user for user in node.users if user.target in ("add_", operator.iadd)]
-    written = fake._version - (entry.version if entry is not None else 0)
-    if known is None or written != len(added) or not all(_adds_one(user, node) for user in added):
-        return None
-    for _ in added:
-        known = CallSource(operator.add, (known[0], ConstSource(1.0))), known[1] + 1.0
-    return known
-
-
-_MAKERS: dict[Any, Callable[..., float]] = {
-    torch.zeros: lambda *size: 0.0,
-    torch.ones: lambda *size: 1.0,
-    torch.tensor: float,
-}
-
-
-def _adds_one(user: Any, node: Any) -> bool:
-    one = user.args[1]
-    if getattr(one, "target", None) is torch.tensor:
-        one = one.args[0]
-    return user.args[0] is node and one == 1 and user.kwargs.get("alpha", 1) == 1
 
 
 def computed(tx: Tracer, value: Value, before: Known | None = None, like: float = 0.0) -> Value:
@@ -295,12 +323,11 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
     Raises:
         Break: when a side was read out of a tensor, and such numbers are not captured.
     """
+    known = by_python(tx, function, [left, right])
+    if known is not None:
+        return known
     sources = _origin(left), _origin(right)
     if None in sources:
-        known = _before(function, left, right)
-        if known is not None:
-            tx.guard(known[0], "CONST", known[1])
-            return constant(known[1])
         if tx.graph.reads_data():
             return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
         raise Break("data-dependent-branch", "a comparison of a number read from a tensor")
@@ -349,7 +376,9 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
         if not kwargs.keys() - {"dtype", "device"} and isinstance(args[0], FloatValue):
             how = {"dtype": constant(torch.get_default_dtype()), **kwargs, "copy": constant(True)}
             return tx.graph.emit("call_method", "to", [args[0].tensor()], how)
-    if _name(target) in _FILLED and "requires_grad" not in kwargs:
+    number = kwargs.get("fill_value", args[-1])
+    fills = isinstance(number, FloatValue) and issubclass(number.python_type(), float)
+    if _name(target) in _FILLED and fills and "requires_grad" not in kwargs:
         return _full(tx, op, target, args, dict(kwargs))
     scaled = _scale_second(tx, target, args, kwargs)
     if scaled is not None:

@@ -21,7 +21,7 @@ from weft_capture.bytecode import decode
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant, fold, real_call
 from weft_capture.values.containers import TupleValue
-from weft_capture.values.dicts import DictValue
+from weft_capture.values.dicts import DictValue, LazyValue
 from weft_guards.sources import AttrSource, ConstSource, ItemSource, Source
 
 
@@ -405,3 +405,24 @@ class PartialValue(Value):
         out.call(functools.partial, [self.function, *self.args], self.keywords)
         out.remember(self)
         out.fill_attributes(self, self.attributes)
+
+
+def function_value(tx: Tracer, obj: types.FunctionType, source: Source) -> FunctionValue:
+    """Return the value of a Python function that is inlined, also where it has a rule."""
+    positional = AttrSource(source, "__defaults__")
+    defaults = enumerate(obj.__defaults__ or ())
+    keyword = AttrSource(source, "__kwdefaults__")
+    kwdefaults: dict[str, Value] = {
+        name: LazyValue(item, ItemSource(keyword, name))
+        for name, item in (obj.__kwdefaults__ or {}).items()
+    }
+    return FunctionValue(
+        obj.__code__,
+        obj.__globals__,
+        name=obj.__qualname__,
+        defaults=[LazyValue(item, ItemSource(positional, i)) for i, item in defaults],
+        kwdefaults=kwdefaults,
+        cells=function_cells(tx, obj, source),
+        obj=obj,
+        source=source,
+    )

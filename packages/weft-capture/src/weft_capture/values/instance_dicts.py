@@ -24,10 +24,6 @@ class InstanceDict(DictValue):
         members = _members(current_tracer(), self.owner)
         return {name: (constant(name), value) for name, value in members.items()}
 
-    @entries.setter
-    def entries(self, entries: dict[object, tuple[Value, Value]]) -> None:
-        pass
-
     def same_object(self, other: Value) -> bool:
         return isinstance(other, InstanceDict) and other.owner is self.owner
 

@@ -237,21 +237,21 @@ class DequeValue(ListValue):
         self, items: Iterable[Value], source: Source | None = None, maxlen: int | None = None
     ) -> None:
         super().__init__([], source)
-        self.items: Any = collections.deque(items, maxlen)
+        self.added = collections.deque(items, maxlen)
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return collections.deque(super().build(each), self.items.maxlen)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "maxlen":
-            return constant(self.items.maxlen)
+            return constant(self.added.maxlen)
         return super().getattr(tx, name)
 
     def iterate(self, tx: Tracer) -> Value:
         return SequenceIterator(self, None, tx.steps.now)
 
     def with_items(self, items: Iterable[Value]) -> Value:
-        return DequeValue(items, None, self.items.maxlen)
+        return DequeValue(items, None, self.added.maxlen)
 
     def reconstruct(self, out: Output) -> None:
         if out.is_cyclic(self):

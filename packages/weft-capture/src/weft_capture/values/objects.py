@@ -381,6 +381,14 @@ def may_finalize(value: Value) -> bool:
     return False
 
 
+def drops(obj: Any, depth: int = 4) -> bool:
+    """Say the same of a real object, or of a container somewhere in which there may be one."""
+    plain = obj if isinstance(obj, list | tuple | deque) else ()
+    inside = obj.values() if isinstance(obj, dict) else plain
+    mine = isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj)
+    return mine or depth == 0 or any(drops(one, depth - 1) for one in inside)
+
+
 def _unwinds(obj: object) -> bool:
     """Say whether an object is a generator whose handlers run when it is dropped."""
     if not isinstance(obj, types.GeneratorType | types.AsyncGeneratorType):

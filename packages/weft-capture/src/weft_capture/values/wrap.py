@@ -45,11 +45,10 @@ from weft_capture.values.functions import (
     BoundMethod,
     BuiltinValue,
     CellValue,
-    FunctionValue,
     ObjectConstant,
     PartialValue,
     TypeHint,
-    function_cells,
+    function_value,
 )
 from weft_capture.values.iterators import DequeValue, ExternalIterator
 from weft_capture.values.made import RandomValue
@@ -58,6 +57,7 @@ from weft_capture.values.objects import (
     StreamValue,
     UserObject,
     as_kind,
+    drops,
     is_plain_stream,
 )
 from weft_capture.values.overrides import OverridingTensor, has_handler
@@ -193,7 +193,7 @@ def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
     return made
 
 
-def _read_list(tx: Tracer, obj: list[Any], source: Source) -> list[Value]:
+def _read_list(tx: Tracer, obj: Any, source: Source) -> list[Value]:
     tx.guard(source, "LEN", len(obj))
     return _items(tx, obj, source)
 
@@ -218,12 +218,22 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     if id(obj) in tx.namespaces:
         raise Break("unsupported-value", "a dict that also holds the variables of an object")
-    plain: Any = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+    ordered = isinstance(obj, collections.OrderedDict)
+    value = DictValue(None, source, collections.OrderedDict if ordered else dict)
+    tx.known[id(obj)] = (value, source)
+    value.real, value.read = obj, functools.partial(_read_dict, tx, obj, source, value.cls)
+    if type(obj) not in EXACT or isinstance(source, ConstSource) or drops(obj):
+        value.own, value.read = value.read(), None
+    return value
+
+
+def _read_dict(
+    tx: Tracer, obj: dict[Any, Any], source: Source, plain: Any
+) -> dict[object, tuple[Value, Value]]:
     check_hashes(plain.keys(obj))
     keys = source if type(obj).__iter__ is plain.__iter__ else CallSource(plain.keys, (source,))
     tx.guard_keys(keys, plain.keys(obj))
-    value = DictValue(None, source, plain)
-    tx.known[id(obj)] = (value, source)
+    entries: dict[object, tuple[Value, Value]] = {}
     for index, (key, item) in enumerate(plain.items(obj)):
         if is_constant_object(key) and type(obj) in EXACT:
             item_source: Source = ItemSource(source, key)
@@ -234,11 +244,10 @@ def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
         key_source: Source = DictKeySource(keys, index)
         if isinstance(source, ConstSource):
             item_source, key_source = ConstSource(item), ConstSource(key)
-        if isinstance(key, torch.Tensor):
-            value.put(LazyValue(key, key_source), LazyValue(item, item_source))
-        else:
-            value.put(wrap_key(tx, key), LazyValue(item, item_source))
-    return value
+        lazy = isinstance(key, torch.Tensor)
+        name = LazyValue(key, key_source) if lazy else wrap_key(tx, key)
+        entries[name.hash_key()] = (name, LazyValue(item, item_source))
+    return entries
 
 
 def _wrap_mapping_proxy(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -305,27 +314,6 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
     return function_value(tx, obj, source)
 
 
-def function_value(tx: Tracer, obj: types.FunctionType, source: Source) -> FunctionValue:
-    """Return the value of a Python function that is inlined, also where it has a rule."""
-    positional = AttrSource(source, "__defaults__")
-    defaults = enumerate(obj.__defaults__ or ())
-    keyword = AttrSource(source, "__kwdefaults__")
-    kwdefaults: dict[str, Value] = {
-        name: LazyValue(item, ItemSource(keyword, name))
-        for name, item in (obj.__kwdefaults__ or {}).items()
-    }
-    return FunctionValue(
-        obj.__code__,
-        obj.__globals__,
-        name=obj.__qualname__,
-        defaults=[LazyValue(item, ItemSource(positional, i)) for i, item in defaults],
-        kwdefaults=kwdefaults,
-        cells=function_cells(tx, obj, source),
-        obj=obj,
-        source=source,
-    )
-
-
 def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
     try:
         contents = obj.cell_contents
@@ -357,9 +345,12 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "LEN", len(obj))
     tx.guard_constant(AttrSource(source, "maxlen"), obj.maxlen)
-    return DequeValue(_items(tx, obj, source), source, obj.maxlen)
+    made = DequeValue([], source, obj.maxlen)
+    made.read = functools.partial(_read_list, tx, obj, source)
+    if obj.maxlen is not None and drops(obj):
+        made.items  # noqa: B018 - is read at once
+    return made
 
 
 def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
