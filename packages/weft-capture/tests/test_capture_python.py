@@ -60,23 +60,12 @@ def assert_tensor(x):
     return x + 1
 
 
-def index_mask(x):
-    return x[x > 2]
-
-
 def autocast_break(x):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = x @ x.T
         wc.graph_break()
         z = x @ x.T
     return y, z, x @ x.T
-
-
-def set_grad(x):
-    torch.set_grad_enabled(False)
-    y = x * 2
-    torch.set_grad_enabled(True)
-    return y
 
 
 @torch.no_grad()
@@ -94,26 +83,6 @@ def enumerate_break(x):
         x = x + i
         gc.collect()
         out.append(x)
-    return out
-
-
-def while_data(x):
-    n = 0
-    while x.sum() < 100:
-        x = x * 2
-        n += 1
-    return x, n
-
-
-def gen_break(x):
-    def g():
-        for i in range(3):
-            yield x + i
-
-    out = []
-    for v in g():
-        wc.graph_break()
-        out.append(v)
     return out
 
 
@@ -140,20 +109,6 @@ def global_write(x):
 GW = 0
 
 
-def sz(x):
-    return (
-        torch.zeros(x.shape),
-        x.new_ones(x.size(0)),
-        torch.arange(x.numel()),
-        x.expand(2, 2, 3),
-        x.shape[-1],
-    )
-
-
-def tolist(x):
-    return [v + 1 for v in x.flatten().tolist()]
-
-
 def inplace_view(x):
     y = x[0]
     y.add_(5)
@@ -168,10 +123,6 @@ def out_arg(x):
 
 def param_grad(x):
     return x.detach().requires_grad_(True).requires_grad, x
-
-
-def detach_(x):
-    return x.detach()
 
 
 def torchfn(x):
@@ -199,12 +150,11 @@ def named(x):
 
 
 CAPTURED_WHOLE = [
-    setattr_super, set_grad, call_deco, sz, inplace_view, out_arg, param_grad, detach_, torchfn,
-    iter_tensor, named, assert_tensor,
+    setattr_super, call_deco, inplace_view, out_arg, param_grad, torchfn, iter_tensor, named,
+    assert_tensor,
 ]  # fmt: skip
 WITH_BREAKS = [
-    setattr_break, rec_break, index_mask, autocast_break, enumerate_break,
-    while_data, gen_break, tolist, item_index, try_op,
+    setattr_break, rec_break, autocast_break, enumerate_break, item_index, try_op,
 ]  # fmt: skip
 
 

@@ -431,3 +431,24 @@ def test_identity_of_arguments_is_guarded_and_kept(new):
         given = a if n % 2 else new(n)
         _, same_one, got = compiled(torch.ones(2), a, given)
         assert same_one is (a is given) and got is given
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.view(-1)[1:].add_(x.view(-1)[:-1]),
+        lambda x: x[:1].expand(2, 3).add_(1),
+        lambda x: x.view(-1).unfold(0, 3, 1).mul_(2),
+        lambda x: torch.mm(x, x.t(), out=x[:, :2]),
+        lambda x: x.index_add_(0, torch.zeros(1, dtype=torch.long), x[:1]),
+    ],
+)
+def test_writes_that_overlap_are_real(write):
+    x, y = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3)
+    compiled = weft_capture.capture(write, eager_backend)
+    with contextlib.suppress(RuntimeError):
+        write(x)
+    with contextlib.suppress(RuntimeError):
+        compiled(y)
+    assert torch.equal(x, y)
+    assert {one.code for one in compiled._weft_capture.breaks} == {"op-failed"}

@@ -304,6 +304,7 @@ class GraphBuilder:
         fake_args = [arg.example() for arg in args]
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
         _quiet_fake_errors()
+        self.mode.checks_overlap = True
         try:
             if op == "call_method":
                 result = getattr(fake_args[0], target)(*fake_args[1:], **fake_kwargs)
@@ -317,6 +318,8 @@ class GraphBuilder:
                 raise NeedsSymbols from None
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise Break(code, f"{name}: {str(error)[:300]}") from error
+        finally:
+            self.mode.checks_overlap = False
         if self.shape_env is not None and self.shape_env.pending_fresh_unbacked_symbols:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
             if not self.reads_data():

@@ -57,9 +57,13 @@ class _Mode(FakeTensorMode):
     __init__ = foreign.rebind(FakeTensorMode.__init__)
     _python_kernels: list[Any]  # a guard for each time it was entered
     writes = 0  # of operators in place: a tensor of inference mode does not count its own
+    checks_overlap = False  # of what is written
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.writes += isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            self.writes += 1
+            if self.checks_overlap and torch.Tag.inplace_view not in func.tags:
+                _check_overlap(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
@@ -95,6 +99,41 @@ class _Mode(FakeTensorMode):
             with self:
                 result = result.new_empty_strided(result.shape, strides)
         return result
+
+
+def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise where a real operator may find that what it writes lies over itself or an operand."""
+    named = {one.name: one.alias_info for one in func._schema.arguments}
+    given = [(t, named[name]) for name, t in {**dict(zip(named, args)), **kwargs}.items()]
+    tensors = [(t, info) for t, info in given if isinstance(t, torch.Tensor)]
+    whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
+    for tensor, info in tensors:
+        if info is not None and info.is_write:
+            others = [one for one, _ in tensors if one is not tensor]
+            inside = torch._debug_has_internal_overlap(tensor)  # 2: it would take a closer look
+            if inside == 2:
+                start, end = _extent(tensor)
+                inside = end - start < tensor.numel() * tensor.itemsize
+            if inside or any(_overlap(tensor, other, whole) for other in others):
+                raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor, whole: bool) -> bool:
+    """Say whether tensors overlap; with `whole` they may be alike, or have gaps, as in torch."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    alike = one.storage_offset() == other.storage_offset() and one.stride() == other.stride()
+    if whole and alike and one.shape == other.shape:
+        return False
+    starts, ends = zip(*map(_extent, (one, other)), strict=True)
+    gaps = any(map(torch._debug_has_internal_overlap, (one, other)))
+    return max(starts) < min(ends) and not (whole and gaps)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[Any, Any]:
+    steps = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())]
+    start, count = tensor.storage_offset(), sum(steps) + 1 if tensor.numel() else 0
+    return start * tensor.itemsize, (start + count) * tensor.itemsize
 
 
 def _holds(condition: Any) -> bool:
