@@ -109,11 +109,9 @@ def _pattern_sub(
 
 # math, on symbolic numbers
 
-_SYMBOLIC_MATH: dict[Any, Any] = {
-    math.ceil: math.ceil,
-    math.floor: math.floor,
-    math.sqrt: torch.sym_sqrt,
-}
+_SYMBOLIC_MATH: dict[Any, Any] = {math.ceil: math.ceil, math.floor: math.floor}
+for _name in ("sqrt", "cos", "sin"):
+    _SYMBOLIC_MATH[getattr(math, _name)] = getattr(torch, f"_sym_{_name}")
 
 
 @rule_of_each(*(f for f in vars(math).values() if callable(f)))
