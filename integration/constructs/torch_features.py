@@ -468,3 +468,9 @@ def attention_in_eval(layer, x):
     with torch.no_grad():
         mask = torch.tensor([[False, False, True], [False, False, False]])
         return layer(x, x, x, need_weights=False), layer(x, x, x, key_padding_mask=mask)
+
+
+@case(inputs=lambda: (torch.tensor([1.5, 0.0, -2.5]),))
+def types_of_python_as_dtypes(x):
+    made = torch.zeros(3, dtype=int) + torch.full((3,), 1, dtype=complex)
+    return made, x.to(int), x.sum(dtype=float), x.to(bool) | (x > 0), x.double().view(int)

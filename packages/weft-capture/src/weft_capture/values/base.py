@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import torch
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
@@ -40,6 +41,8 @@ Handler = Callable[..., "Value | None"]
 """Of a rule or method; one that returns nothing gives the program's None."""
 H = TypeVar("H", bound=Handler)
 Kwargs = dict[str, "Value"]
+# What torch takes for a dtype. The text of a graph cannot name a class.
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class Value:
@@ -96,6 +99,8 @@ class Value:
             known = self.as_constant()
         except NotConstant:
             raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
+        if isinstance(known, type):
+            return _DTYPES.get(known, known)
         if type(known).__module__ != "numpy":
             return known
         number = known.item()
