@@ -474,3 +474,22 @@ def attention_in_eval(layer, x):
 def types_of_python_as_dtypes(x):
     made = torch.zeros(3, dtype=int) + torch.full((3,), 1, dtype=complex)
     return made, x.to(int), x.sum(dtype=float), x.to(bool) | (x > 0), x.double().view(int)
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, config):
+        ctx.scale = config["scale"]
+        return x * ctx.scale + config["shift"][0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.scale, None
+
+
+SCALES = {"scale": 3, "shift": [1.5]}
+
+
+@case(inputs=lambda: (torch.arange(3.0, requires_grad=True),))
+def function_of_an_outside_dict(x):
+    return Scale.apply(x, SCALES).sin()

@@ -31,6 +31,12 @@ class LazyValue(Value):
     def data(self, tx: Tracer) -> Any:
         return tx.force(self).data(tx)
 
+    def graph_arg(self) -> Any:
+        return current_tracer().force(self).graph_arg()
+
+    def example(self) -> Any:
+        return current_tracer().force(self).example()
+
     def describe(self) -> str:
         return f"unread {type(self.obj).__name__}"
 
