@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 import weft
 from torch import nested
-from torch.autograd import grad
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.nested._internal.nested_tensor import nested_from_padded as repad
 
@@ -40,6 +39,10 @@ MAKERS = {
     "ragged last": lambda n: [one(n, dim=2)],
     "pair": pair,
     "apart": apart,
+    "aliases": lambda n: [
+        x := one(n).detach(),
+        jagged(x._values[:] if n[1] == 1 else -x._values, x._offsets),
+    ],
     "rows": lambda n: [torch.ones(size, 4, requires_grad=True) for size in n[:2]],
     "packed": lambda n: [torch.ones(sum(n), 4, requires_grad=True), one(n)._offsets],
 }
@@ -60,12 +63,10 @@ def guarded(x, y):
 
 ONE = ("jagged", "with known")
 WHOLE = {
-    "operators": (lambda x: (x.sin() * 2 + x, x, x @ WIDE.weight.T, x.softmax(-1)), *ONE),
-    "block": (lambda x: NORM(x + NARROW(F.gelu(WIDE(F.rms_norm(x, (4,)))))), *ONE),
+    "operators": (lambda x: (x.sin() * 2 + x, x, NARROW(WIDE(x)), NORM(x)), *ONE),
     "sums": (lambda x: (x.sum(), x.detach().sum(1), x.detach().mean(1), x.amax(-1)), *ONE),
     "two": (lambda x, y: (torch.cat([x, y], -1), torch.where(x > 0, x, y), x * y), "pair"),
     "parts": (lambda x: (x * 2, x.values() * 2, x.offsets(), x.lengths()), *ONE, "with holes"),
-    "returned parts": (lambda x: (lambda y: (y, y.values(), y.offsets()))(x * 2), *ONE),
     "views": (lambda x: (x.detach(), x.transpose(1, 2), x.values()), *ONE),
     "sizes": (lambda x: (x.shape, x.view(x.shape[0], x.size(1), 2, 2) * x.numel()), *ONE),
     "branch": (lambda x: x * x._ragged_idx, "jagged", "ragged last", "with holes"),
@@ -73,13 +74,8 @@ WHOLE = {
     "listed": (lambda *xs: nested.as_nested_tensor(xs, layout=JAGGED) * 2, "rows"),
     "copied": (lambda *xs: nested.nested_tensor(xs, layout=JAGGED).sin(), "rows"),
     "packed": (lambda v, o: (jagged(v.sin(), o) * 2, jagged(v * 2, lengths=o.diff())), "packed"),
-    "returned view": (lambda v, o: jagged(v, o), "packed"),
-    "embedding": (lambda v, o: F.embedding(jagged(v.detach().long(), o), WIDE.weight), "packed"),
     "sharing": (lambda v, o: [jagged(v * k, p) for p in [o.clone()] for k in (2, 3)], "packed"),
-    "random": (lambda x: F.dropout(x, 0.5) + torch.rand_like(x), *ONE),
-    "written": (lambda x: (x * 2).add_(1).mul_(x.detach()), *ONE),
-    "cast": (lambda x: (x.to(torch.float64) * 2, x.chunk(2, -1)[0] * 2), *ONE),
-    "inner gradient": (lambda x: grad((x**3).sum(), x, create_graph=True)[0] * x, "jagged"),
+    "memory": (lambda x, y: [x.mul_(2) is None, y + 1], "aliases"),
 }
 BROKEN = {
     "unbind": (lambda x: [y * 2 for y in (x * 2).unbind()], *ONE),

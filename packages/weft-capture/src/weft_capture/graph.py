@@ -21,7 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx import Graph, GraphModule, Node
 from weft_core import fake
 from weft_core.errors import Unsupported
-from weft_core.jagged import is_ragged_size
+from weft_core.jagged import is_jagged, is_ragged_size
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
 from weft_core.wrappers import is_wrapper
@@ -68,8 +68,9 @@ class GraphInput:
 
     def is_written(self) -> bool:
         """Say whether the graph may write to this input in place."""
-        twin = self.node_example
+        twin: Any = self.node_example
         uncounted = isinstance(twin, torch.Tensor) and twin.is_inference()
+        uncounted |= is_jagged(type(twin)) and twin._values.fake_mode.writes > 0
         return uncounted or _version(twin) != self.version
 
 
@@ -89,7 +90,10 @@ def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
     for entry in inputs:
         if entry.is_shared():
             parts = wrappers.inside(entry.example, entry.source)
-            (written if entry.is_written() else read).update(parts)
+            target = written if entry.is_written() else read
+            known = set(map(id, target.values()))  # the same objects: an alias guard
+            target.update({at: one for at, one in parts.items() if id(one) not in known})
+    read = {at: t for at, t in read.items() if all(t is not one for one in written.values())}
     if not written or len(written) + len(read) == 1:
         return []
     shared = shares_memory(list(written.values()), list(read.values()))
