@@ -64,7 +64,6 @@ def guarded(x, y):
 ONE = ("jagged", "with known")
 WHOLE = {
     "operators": (lambda x: (x.sin() * 2 + x, x, NARROW(WIDE(x)), NORM(x)), *ONE),
-    "sums": (lambda x: (x.sum(), x.detach().sum(1), x.detach().mean(1), x.amax(-1)), *ONE),
     "two": (lambda x, y: (torch.cat([x, y], -1), torch.where(x > 0, x, y), x * y), "pair"),
     "parts": (lambda x: (x * 2, x.values() * 2, x.offsets(), x.lengths()), *ONE, "with holes"),
     "views": (lambda x: (x.detach(), x.transpose(1, 2), x.values()), *ONE),

@@ -62,7 +62,8 @@ class _Mode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
             self.writes += 1
-            if self.checks_overlap and torch.Tag.inplace_view not in func.tags:
+            plain = not any(map(jagged.is_jagged, types))  # whose values come here by themselves
+            if plain and self.checks_overlap and torch.Tag.inplace_view not in func.tags:
                 _check_overlap(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
