@@ -240,3 +240,29 @@ def test_what_has_no_frame_of_its_own_is_compiled_too(entry):
 def test_scripted_functions_are_refused_in_full_graphs():
     with pytest.raises(Unsupported, match="ScriptFunction"):
         capture(torch.jit.trace(torch.sin, X), eager_backend, fullgraph=True)(X)
+
+
+class Slotted:
+    __slots__ = ("inner", "weight")
+
+
+def deep(holder):
+    return holder.inner.inner.inner.weight * 2
+
+
+def test_what_is_compiled_is_captured_wherever_its_tensors_are():
+    holder = None
+    for _ in range(4):
+        outer = Slotted()
+        outer.inner, outer.weight, holder = holder, X, outer
+    assert torch.equal(capture(deep, eager_backend)(holder), X * 2)
+    assert frame_of("deep").graphs == 1
+
+    def outside(holder):
+        graph_break()
+        return (lambda one: one.weight + 1)(holder)
+
+    assert torch.equal(capture(outside, eager_backend)(holder), X + 1)
+    assert frame_of(
+        "test_what_is_compiled_is_captured_wherever_its_tensors_are.<locals>.outside"
+    ).ops

@@ -74,6 +74,7 @@ class Capture:
         self.fullgraph = fullgraph
         self.rules = rules
         self.caches: dict[types.CodeType, CodeCache] = {}
+        self.asked: types.CodeType | None = None  # captured whatever it gets
         self.breaks: list[BreakRecord] = []
         self.graphs: list[GraphModule] = []
         self.logs: dict[types.CodeType, CodeLog] = {}
@@ -111,7 +112,8 @@ class Capture:
             if found is not None:
                 frame.set_lookup(code, cache.lookup, self.miss)
                 return found
-            if not (resumed or cache.entries or has_tensor_work(function, flat_args)):
+            asked = code is self.asked or resumed or cache.entries
+            if not asked and not has_tensor_work(function, flat_args):
                 return None
             if not stance.may_compile(code.co_qualname, lambda: cache.reasons(function, flat_args)):
                 return None
@@ -289,6 +291,7 @@ def capture(
     miss = state.miss
     named = selection.framed(function)
     function = in_pieces(named)
+    state.asked = function.__code__
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         if stance.active is not None or torch._C._is_tracing():

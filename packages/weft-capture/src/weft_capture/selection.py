@@ -106,10 +106,22 @@ def _holds_tensor(value: object, depth: int) -> bool:
         inner = list.__getitem__(value, slice(16))
     elif isinstance(value, dict):
         inner = list(dict.values(value))[:64]
-    elif kind.__module__ != "builtins" and kind.__dictoffset__:
-        with suppress(AttributeError):  # a class of C may hide it
-            inner = list(object.__getattribute__(value, "__dict__").values())[:64]
+    elif kind.__module__ != "builtins":
+        inner = _attributes(value, kind)
     return any(_holds_tensor(item, depth - 1) for item in inner)
+
+
+def _attributes(value: object, kind: type) -> list[object]:
+    """Return what an object holds, in its dict and its slots, without running code of its class."""
+    found: list[object] = []
+    if kind.__dictoffset__:
+        with suppress(AttributeError):  # a class of C may hide it
+            found += list(object.__getattribute__(value, "__dict__").values())[:64]
+    for slot in (one for cls in kind.__mro__ for one in vars(cls).values()):
+        if isinstance(slot, types.MemberDescriptorType):
+            with suppress(AttributeError):
+                found.append(slot.__get__(value, kind))
+    return found
 
 
 def _is_torch(value: object) -> bool:

@@ -106,7 +106,8 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
     """Raise where a real operator may find that what it writes lies over itself or an operand."""
     named = {one.name: one.alias_info for one in func._schema.arguments}
     given = [(t, named[name]) for name, t in {**dict(zip(named, args)), **kwargs}.items()]
-    tensors = [(t, info) for t, info in given if isinstance(t, torch.Tensor)]
+    strided = torch.strided
+    tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is strided]
     whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
     for tensor, info in tensors:
         if info is not None and info.is_write:
