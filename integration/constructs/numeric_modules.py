@@ -8,6 +8,7 @@ import heapq
 import math
 import statistics
 
+import numpy as np
 import torch
 
 from constructs import case
@@ -260,3 +261,20 @@ def copy_of_objects_that_say_how(x):
 def deepcopy_keeps_what_is_shared(x):
     knot = copy.deepcopy(Knotted())
     return x + 1, knot.pair[0] is knot.pair[1], knot.pair[0] is knot.shared, knot.me is knot
+
+
+@case(inputs=lambda: (torch.ones(2), np.array([1.0, 2.0]), np.arange(6).reshape(2, 3).T))
+def tensors_of_arrays(x, a, turned):
+    copied, shared = torch.tensor(a), torch.as_tensor(a)
+    shared[0] = 5.0
+    rows = torch.tensor([a.sum(), a.max()]), torch.tensor(turned)
+    made = torch.tensor(np.zeros(3, dtype=bool)), torch.as_tensor(a, dtype=torch.float32) + x
+    return (
+        copied,
+        shared,
+        rows,
+        rows[1].stride(),
+        made,
+        torch.asarray(a),
+        torch.tensor(a[1]),
+    )

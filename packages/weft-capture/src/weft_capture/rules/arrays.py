@@ -306,11 +306,18 @@ def _numpy(tx: Tracer, self: TensorValue) -> Value:
 def _from_numpy(tx: Tracer, array: Value) -> Value:
     if not isinstance(array, ArrayValue) or array.cls is not np.ndarray:
         raise Break("unknown-call", "torch.from_numpy")
+    return _shared(tx, array)
+
+
+def _shared(tx: Tracer, array: ArrayValue) -> Value:
     return array.tensor if array.source is not None else array.tensor.getattr(tx, "data")
 
 
 def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
-    """Make a tensor; scalars of NumPy decide its dtype."""
+    """Make a tensor; scalars of NumPy decide its dtype, arrays are copied where torch does."""
+    items = data.items if isinstance(data, SequenceValue) else [data]
+    if items and all(isinstance(one, ArrayValue) for one in items):
+        return _of_arrays(maker, tx, data, **kwargs)
     alike = _alike(data)
     if "dtype" not in kwargs and any(isinstance(one, np.generic) for one in tree_leaves(alike)):
         with unset_fake_temporarily():
@@ -318,11 +325,35 @@ def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
     return tx.graph.emit("call_function", maker, [data], kwargs)
 
 
+def _of_arrays(
+    maker: Any, tx: Tracer, data: Value, dtype: Value = NONE, device: Value = NONE, **more: Value
+) -> Value:
+    rows: list[Any] = data.items if isinstance(data, SequenceValue) else [data]
+    kinds = {(one.tensor.fake.dtype, tuple(one.tensor.fake.shape)) for one in rows}
+    listed = rows[0] is not data
+    warns = listed and any(one.cls is np.ndarray for one in rows)
+    if more or warns or len(kinds) > 1 or (listed and maker is torch.asarray):
+        raise Break("unknown-call", "a tensor of a list of arrays, or with more arguments")
+    made: Value = _shared(tx, rows[0])
+    if listed:
+        made = tx.builtin(torch.stack, tx.literal([_shared(tx, one) for one in rows]))
+    elif maker is torch.tensor or rows[0].cls is not np.ndarray:
+        made = made.call_method(tx, "clone", [], {})
+    wanted = {"dtype": dtype, "device": device}
+    wanted = {name: value for name, value in wanted.items() if value is not NONE}
+    return made.call_method(tx, "to", [], wanted) if wanted else made
+
+
 def _alike(data: Value) -> Any:
     """Return a real object of which torch makes a tensor of the same dtype, or the same error."""
     if isinstance(data, SequenceValue):
         return [_alike(item) for item in data.items]
-    return data.value if isinstance(data, Constant) else data.python_type()()
+    if isinstance(data, Constant):
+        return data.value
+    try:
+        return data.python_type()()
+    except TypeError:
+        raise Break("unknown-call", f"a tensor of {data.describe()}") from None
 
 
 def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -352,7 +383,7 @@ if np is not None:
         CONSTANT_TYPES.update((type(_dtype), _dtype.type))
         PURE.add(_dtype.type)
     CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
-    for _maker in (torch.tensor, torch.as_tensor):
+    for _maker in (torch.tensor, torch.as_tensor, torch.asarray):
         RULES[_maker] = functools.partial(_tensor_of, _maker)
     for _path in _FUNCTIONS.split():
         RULES[operator.attrgetter(_path)(np)] = functools.partial(_named, _path)
