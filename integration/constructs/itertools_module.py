@@ -1,6 +1,7 @@
 """itertools."""
 
 import itertools
+import types
 
 from constructs import case
 
@@ -134,3 +135,9 @@ def lazy_side_effects(x):
 def iterators_are_iterators(x):
     it = itertools.chain([1, 2])
     return x + 1, iter(it) is it, next(it), list(it)
+
+
+@case
+def type_of_a_branch(x):
+    first, second = itertools.tee([x, x + 1])
+    return type(first) is itertools.chain, isinstance(first, types.GeneratorType), list(second)

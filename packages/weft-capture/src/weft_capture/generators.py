@@ -8,6 +8,7 @@ the yield where it stands (`bytecode.make_resume`).
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Callable, Collection
@@ -198,7 +199,7 @@ class GeneratorValue(IteratorValue):
         plain, what = self.cls is _TYPES[self.kind], self._lasting(out)
         if self.module == "weft_capture.polyfills":
             named = "may have had another name" if plain else ""
-            what = "has started" if self.started or self.cls is reversed else named
+            what = "has started" if self.started or self.cls in _INNER else named
         if what:
             text = f"a generator that {what} is needed after a graph break"
             raise Break("generator", text, self.made_at)
@@ -366,6 +367,8 @@ async def _asynchronous() -> Any:
     yield
 
 
+TEE: type = type(itertools.tee(())[0])
+_INNER = (reversed, TEE)  # are made of more than their class takes
 ASYNC = generator_kind(inspect.CO_ASYNC_GENERATOR)
 _ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine, ASYNC: _asynchronous}
 _TYPES = {

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from weft_capture import frame
 from weft_capture.bytecode import decode
+from weft_capture.selection import has_tensor_work
 
 _TailCall = type(frame.tail_call(cast(types.FunctionType, inspect.isawaitable)))
 _ASYNC = inspect.CO_ASYNC_GENERATOR
@@ -64,7 +65,8 @@ def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[...,
 def driven_here(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function as if the run of the frame hook that this lies in were for it."""
     miss = frame.current()
-    if miss is None:
+    plain = getattr(function, "__func__", function)
+    if miss is None or not has_tensor_work(plain, (*args, *kwargs.values())):
         return function(*args, **kwargs)
     begin = functools.partial(frame.run, miss, in_pieces(function))
     return driven(function, begin, miss)(*args, **kwargs)

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break, Raised
-from weft_capture.generators import GeneratorValue
+from weft_capture.generators import TEE, GeneratorValue
 from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.constant import constant, real_call
@@ -88,6 +88,9 @@ def polyfill(original: Any, version: Any) -> None:
             raise
         if isinstance(result, GeneratorValue) and isinstance(original, type):
             result.cls = original
+        for branch in result.unpack(tx) if original is itertools.tee else ():
+            if isinstance(branch, GeneratorValue):
+                branch.cls = TEE
         if isinstance(result, FunctionValue):
             result.made_at = tx.steps.now
         return result
