@@ -136,6 +136,9 @@ class HostWriter:
         for param, name in zip(kernel.params, step.buffers, strict=True):
             if param.written:
                 self._make(name)
+        self._call(step)
+
+    def _call(self, step: Launch) -> None:
         arguments = [_pointer_name(name) for name in step.buffers]
         arguments += [index_c(size) for size in step.sizes]
         self._line(f"{self._codes[step.kernel].symbol}({', '.join(arguments)});")

@@ -58,16 +58,12 @@ class GpuHostWriter(HostWriter):
         if name in self._pointers:
             self._line(f"aligned &= (size_t)p_{name} % {ALIGNED} == 0;")
 
-    def _launch(self, step: Launch) -> None:
-        self._origins(step.origins)
-        kernel = self._program.kernels[step.kernel]
-        for param, name in zip(kernel.params, step.buffers, strict=True):
-            if param.written:
-                self._make(name)
+    def _call(self, step: Launch) -> None:
         places = [f"(void *)&p_{name}" for name in step.buffers]
         places += [f"&(int64_t){{{index_c(size)}}}" for size in step.sizes]
         values = ", ".join([*places, "&none", "&none"])  # scratch memory that these kernels lack
-        sizes = dict(zip(kernel.sizes, step.sizes, strict=True))
+        formal = self._program.kernels[step.kernel].sizes
+        sizes = dict(zip(formal, step.sizes, strict=True))
         for phase in self._kernels[step.kernel].phases:
             points = index_c(substitute(phase.grid, lambda atom: sizes.get(atom.key)))
             programs = _programs(phase, points)
