@@ -505,3 +505,18 @@ def metaclass_with_an_order_of_its_own(x):
         pass
 
     return x + 1, Made.__mro__[-1] is object, Made.mro()[-1] is object
+
+
+class Watched:
+    log: list = []
+
+    def __getattribute__(self, name):
+        Watched.log.append(name)
+        return object.__getattribute__(self, name)
+
+
+@case(inputs=lambda: (torch.ones(2), Watched()))
+def nobody_else_asks_for_attributes(x, watched):
+    watched.log.clear()
+    watched.gain = 3
+    return x * watched.gain, [*Watched.log]

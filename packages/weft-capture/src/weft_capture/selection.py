@@ -91,20 +91,23 @@ def _contents(cell: types.CellType) -> object:
         return None
 
 
-def _holds_tensor(value: object, depth: int) -> bool:
-    kind = type(value)
-    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+_WORKING = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    kind = type(value)  # `isinstance` would ask the value for its class
+    if issubclass(kind, _WORKING):
         return True
     if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
         return True
     if depth == 0:
         return False
     inner: Iterable[object] = ()
-    if isinstance(value, tuple):  # by the methods of builtin types: those of a subclass would run
+    if issubclass(kind, tuple):  # by the methods of builtin types: those of a subclass would run
         inner = tuple.__getitem__(value, slice(16))
-    elif isinstance(value, list):
+    elif issubclass(kind, list):
         inner = list.__getitem__(value, slice(16))
-    elif isinstance(value, dict):
+    elif issubclass(kind, dict):
         inner = list(dict.values(value))[:64]
     elif kind.__module__ != "builtins":
         inner = _attributes(value, kind)
@@ -125,10 +128,13 @@ def _attributes(value: object, kind: type) -> list[object]:
 
 
 def _is_torch(value: object) -> bool:
-    if isinstance(value, torch.Tensor | torch.nn.Module):
+    kind = type(value)
+    if issubclass(kind, torch.Tensor | torch.nn.Module):
         return True
-    if isinstance(value, types.ModuleType):
-        return value.__name__.partition(".")[0] == "torch"
+    if not isinstance(kind.__getattribute__, types.WrapperDescriptorType):
+        return False  # asking would run it
+    if issubclass(kind, types.ModuleType):
+        return str(vars(value).get("__name__")).partition(".")[0] == "torch"
     return (getattr(value, "__module__", None) or "").startswith("torch.")
 
 

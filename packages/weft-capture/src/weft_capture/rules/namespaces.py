@@ -5,6 +5,7 @@ import __future__
 
 import builtins
 import functools
+import gc
 import inspect
 import sys
 import threading
@@ -317,3 +318,11 @@ def _method(tx: Tracer, function: Value, owner: Value) -> Value:
 @method(FunctionValue, "__get__")
 def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Value:
     return self if instance is NONE else tx.bound_method(self, instance)
+
+
+@rule(gc.get_objects, gc.get_referrers)
+def _all_objects(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    """Leave the frame to the interpreter: among them are tuples that nobody may look into yet."""
+    error = Break("unknown-call", "all objects that there are")
+    error.whole = tx.frame
+    raise error

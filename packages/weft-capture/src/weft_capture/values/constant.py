@@ -195,10 +195,12 @@ _STILL = (NamedSource, ItemSource, DictSource, AttrSource, ConstSource)
 
 def sourced(obj: object, source: Source) -> Constant:
     """Return the constant of a Python object from outside, whose value is guarded."""
-    stays = type(obj) in SCALARS and all(isinstance(one, _STILL) for one in source.chain())
-    if not stays or isinstance(source, ConstSource) or is_shared(obj):
+    if type(obj) not in SCALARS or isinstance(source, ConstSource) or is_shared(obj):
         return constant(obj)
-    return Constant(obj, source)
+    root: Source | None = source
+    while isinstance(root, _STILL):
+        root = root.base
+    return Constant(obj, source) if root is None else constant(obj)
 
 
 def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
