@@ -334,9 +334,10 @@ def _of_arrays(
     warns = listed and any(one.cls is np.ndarray for one in rows)
     if more or warns or len(kinds) > 1 or (listed and maker is torch.asarray):
         raise Break("unknown-call", "a tensor of a list of arrays, or with more arguments")
-    made: Value = _shared(tx, rows[0])
+    tensors = [_shared(tx, one) for one in rows]
+    made = tensors[0]
     if listed:
-        made = tx.builtin(torch.stack, tx.literal([_shared(tx, one) for one in rows]))
+        made = tx.builtin(torch.stack, tx.literal(tensors))
     elif maker is torch.tensor or rows[0].cls is not np.ndarray:
         made = made.call_method(tx, "clone", [], {})
     wanted = {"dtype": dtype, "device": device}

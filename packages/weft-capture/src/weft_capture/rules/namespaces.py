@@ -13,7 +13,7 @@ import types
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from weft_guards.sources import CallSource, ConstSource
 
@@ -98,6 +98,13 @@ def _variables(tx: Tracer) -> dict[str, Value]:
     return found
 
 
+def _run_as_it_is(tx: Tracer, what: str) -> NoReturn:
+    """Break so that the interpreter runs the frame, in one piece."""
+    error = Break("unknown-call", what)
+    error.whole = tx.frame
+    raise error
+
+
 def _ask_once(tx: Tracer) -> None:
     """Have a frame run as it is when its dict of variables may be seen again.
 
@@ -108,9 +115,7 @@ def _ask_once(tx: Tracer) -> None:
     asks = [one for one in instrs if one.opname == "LOAD_GLOBAL" and one.argval in _SEES_NAMES]
     loops = any(one.target is not None and one.target < at for at, one in enumerate(instrs))
     if sys.version_info < (3, 13) and (len(asks) > 1 or loops):
-        error = Break("unknown-call", "a frame's dict of variables that may be seen again")
-        error.whole = tx.frame
-        raise error
+        _run_as_it_is(tx, "a frame's dict of variables that may be seen again")
 
 
 @rule(locals)
@@ -321,8 +326,6 @@ def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Valu
 
 
 @rule(gc.get_objects, gc.get_referrers)
-def _all_objects(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+def _all_objects(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
     """Leave the frame to the interpreter: among them are tuples that nobody may look into yet."""
-    error = Break("unknown-call", "all objects that there are")
-    error.whole = tx.frame
-    raise error
+    _run_as_it_is(tx, "all objects that there are")
