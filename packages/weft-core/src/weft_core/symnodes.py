@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from weft_core.errors import Unsupported
+from weft_core.jagged import is_ragged_size
 
 if TYPE_CHECKING:
     import sympy
@@ -75,7 +76,9 @@ class SymbolTable:
     def bind_sizes(self, tensor: torch.Tensor, node: fx.Node) -> None:
         """Record that `node`, a tensor, carries the symbols among its sizes."""
         for dim, size in enumerate(tensor.shape):
-            if isinstance(size, torch.SymInt) and self._expr_of(size) not in self._known:
+            if not isinstance(size, torch.SymInt) or is_ragged_size(size):
+                continue
+            if self._expr_of(size) not in self._known:
                 self._carriers.append((self._expr_of(size), node, dim, size))
 
     def node_of(self, value: SymValue) -> fx.Node | int | float | bool:

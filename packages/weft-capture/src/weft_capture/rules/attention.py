@@ -1,4 +1,4 @@
-"""torch's flex_attention as plain operators on the whole matrix of scores.
+"""torch's flex_attention as plain operators on the whole matrix of scores; jagged attention.
 
 Its checks in Python are inlined; what they end in, an operator that takes `score_mod` and
 `mask_mod` as functions, is traced through a version that maps both over all positions, as eager
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
-from weft_core import foreign
+from weft_core import foreign, jagged_attention
 
 from weft_capture.breaks import Break
 from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Output, Tracer, Value, method
-from weft_capture.values.constant import FALSE
+from weft_capture.values.constant import FALSE, NONE, Constant
 from weft_capture.values.contexts import NullContext
 
 _AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
@@ -111,8 +111,22 @@ def _exit(tx: Tracer, self: Value, *error: Value) -> Value:
     return FALSE
 
 
+_DENSE = torch.nn.functional.scaled_dot_product_attention
+_NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()  # noqa: SIM905
 _home: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
 polyfill(_home.flex_attention, attend)
 _functions: tuple[Callable[..., Any], ...] = (attend, _mapped, _laid_out)
 for _function in _functions:
     _function.__dict__["_weft_inline"] = True
+
+
+@rule(_DENSE)
+def _attend_densely(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    """Attend to jagged tensors by one operator, where eager reads their sizes."""
+    given = dict(zip(_NAMES, args, strict=False)) | kwargs
+    tensors = [given.pop(name, NONE) for name in _NAMES[:3]]
+    scale, rest = given.pop("scale", NONE), [*given.values()]
+    plain = all(isinstance(one, Constant) and not one.value for one in rest)
+    if plain and jagged_attention.takes(*(getattr(one, "fake", None) for one in tensors)):
+        return tx.graph.emit("call_function", jagged_attention.attend, [*tensors, scale], {})
+    return tx.graph.emit("call_function", _DENSE, list(args), kwargs)
