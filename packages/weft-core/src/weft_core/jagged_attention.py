@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nested._internal import nested_tensor, sdpa
+
 from weft_core.jagged import is_jagged
 
 aten = torch.ops.aten
