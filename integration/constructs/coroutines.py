@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import types
 
 from constructs import case
@@ -335,3 +336,26 @@ def generator_made_a_coroutine_inside(x):
         return await wait(1) + x
 
     return drive(main(), 4), wait.__class__ is types.FunctionType
+
+
+@case
+def finalizer_hook_that_closes_nothing(x):
+    log = []
+
+    async def rows():
+        try:
+            yield x + 1
+            yield x + 2
+        finally:
+            log.append("closed")
+
+    async def first():
+        async for row in rows():
+            return row
+
+    before = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, lambda one: log.append(one.__name__))
+    try:
+        return drive(first()), log
+    finally:
+        sys.set_asyncgen_hooks(*before)

@@ -1,5 +1,7 @@
 """Generators: send, throw, close, yield from, return values, expressions; over graph breaks."""
 
+import traceback
+
 from constructs import case
 
 
@@ -384,3 +386,26 @@ def dropped_with_finally(x):
     del g
     log.append("after")
     return y, log
+
+
+@case
+def throw_of_a_type(x):
+    def gen():
+        try:
+            yield x
+        except ValueError as error:
+            yield x + len(error.args)
+
+    g = gen()
+    return next(g), g.throw(ValueError, "a")
+
+
+@case
+def throw_into_unstarted(x):
+    def gen():
+        yield x
+
+    try:
+        gen().throw(ValueError("z"))
+    except ValueError as error:
+        return x + 1, [entry.name for entry in traceback.extract_tb(error.__traceback__)][-2:]

@@ -274,3 +274,9 @@ def objects_that_the_interpreter_shares(x):
         ("", "a"[n:]),
     ]
     return x + 1, [one is other for one, other in pairs]
+
+
+@case
+def types_of_bound_methods(x):
+    found = [[].__len__, [].append, (1).__add__, {}.get, x.__len__, x.add, "".join, {1}.__iter__]
+    return x + 1, [type(one) for one in found], isinstance([].__len__, type([].append))

@@ -275,6 +275,6 @@ def tensors_of_arrays(x, a, turned):
         rows,
         rows[1].stride(),
         made,
-        torch.asarray(a),
+        torch.asarray(obj=a),
         torch.tensor(a[1]),
     )

@@ -344,3 +344,12 @@ def test_functions_that_share_a_cell_are_captured_once():
     optimised, state = optimise(lambda x: layer(x) + double(x))
     agree(lambda x: x * 3, optimised, (torch.ones(2),), (torch.ones(2),))
     assert len(state.graphs) == 1
+
+
+def test_ints_have_is_integer_from_312_on():
+    def function(x):
+        found = hasattr(x.shape[0], "is_integer")
+        return x + (x.shape[0].is_integer() if found else 5)
+
+    optimised, _ = optimise(function, dynamic=True)
+    agree(function, optimised, (torch.ones(3),), (torch.ones(4),))

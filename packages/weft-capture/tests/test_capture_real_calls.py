@@ -381,6 +381,29 @@ def test_filters_of_the_call_decide():
             optimised(X)
 
 
+def softmax(x):
+    return torch.nn.functional.softmax(x) + x.std(0, correction=9).nan_to_num()
+
+
+@pytest.mark.parametrize("action", ["default", "always", "error", "once", "ignore"])
+def test_operators_warn_as_in_eager(action):
+    def given(function):
+        globals().pop("__warningregistry__", None)
+        warnings.onceregistry.clear()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter(action)
+            for _ in range(3):
+                try:
+                    function(X)
+                except UserWarning as error:
+                    seen.append(str(error))
+        return [w if isinstance(w, str) else (str(w.message), w.filename, w.lineno) for w in seen]
+
+    optimised = weft_capture.capture(softmax, eager_backend)
+    assert given(softmax) == given(optimised) == given(optimised)
+    assert [one.code for one in optimised._weft_capture.breaks[:1]] == ["warns"]
+
+
 # ---- random numbers
 
 

@@ -64,6 +64,9 @@ REASONS: dict[str, Reason] = {
         "the operation raises on tensors of these shapes and types",
         "fix the operation; eager execution shows the same error",
     ),
+    "warns": Reason(
+        "the operation warns, which it has to do itself", "do what the warning says, or accept it"
+    ),
     "uncaught-exception": Reason(
         "the program raises an exception that nothing in it catches",
         "none needed: the exception is raised for real",

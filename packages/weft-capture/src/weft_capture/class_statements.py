@@ -15,11 +15,11 @@ import dataclasses
 import enum
 import functools
 import types
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from weft_core.withheld import warnings_withheld
 from weft_guards.sources import ConstSource
 
 from weft_capture import attributes
@@ -302,8 +302,7 @@ def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
 def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
     """Make the class that stands for the program's."""
     try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
+        with warnings_withheld() as warned:
             real = build_class(name, bases, words, **namespace)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         tx.raise_real(error)

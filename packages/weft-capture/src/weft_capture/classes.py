@@ -21,7 +21,15 @@ from weft_guards.sources import AttrSource, ConstSource
 from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
+from weft_capture.values.base import (
+    BOUND,
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+)
 from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
@@ -352,6 +360,9 @@ class BaseMethod(Value):
     owner: Value
     kind: type
     name: str
+
+    def python_type(self) -> type:
+        return BOUND.get(type(vars(self.kind)[self.name]), self.cls)
 
     def describe(self) -> str:
         return f"{self.kind.__name__}.{self.name}"

@@ -24,6 +24,7 @@ from weft_core.errors import Unsupported
 from weft_core.jagged import is_jagged, is_ragged_size
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
+from weft_core.withheld import warnings_withheld
 from weft_core.wrappers import is_wrapper
 from weft_guards import Guard, MemoryUse
 from weft_guards.dynamic import Kind
@@ -308,12 +309,11 @@ class GraphBuilder:
         fake_args = [arg.example() for arg in args]
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
         _quiet_fake_errors()
-        self.mode.checks_overlap = True
+        self.mode.is_checked = True
+        function = target if callable(target) else getattr(fake_args.pop(0), target)
         try:
-            if op == "call_method":
-                result = getattr(fake_args[0], target)(*fake_args[1:], **fake_kwargs)
-            else:
-                result = target(*fake_args, **fake_kwargs)
+            with warnings_withheld() as warned:
+                result = function(*fake_args, **fake_kwargs)
         except Break:
             raise
         except Exception as error:
@@ -323,7 +323,9 @@ class GraphBuilder:
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise Break(code, f"{name}: {str(error)[:300]}") from error
         finally:
-            self.mode.checks_overlap = False
+            self.mode.is_checked = False
+        if warned:
+            raise Break("warns", warned[0][:300])
         if self.shape_env is not None and self.shape_env.pending_fresh_unbacked_symbols:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
             if not self.reads_data():

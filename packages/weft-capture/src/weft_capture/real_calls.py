@@ -39,8 +39,6 @@ class RealCalls:
         self.clock_at = -1
         self.count = 0
         self.written: set[int] = set()  # ids of lists that warnings go to
-        # When the filters of warnings last changed: step, operations, whether some are errors.
-        self.looks = (0, 0, False)
 
     def add(self, function: Callable[..., Any], *args: Value, early: bool = False) -> MadeSource:
         """Record a call; returns where its result will be.

@@ -24,6 +24,7 @@ _TailCall = type(frame.tail_call(cast(types.FunctionType, inspect.isawaitable)))
 _ASYNC = inspect.CO_ASYNC_GENERATOR
 _KINDS = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE | _ASYNC
 SUSPENDING = _KINDS | inspect.CO_COROUTINE
+_SHOWN = ("co_name", "co_qualname", "co_filename", "co_firstlineno")
 
 
 def in_pieces(function: Any) -> Any:
@@ -47,15 +48,16 @@ def _of_kind(code: types.CodeType, kind: int) -> types.CodeType:
 
 def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[..., Any]:
     """Return a version of a function: `begin` makes the first piece, the hook asks `miss`."""
-    kind = function.__code__.co_flags & _KINDS
-    made_by: Any = _coroutine
-    if kind:
-        made_by = types.FunctionType(_of_kind(_generator.__code__, kind), globals())
-    first = in_pieces(function)
+    own, first = function.__code__, in_pieces(function)
+    kind = own.co_flags & _KINDS
+    code = _of_kind((_generator if kind else _coroutine).__code__, kind)
+    names = {name: getattr(own, name) for name in _SHOWN}  # by an error before the first step
+    made_by: Any = types.FunctionType(code.replace(**names), globals())
+    wrap = _Unclosed if kind & _ASYNC else iter
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
         first(*args, **kwargs).close()  # refuses arguments that do not fit
-        made: Any = made_by(_pieces(begin, miss, args, kwargs))
+        made: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))
         made.__name__, made.__qualname__ = function.__name__, function.__qualname__
         return made
 
@@ -120,8 +122,38 @@ def _pieces(
         step, given = piece.send, [None]
 
 
+class _Unclosed:
+    """The pieces of an asynchronous generator: only that one closes them.
+
+    Where a hook is told that it is dropped, and does not close it, they live on.
+    """
+
+    def __init__(self, pieces: Any) -> None:
+        self.pieces = pieces
+        self.send, self.close = pieces.send, pieces.close
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        given = () if value is None else value if isinstance(value, tuple) else (value,)
+        error = kind(*given) if isinstance(kind, type) else kind
+        error = value if isinstance(value, BaseException) else error
+        return self.pieces.throw(error if trace is None else error.with_traceback(trace))
+
+    def __del__(self) -> None:
+        if self.pieces.gi_suspended:
+            _dropped.append(self.pieces)
+
+
+_dropped: list[Any] = []
+
+
 def _own_frames(shown: types.TracebackType | None) -> types.TracebackType | None:
     """Leave the frames of this module out of a traceback."""
-    while shown is not None and shown.tb_frame.f_code.co_filename == __file__:
+    while shown is not None and shown.tb_frame.f_globals is globals():
         shown = shown.tb_next
     return shown

@@ -11,8 +11,10 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import sys
 import types
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -57,14 +59,16 @@ class _Mode(FakeTensorMode):
     __init__ = foreign.rebind(FakeTensorMode.__init__)
     _python_kernels: list[Any]  # a guard for each time it was entered
     writes = 0  # of operators in place: a tensor of inference mode does not count its own
-    checks_overlap = False  # of what is written
+    is_checked = False  # for what a real operator would raise or warn of, and a fake does not
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
             self.writes += 1
             plain = not any(map(jagged.is_jagged, types))  # whose values come here by themselves
-            if plain and self.checks_overlap and torch.Tag.inplace_view not in func.tags:
+            if plain and self.is_checked and torch.Tag.inplace_view not in func.tags:
                 _check_overlap(func, args, kwargs or {})
+        if self.is_checked and func in _WARNING and _WARNING[func](*args, **kwargs or {}):
+            warnings.warn(f"{func} may warn", stacklevel=2)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
@@ -100,6 +104,34 @@ class _Mode(FakeTensorMode):
             with self:
                 result = result.new_empty_strided(result.shape, strides)
         return result
+
+
+def _lacks_freedom(tensor: Any, dim: Any = None, *, correction: Any = 1, **_: Any) -> bool:
+    dims = range(tensor.dim()) if dim is None or dim == [] else dim
+    count = math.prod([tensor.shape[d] for d in dims])
+    return not _holds(count > (1 if correction is None else correction))
+
+
+def _loses_imaginary(one: Any, other: Any = None, *_: Any, dtype: Any = None, **__: Any) -> bool:
+    given, wanted = (one, dtype) if other is None else (other, one.dtype)
+    complex_ = isinstance(given, torch.Tensor) and given.is_complex()
+    return complex_ and wanted is not None and not wanted.is_complex
+
+
+def _is_slow(*operands: Any, **_: Any) -> bool:
+    return not all(t.is_contiguous() for t in operands if isinstance(t, torch.Tensor))
+
+
+_aten = torch.ops.aten
+_SPREADS = [getattr(_aten, name).correction for name in ("var", "std", "var_mean", "std_mean")]
+# Whose kernels may warn, though fake ones do not.
+_WARNING: dict[Any, Any] = {
+    **dict.fromkeys(_SPREADS, _lacks_freedom),
+    _aten._to_copy.default: _loses_imaginary,
+    _aten.copy_.default: _loses_imaginary,
+    _aten.searchsorted.Tensor: _is_slow,
+    _aten.bucketize.Tensor: _is_slow,
+}
 
 
 def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft_core.adapters import AdapterMode
 from weft_core.launches import launches_recorded
 from weft_core.symnodes import SymbolTable, SymValue
+from weft_core.withheld import warnings_withheld
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -321,6 +322,7 @@ class Tracer:
             stack.enter_context(launches_recorded())
             torch._enable_functionalization(reapply_views=True)
             stack.callback(torch._disable_functionalization)
+            stack.enter_context(warnings_withheld())
             yield
 
     def input(self, value: Any, name: str | None = None) -> Any:

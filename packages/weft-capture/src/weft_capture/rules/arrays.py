@@ -384,7 +384,8 @@ if np is not None:
         CONSTANT_TYPES.update((type(_dtype), _dtype.type))
         PURE.add(_dtype.type)
     CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
-    for _maker in (torch.tensor, torch.as_tensor, torch.asarray):
+    for _maker in (torch.tensor, torch.as_tensor):
         RULES[_maker] = functools.partial(_tensor_of, _maker)
+    rule(torch.asarray)(lambda tx, obj, **kwargs: _tensor_of(torch.asarray, tx, obj, **kwargs))
     for _path in _FUNCTIONS.split():
         RULES[operator.attrgetter(_path)(np)] = functools.partial(_named, _path)

@@ -135,7 +135,14 @@ def _setdefault(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) 
     return default
 
 
-@method(DictValue, "update", "__init__")
+@method(DictValue, "__init__")
+def _fill_again(tx: Tracer, self: DictValue, *args: Value, **kwargs: Value) -> None:
+    if self.cls is defaultdict:
+        raise Break("unsupported-method", "defaultdict.__init__ of one that there is")
+    _update(tx, self, *args, **kwargs)
+
+
+@method(DictValue, "update")
 def _update(tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value) -> None:
     tx.mutate(self)
     fill(tx, self, items, kw)

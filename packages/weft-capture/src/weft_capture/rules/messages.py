@@ -22,7 +22,6 @@ from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.bytecode import original
 from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.rules.text import HOLES, text_of
-from weft_capture.steps import BreakAtStep
 from weft_capture.values.base import MethodOf, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, Constant, constant
 from weft_capture.values.exceptions import ExceptionValue, chain
@@ -187,20 +186,18 @@ def _log_at(
 # ---- warnings
 
 _WARNINGS: Any = warnings
-_NAMESPACE = vars(warnings)
 
 
 def _action(
-    filters: Any, text: str | None, kind: type[Warning] | None, module: str | None, line: int
+    filters: Any, text: str | None, kind: type[Warning], module: str | None, line: int
 ) -> str:
     """Return what becomes of a warning; "error" where what is unknown (None) may decide it."""
     for action, message, category, where, at in filters:
-        if kind is not None and not issubclass(kind, category):
+        if not issubclass(kind, category):
             continue
         if module is not None and at not in (0, line):
             continue
         unsure = (message is not None and text is None) or ((where or at) and module is None)
-        unsure = unsure or (kind is None and category is not Warning)
         fits = message is None or text is None or message.match(text)
         fits = fits and (where is None or module is None or where.match(module))
         if fits and (action == "error" or not unsure):
@@ -307,17 +304,5 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
 
 @rule(_WARNINGS._filters_mutated)
 def _mutated(tx: Tracer) -> None:
-    """Forget what was given; operations may not warn where the program looks at warnings."""
-    calls, before = tx.calls, tx.calls.looks
-    step, count, strict = before
-    nodes = [node for node in tx.graph.graph.nodes if node.op != "placeholder"]
-    silent = all(getattr(node.target, "__module__", "") == "_operator" for node in nodes[count:])
-    recorded = tx.effects.global_value(_NAMESPACE, "_showwarnmsg_impl") is not None
-    if (strict or recorded) and not silent:
-        raise BreakAtStep(step, Break("unknown-call", "operations whose warnings are looked at"))
-    filters = tx.effects.global_value(_NAMESPACE, "filters")
-    entries = () if filters is None else [one.as_constant() for one in filters.unpack(tx)]
-    strict = _action(entries, None, None, None, 0) == "error"
-    calls.looks = tx.steps.now, len(nodes), strict
-    tx.journal.on_rollback(lambda: setattr(calls, "looks", before))
+    """Forget what was given."""
     tx.calls.add(_WARNINGS._filters_mutated)

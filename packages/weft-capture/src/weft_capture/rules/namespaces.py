@@ -10,11 +10,11 @@ import inspect
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from weft_core.withheld import warnings_withheld
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
@@ -131,8 +131,7 @@ def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> type
     """Compile text now; what warns would warn in each call."""
     assert tx.frame is not None
     flags |= tx.frame.decoded.flags & _INHERITED if inherits else 0
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings_withheld() as warned:
         try:
             code = real_call(tx, functools.partial(compile, *args), flags=flags, dont_inherit=True)
         finally:

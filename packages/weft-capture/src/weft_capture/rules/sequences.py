@@ -103,7 +103,7 @@ _extending("extendleft", "appendleft")
 
 @method(SequenceValue, "__getitem__")
 def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
-    found = real_call(tx, operator.getitem, self.items, _key(tx, key))
+    found = real_call(tx, self.items.__getitem__, _key(tx, key))
     if found is self.items and type(self) is TupleValue:
         return self
     return tx.force(found) if isinstance(found, Value) else self.with_items(found)
@@ -121,7 +121,7 @@ def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
     if isinstance(self, DequeValue) and self.source is not None:  # its iterators stay good
         raise Break("unsupported-method", "assigning to an item of a deque from outside")
     tx.mutate(self)
-    real_call(tx, operator.setitem, self.items, real, new)
+    real_call(tx, self.items.__setitem__, real, new)
 
 
 def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ handled gets that one as its `__context__`.
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -206,6 +207,8 @@ def generator_kind(flags: int) -> str:
 def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
     """Return the exception that `throw` is given, in the old form as class, value, traceback."""
     value = rest[0] if rest and rest[0] is not NONE else error
+    if rest and (sys.version_info >= (3, 12) or value.is_constant()):
+        raise Break("warns", "throw or athrow with more than one argument")
     return value.call(tx, [], {}) if issubclass(value.python_type(), type) else value
 
 

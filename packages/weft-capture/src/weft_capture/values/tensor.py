@@ -253,6 +253,6 @@ class SymValue(Varying):
         return bool(self.sym)  # for one out of a tensor, torch may say that it does not know
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        if name in ("real", "numerator"):
-            return self
-        return super().getattr(tx, name)
+        if not hasattr(self.python_type(), name):
+            return self.getattr_fallback(tx, name)
+        return self if name in ("real", "numerator") else super().getattr(tx, name)

@@ -1,0 +1,48 @@
+"""Warnings of what runs for a compile only: noted, but neither shown nor registered.
+
+`warnings.catch_warnings` would make the interpreter forget which warnings the program has seen.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+
+class _Noted:
+    """In the place of a filter's pattern: fits all that the thread which made it warns of."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.texts: list[str] = []
+
+    def match(self, text: str) -> bool:
+        if self.thread != threading.get_ident():
+            return False
+        self.texts.append(text)
+        return True
+
+
+@contextmanager
+def warnings_withheld() -> Iterator[list[str]]:
+    """Withhold the warnings of this thread, and give their texts.
+
+    torch gives again what it gives once a process, and does not take it for given.
+    """
+    noted, always = _Noted(), torch.is_warn_always_enabled()
+    filters: Any = warnings.filters
+    entry = ("ignore", noted, Warning, None, 0)
+    filters.insert(0, entry)
+    torch.set_warn_always(True)
+    try:
+        yield noted.texts
+    finally:
+        torch.set_warn_always(always)
+        noted.thread = 0  # for copies of the list
+        with suppress(ValueError):
+            filters.remove(entry)
