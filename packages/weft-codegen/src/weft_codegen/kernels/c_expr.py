@@ -1,7 +1,8 @@
 """Writes scalar and index expressions as C.
 
 A costly value gets a name besides those that a body uses twice: a call inside `?:` would keep the
-loop from being vectorised, and the name makes it unconditional.
+loop from being vectorised, and the name makes it unconditional. So does a load there, of which the
+compiler cannot know that it may be made for every element.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def index_c(where: IndexExpr, leaf: Callable[[Atom], str] = lambda atom: atom.ke
 class CExprWriter(ExprWriter):
     """C text of the expressions in nested bodies."""
 
-    def _always_named(self, node: Expr) -> bool:
+    def _always_named(self, node: Expr, chosen: bool) -> bool:
+        if isinstance(node, Load):
+            return chosen and node.mask is None and not any(node.children)
         return isinstance(node, Op) and OPS[node.name].cost >= COSTLY
 
     def _declaration(self, node: Expr, name: str, text: str) -> str:

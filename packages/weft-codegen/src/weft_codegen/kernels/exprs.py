@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weft_codegen.kernels.c_types import HALVES
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Local, Read, walk
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Local, Op, Read, walk
 from weft_codegen.loops.index import Atom, Pair, Value, nonnegative
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
 
@@ -33,8 +33,8 @@ class ExprWriter:
         self._uses: Counter[Expr] = Counter()
         self._count = 0
 
-    def _always_named(self, node: Expr) -> bool:
-        """Whether `node` gets a name even when it is used once."""
+    def _always_named(self, node: Expr, chosen: bool) -> bool:
+        """Whether `node` gets a name even when it is used once; `chosen`: in an arm of a select."""
         raise NotImplementedError
 
     def _declaration(self, node: Expr, name: str, text: str) -> str:
@@ -74,10 +74,13 @@ class ExprWriter:
 
     def define(self, *roots: Expr) -> Iterator[str]:
         """Declarations of the values under `roots` that deserve a name."""
-        for node in walk(*roots):
+        nodes = list(walk(*roots))
+        selects = (node for node in nodes if isinstance(node, Op) and node.name == "where")
+        chosen = set(walk(*(arm for node in selects for arm in node.args[1:])))
+        for node in nodes:
             if node in self._names or isinstance(node, Const | Read | Index) or rounds(node):
                 continue
-            if self._uses[node] > 1 or self._always_named(node):
+            if self._uses[node] > 1 or self._always_named(node, node in chosen):
                 name, text = f"v{self._count}", self._write(node)
                 self._names[node] = name
                 self._count += 1

@@ -256,9 +256,22 @@ class PythonStep:
 
         return fx.node.map_aggregate((self.args, self.kwargs), fill)
 
+    @functools.cached_property
+    def _places(self) -> list[tuple[int, _Slot]] | None:
+        """Which arguments are slots, unless there are some inside of others."""
+        whole = [(at, one) for at, one in enumerate(self.args) if isinstance(one, _Slot)]
+        found: list[Any] = []
+        fx.node.map_aggregate((self.args, self.kwargs), found.append)
+        return whole if len(whole) == sum(isinstance(one, _Slot) for one in found) else None
+
     def __call__(self, tensors: list[Any], ints: list[int]) -> tuple[Any, ...]:
         """The results of the operator as a tuple."""
-        args, kwargs = self.filled(tensors, ints)
+        if self._places is None:
+            args, kwargs = self.filled(tensors, ints)
+        else:
+            args, kwargs = [*self.args], self.kwargs
+            for at, slot in self._places:
+                args[at] = (ints if slot.pool else tensors)[slot.position]
         result = self.op(*args, **kwargs)
         if isinstance(result, list | tuple):
             return tuple(result)

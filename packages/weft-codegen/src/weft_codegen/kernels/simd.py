@@ -13,7 +13,7 @@ import torch
 
 from weft_codegen.kernels.exprs import reads_of
 from weft_codegen.loops.expr import Local, Op, index_value, walk
-from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, atoms, coefficient
+from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, apart, atoms, coefficient
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
 
 # Elements of a block whose rows are unrolled.
@@ -99,7 +99,7 @@ def collides(store: Store, parallel: tuple[Axis, ...]) -> bool:
     if store.mode == "set":
         return False
     if any(isinstance(atom, Value) for atom in atoms(store.index)):
-        return True
+        return not apart(store.index, parallel)
     return not all(depends_on(store.index, axis) for axis in parallel)
 
 

@@ -300,6 +300,9 @@ def _of_indices(name: str, args: tuple[Expr, ...]) -> Expr | None:
         small = all(abs(scale) < 2**31 for side in (left, right) for _, scale in side.terms)
         wraps = not small or args[0].dtype is not torch.int64
         return None if wraps else index_value(_POLYNOMIAL[name](left, right))
+    if name == "eq":
+        apart = nonnegative(right - left - 1) or nonnegative(left - right - 1)
+        return constant(left is right, torch.bool) if apart or left is right else None
     if nonnegative(right - left - 1):
         return constant(name == "lt", torch.bool)
     return constant(name == "ge", torch.bool) if nonnegative(left - right) else None
@@ -323,7 +326,7 @@ def _conjunction(left: Expr, right: Expr) -> Expr | None:
 
 
 def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
-    if name in ("lt", "ge") or (name in _POLYNOMIAL and isinstance(args[0], Index | Const)):
+    if name in ("lt", "ge", "eq") or (name in _POLYNOMIAL and isinstance(args[0], Index | Const)):
         found = _of_indices(name, args)
         if found is not None:
             return found

@@ -446,6 +446,18 @@ def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
     return total
 
 
+def apart(position: IndexExpr, axes: Iterable[Axis]) -> bool:
+    """Whether other values of `axes`, outermost first, are certain to give other positions."""
+    for loop in axes:
+        step = coefficient(position, loop)
+        if step is None:
+            return False
+        position = position - step * loop.at
+        if not in_range(position, step):
+            return False
+    return True
+
+
 def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
     """The value of `expr`, where `leaf` gives that of each Axis, Size or Value.
 

@@ -86,7 +86,7 @@ class ValueWriter(ExprWriter):
     def _wide(self, atom: Atom) -> str:
         return self.leaf(atom) if isinstance(atom, Value) else self._integer(atom.key)
 
-    def _always_named(self, node: Expr) -> bool:
+    def _always_named(self, node: Expr, chosen: bool) -> bool:
         return isinstance(node, Load)
 
     def _declaration(self, node: Expr, name: str, text: str) -> str:

@@ -37,6 +37,8 @@ from weft_codegen.loops.lower.values import (
     unflatten,
 )
 
+Element = Callable[[Indices], Expr]
+
 
 @lowers("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze")
 def _view(call: Call, x: LazyTensor, *args: Any) -> LazyTensor:
@@ -233,13 +235,67 @@ def _flip(call: Call, x: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     return call.lazy(element)
 
 
+def _in_pieces(at: Element, dim: int, pieces: Sequence[tuple[int, int]]) -> Element:
+    """`at` with an offset taken from its index along `dim`, another one in each piece of it.
+
+    Args:
+        pieces: where each begins, and its offset.
+    """
+
+    def element(place: Indices) -> Expr:
+        result, end = None, None
+        for begin, offset in reversed(pieces):
+            inside = index_value(place[dim]) >= index_value(const(begin))
+            if end is not None:
+                inside &= index_value(place[dim]) < index_value(const(end))
+            value = masked(at([*place[:dim], place[dim] - offset, *place[dim + 1 :]]), inside)
+            result, end = value if result is None else where(inside, value, result), begin
+        assert result is not None
+        return result
+
+    return element
+
+
+@lowers("aten.roll")
+def _roll(call: Call, x: LazyTensor, shifts: Any, dims: Sequence[int] = ()) -> LazyTensor:
+    require(call.fake.dtype in SUPPORTED and len(dims) == len(shifts) > 0, "dtype or no dimension")
+    element: Element = x.at
+    for shift, each in zip(shifts, dims, strict=True):
+        dim = normalise_dim(each, len(x.shape))
+        require(x.shape[dim].is_const and isinstance(shift, int), "sizes")
+        count = x.shape[dim].value
+        first = shift % max(count, 1)
+        if first:
+            element = _in_pieces(element, dim, [(0, first - count), (first, first)])
+    return call.lazy(element)
+
+
+@lowers("aten.unfold")
+def _unfold(call: Call, x: LazyTensor, dim: int, size: Any, step: Any) -> LazyTensor:
+    require(len(x.shape) > 0, "unfold of a scalar")
+    dim, stride = normalise_dim(dim, len(x.shape)), to_index(step)
+
+    def element(place: Indices) -> Expr:
+        return x.at([*place[:dim], place[dim] * stride + place[-1], *place[dim + 1 : -1]])
+
+    return call.view(x, element)
+
+
 @lowers("aten.repeat")
 def _repeat(call: Call, x: LazyTensor, repeats: Sequence[Any]) -> LazyTensor:
-    def element(place: Indices) -> Expr:
-        inner = place[len(place) - len(x.shape) :]
-        return x.at([at % extent for at, extent in zip(inner, x.shape, strict=True)])
+    """Remainders of an index, but along the last dimension pieces, which the loop is cut for."""
+    count, rank = len(x.shape), len(repeats)
+    last = repeats[-1] if count and x.shape[-1].is_const and call.fake.dtype in SUPPORTED else 0
+    cut = isinstance(last, int) and 1 < last <= 8
 
-    return call.lazy(element)
+    def element(place: Indices) -> Expr:
+        inner = [at % extent for at, extent in zip(place[rank - count :], x.shape, strict=True)]
+        return x.at([*inner[:-1], place[-1]] if cut else inner)
+
+    if not cut:
+        return call.lazy(element)
+    begins = [x.shape[-1].value * k for k in range(last)]
+    return call.lazy(_in_pieces(element, rank - 1, list(zip(begins, begins, strict=True))))
 
 
 def _scatter_into(

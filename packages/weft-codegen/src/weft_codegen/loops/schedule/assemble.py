@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, cast, compute_dtype, constant, read
-from weft_codegen.loops.index import ONE, Axis, IndexExpr, product
+from weft_codegen.loops.index import ONE, Axis, IndexExpr, apart, product
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
 from weft_codegen.loops.schedule.align import linear, replacing, row_major
@@ -180,7 +180,7 @@ class _Assembly:
     def _pointwise(self) -> tuple[Stmt, ...]:
         """Every axis kept, one sweep: outer loops parallel, the innermost one a vector loop."""
         axes = self._group.axes
-        updates = any(member.node.update for member in self._group.members)
+        updates = [member.node.index for member in self._group.members if member.node.update]
         tile = transposed(self._group) if len(axes) > 1 and not updates else None
         if tile is not None and (self._on_cpu or _even(tile, OTHER_TILE)):
             return self._tiled(*tile)
@@ -192,6 +192,8 @@ class _Assembly:
         if not outer:
             only = Loop(inner, tuple(statements), kind, notes=self._notes(0))
             return (only,)
+        if updates and self._on_cpu and all(apart(where, outer) for where in updates):
+            kind = "parallel"
         before, statements = hoist(statements, frozenset((inner,)), self._new_local)
         body = (*before, Loop(inner, tuple(statements), notes=self._notes(0)))
         return _loops(outer, body, kind)

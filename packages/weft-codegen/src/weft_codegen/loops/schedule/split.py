@@ -52,8 +52,11 @@ def _cuts(loop: Loop) -> list[int]:
     found: set[int] = set()
     exprs = tuple(e for stmt in statements(loop.body) for e in stmt_exprs(stmt))
     for node in walk(*exprs):
-        if isinstance(node, Op) and node.name in ("lt", "ge"):
-            found.update(_cut(_difference(node), loop.axis))
+        if isinstance(node, Op) and node.name in ("lt", "ge", "eq"):
+            difference = _difference(node)
+            found.update(_cut(difference, loop.axis))
+            if node.name == "eq" and difference is not None:
+                found.update(_cut(difference - 1, loop.axis))
     inside = sorted(cut for cut in found if 0 < cut < loop.axis.extent.value)
     return inside if len(inside) <= _MOST_CUTS else []
 
