@@ -11,8 +11,12 @@ import torch, torch.distributed as dist, torch.multiprocessing as mp
 import torch.distributed._functional_collectives as fc
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 import weft
 from weft_compiled_autograd import graph_compiler
@@ -75,6 +79,35 @@ def communicate(x, kept, op, group):
     return (*out, total.sum()) if dist.get_rank() else out  # who does not use it takes part, too
 
 
+def listed(x, group):
+    rank, parts, later = dist.get_rank(), [x.new_empty(3) for _ in range(2)], []
+    dist.all_gather(halves := [torch.empty_like(x), x.cos()], x * 2, group)
+    later.append(dist.all_to_all(parts, list(halves[1].unbind()), async_op=True))
+    later.append(dist.reduce_scatter(row := x.new_empty(3), [*(x + 1).unbind()], async_op=True))
+    more = x.new_empty(2 + 2 * rank, 3)
+    sizes = [1 + rank] * 2, [1, 2]
+    later.append(dist.all_to_all_single(more, torch.cat([x, x[:1]]), *sizes, async_op=True))
+    if all(work.wait() for work in later):
+        dist.all_gather([x, x[:]], halves[0])  # the last one counts
+    return *halves, *parts, row, more, x * 2
+
+
+def unlike(x, group):
+    work = dist.all_reduce(y := x * 2, async_op=True)
+    with_break = [x.sin(), weft.graph_break()][0]
+    assert work.wait() and work.is_completed()
+    peer, got = 1 - dist.get_rank(), torch.empty_like(x)
+    both = [dist.P2POp(dist.isend, y, peer), dist.P2POp(dist.irecv, got, peer)]
+    for one in dist.batch_isend_irecv(both):
+        one.wait()
+    dist.barrier()
+    try:
+        dist.all_gather([x, x[:1]], y)
+    except (RuntimeError, ValueError):
+        return y + with_break, got
+    return got
+
+
 def differentiated(x, w, mesh):
     y = fc.all_reduce(x * w, "sum", dist.group.WORLD).sin()
     return fc.all_gather_tensor_autograd(y * w, 0, dist.group.WORLD).square().sum()
@@ -98,18 +131,54 @@ def spread(x, w, mesh):
     return z.full_tensor().sum() + (z * z.placements[0].is_shard()).to_local().sum()
 
 
-def train_parallel(mesh, backend):
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        y = self.norm(x)
+        q, k, v = (f(y).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.o(y.flatten(-2))
+        return x + self.narrow(self.wide(x).relu())
+
+
+def split(module, mesh):
+    plan = dict.fromkeys("qkv", ColwiseParallel()) | {"wide": ColwiseParallel()}
+    plan |= {"o": RowwiseParallel(), "narrow": RowwiseParallel()}
+    return [parallelize_module(block, mesh, plan) for block in module] and module
+
+
+def sequence(module, mesh):
+    into = ColwiseParallel(input_layouts=Shard(1))
+    out = RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
+    plan = dict.fromkeys("qkv", into) | {"wide": into}
+    plan |= {"norm": SequenceParallel(), "o": out, "narrow": out}
+    return [parallelize_module(block, mesh, plan) for block in module] and module
+
+
+def sharded(module, mesh):
+    return [fully_shard(one, mesh=mesh) for one in (*module, module)] and module
+
+
+def train_parallel(mesh, make, backend):
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
-    parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    one = weft.compile(module, fullgraph=True, backend=backend) if backend else module
-    losses = []
-    for size in (3, 3, 5):
-        losses.append(one(torch.ones(size, 4)).square().mean())
-        losses[-1].backward()
-        for p in module.parameters():
-            p.data.sub_(p.grad)
-    return [*losses, *(p.full_tensor() for p in module.parameters())]
+    made = make(nn.Sequential(Block()), mesh)
+    whole = make is not sharded
+    one = weft.compile(made, fullgraph=whole, backend=backend) if backend else made
+    optimizer, found = torch.optim.SGD(made.parameters(), 0.1, 0.9), []
+    for size in (2, 3):
+        x = torch.randn(size, 4, 8, generator=torch.Generator().manual_seed(size))
+        x = distribute_tensor(x, mesh, [Shard(1)]) if make is sequence else x
+        found.append(one(x).square().mean())
+        found[-1].backward()
+        optimizer.step()
+        found += [p.grad for p in made.parameters()]
+        optimizer.zero_grad()
+    found += made.parameters()
+    return [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
 
 
 def breaking(x, w, mesh):
@@ -127,8 +196,15 @@ def collectives(rank, backend):
         found = compiled(x, got := x.clone(), op, group)
         torch.testing.assert_close(found, communicate(x, want := x.clone(), op, group))
         torch.testing.assert_close(got, want)
+    for function in (listed, unlike):
+        one = weft.compile(function, fullgraph=function is listed, backend=backend)
+        for size in (1.0, 2.0):
+            found, want = one(got := x * size, None), function(same := x * size, None)
+            torch.testing.assert_close((found, got), (want, same))
     mesh = init_device_mesh("cpu", (2,))
-    torch.testing.assert_close(train_parallel(mesh, backend), train_parallel(mesh, None))
+    for make in split, sequence, sharded, lambda module, mesh: DistributedDataParallel(module):
+        want = train_parallel(mesh, make, None)
+        torch.testing.assert_close(train_parallel(mesh, make, backend), want)
     new = hasattr(fc, "all_gather_single")  # else collectives with gradients break
     for function, whole in ((differentiated, new), (spread, True), (breaking, False)):
         w = torch.ones(2, 3, requires_grad=True)

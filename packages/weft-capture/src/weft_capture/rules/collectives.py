@@ -1,7 +1,8 @@
 """Collectives of torch.distributed: functional operators of the graph, waited for at once.
 
 Those that write to tensors are captured where that is all they do: of dense tensors that autograd
-does not follow, in a group that this process is a member of, and not asynchronously.
+does not follow, in a group that this process is a member of. What an asynchronous one returns has
+happened already. Those of lists of equal tensors are those of one tensor, and copies.
 Methods of DTensors are nodes, in which later stages find the collectives; placements are constants.
 """
 
@@ -11,6 +12,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +20,9 @@ from torch import distributed
 from weft_guards.sources import AttrSource, CallSource, ConstSource
 
 from weft_capture.breaks import Break
+from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.table import decline, rule, rule_of_each
-from weft_capture.values.base import Tracer, Value
+from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, PLACEMENTS, constant, fold, real_call
 from weft_capture.values.containers import SequenceValue
 from weft_capture.values.tensor import TensorValue
@@ -30,6 +33,7 @@ _FUNCTIONAL = "torch.distributed._functional_collectives."
 _ASKED = "get_rank get_world_size get_backend is_initialized get_group_rank get_global_rank"
 _REDUCTIONS = frozenset("SUM AVG PRODUCT MIN MAX BAND BOR BXOR".split())  # noqa: SIM905
 _c10d: Any = getattr(distributed, "distributed_c10d", None)
+_SUM: Any = getattr(getattr(distributed, "ReduceOp", None), "SUM", None)
 _ops: Any = torch.ops._c10d_functional
 _WAITS = [_ops.wait_tensor, _ops.wait_tensor.default] if distributed.is_available() else []
 decline("a block of collectives", _HOME + "_coalescing_manager")
@@ -98,23 +102,40 @@ def _wait(tx: Tracer, tensor: Value) -> Any:
 
 
 _GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
-_SELDOM = ("output_split_sizes", "input_split_sizes", "group_src", "async_op")
+_SPLITS = ("output_split_sizes", "input_split_sizes")
 _NEW = hasattr(distributed, "all_gather_single")  # then the older names warn, and call these
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda size, x, op: (x, "all_reduce", x, op),
     "broadcast": lambda size, x, src: (x, "broadcast", x, src),
     "all_gather_single" if _NEW else _GATHER: lambda size, y, x: (y, _GATHER, x, size),
     "reduce_scatter_single" if _NEW else _SCATTER: lambda n, y, x, op: (y, _SCATTER, x, op, n),
-    "all_to_all_single": lambda n, y, x: (y, "all_to_all_single", x, *[[len(x.fake) // n] * n] * 2),
+    "all_to_all_single": lambda n, y, x, *sizes: (y, "all_to_all_single", x, *sizes),
 }
 
 
+@dataclass(eq=False)
+class Work(Value):
+    """What an asynchronous collective returns: it has happened."""
+
+    def python_type(self) -> type:
+        return distributed.Work
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        if name == "wait":  # not is_completed, which gloo denies even then
+            return constant(True)
+        raise Break("unsupported-method", f"{name} of a collective's work")
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("unsupported-value", "the work of a collective that leaves the graph")
+
+
 @rule_of_each(*(_HOME + name for name in _IN_PLACE))
-def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> None:
+def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     name = name.removeprefix(_HOME)
     given = _bind(getattr(_c10d, name), args, kwargs)
     given = {key: tx.force(value) for key, value in given.items()}
-    more = [key for key in [*given] if key in _SELDOM and given.pop(key) not in (NONE, FALSE)]
+    more = [] if given.pop("group_src", NONE) is NONE else ["a group's source"]
+    later = given.pop("async_op", FALSE).as_constant()
     group, world = _known(tx, given.pop("group", NONE)), distributed.group.WORLD
     more += ["a group"] if name == "broadcast" and group not in (None, world) else []
     group = group or world
@@ -124,6 +145,9 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> None:
         given["op"] = _reduction(tx, given.get("op"))
     if "src" in given:
         given["src"] = given["src"].as_constant()
+    if name == "all_to_all_single":
+        for key, side in zip(_SPLITS, ("output", "input"), strict=True):
+            given[key] = _sizes(tx, given.pop(key, NONE), given[side], group.size())
     found = [_plain(name, one) if isinstance(one, Value) else one for one in given.values()]
     into, target, *words = _IN_PLACE[name](group.size(), *found)
     tx.graph.collectives += 1
@@ -133,11 +157,22 @@ def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> None:
     if (into.fake.dtype, into.fake.shape) != (result.fake.dtype, result.fake.shape):
         raise Break("unknown-call", f"{name} whose result does not fit")
     tx.graph.emit_plain("call_method", "copy_", [into, result], {})
+    return Work() if later else NONE
+
+
+def _sizes(tx: Tracer, sizes: Value, tensor: Value, count: int) -> list[int]:
+    """Return how many rows of a tensor come from, or go to, each process."""
+    rows = len(_plain("all_to_all_single", tensor).fake)
+    known = [size.as_constant() for size in sizes.unpack(tx)] if sizes is not NONE else []
+    known = known or [rows // count] * count
+    if len(known) != count or sum(known) != rows:  # type: ignore[arg-type]
+        raise Break("unknown-call", "all_to_all_single of other sizes than there are")
+    return known  # type: ignore[return-value]
 
 
 def _reduction(tx: Tracer, value: Value | None) -> str:
     """Return how functional collectives call a reduction."""
-    real: Any = getattr(value, "obj", None) if value else distributed.ReduceOp.SUM
+    real: Any = getattr(value, "obj", None) if value else _SUM
     if not isinstance(real, distributed.ReduceOp.RedOpType) or real.name not in _REDUCTIONS:
         raise Break("unknown-call", "a reduction of another kind")
     if value and value.source is not None and not isinstance(value.source, ConstSource):
@@ -152,6 +187,65 @@ def _plain(name: str, tensor: Value) -> TensorValue:
     if fake is None or followed or fake.is_complex() or not fake.is_contiguous():
         raise Break("unknown-call", f"{name} of a tensor with a gradient, or of another kind")
     return tensor  # type: ignore[return-value]
+
+
+# ---- collectives of lists
+
+
+def _unlike() -> None:
+    """Break where a list holds what a collective of one tensor does not."""
+
+
+def _flat(tensors: Any, like: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    """Return tensors, one a process, each as a row."""
+    if len(tensors) != distributed.get_world_size(group):
+        _unlike()
+    for one in tensors:
+        followed = one.requires_grad and torch.is_grad_enabled()
+        same = one.shape == like.shape and one.dtype == like.dtype and one.device == like.device
+        if not same or followed or not one.is_contiguous():
+            _unlike()
+    return [one.view(-1) for one in tensors]
+
+
+def _spread(whole: torch.Tensor, into: list[torch.Tensor]) -> None:
+    for one, part in zip(into, whole.chunk(len(into)), strict=True):
+        one.copy_(part)
+
+
+def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: Any = False) -> Any:
+    into = _flat(tensor_list, tensor, group)
+    whole = torch.cat(into)
+    work = _gather_single(whole, tensor.view(-1), group, async_op)
+    _spread(whole, into)
+    return work
+
+
+def _reduce_scatter(
+    output: Any, input_list: Any, op: Any = _SUM, group: Any = None, async_op: Any = False
+) -> Any:
+    given = torch.cat(_flat(input_list, output, group))
+    return _scatter_single(output.view(-1), given, op, group, async_op)
+
+
+def _all_to_all(
+    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: Any = False
+) -> Any:
+    into = _flat(output_tensor_list, input_tensor_list[0], group)
+    given, whole = _flat(input_tensor_list, output_tensor_list[0], group), torch.cat(into)
+    work = distributed.all_to_all_single(whole, torch.cat(given), None, None, group, async_op)
+    _spread(whole, into)
+    return work
+
+
+decline("tensors of a list that differ", _unlike)
+if distributed.is_available():
+    _gather_single = getattr(_c10d, "all_gather_single" if _NEW else _GATHER)
+    _scatter_single = getattr(_c10d, "reduce_scatter_single" if _NEW else _SCATTER)
+    for _version in (_all_gather, _reduce_scatter, _all_to_all):
+        polyfill(getattr(distributed, _version.__name__[1:]), _version)
+    for _function in (_flat, _spread, _all_gather, _reduce_scatter, _all_to_all):
+        _function.__dict__["_weft_inline"] = True
 
 
 # ---- DTensors
