@@ -165,9 +165,9 @@ def _sizes(tx: Tracer, sizes: Value, tensor: Value, count: int) -> list[int]:
     rows = len(_plain("all_to_all_single", tensor).fake)
     known = [size.as_constant() for size in sizes.unpack(tx)] if sizes is not NONE else []
     known = known or [rows // count] * count
-    if len(known) != count or sum(known) != rows:  # type: ignore[arg-type]
+    if len(known) != count or sum(known) != rows:
         raise Break("unknown-call", "all_to_all_single of other sizes than there are")
-    return known  # type: ignore[return-value]
+    return known
 
 
 def _reduction(tx: Tracer, value: Value | None) -> str:
