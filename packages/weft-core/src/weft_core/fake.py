@@ -36,6 +36,7 @@ __all__ = [
     "detect_mode",
     "fake_inputs",
     "fake_mode",
+    "fresh_fake",
     "make_shape_env",
     "new_symint",
     "to_fake",
@@ -416,6 +417,18 @@ def to_fake(
             if layout
             else torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
         )
+    return _followed(mode, fake, tensor)
+
+
+def fresh_fake(fake: Any) -> torch.Tensor:
+    """A fake like another one, with memory and history of its own."""
+    with fake.fake_mode, torch.inference_mode(fake.is_inference()), torch.no_grad():
+        made = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+    return _followed(fake.fake_mode, made, fake)
+
+
+def _followed(mode: FakeTensorMode, fake: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """`fake` as something that autograd follows as it does `tensor`."""
     if isinstance(tensor, torch.nn.Parameter):
         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
     elif tensor.requires_grad:

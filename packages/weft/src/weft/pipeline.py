@@ -27,6 +27,7 @@ from weft_core.dumps import dump_graph
 
 from weft import control_flow, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
+from weft.regions import compile_in_pieces
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,24 @@ def codegen(
 
     compile_aten = partial(weft_codegen.compile_graph, options=options)
     frozen = weft_codegen.frozen_inputs(gm, example_inputs)
-    return aot_autograd(
+    backend = aot_autograd(
         fw_compiler=compile_aten,
         inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
         decompositions=weft_codegen.decompositions(),
-    )(gm, example_inputs)
+    )
+    if not {"freezing", "triton.cudagraphs"} & {name for name, on in (options or {}).items() if on}:
+        return _in_pieces(backend, gm, example_inputs)
+    return backend(gm, example_inputs)
 
 
 def aot_eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
     """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
-    return aot_autograd(fw_compiler=eager)(gm, example_inputs)
+    return _in_pieces(aot_autograd(fw_compiler=eager), gm, example_inputs)
+
+
+def _in_pieces(backend: Backend, gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+    """Compile a graph, its repeated regions once."""
+    return compile_in_pieces(gm, example_inputs, backend) or backend(gm, example_inputs)
 
 
 def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:

@@ -106,7 +106,7 @@ def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
         journal.oldest_touched = min(begun, touched)
     if touched < born or _outside(tx) != before:
         raise Break("unsupported-value", f"{name} has effects outside of itself")
-    made += _nodes_after(tx, last)
+    made += nodes_after(tx, last)
     if any(node.target is CHECK for node in made):
         raise Break("data-dependent-branch", f"{name} may raise")
 
@@ -137,7 +137,7 @@ def _backward(tx: Tracer, cls: ClassValue, ctx: UserObject, outputs: list[Value]
     cls.getattr(tx, "backward").call(tx, [ctx, *grads], {})
 
 
-def _nodes_after(tx: Tracer, last: Node | None) -> list[Node]:
+def nodes_after(tx: Tracer, last: Node | None) -> list[Node]:
     """Return the operations added since `last` was the newest node of the graph."""
     made: list[Node] = []
     for node in reversed(tx.graph.graph.nodes):

@@ -1,0 +1,258 @@
+"""Marked regions of a graph (`torch.compiler.nested_compile_region`): like calls compiled once.
+
+Capture inlines a region and marks its operations. Here the calls whose operations are alike become
+one compiled piece, called as often as they are; what stands between them is compiled in pieces of
+its own, as it is between two graph breaks. Each piece is a program to autograd, and what passes
+between them are tensors of the program. Where one program would do what several cannot, and where
+no two calls are alike, nothing is cut: the graph is compiled as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import types
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from weft_capture import config
+from weft_capture.markers import result_state
+from weft_core import control, events
+from weft_core.fake import fresh_fake
+
+Compiled = Callable[..., Any]
+CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
+
+_ENTERS = {"_enter_autocast": 1, "_exit_autocast": -1, "enter_attention": 1, "leave_attention": -1}
+_WHOLE = frozenset({"requires_grad_", "detach_", "register_hook", "set_"})
+_LITERALS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+
+
+def compile_in_pieces(
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_one: CompileOne
+) -> Compiled | None:
+    """Compile a captured graph whose marked regions repeat; None where it is to stay whole.
+
+    Args:
+        gm: the graph, which is not changed.
+        inputs: its real inputs.
+        compile_one: (module, fakes) -> callable; the module itself where it could not.
+    """
+    nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
+    if not any("regions" in node.meta for node in nodes) or not _is_separable(gm, inputs):
+        return None
+    chosen = _Calls(nodes).choose()
+    pieces = [(kind, list(group)) for kind, group in itertools.groupby(nodes, chosen.get)]
+    cuts = [_cut(gm, group) for _, group in pieces]
+    if not chosen or not _may_pass([given for _, given, _ in cuts]):
+        return None
+    graph, compiled = fx.Graph(), dict[Any, Compiled | None]()
+    copies = {node: graph.node_copy(node) for node in gm.graph.find_nodes(op="placeholder")}
+    for (call, _), (module, given, outputs) in zip(pieces, cuts, strict=True):
+        kind = module if call is None else call[1]
+        if kind not in compiled:
+            compiled[kind] = _compile(module, given, compile_one)
+        run = compiled[kind]
+        if run is None:
+            return None
+        result = graph.call_function(run, tuple(map(copies.__getitem__, given)))
+        for index, node in enumerate(outputs):
+            copies[node] = graph.call_function(operator.getitem, (result, index))
+    graph.output(fx.map_arg(gm.graph.output_node().args[0], copies.__getitem__))
+    calls = sum(call is not None for call, _ in pieces)
+    kinds = len(compiled) - len(pieces) + calls
+    events.counters["regions"].update(calls=calls, compiled=kinds, between=len(pieces) - calls)
+    return fx.GraphModule(torch.nn.Module(), graph).forward
+
+
+def _cut(
+    gm: fx.GraphModule, nodes: Sequence[fx.Node]
+) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+    """Copy a piece; return it with what it takes from outside and what others take of it."""
+    inside = set(nodes)
+    outputs = [node for node in nodes if not inside.issuperset(node.users)]
+    return *control.cut(gm, nodes, outputs), outputs
+
+
+def _with_history(fake: Any) -> Any:
+    """Return a fake with a history, where calls may give leaves and others for one argument."""
+    needs = isinstance(fake, torch.Tensor) and fake.requires_grad and fake.is_leaf
+    if not needs or isinstance(fake, torch.nn.Parameter):
+        return fake
+    with fake.fake_mode, torch.enable_grad():
+        return torch.ops.aten.alias.default(fake)
+
+
+def _may_pass(taken: Sequence[Sequence[fx.Node]]) -> bool:
+    """Say whether what pieces take is, whenever they run, what its fake says.
+
+    An input that is written has one piece to itself: others might have saved it for a backward.
+    """
+    uses = Counter(itertools.chain.from_iterable(taken))
+    for node, count in uses.items():
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or not isinstance(value, FakeTensor):
+                return False
+            written = count > 1 and not value.is_inference() and value._version > 0
+            changed = node.meta.get("left_as") != result_state(node)
+            if written if node.op == "placeholder" else changed:
+                return False
+        elif not isinstance(value, torch.SymInt):
+            return False
+    return True
+
+
+def _compile(
+    module: fx.GraphModule, given: Sequence[fx.Node], compile_one: CompileOne
+) -> Compiled | None:
+    """Compile a piece for the fakes of what it is given, of which some may share memory."""
+    fakes = [_with_history(node.meta["example_value"]) for node in given]
+    for holder, node, fake in zip(module.graph.find_nodes(op="placeholder"), given, fakes):
+        fresh = node.op != "placeholder" and isinstance(fake, torch.Tensor)
+        holder.meta = {**node.meta, "example_value": fresh_fake(fake) if fresh else fake}
+    run = compile_one(module, fakes)
+    if run is module:
+        return None
+
+    def region(*args: Any) -> Any:  # fx wants a function with a name
+        return run(*args)
+
+    return region
+
+
+# ---- whether the graph can be cut at all
+
+
+def _is_separable(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Say whether pieces with tensors between them do what the whole graph does.
+
+    Gradients and hooks inside the graph concern all of it. A tensor whose shape or history changes
+    in place is not what its fake says, and two inputs in one memory may be written as one.
+    """
+    for holder, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        fake = holder.meta.get("example_value")
+        if isinstance(given, torch.Tensor) and fake.requires_grad != given.requires_grad:
+            return False
+    distinct = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}.values()
+    storages = {t.untyped_storage()._cdata for t in distinct}
+    return (
+        len(storages) == len(distinct)
+        and not config.settings.capture_scalar_outputs
+        and not any(map(_concerns_all, gm.graph.nodes))
+    )
+
+
+def _concerns_all(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    data = node.target is getattr and node.args[1] == "data"
+    return node.op == "get_attr" or node.target is torch.autograd.grad or data or _rebinds(name)
+
+
+@functools.cache
+def _rebinds(name: str) -> bool:
+    """Say whether a function of this name may change a tensor's shape, history or memory."""
+    packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
+    kinds = packet.overloads() if packet is not None else ()
+    views = any(torch.Tag.inplace_view in getattr(packet, kind).tags for kind in kinds)
+    return views or name in _WHOLE
+
+
+# ---- which calls are alike
+
+
+class _Calls:
+    """The marked calls in the operations of a graph."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self.nodes = nodes
+        self.place = {node: place for place, node in enumerate(nodes)}
+        self.checkpointed = Counter(node.meta.get("recompute") for node in nodes)
+        self.changed = self._under_changed_modes()
+
+    def _under_changed_modes(self) -> set[fx.Node]:
+        """Return the operations that run in other modes than the graph begins in."""
+        found = set()
+        depth, recorded = 0, torch.is_grad_enabled()
+        for node in self.nodes:
+            if depth or recorded != torch.is_grad_enabled():
+                found.add(node)
+            depth += _ENTERS.get(getattr(node.target, "__name__", ""), 0)
+            if node.target is torch._C._set_grad_enabled:
+                recorded = bool(node.args[0])
+        return found
+
+    def choose(self) -> dict[fx.Node, tuple[int, str]]:
+        """Return, for each operation of a call that has its like, the call and the likeness."""
+        chosen: dict[fx.Node, tuple[int, str]] = {}
+        marks = {node: node.meta.get("regions", ()) for node in self.nodes}
+        for depth in range(max(map(len, marks.values()))):
+            calls: dict[Any, list[fx.Node]] = defaultdict(list)
+            for node in self.nodes:
+                if len(marks[node]) > depth and node not in chosen:
+                    calls[marks[node][depth]].append(node)
+            alike: dict[tuple[str, int, str], list[Any]] = defaultdict(list)
+            for call, inside in calls.items():
+                if self._stands_alone(inside):
+                    alike[*call[1:], _likeness(inside)].append(call)
+            kinds: Counter[str] = Counter()
+            for (function, limit, text), found in alike.items():
+                if len(found) > 1 and kinds[function] < limit:
+                    kinds[function] += 1
+                    chosen |= {node: (call[0], text) for call in found for node in calls[call]}
+        return chosen
+
+    def _stands_alone(self, inside: Sequence[fx.Node]) -> bool:
+        """Say whether a call begins in the graph's modes, together, with checkpoints of its own."""
+        inner = Counter(node.meta.get("recompute") for node in inside)
+        shared = any(self.checkpointed[one] != n for one, n in inner.items() if one is not None)
+        together = self.place[inside[-1]] - self.place[inside[0]] == len(inside) - 1
+        return together and not shared and inside[0] not in self.changed
+
+
+def _likeness(inside: Sequence[fx.Node]) -> str:
+    """Write the operations so that those of two calls have one text if they may share code."""
+    names: dict[fx.Node, str] = {}
+    memory: dict[int, int] = {}
+    members, rows = set(inside), []
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            if value not in names:
+                names[value] = f"%{len(names)}"
+                rows.append(_kind(value, memory))
+            return names[value]
+        return value if isinstance(value, _LITERALS) else (type(value).__name__, id(value))
+
+    for node in inside:
+        args = fx.node.map_aggregate((node.args, node.kwargs), leaf)
+        names[node] = f"%{len(names)}"
+        made = node.meta.get("example_value")
+        follows = isinstance(made, torch.Tensor) and made.requires_grad
+        leaves = not members.issuperset(node.users)
+        how = follows, leaves, "recompute" in node.meta
+        rows.append((node.op, _identity(node.target), args, how))
+    return repr(rows)
+
+
+def _kind(node: fx.Node, memory: dict[int, int]) -> object:
+    """Return what code depends on of a value from outside."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    shared = memory.setdefault(value.untyped_storage()._cdata, len(memory))
+    layout = tuple(value.shape), value.stride(), value.dtype, value.device
+    return *layout, isinstance(value, torch.nn.Parameter), value.requires_grad, shared
+
+
+def _identity(target: Any) -> object:
+    """Return what two functions have in common that do the same: code and variables, or all."""
+    cells = getattr(target, "__closure__", None)
+    if not cells or types.CellType() in cells or target.__defaults__ or target.__kwdefaults__:
+        return target if isinstance(target, str) else id(target)
+    return id(target.__code__), *(id(cell.cell_contents) for cell in cells)
