@@ -105,10 +105,6 @@ def _build(layout: Layout | None, inner: Tensors) -> Any:
         return aliases[0].detach() if layout is None else layout.build(iter(aliases))
 
 
-class _OtherGradient(Exception):
-    """The gradient of an argument is put together in another way than was expected."""
-
-
 @dataclasses.dataclass(eq=False)
 class _Argument:
     """One argument of a program.
@@ -141,13 +137,14 @@ class _Argument:
         if varies and self.gradient is not None and not alike:
             raise _refusal(self.fake, "has a gradient whose sizes vary")
 
-    def carry(self, inner: Tensors, carriers: Tensors) -> Any:
-        """The argument, with the carriers in its place for autograd."""
+    def carry(self, inner: Tensors, carriers: Tensors, others: list[Any]) -> Any:
+        """The argument, carriers in its place for autograd; `others` gets odd gradients."""
 
         def back(grad: Any) -> Tensors:
             found = Layout.of(grad)
             if not (self.gradient.matches(found) if self.gradient else found is None):
-                raise _OtherGradient(self, grad)
+                others.append((self, grad))
+                return [None] * len(carriers)
             if not jagged.are_consistent([grad, made]):
                 raise _refusal(self.fake, "has a gradient with offsets of its own")
             return [*compress(_inside(grad), _which(grad))]
@@ -205,6 +202,7 @@ class FlatProgram:
                 arg.expect(*((arg.layout, inside) if floats else (None, [arg.fake])))
         self._results: list[tuple[Any, int, bool]] = []
         self._written: list[int] = []
+        self._others: list[tuple[_Argument, Any]] = []  # gradients of other layouts than expected
 
     def trace(self, trace: Callable[[list[Any]], Any]) -> Any:
         """Trace at flat fakes, until the gradients are as expected.
@@ -214,23 +212,26 @@ class FlatProgram:
         """
         mode = detect_mode([arg.fake for arg in self._arguments])
         while True:
+            self._others.clear()
             try:
                 flat, _ = self.flatten([arg.fake for arg in self._arguments])
                 with mode or contextlib.nullcontext():
                     likes = [like for arg in self._arguments for like in arg.carriers]
                     flat += [_empty(like).requires_grad_() for like in likes]
-                return trace(flat)
-            except _OtherGradient as other:
-                arg, gradient = other.args
-                arg.expect(Layout.of(gradient), leaves(gradient))
-            except Unsupported:
-                raise
+                traced = trace(flat)
+                if not self._others:
+                    return traced
             except Exception as error:
-                raise Unsupported(
-                    "wrapper-dispatch",
-                    f"the program cannot be traced through its tensors' classes: {error}",
-                    "let the classes handle what the program does on fake tensors, too",
-                ) from error
+                if not self._others and isinstance(error, Unsupported):
+                    raise
+                if not self._others:
+                    raise Unsupported(
+                        "wrapper-dispatch",
+                        f"the program cannot be traced through its tensors' classes: {error}",
+                        "let the classes handle what the program does on fake tensors, too",
+                    ) from error
+            for arg, gradient in self._others:
+                arg.expect(Layout.of(gradient), leaves(gradient))
 
     def flatten(self, given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """What is inside of arguments: as the compiled program takes it, and as it is."""
@@ -258,7 +259,7 @@ class FlatProgram:
                 given.append(given[arg.same_as])
             elif carriers:
                 with torch.enable_grad():
-                    given.append(arg.carry(inner, carriers))
+                    given.append(arg.carry(inner, carriers, self._others))
             else:
                 given.append(_build(arg.layout, inner) if arg.layout else inner[0])
         before = list(map(_state, given))
@@ -274,11 +275,11 @@ class FlatProgram:
         return made
 
     def check_gradients(self, gradients: Iterable[tuple[int, Any]]) -> None:
-        """Begin the trace again where a plain argument has a gradient of a wrapper class."""
+        """Note plain arguments that have a gradient of a wrapper class: the trace begins again."""
         owners = [arg for arg in self._arguments for _ in leaves(arg.fake)]
         for index, gradient in gradients:
             if is_wrapper(type(gradient)):
-                raise _OtherGradient(owners[index], gradient)
+                self._others.append((owners[index], gradient))
 
     def _take_apart(self, result: Any, given: list[Any]) -> Tensors:
         rows = enumerate(zip(self._arguments, given, strict=True))
