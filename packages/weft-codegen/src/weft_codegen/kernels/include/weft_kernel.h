@@ -114,11 +114,12 @@ static inline _Bool maximum_b8(_Bool a, _Bool b) { return a | b; }
 static inline _Bool minimum_b8(_Bool a, _Bool b) { return a & b; }
 static inline _Bool abs_b8(_Bool a) { return a; }
 
-/* ---- floats: what is the same for both widths ---- */
+/* ---- floats: what is the same for both widths ----
+ * A maximum asks about b, often a constant: of `log(a) != log(a)` gcc makes branches, not lanes. */
 
 #define WEFT_FLOAT(T, t, f)                                                                      \
-    static inline T maximum_##t(T a, T b) { return (a > b) | (a != a) ? a : b; }                 \
-    static inline T minimum_##t(T a, T b) { return (a < b) | (a != a) ? a : b; }                 \
+    static inline T maximum_##t(T a, T b) { return (a <= b) | (b != b) ? b : a; }                \
+    static inline T minimum_##t(T a, T b) { return (a >= b) | (b != b) ? b : a; }                \
     static inline T abs_##t(T a) { return __builtin_fabs##f(a); }                                \
     static inline T copysign_##t(T a, T b) { return __builtin_copysign##f(a, b); }               \
     static inline T floor_##t(T a) { return __builtin_floor##f(a); }                             \
