@@ -56,6 +56,16 @@ def test_the_users_exception_and_traceback():
     assert names[-2:] == ["outer", "inner"]
 
 
+@pytest.mark.parametrize("function", [lambda x: x.max(), lambda x: x.min(1), torch.amax])
+def test_the_extreme_of_nothing_is_refused_as_in_eager(function):
+    x = torch.empty(3, 0)
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        function(x)
+    with pytest.raises(expected.type) as caught:
+        weft.compile(function)(x)
+    assert str(caught.value) == str(expected.value)
+
+
 def test_an_op_that_raises_raises_as_in_eager():
     def step(x, y):
         return x @ y

@@ -575,3 +575,13 @@ def test_gradients_between_the_results_of_a_graph(function):
         run(x, seen).backward()
         found.append([x.grad, *seen])
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_tensors_of_numbers_that_vary():
+    def numbers(x, n, step):
+        return torch.tensor(n), torch.tensor([n, 1]), torch.as_tensor(n), x.add(1, alpha=step)
+
+    compiled = weft.compile(numbers)
+    for n, step in ((2, 0.5), (3, 0.7), (2**40, 0.9), (-(2**33), 1.5)):
+        got, want = (f(torch.ones(2), n, step) for f in (compiled, numbers))
+        torch.testing.assert_close(got, want)

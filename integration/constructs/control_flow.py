@@ -350,3 +350,14 @@ def arguments_decide(x, n, items):
 @case
 def ellipsis_and_none_index(x):
     return x[..., None][:, 0], x[None, ..., 1:]
+
+
+@case(inputs=lambda: (torch.ones(2), {"a": 1, "b": 2}))
+def break_in_loop_over_a_dict_that_changed(x, table):
+    del table["a"]
+    table["c"] = table["d"] = 3
+    for name, number in table.items():
+        if x.sum() > 0:
+            x = x * number
+        table[name] = number + 1
+    return x

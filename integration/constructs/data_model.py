@@ -520,3 +520,37 @@ def nobody_else_asks_for_attributes(x, watched):
     watched.log.clear()
     watched.gain = 3
     return x * watched.gain, [*Watched.log]
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+
+@case(inputs=lambda: (torch.ones(2), Slotted()))
+def slot_read_after_it_was_deleted(x, slotted):
+    slotted.held = x
+    del slotted.held
+    try:
+        return slotted.held
+    except AttributeError as error:
+        return str(error), x + 1
+
+
+class Watching:
+    def __init__(self):
+        self.seen = []
+        self.held = torch.ones(3)
+
+    def __getattribute__(self, name):
+        seen = object.__getattribute__(self, "seen")
+        seen += [name] if len(seen) < 3 else []  # who compares asks as well
+        return object.__getattribute__(self, name)
+
+
+@case(inputs=lambda: (torch.ones(3), Watching()))
+def every_attribute_is_watched(x, watching):
+    y = x * watching.held
+    watching.made = y
+    if x.sum() > 0:
+        y = y + watching.made + watching.__dict__["held"]
+    return y, list(object.__getattribute__(watching, "seen"))

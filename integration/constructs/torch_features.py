@@ -493,3 +493,64 @@ SCALES = {"scale": 3, "shift": [1.5]}
 @case(inputs=lambda: (torch.arange(3.0, requires_grad=True),))
 def function_of_an_outside_dict(x):
     return Scale.apply(x, SCALES).sin()
+
+
+def net_of_its_own():
+    return nn.Linear(3, 3), torch.arange(6.0).reshape(2, 3)
+
+
+@case(inputs=net_of_its_own)
+def parameter_taken_out_and_put_back(net, x):
+    weight = net.weight
+    del net._parameters["weight"]
+    net.weight = weight.detach() * 2
+    y = net(x)
+    del net.weight
+    net.weight = weight
+    return y.shape, "weight" in vars(net), net.weight is weight
+
+
+@case(inputs=lambda: (torch.arange(6.0).reshape(2, 3), torch.empty(0), torch.empty(4)))
+def tensors_from_outside_that_grow(x, out, other):
+    y = x + 1
+    torch.add(y, 1, out=out)
+    other.resize_(3)
+    other.fill_(2.0)
+    return y, out * 2, other
+
+
+class DoubledInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x.mul_(2))
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@case
+def function_that_writes_to_its_argument(x):
+    y = x + 1
+    z = DoubledInPlace.apply(y)
+    return z is y, z, y * 2
+
+
+@case
+def added_to_itself_by_index(x):
+    y = x + 1
+    try:
+        y.index_add_(0, torch.tensor([0, 1]), y)
+    except RuntimeError:
+        return y, "refused"
+    return y
+
+
+@case
+def what_old_tensor_types_and_divmod_say(x):
+    y = x + 1
+    try:
+        divmod(y, 2)
+    except TypeError as error:
+        return str(error), isinstance(y, torch.FloatTensor), isinstance(y, torch.LongTensor)

@@ -198,7 +198,7 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     if name in overlay:
         value: Value = overlay[name]
         if value.source is None and type(value) is Value:  # deleted
-            tx.raise_(AttributeError, name)
+            tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
         return value
     stored = isinstance(found[1], types.MemberDescriptorType) or found[1] in _STORED
     if obj is None or not stored:
@@ -216,7 +216,8 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
             unset = CallSource(_is_unset, (owner.source, ConstSource(name)))
             tx.guard(unset, "CONST", True)
         tx.raise_(AttributeError, *error.args)
-    return tx.wrap(real, AttrSource(owner.source, name) if owner.source else ConstSource(real))
+    place = read_past(owner.source, obj, name) if owner.source else ConstSource(real)
+    return tx.wrap(real, place)
 
 
 def _is_unset(obj: object, name: str) -> bool:
@@ -311,17 +312,36 @@ def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value:
     tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
 
 
+def dict_of(obj: object) -> dict[str, Any]:
+    """Return the dict of an instance, past any `__getattribute__`; an empty one without."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return _NO_DICT
+    return found
+
+
+_NO_DICT: dict[str, Any] = {}
+
+
+def read_past(source: Source, obj: object, name: str) -> Source:
+    """Return where the dict or a slot of an instance is read without running code of its class."""
+    found = find_in_class(type(obj), "__getattribute__")
+    if found is not None and is_python_code(found[1]):
+        return CallSource(object.__getattribute__, (source, ConstSource(name)))
+    return DictSource(source) if name == "__dict__" else AttrSource(source, name)
+
+
 def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | None:
     """Read the dict of an instance from outside, guarding absence."""
-    instance_dict = getattr(self.obj, "__dict__", None)
-    if instance_dict is None:
-        return None
+    instance_dict = dict_of(self.obj)
     tx.check_namespace(instance_dict)
     if name in instance_dict:
         real = instance_dict[name]
-        source = ConstSource(real) if self.source is None else InstanceAttrSource(self.source, name)
-        return tx.wrap(real, source)
-    if self.source is not None:
+        if self.source is None:
+            return tx.wrap(real, ConstSource(real))
+        return tx.wrap(real, ItemSource(read_past(self.source, self.obj, "__dict__"), name))
+    if self.source is not None and self.cls.__dictoffset__:
         tx.guard(self.source, "ATTR_ABSENT", name)
     return None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from weft_guards.sources import DictSource, ItemSource, LocalSource, Source
 
+from weft_capture.attributes import dict_of
 from weft_capture.breaks import Break
 from weft_capture.scope import globals_source
 from weft_capture.values.base import MutableValue, Output, Tracer, Value
@@ -69,7 +70,7 @@ class Effects:
 
     def touches(self, *objects: object) -> bool:
         """Say whether a change of one of these objects, or of its dict, is yet to be written."""
-        every = {id(one) for obj in objects for one in (obj, getattr(obj, "__dict__", obj))}
+        every = {id(one) for obj in objects for one in (obj, dict_of(obj))}
         known = [self.tx.known[one][0] for one in every if one in self.tx.known]
         return any(key in every for key, _ in self.globals) or not self.changed.keys().isdisjoint(
             known
@@ -90,7 +91,7 @@ class Effects:
         made = LocalSource(str(inspect.getargs(self.tx.function.__code__).varkw))  # for the call
         dicts = [s for v, s in known if type(v) is DictValue and type(s) is LocalSource]
         dicts = [source for source in dicts if source != made]
-        objects = [s for v, s in known if isinstance(v, UserObject) and hasattr(v.obj, "__dict__")]
+        objects = [s for v, s in known if isinstance(v, UserObject) and v.cls.__dictoffset__]
         for one, other in itertools.product(map(DictSource, objects), dicts):
             # None holds an object's variables.
             self.tx.guard_distinct(one, other)

@@ -36,18 +36,20 @@ from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values import floats, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
-from weft_capture.values.containers import sequence_of
+from weft_capture.values.containers import SequenceValue, sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.wrappers import RaggedSize, WrapperValue
 
-_DATA_DEPENDENT = {
+_CODES = {
+    "RecursionError": "recursion",
     "DataDependentOutputException": "data-dependent-value",
     "GuardOnDataDependentSymNode": "data-dependent-value",
     "DynamicOutputShapeException": "dynamic-output-shape",
 }
 _AUTOCAST = torch.amp.autocast_mode
 _MODES = (torch._C._set_grad_enabled, _AUTOCAST._enter_autocast, _AUTOCAST._exit_autocast)
+_RESHAPES = ("resize_", "resize_as_", "as_strided_")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -301,13 +303,16 @@ class GraphBuilder:
         """Take a node out again that nothing uses."""
         if node._erased:
             return
-        self._by_fake.pop(id(node.meta.get("example_value")), None)
+        known = id(node.meta.get("example_value"))
+        if known in self._by_fake and self._by_fake[known].node is node:
+            del self._by_fake[known]  # not where the node wrote to the tensor of another
         self.op_count -= 1
         self.graph.erase_node(node)
 
     def _run(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Any:
         fake_args = [arg.example() for arg in args]
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
+        _refuse_reshaping(target, args, kwargs)
         _quiet_fake_errors()
         self.mode.is_checked = True
         function = target if callable(target) else getattr(fake_args.pop(0), target)
@@ -317,8 +322,8 @@ class GraphBuilder:
         except Break:
             raise
         except Exception as error:
-            code = _DATA_DEPENDENT.get(type(error).__name__, "op-failed")
-            if code != "op-failed" and self.shape_env is None and self.reads_data():
+            code = _CODES.get(type(error).__name__, "op-failed")
+            if code.startswith("d") and self.shape_env is None and self.reads_data():
                 raise NeedsSymbols from None
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise Break(code, f"{name}: {str(error)[:300]}") from error
@@ -394,6 +399,7 @@ class GraphBuilder:
         old = tensor.node, tensor.fake
 
         def undo() -> None:
+            self._by_fake.pop(id(other.fake), None)
             tensor.node, tensor.fake = old
 
         self.tx.journal.on_rollback(undo)
@@ -456,6 +462,23 @@ def _quiet_fake_errors() -> None:
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(
         lambda record: record.levelno < logging.ERROR
     )
+
+
+def _refuse_reshaping(target: Any, args: list[Value], kwargs: Kwargs) -> None:
+    """Refuse to give a tensor from outside another size, of which only its fake would know."""
+    out = kwargs.get("out")
+    object_of = args[:1] if getattr(target, "__name__", target) in _RESHAPES else []
+    into = out.items if isinstance(out, SequenceValue) else [out] if out else object_of
+    if not any(isinstance(value, TensorValue) and value.real is not None for value in into):
+        return
+    same = out is not None
+    with suppress(Exception):  # of an operation that fails anyway
+        rest = {name: value.example() for name, value in kwargs.items() if name != "out"}
+        made: Any = target(*(arg.example() for arg in args), **rest) if same else None
+        made = [made] if len(into) == 1 else made
+        same = same and [t.shape for t in made] == [value.example().shape for value in into]
+    if not same:
+        raise Break("unsupported-value", "giving a tensor from outside another size")
 
 
 def _known_int(number: Any) -> Any:

@@ -142,9 +142,9 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
     strided = torch.strided
     tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is strided]
     whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
-    for tensor, info in tensors:
+    for index, (tensor, info) in enumerate(tensors):
         if info is not None and info.is_write:
-            others = [one for one, _ in tensors if one is not tensor]
+            others = [one for one, _ in tensors[:index] + tensors[index + 1 :]]
             inside = torch._debug_has_internal_overlap(tensor)  # 2: it would take a closer look
             if inside == 2:
                 start, end = _extent(tensor)

@@ -28,7 +28,7 @@ from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, NONE, Constant, constant, real_call
 from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.values.floats import FloatValue, numpy_is_quiet, numpy_scalar
-from weft_capture.values.tensor import TensorValue
+from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.wrap import EXACT, wrap
 
 np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
@@ -322,7 +322,21 @@ def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
     if "dtype" not in kwargs and any(isinstance(one, np.generic) for one in tree_leaves(alike)):
         with unset_fake_temporarily():
             kwargs["dtype"] = constant(real_call(tx, maker, alike).dtype)
-    return tx.graph.emit("call_function", maker, [data], kwargs)
+    if isinstance(data, SymValue) and type(alike) is int and kwargs.keys() <= {"dtype", "device"}:
+        given = {name: value for name, value in kwargs.items() if value is not NONE}
+        how = {"dtype": constant(torch.int64), **given}
+        return tx.graph.emit("call_function", torch.scalar_tensor, [data], how)
+    return tx.graph.emit("call_function", maker, [_fixed(data)], kwargs)
+
+
+def _fixed(data: Value) -> Value:
+    """Fix the sizes in a list of numbers: torch takes 32 bits of each symbolic one."""
+    if isinstance(data, SymValue) and data.python_type() is int and not data.is_data():
+        return constant(data.as_constant())
+    if isinstance(data, SequenceValue):
+        items = [_fixed(item) for item in data.items]
+        return data if items == list(data.items) else ListValue(items)
+    return data
 
 
 def _of_arrays(

@@ -154,7 +154,8 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     names = ("__instancecheck__", "__subclasscheck__")
     hooks = [lookup(type(one), name) for one in found for name in names]
     hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
-    if any(hook is not None and is_programs(hook) for hook in hooks):
+    by_dtype = any(type(one).__name__ == "tensortype" for one in found)  # torch.FloatTensor
+    if by_dtype or any(hook is not None and is_programs(hook) for hook in hooks):
         raise Break("unsupported-value", "a class that says itself what its instances are")
     return tuple(found)
 
@@ -269,7 +270,7 @@ def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
 
 @rule(divmod)
 def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
-    if isinstance(left, UserObject) or isinstance(right, UserObject):
+    if isinstance(left, UserObject | TensorValue) or isinstance(right, UserObject | TensorValue):
         return by_methods(tx, "divmod()", left, right)
     if left.is_constant() and right.is_constant():
         return fold(tx, divmod, [left, right], {})

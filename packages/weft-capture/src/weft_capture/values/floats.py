@@ -384,7 +384,8 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
     if scaled is not None:
         return tx.graph.emit(op, target, *scaled)
     like = next((a.fake for a in args if isinstance(a, TensorValue)), None)
-    wanted = None if like is None else _result_dtype(target, args)
+    fixed = like is None or _any_varies([*kwargs.values()])
+    wanted = None if fixed else _result_dtype(target, args)
     if wanted is not None:
         assert like is not None
         swapped = [_at_dtype(tx, arg, wanted, like.device) for arg in args]

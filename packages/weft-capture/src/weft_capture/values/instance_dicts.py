@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from weft_capture.attributes import dict_of, read_past
 from weft_capture.breaks import Break
 from weft_capture.values.base import Output, Tracer, Value, current_tracer, method
 from weft_capture.values.constant import constant
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import FUNCTION_FIELDS, FunctionValue
 from weft_capture.values.objects import DELETED, UserObject
-from weft_guards.sources import DictSource
 
 
 class InstanceDict(DictValue):
@@ -30,7 +30,7 @@ class InstanceDict(DictValue):
     def get(self, tx: Tracer, key: Value) -> Value | None:
         owner, name = self.owner, key.hash_key()
         if isinstance(owner, UserObject) and isinstance(name, str):  # no other is read, or guarded
-            known = name in owner.attrs or name in getattr(owner.obj, "__dict__", ())
+            known = name in owner.attrs or name in dict_of(owner.obj)
             return owner.own_attribute(tx, name) if known else None
         return super().get(tx, key)
 
@@ -41,8 +41,7 @@ class InstanceDict(DictValue):
         return DictValue(list(self.entries.values()))
 
     def reconstruct(self, out: Output) -> None:
-        out.load(self.owner)
-        out.writer.load_attr("__dict__")
+        out.call(object.__getattribute__, [self.owner, constant("__dict__")])
 
 
 def instance_dict(tx: Tracer, owner: Value) -> Value:
@@ -50,7 +49,8 @@ def instance_dict(tx: Tracer, owner: Value) -> Value:
     if not isinstance(owner, UserObject | FunctionValue):
         raise Break("unsupported-value", f"__dict__ of {owner.describe()}")
     if owner.obj is not None and owner.source is not None:
-        tx.guard_keys(DictSource(owner.source), owner.obj.__dict__)
+        source = read_past(owner.source, owner.obj, "__dict__")
+        tx.guard_keys(source, dict_of(owner.obj))
     return InstanceDict(owner)
 
 
@@ -58,7 +58,7 @@ def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
     members: dict[str, Value] = {}
     function = isinstance(owner, FunctionValue)
     read = owner.getattr if isinstance(owner, FunctionValue) else owner.own_attribute
-    for name in owner.obj.__dict__ if owner.obj is not None else ():
+    for name in dict_of(owner.obj):
         found = read(tx, name)
         if found is not None:
             members[name] = found

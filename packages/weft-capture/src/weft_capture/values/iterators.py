@@ -23,6 +23,7 @@ from weft_capture.values.containers import (
     SetValue,
     TupleValue,
 )
+from weft_capture.values.dicts import DictValue
 from weft_guards.sources import Source
 
 EXHAUSTED = sys.maxsize
@@ -145,6 +146,9 @@ class DictIterator(SequenceIterator):
     def reconstruct(self, out: Output) -> None:
         owner = self.owner
         changed = len(owner.entries) != self.size or owner.removals != self.removals
+        if isinstance(owner, DictValue) and owner.source and owner.log:  # written after all loads
+            same_keys = owner.real is not None and len(owner.real) == self.size
+            changed = changed or not (same_keys and all(writes for _, _, writes in owner.log))
         if changed or isinstance(owner, SetValue) or "reverse" in self.cls.__name__:
             what = "a reversed iterator, or one over a set, or over what has changed since"
             raise Break("loop", what, self.made_at)

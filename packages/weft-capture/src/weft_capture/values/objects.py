@@ -198,7 +198,7 @@ class UserObject(MutableValue):
     def store(self, tx: Tracer, name: str, value: Value) -> None:
         """Write the instance dict, past any `__setattr__`."""
         tx.mutate(self)
-        tx.check_namespace(instance := getattr(self.obj, "__dict__", {}))
+        tx.check_namespace(instance := attributes.dict_of(self.obj))
         tx.let_go.add(id(instance.get(name)))
         self.attrs[name] = value
 
@@ -343,8 +343,7 @@ class UserObject(MutableValue):
     def replay(self, out: Output) -> None:
         if self.base_changed and isinstance(self.base, MutableValue):
             out.later(fill_instance, self, self.base)
-        setter = torch.nn.Module if isinstance(self, ModuleValue) else object
-        out.replay_attributes(self, self.attrs, setter.__setattr__, setter.__delattr__)
+        out.replay_attributes(self, self.attrs, object.__setattr__, object.__delattr__)
 
 
 _INPLACE = tuple(f"__i{name}__" for name in ("add", "and", "mul", "or", "sub", "xor"))
@@ -452,9 +451,7 @@ class ModuleValue(UserObject):
 
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
         found = super().own_attribute(tx, name)
-        if found is not None or name in self.attrs:
-            return found
-        return attributes.module_member(tx, self, name)
+        return attributes.module_member(tx, self, name) if found is None else found
 
 
 class StreamValue(UserObject):

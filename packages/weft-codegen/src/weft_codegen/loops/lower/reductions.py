@@ -173,6 +173,7 @@ def _extrema(op: str) -> Callable[..., Any]:
 
     def lowering(call: Call, x: LazyTensor, dim: Any = None, keepdim: bool = False) -> Any:
         require(x.dtype in SUPPORTED, "dtype")
+        require(ZERO not in x.shape, "nothing to compare, where the operator may raise")
         if dim is None:
             return _plain(op)(call, x)
         require(isinstance(dim, int), "binary max")
