@@ -23,6 +23,7 @@ from weft_aot.replay import Replay
 
 Compiled = Callable[..., Any]
 _IDS = itertools.count(1)
+_TRANSFORMS_ACTIVE = torch._C._are_functorch_transforms_active
 
 
 def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
@@ -61,7 +62,7 @@ def build_training(
         function = _function(joint, part, forward_of_part, compile_backward(part.backward), replay)
         reached = [index for index in part.gradients if index is not None]
         # Without an input, autograd would not take the results for differentiable.
-        nodes.append((function.apply, reached or [joint.gradients[0]]))
+        nodes.append((_apply(function), reached or [joint.gradients[0]]))
     call = wrapper.make_training_call(joint, nodes)
     return call if torch.is_grad_enabled() else torch.enable_grad()(call)
 
@@ -89,6 +90,16 @@ def _function(
         "weft_reached": staticmethod(functools.partial(_reached, part)),
     }
     return type("CompiledFunction", (torch.autograd.Function,), members)
+
+
+def _apply(function: Any) -> Compiled:
+    """`function.apply`, but for what that does in Python for functorch's transforms."""
+    direct, active = super(torch.autograd.Function, function).apply, _TRANSFORMS_ACTIVE
+
+    def apply(*args: Any) -> Any:
+        return function.apply(*args) if active() else direct(*args)
+
+    return apply
 
 
 def _reached(part: Part, grads: Sequence[Any]) -> list[bool]:
