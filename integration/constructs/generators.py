@@ -389,7 +389,7 @@ def dropped_with_finally(x):
 
 
 @case
-def throw_of_a_type(x):
+def throw_in_other_ways(x):
     def gen():
         try:
             yield x
@@ -397,15 +397,7 @@ def throw_of_a_type(x):
             yield x + len(error.args)
 
     g = gen()
-    return next(g), g.throw(ValueError, "a")
-
-
-@case
-def throw_into_unstarted(x):
-    def gen():
-        yield x
-
     try:
-        gen().throw(ValueError("z"))
+        next(g), g.throw(ValueError, "a"), gen().throw(ValueError("z"))
     except ValueError as error:
         return x + 1, [entry.name for entry in traceback.extract_tb(error.__traceback__)][-2:]

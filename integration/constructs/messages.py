@@ -320,8 +320,3 @@ def swap_stdout(x):
     sys.stdout = old
     print("out")
     return x + 1, buf.getvalue()
-
-
-@case
-def operator_that_warns(x):
-    return torch.nn.functional.softmax(x.sin()) + 1

@@ -248,9 +248,17 @@ def test_second_derivatives():
         same(one, other)
 
 
-def test_a_gradient_of_another_class_is_an_error():
-    x = two(3, requires_grad=True)
-    compiled = aot_compile(program_of(lambda x: (x * 2,), 1), [x], fw_compiler=plain_only)
-    (result,) = compiled(x)
+def test_a_gradient_of_another_class():
+    x, y = two(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    gm = program_of(lambda x, y: (x * 2 * y, y.sin()), 2)
+    compiled, grad = aot_compile(gm, [x, y], fw_compiler=plain_only), torch.arange(3.0)
+    want = torch.autograd.grad(gm(x, y)[0], [x, y], grad)
+    found = torch.autograd.grad(compiled(x, y)[0], [x, y], grad)
+    for one, other in zip(found, want, strict=True):
+        assert type(one) is type(other)
+        same(one, other)
+    (result, _) = compiled(x, y)
+    with torch.no_grad():
+        y.add_(1)
     with pytest.raises(RuntimeError, match="not put together like the result"):
-        torch.autograd.grad(result, x, torch.ones(3))
+        torch.autograd.grad(result, x, grad)

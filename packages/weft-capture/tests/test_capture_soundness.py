@@ -439,6 +439,8 @@ def test_identity_of_arguments_is_guarded_and_kept(new):
         lambda x: x.view(-1)[1:].add_(x.view(-1)[:-1]),
         lambda x: x[:1].expand(2, 3).add_(1),
         lambda x: x.view(-1).unfold(0, 3, 1).mul_(2),
+        lambda x: x.as_strided((2, 2), (2, 2)).mul_(x[:, :2]),
+        lambda x: x[:, 1:].add_(x[:, :2]),
         lambda x: torch.mm(x, x.t(), out=x[:, :2]),
         lambda x: x.index_add_(0, torch.zeros(1, dtype=torch.long), x[:1]),
     ],

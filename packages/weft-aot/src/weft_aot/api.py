@@ -74,7 +74,7 @@ def aot_compile(
     if not joint.gradients:
         compile_one = inference_compiler or fw_compiler
         built = build_inference(joint, _compile(compile_one, joint.module))
-        return built if flat is None else flat.wrap(built)
+        return built if flat is None else flat.wrap(built, joint)
     with events.span("aot.partition"):
         parts = partition_fn(joint)
     _show("aot_graphs", "forward graph", parts.forward)
@@ -83,7 +83,7 @@ def aot_compile(
     how = _compile_later if settings.lazy_backward else _compile
     compile_backward = functools.partial(how, bw_compiler or fw_compiler)
     built = build_training(joint, parts, forward, compile_backward, program)
-    return built if flat is None else flat.wrap(built)
+    return built if flat is None else flat.wrap(built, joint)
 
 
 def _trace_flat(

@@ -52,7 +52,7 @@ class Replay:
         self._autocast = _autocast_state()
         self._written = {mutation.index for mutation in joint.mutations}
         needed = _needed_inputs(joint)
-        self._refusal = _refusal(joint, needed & self._written)
+        self._refusal = refusal(joint, needed & self._written)
         tensors = [saved.source for saved in part.saved if not saved.symbolic]
         self._saved = {s.index: place for place, s in enumerate(tensors) if s.kind == "input"}
         self.kept = [] if self._refusal else self._plan_kept(needed)
@@ -124,7 +124,7 @@ class Replay:
         tensor = tensor() if function is _weak else tensor
         if tensor is None:
             raise _CannotReplay(f"its input {index} is no longer alive")
-        if _version(tensor) != version:
+        if version_of(tensor) != version:
             raise _CannotReplay(f"its input {index} was written since")
         return tensor
 
@@ -159,16 +159,17 @@ class Replay:
             yield
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def _strong(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    return tensor, _version(tensor)
+    return tensor, version_of(tensor)
 
 
 def _weak(tensor: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], int]:
-    return weakref.ref(tensor), _version(tensor)
+    return weakref.ref(tensor), version_of(tensor)
 
 
 def _autocast_state() -> list[tuple[str, torch.dtype]]:
@@ -194,7 +195,8 @@ def _needed_inputs(joint: JointGraph) -> set[int]:
     return {index for index, node in enumerate(holders) if node in found}
 
 
-def _refusal(joint: JointGraph, written: set[int]) -> str | None:
+def refusal(joint: JointGraph, written: set[int]) -> str | None:
+    """Why a program, which writes these of its inputs, cannot run again; None if it can."""
     if written:
         return f"the program writes its input {min(written)}, which its gradients depend on"
     for node in joint.module.graph.nodes:  # all: drawing fewer would change what is drawn later

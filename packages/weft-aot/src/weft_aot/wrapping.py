@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -28,6 +29,9 @@ from weft_core.symnodes import SymValue
 from weft_core.wrapper_tracing import Functional, storage_of
 from weft_core.wrappers import Layout, is_wrapper, leaves
 
+from weft_aot.records import JointGraph
+from weft_aot.replay import refusal, version_of
+
 Tensors = Sequence[Any]
 
 
@@ -42,12 +46,19 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, make: Callable[[], Any], back: Callable[..., Any], *inputs: Any) -> Any:
-        ctx.back = back
-        return make()
+        ctx.set_materialize_grads(False)
+        ctx.back, made = back, make()
+        whole = [made] if isinstance(made, torch.Tensor) else made
+        ctx.likes = [(one.shape, one.dtype, one.device) for one in whole]
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, *ctx.back(*grads)
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        rows = zip(grads, ctx.likes, strict=True)
+        full = [torch.zeros(n, dtype=t, device=d) if g is None else g for g, (n, t, d) in rows]
+        return None, None, *ctx.back(*full)
 
 
 def _step(make: Callable[[], Any], back: Callable[..., Any], inputs: Tensors) -> Any:
@@ -74,23 +85,31 @@ def _merge(inside: Tensors, moving: Sequence[bool], given: Tensors) -> Tensors:
     return [next(rest) if one else leaf for leaf, one in zip(inside, moving, strict=True)]
 
 
-def _put(layout: Layout | None, inner: Tensors) -> Any:
-    """A tensor of what is inside, for autograd, too."""
+def _refuse(grad: Any) -> Any:
+    raise RuntimeError(
+        f"the gradient of a compiled function's result is a {type(grad).__name__} that is not put "
+        "together like the result, and the program cannot run again: run this part uncompiled"
+    )
+
+
+def _put(layout: Layout | None, inner: Tensors, others: Tensors = (), again: Any = None) -> Any:
+    """A tensor of what is inside, for autograd, too.
+
+    Of a gradient that is not put together like the tensor `again` makes those of `others`.
+    """
     if layout is None:
         return inner[0]
 
     def back(grad: Any) -> Tensors:
         whole = layout.for_gradients()
-        grad = whole.fitted(grad)
+        grad = grad if again else whole.fitted(grad)
         if not whole.matches(Layout.of(grad)):
-            raise RuntimeError(
-                f"the gradient of a compiled function's result is a {type(grad).__name__} that is "
-                "not put together like the result: run this part uncompiled"
-            )
+            return [*[None] * len(inner), *(again or _refuse)(grad)]
         moving = layout.moving()
-        return _merge([None] * len(moving), moving, [*compress(_inside(grad), _which(grad))])
+        found = _merge([None] * len(moving), moving, [*compress(_inside(grad), _which(grad))])
+        return [*found, *[None] * len(others)]
 
-    return _step(lambda: _build(layout, inner), back, inner)
+    return _step(lambda: _build(layout, inner), back, [*inner, *others])
 
 
 def _which(tensor: Any) -> Sequence[bool]:
@@ -336,10 +355,25 @@ class FlatProgram:
             if any(isinstance(one, SymValue | torch.Tensor) for one in context):
                 raise _refusal(result, "has sizes that vary, or tensors, in its context")
 
-    def wrap(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def _again(self, given: Sequence[Any], reached: Sequence[int], index: int, grad: Any) -> Any:
+        """The gradients of arguments, by the program as it is, of that of a result."""
+        with torch.enable_grad():
+            same = {id(given[i]): given[i].view_as(given[i]) for i in reached}
+            made = self._gm(*[same.get(id(one), one) for one in given])
+            result = pytree.tree_leaves(made, lambda value: value is None)[index]
+        wanted, create = [same[id(given[i])] for i in reached], torch.is_grad_enabled()
+        return torch.autograd.grad(result, wanted, grad, create_graph=create, allow_unused=True)
+
+    def wrap(self, compiled: Callable[..., Any], joint: JointGraph) -> Callable[..., Any]:
         """The callable of the program's own arguments, of one of the flat ones."""
         arguments, results, written = self._arguments, self._results, self._written
-        first = self._first
+        first, rows = self._first, [*enumerate(arguments)]
+        owners = [at for at, arg in rows for _ in leaves(arg.fake)]
+        owners += [at for at, arg in rows for _ in arg.carriers]
+        reached = sorted({owners[index] for index in joint.gradients})
+        cast = torch._C._is_any_autocast_enabled()
+        if cast or refusal(joint, {mutation.index for mutation in joint.mutations}):
+            reached = []  # it cannot run again
 
         def call(*given: Any) -> list[Any]:
             flat, own = self.flatten(given)
@@ -349,7 +383,16 @@ class FlatProgram:
                     flat += arg.carriers_of(value)
             found, made = compiled(*flat), list[Any]()
             rest = iter([found[at] for at in first])
-            for how, count, requires_grad in results:
+            others = [given[index] for index in reached]
+            versions = [version_of(one) for one in given if isinstance(one, torch.Tensor)]
+
+            def again(index: int, grad: Any) -> Any:
+                now = [version_of(one) for one in given if isinstance(one, torch.Tensor)]
+                if now != versions:
+                    _refuse(grad)
+                return self._again(given, reached, index, grad)
+
+            for place, (how, count, requires_grad) in enumerate(results):
                 inner = [next(rest) for _ in range(count)]
                 if isinstance(how, int):
                     made.append(given[how])
@@ -357,7 +400,10 @@ class FlatProgram:
                     made.append(originals.get(id(inner[0]), inner[0]))
                 else:
                     layout = how.at(iter([next(rest) for _ in how.numbers()]))
-                    made.append((_put if requires_grad else _build)(layout, inner))
+                    way = others, partial(again, place) if reached else None
+                    made.append(
+                        _put(layout, inner, *way) if requires_grad else _build(layout, inner)
+                    )
             for index in written:
                 increment_version(given[index])
             return made

@@ -21,15 +21,7 @@ from weft_guards.sources import AttrSource, ConstSource
 from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.rules import table
-from weft_capture.values.base import (
-    BOUND,
-    Kwargs,
-    MethodOf,
-    MutableValue,
-    Output,
-    Tracer,
-    Value,
-)
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
@@ -362,7 +354,7 @@ class BaseMethod(Value):
     name: str
 
     def python_type(self) -> type:
-        return BOUND.get(type(vars(self.kind)[self.name]), self.cls)
+        return MethodOf.bound.get(type(vars(self.kind)[self.name]), self.cls)
 
     def describe(self) -> str:
         return f"{self.kind.__name__}.{self.name}"

@@ -123,10 +123,7 @@ def _pieces(
 
 
 class _Unclosed:
-    """The pieces of an asynchronous generator: only that one closes them.
-
-    Where a hook is told that it is dropped, and does not close it, they live on.
-    """
+    """The pieces of an asynchronous generator, not closed where a hook saw it drop and did not."""
 
     def __init__(self, pieces: Any) -> None:
         self.pieces = pieces

@@ -15,6 +15,7 @@ import math
 import sys
 import types
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -136,39 +137,57 @@ _WARNING: dict[Any, Any] = {
 
 
 def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
-    """Raise where a real operator may find that what it writes lies over itself or an operand."""
+    """Raise where a real operator writes over itself or an operand: the order then tells."""
     named = {one.name: one.alias_info for one in func._schema.arguments}
     given = [(t, named[name]) for name, t in {**dict(zip(named, args)), **kwargs}.items()]
     strided = torch.strided
     tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is strided]
     whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
     for index, (tensor, info) in enumerate(tensors):
-        if info is not None and info.is_write:
+        if info is not None and info.is_write and tensor.numel():
             others = [one for one, _ in tensors[:index] + tensors[index + 1 :]]
-            inside = torch._debug_has_internal_overlap(tensor)  # 2: it would take a closer look
-            if inside == 2:
-                start, end = _extent(tensor)
-                inside = end - start < tensor.numel() * tensor.itemsize
-            if inside or any(_overlap(tensor, other, whole) for other in others):
+            if _folds(tensor) or any(_overlap(tensor, other, whole) for other in others):
                 raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
 
 
+def _folds(tensor: torch.Tensor) -> bool:
+    """Say whether two elements of a tensor may lie in one place."""
+    reach: Any = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
 def _overlap(one: torch.Tensor, other: torch.Tensor, whole: bool) -> bool:
-    """Say whether tensors overlap; with `whole` they may be alike, or have gaps, as in torch."""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+    """Say whether tensors share an element; with `whole` they may be alike."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata or not other.numel():
         return False
     alike = one.storage_offset() == other.storage_offset() and one.stride() == other.stride()
     if whole and alike and one.shape == other.shape:
         return False
-    starts, ends = zip(*map(_extent, (one, other)), strict=True)
-    gaps = any(map(torch._debug_has_internal_overlap, (one, other)))
-    return max(starts) < min(ends) and not (whole and gaps)
+    steps: Counter[Any] = Counter()  # in bytes, and how many of each may be gone
+    distance: Any = 0  # from the start of one to the last byte of the other
+    for tensor, sign in ((one, -1), (other, 1)):
+        width = tensor.itemsize
+        distance += sign * tensor.storage_offset() * width
+        rows = [(stride * width, size - 1) for stride, size in zip(tensor.stride(), tensor.shape)]
+        for step, count in [(1, width - 1), *rows]:
+            steps[step] += count
+            distance += step * count if tensor is other else 0
+    steps.pop(0, None)
+    return _meets(distance, sorted(steps.items()))
 
 
-def _extent(tensor: torch.Tensor) -> tuple[Any, Any]:
-    steps = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())]
-    start, count = tensor.storage_offset(), sum(steps) + 1 if tensor.numel() else 0
-    return start * tensor.itemsize, (start + count) * tensor.itemsize
+def _meets(distance: Any, steps: list[tuple[Any, Any]]) -> bool:
+    """Say whether a distance is made of steps, up to so many of each; the last is the longest."""
+    if not steps or distance % math.gcd(*(step for step, _ in steps)):
+        return bool(distance == 0)
+    *rest, (step, most) = steps
+    least = -((sum(one * count for one, count in rest) - distance) // step)
+    tries = range(max(0, least), min(most, distance // step) + 1)
+    return any(_meets(distance - count * step, rest) for count in tries)
 
 
 def _holds(condition: Any) -> bool:

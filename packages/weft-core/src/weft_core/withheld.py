@@ -1,7 +1,4 @@
-"""Warnings of what runs for a compile only: noted, but neither shown nor registered.
-
-`warnings.catch_warnings` would make the interpreter forget which warnings the program has seen.
-"""
+"""Withhold warnings; `warnings.catch_warnings` would forget which the program has seen."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ class _Noted:
 
 @contextmanager
 def warnings_withheld() -> Iterator[list[str]]:
-    """Withhold the warnings of this thread, and give their texts.
-
-    torch gives again what it gives once a process, and does not take it for given.
-    """
+    """Note this thread's warnings only, those too that torch gives once in a process."""
     noted, always = _Noted(), torch.is_warn_always_enabled()
     filters: Any = warnings.filters
     entry = ("ignore", noted, Warning, None, 0)

@@ -66,7 +66,7 @@ def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
 def emit_check(tx: Tracer, condition: TensorValue, wanted: bool) -> bool:
     """Add a check to the graph; False where a second run of the frame could be told."""
     inside = any(not isinstance(one, torch.inference_mode) for one in tx.open_contexts)
-    if inside or tx.transforms or tx.overrides.modes or tx.overrides.outer:
+    if inside or tx.transforms or tx.overrides.modes or tx.overrides.outer or tx.answers:
         return False
     if any(not call.made.late for call in tx.calls.calls) or not all(_is_repeatable(tx.graph)):
         return False

@@ -135,15 +135,12 @@ def _setdefault(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) 
     return default
 
 
-@method(DictValue, "__init__")
-def _fill_again(tx: Tracer, self: DictValue, *args: Value, **kwargs: Value) -> None:
-    if self.cls is defaultdict:
+@method_of_each(DictValue, "update", "__init__")
+def _update(
+    name: str, tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value
+) -> None:
+    if name == "__init__" and self.cls is defaultdict:
         raise Break("unsupported-method", "defaultdict.__init__ of one that there is")
-    _update(tx, self, *args, **kwargs)
-
-
-@method(DictValue, "update")
-def _update(tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value) -> None:
     tx.mutate(self)
     fill(tx, self, items, kw)
 

@@ -68,7 +68,10 @@ def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value],
         real = [convert(tx, arg) for convert, arg in zip(converts, args, strict=False)]
         items = self.added if name == "append" else self.items  # type: ignore[attr-defined]
         tx.mutate(self, _undo(self, name, args, items))  # type: ignore[arg-type]
-        result = real_call(tx, getattr(items, name), *real, *args[len(converts) :])
+        function = getattr(items, name)
+        if name == "__delitem__":  # an expression says otherwise what is no index
+            function = functools.partial(operator.delitem, items)
+        result = real_call(tx, function, *real, *args[len(converts) :])
         return NONE if result is None else tx.force(result)
 
 
@@ -103,7 +106,7 @@ _extending("extendleft", "appendleft")
 
 @method(SequenceValue, "__getitem__")
 def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
-    found = real_call(tx, self.items.__getitem__, _key(tx, key))
+    found = real_call(tx, operator.getitem, self.items, _key(tx, key))
     if found is self.items and type(self) is TupleValue:
         return self
     return tx.force(found) if isinstance(found, Value) else self.with_items(found)
@@ -118,10 +121,10 @@ def _range_item(tx: Tracer, self: RangeValue, key: Value) -> Value:
 def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
     real = _key(tx, key)
     new = item.unpack(tx) if isinstance(real, slice) else item
-    if isinstance(self, DequeValue) and self.source is not None:  # its iterators stay good
-        raise Break("unsupported-method", "assigning to an item of a deque from outside")
+    if isinstance(self, DequeValue) and (self.source or isinstance(real, slice)):
+        raise Break("unsupported-method", "assigning to items of a deque")
     tx.mutate(self)
-    real_call(tx, self.items.__setitem__, real, new)
+    real_call(tx, operator.setitem, self.items, real, new)
 
 
 def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tuple[Any, Any]:

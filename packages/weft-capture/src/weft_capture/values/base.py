@@ -306,24 +306,22 @@ def _copied(state: Any) -> Any:
     return state.copy() if type(state) in (list, dict, set, deque) else state
 
 
-BOUND: dict[type, type] = {
-    types.WrapperDescriptorType: types.MethodWrapperType,
-    types.FunctionType: types.MethodType,
-}
-
-
 @dataclass(eq=False)
 class MethodOf(Value):
     """A bound method of a value with a method table, such as `items.append`."""
 
     cls = types.BuiltinMethodType
+    bound: ClassVar[dict[type, type]] = {
+        types.WrapperDescriptorType: types.MethodWrapperType,
+        types.FunctionType: types.MethodType,
+    }
     owner: Value
     name: str
     source: Source | None = None
 
     def python_type(self) -> type:
         found = find_in_class(self.owner.python_type(), self.name)
-        return BOUND.get(type(found[1]), self.cls) if found else self.cls
+        return self.bound.get(type(found[1]), self.cls) if found else self.cls
 
     def describe(self) -> str:
         return f"{self.owner.python_type().__name__}.{self.name}"

@@ -38,7 +38,10 @@ class CachedFunction(ObjectConstant, MutableValue):
             out.later(_Again(), self, TupleValue(args), named)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
-        found = None if tx.transforms or tx.overrides.modes else self._call_real(tx, args, kwargs)
+        from weft_capture.rules.checks import has_checks  # noqa: PLC0415 - import cycle
+
+        handled = tx.transforms or tx.overrides.modes or has_checks(tx.graph)
+        found = None if handled else self._call_real(tx, args, kwargs)
         if found is None and not is_trusted(self.obj.__module__):
             raise Break("unknown-call", f"{self.describe()}, which gives objects out of a cache")
         return found or tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value, type_name
+from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value
 from weft_capture.values.constant import NONE, Constant, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -232,14 +232,6 @@ class ExternalIterator(Value):
 # ---- collections.deque: a list with a limit, whose items are held in a real one
 
 
-def _index(tx: Tracer, key: Value) -> Value:
-    """Refuse, in the words of an expression, not of a method, what is no index."""
-    kind = key.python_type()
-    if not hasattr(kind, "__index__"):
-        tx.raise_(TypeError, f"sequence index must be integer, not '{type_name(kind)}'")
-    return key
-
-
 class DequeValue(ListValue):
     """A deque."""
 
@@ -257,16 +249,9 @@ class DequeValue(ListValue):
     def getattr(self, tx: Tracer, name: str) -> Value:
         if name == "maxlen":
             return constant(self.added.maxlen)
+        if name in ("__getitem__", "__setitem__", "__delitem__"):
+            raise Break("unsupported-method", f"deque.{name}, whose errors have other words")
         return super().getattr(tx, name)
-
-    def getitem(self, tx: Tracer, key: Value) -> Value:
-        return super().getitem(tx, _index(tx, key))
-
-    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
-        super().setitem(tx, _index(tx, key), value)
-
-    def delitem(self, tx: Tracer, key: Value) -> None:
-        super().delitem(tx, _index(tx, key))
 
     def iterate(self, tx: Tracer) -> Value:
         return SequenceIterator(self, None, tx.steps.now)
