@@ -140,8 +140,7 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
     """Raise where a real operator writes over itself or an operand: the order then tells."""
     named = {one.name: one.alias_info for one in func._schema.arguments}
     given = [(t, named[name]) for name, t in {**dict(zip(named, args)), **kwargs}.items()]
-    strided = torch.strided
-    tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is strided]
+    tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is torch.strided]
     whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
     for index, (tensor, info) in enumerate(tensors):
         if info is not None and info.is_write and tensor.numel():
