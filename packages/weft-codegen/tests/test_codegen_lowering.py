@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from weft_codegen.compile import make_program
 from weft_codegen.kernels import compile_program
 from weft_codegen.loops.interpret import run_program
+from weft_codegen.loops.lower.graph import NoLowering
 
 torch.manual_seed(0)
 X = torch.randn(6, 8)
@@ -258,3 +259,21 @@ def test_outputs_that_are_inputs_views_and_repeats():
 def test_empty_and_scalar_tensors():
     check(lambda x: (x + 1, x.sum(), x.sum(1)), torch.empty(3, 0))
     check(lambda x: (x * 2, x.sum(), x.view(1, 1)), torch.tensor(1.5))
+
+
+def test_pieces_of_rolled_repeated_and_unfolded_tensors():
+    check(lambda x: (x.roll((1, -2), (0, 1)), x.roll(9, 0), x.roll(0, 1)), X, native=True)
+    check(lambda x: (x.repeat(2, 3), x.repeat(1, 9), x.repeat(2, 1, 2)), X, native=True)
+    check(lambda x: (x.unfold(1, 3, 2).contiguous(), x.unfold(0, 2, 1) * 2), X, native=True)
+
+
+def test_a_maximum_beside_a_constant_keeps_nan():
+    x = torch.tensor([-1.0, 0.0, -0.0, 1.0, float("nan"), float("inf")])
+    limit = torch.tensor([float("nan"), -1.0])
+    check(lambda x: torch.maximum(x.log(), x.new_full((), -100.0)), x, native=True)
+    check(lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)), x[:, None], limit, native=True)
+
+
+def test_quantised_tensors_have_no_program():
+    with pytest.raises(NoLowering, match="quantised"):
+        program_of(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), X)

@@ -90,6 +90,8 @@ class Walk:
         for node in self._gm.graph.nodes:
             if getattr(getattr(node.meta.get("val"), "device", None), "type", "") == "meta":
                 raise NoLowering(f"{node.target} makes a tensor without memory")
+            if str(node.target).startswith("aten.quantize_per"):  # its fake result is a float
+                raise NoLowering(f"{node.target} makes a quantised tensor")
             visit[node.op](node)
         mutations = self._mutate()
         return ir.Program(
