@@ -585,3 +585,22 @@ def test_tensors_of_numbers_that_vary():
     for n, step in ((2, 0.5), (3, 0.7), (2**40, 0.9), (-(2**33), 1.5)):
         got, want = (f(torch.ones(2), n, step) for f in (compiled, numbers))
         torch.testing.assert_close(got, want)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+def test_a_function_that_gives_its_argument_has_a_gradient_of_its_own():
+    found = []
+    for function in (Reversed.apply, weft.compile(lambda x: Reversed.apply(x))):
+        x = torch.ones(2, requires_grad=True)
+        function(x).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])

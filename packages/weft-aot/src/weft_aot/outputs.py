@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from weft_core.errors import Unsupported
 from weft_core.symnodes import SymValue
 from weft_core.tracing import Tracer
 from weft_core.wrapper_tracing import storage_of
@@ -80,6 +81,12 @@ class OutputPlanner:
 
     def _view_of_input(self, result: torch.Tensor, node: fx.Node, owner: int) -> OutputPlan:
         node_of, base = self._tracer.recorder.node_of, self._inputs[owner]
+        if _by_function(result.grad_fn, base.history):
+            raise Unsupported(
+                "function-of-views",
+                f"an autograd.Function gives a view of input {owner}, with a gradient of its own",
+                "return a tensor with memory of its own",
+            )
         roots = {node_of(base.start), node_of(self._tracer.value(base.program))}
         steps = self._chain(node, roots.__contains__)
         if steps is None:
@@ -141,3 +148,12 @@ class OutputPlanner:
             if isinstance(given.fake, SymValue) and given.fake.node.expr == value.node.expr:
                 return Ref("input", i)
         return Ref("value", self._values.add(value, value))
+
+
+def _by_function(grad_fn: Any, end: Any) -> bool:
+    """Say whether a history leads through an autograd.Function before it ends."""
+    while grad_fn is not None and grad_fn is not end:
+        if isinstance(grad_fn, torch.autograd.function.BackwardCFunction):
+            return True
+        grad_fn = grad_fn.next_functions[0][0] if grad_fn.next_functions else None
+    return False
