@@ -18,7 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import fx
@@ -143,9 +143,10 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
     tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is torch.strided]
     whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
     for index, (tensor, info) in enumerate(tensors):
-        if info is not None and info.is_write and tensor.numel():
+        if info is not None and info.is_write:
             others = [one for one, _ in tensors[:index] + tensors[index + 1 :]]
-            if _folds(tensor) or any(_overlap(tensor, other, whole) for other in others):
+            inside = torch._debug_has_internal_overlap(tensor) and _folds(tensor)
+            if inside or any(_overlap(tensor, other, whole) for other in others):
                 raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
 
 
@@ -161,13 +162,12 @@ def _folds(tensor: torch.Tensor) -> bool:
 
 def _overlap(one: torch.Tensor, other: torch.Tensor, whole: bool) -> bool:
     """Say whether tensors share an element; with `whole` they may be alike."""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata or not other.numel():
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     alike = one.storage_offset() == other.storage_offset() and one.stride() == other.stride()
     if whole and alike and one.shape == other.shape:
         return False
-    steps: Counter[Any] = Counter()  # in bytes, and how many of each may be gone
-    distance: Any = 0  # from the start of one to the last byte of the other
+    steps, distance = Counter[Any](), cast(Any, 0)  # in bytes, to the last one of the other
     for tensor, sign in ((one, -1), (other, 1)):
         width = tensor.itemsize
         distance += sign * tensor.storage_offset() * width
