@@ -7,8 +7,10 @@ import traceback
 import pytest
 import torch
 from test_capture_language import Manager, X, check, eager_backend, same
-from weft_capture import capture, config, disable, graph_break, reset
+from weft_capture import Break, capture, config, disable, graph_break, reset
+from weft_capture.bytecode import decode
 from weft_capture.steps import OuterFrame
+from weft_core.events import counters
 
 W = torch.tensor(3.0)
 pytestmark = pytest.mark.filterwarnings(r"ignore:\[handler\]")  # of raised_in_callee
@@ -514,6 +516,33 @@ FORCED = [
     three_deep, with_in_callee, with_in_caller, raised_in_callee, nonlocal_in_callee,
     closure_made_in_callee, mutation_pending, in_comprehension, finally_in_callee,
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", FORCED, ids=lambda p: p.__name__)
+def test_all_is_taken_back_from_the_end_to_every_step(program, monkeypatch):
+    """A break that is found out late gives eager's result, and nothing is executed again."""
+    expected = program(X)
+    step_until_break = OuterFrame.step_until_break
+    ends = []
+
+    def step(frame):
+        stopped = step_until_break(frame)
+        if frame.function.code is not program.__code__:
+            return stopped
+        ends.append(frame.tx.steps.now)
+        return frame.break_at(min(forced, ends[-1]), Break("graph-break"))
+
+    monkeypatch.setattr(OuterFrame, "step_until_break", step)
+    begun_again = counters["capture"]["begun_again"]
+    first = [instr.opname for instr in decode(program.__code__).instrs].index("RESUME") + 1
+    forced = first
+    with config.settings.patch(raise_internal_errors=True):
+        while not ends or forced <= ends[-1]:
+            assert same(capture(program, eager_backend)(X), expected), forced
+            forced += 1
+    assert len(ends) == ends[0] - first + 1 > 15
+    assert counters["capture"]["begun_again"] == begun_again
+    reset()
 
 
 @pytest.mark.parametrize("program", FORCED, ids=lambda p: p.__name__)

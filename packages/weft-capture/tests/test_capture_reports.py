@@ -75,7 +75,7 @@ def test_frame_that_cannot_be_rebuilt_is_reported_once(monkeypatch):
     def refuse(*args, **kwargs):
         raise weft_capture.Break("unsupported-value", "rebuilding this")
 
-    monkeypatch.setattr("weft_capture.convert.assemble", refuse)
+    monkeypatch.setattr("weft_capture.convert.Assembly.draft", refuse)
     optimised = capture(helper, eager_backend)
     with pytest.warns(UserWarning, match=r"\[unsupported-value\] helper runs eagerly") as caught:
         for _ in range(3):

@@ -39,7 +39,7 @@ from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
 from weft_capture.function_modes import around, level_around
 from weft_capture.graph import GraphInput
-from weft_capture.output.assemble import assemble
+from weft_capture.output.assemble import Assembly
 from weft_capture.precompiled import Kept, rows_of, to_bytes
 from weft_capture.rules import table
 from weft_capture.selection import has_tensor_work
@@ -118,6 +118,7 @@ def convert(task: Task) -> Converted:
         except NeedsSymbols:
             task = replace(task, symbolic=True)
         except BreakAtStep as error:
+            counters["capture"]["begun_again"] += 1
             task = replace(task, break_at=error.step, reason=error.reason.bare())
 
 
@@ -150,20 +151,12 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
             outer = outer_frame(tx, do.flat_args)
             try:
                 stopped = outer.step_until_break()
+                draft, stopped = _drafted(do, outer, stopped)
             finally:
                 counters["capture"]["instructions"] += steps.now + 1 + tx.unstepped
-            tx.journal.begin()
-            splits = stopped is not None and stopped.error.code not in _ENDS
-            if stopped is not None and splits and do.fullgraph:
-                raise _refused(report_break(stopped.error))
-            if tx.overrides.opened:
-                mode = Break("modes", "a block with handlers that this graph does not end")
-                raise BreakAtStep(tx.overrides.opened[0], stopped.error if stopped else mode)
-        grad_at_end = torch.is_grad_enabled()
-    endless = steps.aimless and stopped is not None and stopped.error.code == "too-long"
-    whole = stopped is not None and stopped.error.whole is outer
-    if stopped is not None and (endless or whole or in_prologue(outer.decoded, outer.ip)):
-        return Converted(None, stopped=report_break(stopped.error))
+    record = report_break(stopped.error) if stopped is not None else None
+    if draft is None:
+        return Converted(None, stopped=record)
 
     keeps, made = config.settings.caching_precompile, list[Any]([(), []])
 
@@ -176,17 +169,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
             return do.backend(graph, [entry.example for entry in inputs])
 
     with _modes_restored(), _own_saved_tensors():
-        torch._C._set_grad_enabled(grad_at_end)
-        try:
-            code, graph = assemble(tx, outer, stopped, compile_graph)
-        except Break as error:
-            error.user_stack = error.user_stack or tx.user_stack()
-            _begin_again(stopped, steps, error)
-            failed = report_break(error)
-            if do.fullgraph and error.code not in _ENDS:
-                raise _refused(failed) from None
-            return Converted(None, stopped=failed)
-    record = report_break(stopped.error) if stopped is not None else None
+        code, graph = draft.finish(compile_graph)
     guards = [*tx.all_guards(), *class_guards(reads)]
     kept = to_bytes(tx, code, guards, made[0], made[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)
@@ -204,17 +187,44 @@ def restore(
     return Converted(*found)
 
 
-def _begin_again(stopped: Stop | None, steps: Steps, error: Break) -> None:
-    """Break earlier where the state at a break cannot be rebuilt, if that can help.
+def _drafted(
+    do: Task, outer: OuterFrame, stopped: Stop | None
+) -> tuple[Assembly | None, Stop | None]:
+    """Return what to assemble, None when the frame should run as it is, and where it breaks.
+
+    Where the state at a break cannot be rebuilt, it breaks earlier: what made the value, or the
+    call that was inlined, runs for real.
 
     Raises:
-        BreakAtStep: to run for real what made the value, or the call that was inlined.
+        Unsupported: at a break, with `fullgraph`.
+        BreakAtStep: when capture has to begin again.
     """
-    end = steps.now if stopped is None else stopped.step
-    if 0 <= error.retry_at < end:
-        raise BreakAtStep(error.retry_at, error) from None
-    if stopped is not None and len(stopped.frames) > 1:
-        raise BreakAtStep(stopped.frames[0].step, stopped.error) from None
+    tx, steps = outer.tx, outer.tx.steps
+    while True:
+        if tx.overrides.opened:
+            mode = Break("modes", "a block with handlers that this graph does not end")
+            stopped = outer.break_at(tx.overrides.opened[0], stopped.error if stopped else mode)
+        if stopped is not None:
+            if do.fullgraph and stopped.error.code not in _ENDS:
+                raise _refused(report_break(stopped.error))
+            endless = steps.aimless and stopped.error.code == "too-long"
+            whole = stopped.error.whole is outer
+            if endless or whole or in_prologue(outer.decoded, outer.ip):
+                return None, stopped
+        try:
+            return Assembly.draft(outer, stopped), stopped
+        except Break as error:
+            error.user_stack = error.user_stack or tx.user_stack()
+            reason = error.bare()
+        end = steps.now if stopped is None else stopped.step
+        if 0 <= reason.retry_at < end:
+            stopped = outer.break_at(reason.retry_at, reason)
+        elif stopped is not None and len(stopped.frames) > 1:
+            stopped = outer.break_at(stopped.frames[0].step, stopped.error)
+        elif do.fullgraph and reason.code not in _ENDS:
+            raise _refused(report_break(reason))
+        else:
+            return None, Stop(reason, ())
 
 
 def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:

@@ -6,9 +6,11 @@ frames whose every instruction can be taken back on its own.
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Decoded, Instr, decode
@@ -58,6 +60,19 @@ class Frame:
         while frame is not None:
             yield frame
             frame = frame.parent
+
+    def bind(self, name: str, value: Value | None, cell: bool = False) -> Value | None:
+        """Set a variable, or with None unset it; returns what it held."""
+        variables: dict[str, Any] = self.cells if cell else self.locals
+        old: Value | None = variables.get(name)
+        if self.stepped:
+            before = variables.copy() if value is None else {name: old}
+            self.tx.journal.on_rollback(functools.partial(_put_back, variables, before))
+        if value is not None:
+            variables[name] = value
+        else:
+            variables.pop(name, None)
+        return old
 
     def pop_many(self, count: int) -> list[Value]:
         """Pop `count` values, returned in the order they were pushed."""
@@ -152,3 +167,14 @@ class Frame:
             at = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
             known = decoded.derived["place", line] = (at, traceback.format_list([at])[0])
         return known
+
+
+def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:
+    """Give variables back what they held; the order of all of them decides what is made first."""
+    if len(before) > 1:
+        variables.clear()
+    for name, old in before.items():
+        if old is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = old

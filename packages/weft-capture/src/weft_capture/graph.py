@@ -83,6 +83,26 @@ def _version(value: object) -> int:
     return value._version if counts else 0  # type: ignore[attr-defined]
 
 
+def _states(values: Iterable[Any]) -> list[tuple[torch.Tensor, int, bool]]:
+    """Return what operations that write to tensors change of them."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append((value, _version(value), value.requires_grad))
+        elif isinstance(value, list | tuple):
+            found += _states(value)
+    return found
+
+
+def _restore(states: list[tuple[torch.Tensor, int, bool]]) -> None:
+    for one, version, requires_grad in states:
+        if one.requires_grad and not requires_grad:
+            with suppress(RuntimeError):  # a view, whose base has a history now
+                _ = one.requires_grad_(False) if one.is_leaf else one.detach_()
+        if _version(one) != version:
+            torch._C._autograd._unsafe_set_version_counter((one,), (version,))
+
+
 def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
     """Guard that what a graph writes shares memory with other inputs as it does now.
 
@@ -282,13 +302,12 @@ class GraphBuilder:
 
     def _check_inference(self, target: Any) -> None:
         """Hold all operations of the graph to one inference mode: it runs in that as a whole."""
-        now, entered = torch.is_inference_mode_enabled(), self.tx.open_contexts
-        if target is _MODES[0] and any(isinstance(one, torch.inference_mode) for one in entered):
-            raise Break("unknown-call", "another grad mode inside inference mode")
+        now, before = torch.is_inference_mode_enabled(), self.inference
         if now is self.inference or target in _MODES:
             return
         if any(node.op != "placeholder" and node.target not in _MODES for node in self.graph.nodes):
             raise Break("unknown-call", "inference mode is on for only a part of the graph")
+        self.tx.journal.on_rollback(lambda: setattr(self, "inference", before))
         self.inference = now
 
     def _own(self, node: Node) -> None:
@@ -314,6 +333,7 @@ class GraphBuilder:
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
         _refuse_reshaping(target, args, kwargs)
         _quiet_fake_errors()
+        before = _states([*fake_args, *fake_kwargs.values()])
         self.mode.is_checked = True
         function = target if callable(target) else getattr(fake_args.pop(0), target)
         try:
@@ -336,6 +356,8 @@ class GraphBuilder:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
             if not self.reads_data():
                 raise Break("dynamic-output-shape", str(target))
+        if _states([fake for fake, *_ in before]) != before:
+            self.tx.journal.on_rollback(functools.partial(_restore, before))
         return result
 
     @staticmethod

@@ -1,18 +1,21 @@
 """Undo for speculative execution.
 
 Whoever changes captured state calls `touch` first, with what takes the change back, or the state
-before it is saved once per step. A step can be part of a longer one: `begin(keep=True)` keeps what
-was saved before, and `rollback` to the `mark` of the longer step undoes both.
+before it is saved once per step. All steps of a capture can be taken back, as far as memory allows.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Protocol
 
 from weft_capture.breaks import Break
+
+_KEPT = 200_000
+_COPIED = 5_000_000
+"""How many changes, and how many items of containers copied for them, are kept for `rollback`."""
 
 
 class Undoable(Protocol):
@@ -37,26 +40,29 @@ class Journal:
         self.epoch = 0
         self._undo: list[Callable[[], object]] = []
         self._forgotten = 0
+        self._copied = 0
         self.oldest_touched = sys.maxsize  # by `born`, see `MutableValue`
 
-    def begin(self, keep: bool = False) -> None:
-        """Start a new speculative step.
-
-        Args:
-            keep: what was done before can still be undone.
-        """
+    def begin(self) -> int:
+        """Start a new speculative step; returns its mark."""
         self.epoch += 1
-        if not keep:
-            self._forgotten += 1
-            self._undo.clear()
+        if len(self._undo) > _KEPT or self._copied > _COPIED:
+            self.forget()
+        return self.mark()
 
-    def mark(self) -> tuple[int, int]:
+    def forget(self) -> None:
+        """Let nothing that was done so far be undone any more."""
+        self._forgotten += len(self._undo)
+        self._undo.clear()
+        self._copied = 0
+
+    def mark(self) -> int:
         """Return the present state, for `rollback`."""
-        return self._forgotten, len(self._undo)
+        return self._forgotten + len(self._undo)
 
-    def can_undo(self, mark: tuple[int, int]) -> bool:
+    def can_undo(self, mark: int) -> bool:
         """Say whether everything since `mark` can still be undone."""
-        return mark[0] == self._forgotten
+        return mark >= self._forgotten
 
     def touch(self, state: Undoable, undo: Callable[[], object] | None = None) -> None:
         """Save `state` before a change, unless it was in this step, or know what undoes that."""
@@ -66,6 +72,8 @@ class Journal:
             if undo is None:
                 state.saved = self.epoch
                 undo = state.snapshot()
+                changing = [getattr(state, name) for name in getattr(state, "changing", ())]
+                self._copied += sum(len(one) for one in changing if isinstance(one, Sized))
             self._undo.append(undo)
 
     def on_rollback(self, undo: Callable[[], object]) -> None:
@@ -84,8 +92,8 @@ class Journal:
         if self.mark() != before:
             raise Break("unsupported-value", what)
 
-    def rollback(self, mark: tuple[int, int]) -> None:
+    def rollback(self, mark: int) -> None:
         """Undo everything since `mark`, newest first."""
         self.epoch += 1
-        while len(self._undo) > mark[1]:
+        while self.mark() > mark:
             self._undo.pop()()

@@ -7,6 +7,7 @@ docs/architecture/capture.md tells why.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ _PROLOGUE = frozenset(("COPY_FREE_VARS", "MAKE_CELL"))  # no frame can be entere
 
 
 class BreakAtStep(Exception):
-    """Capture has to begin again and break at step number `step`.
+    """The program has to break at step number `step`, because of what was met there or later.
 
     The exception raised there has to be raised by the real instruction: it leaves the captured
     frame, and the user's traceback must be right, or a break lies in its handler, where the
@@ -36,7 +37,8 @@ class BreakAtStep(Exception):
         self.reason = reason
 
 
-class Stop(Exception):
+@dataclass(frozen=True)
+class Stop:
     """Execution ended at a break, with the state before the breaking step.
 
     Args:
@@ -44,14 +46,12 @@ class Stop(Exception):
         frames: the frames that were executing, the captured one first, the breaking one last.
     """
 
-    def __init__(self, error: Break, frames: tuple[SteppedFrame, ...]) -> None:
-        super().__init__(error)
-        self.error = error
-        self.frames = frames
+    error: Break
+    frames: tuple[SteppedFrame, ...]
 
     @property
     def step(self) -> int:
-        """Number of the step that was taken back."""
+        """Number of the first step that was taken back."""
         return self.frames[-1].step
 
 
@@ -63,6 +63,8 @@ class Steps:
         aimless: nothing has led to a tensor so far: fewer steps are worth it.
         break_at: the step to break at in any case.
         reason: why to break there.
+
+    `marks` has the state of the journal before each step.
     """
 
     aimless: bool
@@ -70,6 +72,7 @@ class Steps:
     reason: Break | None = None
     now: int = -1
     raised_at: dict[Value, int] = field(default_factory=dict)
+    marks: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limits = config.settings.instruction_limit, config.settings.plain_limit
@@ -89,16 +92,13 @@ class Steps:
 
 
 class SteppedFrame(Frame):
-    """A frame whose instructions are steps; `step`, `at`, `saved` and `mark` describe the last."""
+    """A frame whose instructions are steps; `step` is the last."""
 
     stepped = True
 
     def __init__(self, tx: Tracer, function: FunctionValue, *state: Any) -> None:
         super().__init__(tx, function, *state)
         self.step = -1
-        self.at = 0
-        self.saved: list[Value] = []
-        self.mark = tx.journal.mark()
         module = function.globals.get("__name__")
         self.library = tx.frame is not None and is_skipped_code(function.code, module)
 
@@ -107,26 +107,27 @@ class SteppedFrame(Frame):
 
         Raises:
             Raised: when an exception leaves the frame.
-            Stop, BreakAtStep: at a break.
+            BreakAtStep: at a break.
         """
         tx = self.tx
-        self.parent = tx.frame
+        self.parent = parent = tx.frame
         tx.enter_frame(self)
         try:
             return self.execute()
         finally:
             tx.leave_frame(self)
+            if isinstance(parent, SteppedFrame):
+                parent.keep(parent.ip)
 
     def execute(self) -> Value:
         """Execute the instructions one by one."""
         steps, journal, program = self.tx.steps, self.tx.journal, self.program
         while self.result is None:
-            self.at = at = self.ip
+            at = self.ip
             handler, instr = program[at]
             steps.now = self.step = step = steps.now + 1
-            journal.begin(self.library)
-            self.mark = journal.mark()
-            self.saved = self.stack.copy()
+            steps.marks.append(journal.begin())
+            self.keep(at)
             self.ip = at + 1
             try:
                 try:
@@ -146,35 +147,36 @@ class SteppedFrame(Frame):
                 self._stop(Break("data-dependent-branch", str(error).partition("\n")[0]))
         return self.result
 
+    def keep(self, ip: int) -> None:
+        """Let a rollback return to this frame as it is now, to go on at `ip`."""
+        state = (self.step, ip, self.stack.copy(), self.exception)
+        self.tx.journal.on_rollback(functools.partial(self._return_to, *state))
+
+    def _return_to(self, step: int, ip: int, stack: list[Value], exception: Value | None) -> None:
+        self.tx.frame = self
+        self.step, self.ip, self.stack, self.exception = step, ip, stack, exception
+        self.result = None
+
     def _may_catch(self, instr: Instr) -> bool:
         return instr.handler is not None or any(
             frame.instr.handler is not None for frame in self.chain()[:-1]
         )
 
     def _stop(self, error: Break) -> NoReturn:
-        """Take the step back."""
-        tx, steps = self.tx, self.tx.steps
-        error.user_stack = error.user_stack or tx.user_stack()
-        if steps.now != self.step:
-            raise BreakAtStep(self.step, error) from None
-        if error.whole is self and isinstance(self.parent, SteppedFrame):
-            raise BreakAtStep(self.parent.step, error) from None
-        frame: SteppedFrame = self
-        while frame.library and isinstance(frame.parent, SteppedFrame):
-            if not tx.journal.can_undo(frame.parent.mark):
-                break
-            frame = frame.parent
-        active = list(frame.saved)
-        for one in frame.chain():
-            active += one.stack if one is not frame else []
-            active += [one.exception] if one.exception is not None else []
-        handled = [steps.raised_at[value] for value in active if value in steps.raised_at]
-        if handled and min(handled) < frame.step:
-            raise BreakAtStep(min(handled), error) from None
-        tx.journal.rollback(frame.mark)
-        frame.stack = frame.saved
-        frame.ip = frame.at
-        raise Stop(error.bare(), frame.chain()) from None
+        error.user_stack = error.user_stack or self.tx.user_stack()
+        raise BreakAtStep(self.step, error) from None
+
+    def earlier(self, error: Break) -> int | None:
+        """Return the step that has to be taken back, too, for a break at this one."""
+        caller = self.parent
+        if isinstance(caller, SteppedFrame) and (self.library or error.whole is self):
+            return caller.step
+        active: list[Value] = []
+        for one in self.chain():
+            active += [*one.stack, *([one.exception] if one.exception is not None else [])]
+        raised_at = self.tx.steps.raised_at
+        first = min((raised_at[one] for one in active if one in raised_at), default=self.step)
+        return first if first < self.step else None
 
     def chain(self) -> tuple[SteppedFrame, ...]:
         """Return the frames from the captured one to this one."""
@@ -196,13 +198,37 @@ class OuterFrame(SteppedFrame):
         self.tx.enter_frame(self)
         try:
             self.execute()
-        except Stop as stopped:
-            self.tx.frame = stopped.frames[-1]
-            return stopped.with_traceback(None)
+        except BreakAtStep as error:
+            step, reason = error.step, error.reason
         except RecursionError:
-            reason = Break("recursion", "calls nest too deeply")
-            raise BreakAtStep(self.step, reason) from None
+            step, reason = self.step, Break("recursion", "calls nest too deeply")
         except Raised as raised:
-            uncaught = Break("uncaught-exception", raised.value.describe())
-            raise BreakAtStep(self.tx.steps.raised_at[raised.value], uncaught) from None
-        return None
+            step = self.tx.steps.raised_at[raised.value]
+            reason = Break("uncaught-exception", raised.value.describe())
+        else:
+            return None
+        return self.break_at(step, reason)
+
+    def break_at(self, step: int, reason: Break) -> Stop:
+        """Take back all that was executed from a step on, which is to run for real.
+
+        Raises:
+            BreakAtStep: when that is too much to be remembered: capture has to begin again.
+        """
+        steps, journal = self.tx.steps, self.tx.journal
+        done = steps.now
+        earlier: int | None = step
+        frame: SteppedFrame = self
+        while earlier is not None:
+            steps.now = step = earlier
+            if not journal.can_undo(steps.marks[step]):
+                raise BreakAtStep(step, reason) from None
+            journal.rollback(steps.marks[step])
+            assert isinstance(self.tx.frame, SteppedFrame)
+            frame = self.tx.frame
+            earlier = frame.earlier(reason)
+        self.tx.unstepped += done - step
+        frame.ip += 1  # as it is while the instruction is executed
+        reason.user_stack = reason.user_stack or self.tx.user_stack()
+        frame.ip -= 1
+        return Stop(reason.bare(), frame.chain())

@@ -69,7 +69,8 @@ class Tracer:
         policy: decides which ones do; None for none.
         steps: how far to go.
 
-    `unstepped` counts the instructions that were executed as part of another instruction's step;
+    `unstepped` counts the instructions that were executed as part of another one's step, or taken
+    back with one;
     `let_go` has the ids of objects from outside that may have lost their last reference;
     `library` and `only_here` say what was assumed without a guard (see `precompiled`).
     """
@@ -406,6 +407,8 @@ class Tracer:
         before = torch.is_grad_enabled()
         if before is mode:
             return
+        if any(isinstance(one, torch.inference_mode) for one in self.open_contexts):
+            raise Break("unknown-call", "another grad mode inside inference mode")
         torch._C._set_grad_enabled(mode)
         self.journal.on_rollback(lambda: torch._C._set_grad_enabled(before))
         self.graph.node("call_function", torch._C._set_grad_enabled, (mode,), {}, None)
@@ -443,12 +446,11 @@ class Tracer:
         for held in (self.known, self.keep_alive, self.effects.changed, self.effects.globals,
                      self.steps.raised_at, self.graph.inputs, self.graph.input_at):  # fmt: skip
             held.clear()
-        self.journal.begin()
+        self.journal.forget()
         for frame in self.frames:
             frame.locals.clear()
             frame.cells.clear()
             frame.stack.clear()
-            getattr(frame, "saved", []).clear()
             frame.result = frame.exception = None
         self.frames.clear()
         self.frame = None

@@ -47,28 +47,22 @@ def _load_fast(frame: Frame, instr: Instr) -> None:
 @opcode("LOAD_FAST_AND_CLEAR")
 def _load_fast_and_clear(frame: Frame, instr: Instr) -> None:
     name = instr.argval
-    if name in frame.cells:
-        frame.stack.append(frame.cells.pop(name))
-        return
-    frame.stack.append(frame.locals.pop(name, NULL))
+    old = frame.bind(name, None, cell=name in frame.cells)
+    frame.stack.append(NULL if old is None else old)
 
 
 @opcode("STORE_FAST")
 def _store_fast(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
     _let_go(frame, frame.locals.get(instr.argval))
-    if isinstance(value, CellValue) and instr.argval in frame.decoded.cells:
-        frame.cells[instr.argval] = value
-    elif value is NULL:
-        frame.locals.pop(instr.argval, None)
-    else:
-        frame.locals[instr.argval] = value
+    cell = isinstance(value, CellValue) and instr.argval in frame.decoded.cells
+    frame.bind(instr.argval, None if value is NULL else value, cell)
 
 
 @opcode("DELETE_FAST")
 def _delete_fast(frame: Frame, instr: Instr) -> None:
     _let_go(frame, frame.tx.force(frame.locals.get(instr.argval, NONE)))
-    if frame.locals.pop(instr.argval, None) is None:
+    if frame.bind(instr.argval, None) is None:
         _unbound(frame, instr.argval)
 
 
@@ -152,12 +146,12 @@ def _load_name(frame: Frame, instr: Instr) -> None:
 
 @opcode("STORE_NAME")
 def _store_name(frame: Frame, instr: Instr) -> None:
-    frame.locals[instr.argval] = frame.stack.pop()
+    frame.bind(instr.argval, frame.stack.pop())
 
 
 @opcode("DELETE_NAME")
 def _delete_name(frame: Frame, instr: Instr) -> None:
-    if frame.locals.pop(instr.argval, None) is None:
+    if frame.bind(instr.argval, None) is None:
         frame.tx.raise_(NameError, f"name '{instr.argval}' is not defined")
 
 

@@ -13,8 +13,8 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch.fx import GraphModule, Node
@@ -35,55 +35,7 @@ from weft_capture.rules.checks import devices_of, has_checks, run_checked
 from weft_capture.steps import OuterFrame, Stop
 from weft_capture.values.base import Frame, MethodOf, Tracer, Value
 from weft_capture.values.constant import NULL, constant
-from weft_capture.values.contexts import AutocastContext, InferenceContext
-
-
-def assemble(
-    tx: Tracer,
-    frame: OuterFrame,
-    stopped: Stop | None,
-    compile_graph: Callable[[GraphModule, list[GraphInput]], Any],
-) -> tuple[types.CodeType, GraphModule | None]:
-    """Write the code for a capture that returned (`stopped` None) or broke.
-
-    Returns the code and the graph that it calls, None for an empty one.
-
-    Args:
-        compile_graph: (module, inputs) -> callable on the inputs' values.
-
-    Raises:
-        Break: when something that is needed cannot be rebuilt, such as the state of the
-            interpreter inside an exception handler.
-    """
-    if stopped is not None and any(one.exception is not None for one in stopped.frames):
-        raise _in_handler(stopped.error)
-    end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
-    draft = _Assembly(tx, frame, stopped, end_mode, frozenset())
-    draft.body({})
-    with torch.set_grad_enabled(end_mode):  # which the end of a generator may change
-        for one in tx.watched:
-            one.check(tx, draft.out.rebuilt())
-    outputs = draft.out.graph_outputs
-    if stopped is not None:
-        _check_histories(tx, stopped.frames, outputs)
-    graph: GraphModule | None = None
-    inputs: list[GraphInput] = []
-    compiled = None
-    if tx.graph.op_count or outputs:
-        graph, inputs = tx.graph.finish(list(outputs))
-        mode = tx.graph.inference
-        if mode is torch.is_inference_mode_enabled():
-            compiled = compile_graph(graph, inputs)
-        else:
-            compiled = functools.partial(_run_in, mode, _run_in(mode, compile_graph, graph, inputs))
-    final = _Assembly(tx, frame, stopped, end_mode, draft.out.rebuilt())
-    tx.calls.emit(final.out, late=False)
-    final.begin()
-    if compiled is not None:
-        final.call_graph(compiled, inputs)
-    final.body(dict(outputs))
-    return final.writer.finish(), graph
-
+from weft_capture.values.contexts import AutocastContext
 
 _ASKS_LATER = (
     {"register_hook"},
@@ -140,7 +92,12 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
     """
     tx.journal.begin()
     tx.calls.forget_clock()
+    inference = [real for real in tx.open_contexts if isinstance(real, torch.inference_mode)]
+    for real in reversed(inference):
+        real.__exit__(None, None, None)
     end_mode = torch.is_grad_enabled()
+    for real in inference:
+        real.__enter__()
     open_autocasts = []
     for value in reversed([value for frame in frames for value in frame.stack]):
         if not isinstance(value, MethodOf) or value.name != "__exit__":
@@ -148,14 +105,12 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
         owner = value.owner
         if owner.source is not None:
             continue  # entered before this capture
-        if isinstance(owner, InferenceContext) and owner.real is not None:
-            end_mode = owner.token
-        elif isinstance(owner, AutocastContext) and owner.real is not None:
+        if isinstance(owner, AutocastContext) and owner.real is not None:
             open_autocasts.append(owner)
     for context in open_autocasts:
         context.leave_node(tx)
-    if torch.is_grad_enabled() is not tx.entry_grad_mode and tx.graph.op_count:
-        tx.set_grad_mode(tx.entry_grad_mode)
+    if end_mode is not tx.entry_grad_mode and tx.graph.op_count:
+        tx.graph.node("call_function", torch._C._set_grad_enabled, (tx.entry_grad_mode,), {}, None)
     return end_mode
 
 
@@ -179,8 +134,14 @@ _RAISES = ("uncaught-exception", "op-failed")
 
 
 @dataclass(eq=False)
-class _Assembly:
-    """One pass over the code; the first pass finds out which outputs the graph needs."""
+class Assembly:
+    """One pass over the code; the first, `draft`, finds out which outputs the graph needs.
+
+    Args:
+        frame: the captured frame, which returned (`stopped` None) or broke.
+        end_mode: the grad mode to set after the graph.
+        rebuilt: the values of which the code makes objects, known in the second pass.
+    """
 
     tx: Tracer
     frame: OuterFrame
@@ -194,6 +155,55 @@ class _Assembly:
         ended = functools.partial(leaving, self.tx)
         self.out = Output(self.writer, cells, self.tx.graph.made_at, ended, self.rebuilt)
         self.handlers, self.begins_at = "", 0
+
+    @classmethod
+    def draft(cls, frame: OuterFrame, stopped: Stop | None) -> Self:
+        """Make the first pass, while the modes are those at the end of the capture.
+
+        Raises:
+            Break: when something that is needed cannot be rebuilt, such as the state of the
+                interpreter inside an exception handler.
+        """
+        tx = frame.tx
+        if stopped is not None and any(one.exception is not None for one in stopped.frames):
+            raise _in_handler(stopped.error)
+        end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
+        made = cls(tx, frame, stopped, end_mode, frozenset())
+        made.body({})
+        with torch.set_grad_enabled(end_mode):  # which the end of a generator may change
+            for one in tx.watched:
+                one.check(tx, made.out.rebuilt())
+        if stopped is not None:
+            _check_histories(tx, stopped.frames, made.out.graph_outputs)
+        return made
+
+    def finish(
+        self, compile_graph: Callable[[GraphModule, list[GraphInput]], Any]
+    ) -> tuple[types.CodeType, GraphModule | None]:
+        """Make the second pass; returns the code and the graph it calls, None for an empty one.
+
+        Args:
+            compile_graph: (module, inputs) -> callable on the inputs' values.
+        """
+        tx, outputs = self.tx, self.out.graph_outputs
+        graph: GraphModule | None = None
+        inputs: list[GraphInput] = []
+        compiled = None
+        if tx.graph.op_count or outputs:
+            graph, inputs = tx.graph.finish(list(outputs))
+            mode = tx.graph.inference
+            if mode is torch.is_inference_mode_enabled():
+                compiled = compile_graph(graph, inputs)
+            else:
+                made = _run_in(mode, compile_graph, graph, inputs)
+                compiled = functools.partial(_run_in, mode, made)
+        final = replace(self, rebuilt=self.out.rebuilt())
+        tx.calls.emit(final.out, late=False)
+        final.begin()
+        if compiled is not None:
+            final.call_graph(compiled, inputs)
+        final.body(dict(outputs))
+        return final.writer.finish(), graph
 
     def begin(self) -> None:
         """Switch the program's handlers off for all that is not the program's own."""

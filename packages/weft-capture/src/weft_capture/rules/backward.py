@@ -8,9 +8,8 @@ after that with the history that `backward()` used up refuses to go through it a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from weft_guards.sources import CallSource
@@ -18,7 +17,6 @@ from weft_guards.sources import CallSource
 from weft_capture import config
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
-from weft_capture.steps import BreakAtStep
 from weft_capture.values.base import Kwargs, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, constant
 from weft_capture.values.tensor import TensorValue
@@ -57,7 +55,9 @@ def _backward(
     for leaf, old, grad in zip(leaves, before, grads, strict=True):
         if isinstance(grad, TensorValue):
             _accumulate(tx, leaf, old, grad, grads.count(grad) > 1 or _is_shared(tx, grad))
-    tx.graph.passed.update(nodes)
+    passed = tx.graph.passed
+    tx.journal.on_rollback(lambda: setattr(tx.graph, "passed", passed))
+    tx.graph.passed = passed | nodes
 
 
 def _refused(why: str) -> Break:
@@ -158,7 +158,8 @@ def _gradients(
 ) -> list[Value]:
     """Add the node that computes the gradients, which uses up the history on the fakes, too."""
     fakes = [leaf.fake for leaf in leaves]
-    tx.journal.on_rollback(functools.partial(_cannot_undo, tx.steps.now))
+    if tx.graph.passed:
+        tx.journal.forget()  # the fakes' histories cannot be given back, and `leaving` asks them
     try:
         with torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(
@@ -181,10 +182,6 @@ def _gradients(
 
 def _is_symbolic(tensor: torch.Tensor) -> bool:
     return not all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
-
-
-def _cannot_undo(step: int) -> NoReturn:
-    raise BreakAtStep(step, _refused("in one instruction with what breaks"))
 
 
 def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, shared: bool) -> None:
@@ -230,6 +227,7 @@ def leaving(tx: Tracer, tensor: TensorValue) -> tuple[object, list[Value]] | Non
         error = _error_of_backward(tx, tensor)
         args = [tensor.call_method(tx, "detach", [], {}), constant(error)] if error else []
         tx.graph.ended[tensor] = (_with_ended_history, args) if error else None
+        tx.journal.on_rollback(lambda: tx.graph.ended.pop(tensor))
     return tx.graph.ended[tensor]  # type: ignore[no-any-return]
 
 

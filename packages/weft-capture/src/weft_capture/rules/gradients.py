@@ -6,6 +6,7 @@ set for real after the graph (`backward` has what `backward()` does).
 
 from __future__ import annotations
 
+import functools
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -178,6 +179,7 @@ def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
 
     handle = register_hook(self.fake)
     tx.journal.on_rollback(handle.remove)
+    tx.journal.on_rollback(functools.partial(setattr, self, "hooked_at", self.hooked_at))
     self.hooked_at = tx.steps.now
     tx.graph.node("call_function", register_hook, (self.node,), {}, None)
     return HookHandle(tx.steps.now)

@@ -65,12 +65,15 @@ class AutocastContext(MutableValue):
             raise Break("unsupported-method", "a context manager that is entered again")
         tx.journal.touch(self)
         self.source = None
+        self.enter_real(tx)
+        tx.journal.on_rollback(lambda: _leave(tx, self.real))
+        self.token = self.enter_node(tx)
+
+    def enter_real(self, tx: Tracer) -> None:
+        """Set the mode, by a new context manager: not all can be entered again."""
         self.real = self.cls(*self.args, **self.kwargs)
         self.real.__enter__()
-        real = self.real
-        tx.open_contexts.append(real)
-        tx.journal.on_rollback(lambda: _leave(tx, real))
-        self.token = self.enter_node(tx)
+        tx.open_contexts.append(self.real)
 
     def enter_node(self, tx: Tracer) -> Node | None:
         """Add the node that enters the block."""
@@ -151,11 +154,6 @@ def _leave(tx: Tracer, real: Any) -> None:
         real.__exit__(None, None, None)
 
 
-def _reenter(tx: Tracer, real: Any) -> None:
-    real.__enter__()
-    tx.open_contexts.append(real)
-
-
 @dataclass(eq=False)
 class NullContext(Value):
     """A context manager without effect on captured code, such as a profiler range."""
@@ -192,7 +190,7 @@ def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
     if real is None:
         raise Break("unsupported-method", "leaving a block that was entered for real")
     _leave(tx, real)
-    tx.journal.on_rollback(lambda: _reenter(tx, real))
+    tx.journal.on_rollback(lambda: self.enter_real(tx))
     self.leave_node(tx)
     tx.journal.touch(self)
     self.real, self.source = None, self.origin
