@@ -40,6 +40,7 @@ from weft_capture.values.containers import SequenceValue, sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.wrappers import RaggedSize, WrapperValue
+from weft_capture.written import restore, states, version_of
 
 _CODES = {
     "RecursionError": "recursion",
@@ -74,33 +75,7 @@ class GraphInput:
         twin: Any = self.node_example
         uncounted = isinstance(twin, torch.Tensor) and twin.is_inference()
         uncounted |= is_jagged(type(twin)) and twin._values.fake_mode.writes > 0
-        return uncounted or _version(twin) != self.version
-
-
-def _version(value: object) -> int:
-    """How often a tensor was written; 0 for those of inference mode, which do not count."""
-    counts = isinstance(value, torch.Tensor) and not value.is_inference()
-    return value._version if counts else 0  # type: ignore[attr-defined]
-
-
-def _states(values: Iterable[Any]) -> list[tuple[torch.Tensor, int, bool]]:
-    """Return what operations that write to tensors change of them."""
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append((value, _version(value), value.requires_grad))
-        elif isinstance(value, list | tuple):
-            found += _states(value)
-    return found
-
-
-def _restore(states: list[tuple[torch.Tensor, int, bool]]) -> None:
-    for one, version, requires_grad in states:
-        if one.requires_grad and not requires_grad:
-            with suppress(RuntimeError):  # a view, whose base has a history now
-                _ = one.requires_grad_(False) if one.is_leaf else one.detach_()
-        if _version(one) != version:
-            torch._C._autograd._unsafe_set_version_counter((one,), (version,))
+        return uncounted or version_of(twin) != self.version
 
 
 def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
@@ -207,7 +182,7 @@ class GraphBuilder:
         node.meta["example_value"] = example
         node.meta["source_name"] = source.expr()
         self._last_input = node
-        entry = GraphInput(node, source, real, example, _version(example))
+        entry = GraphInput(node, source, real, example, version_of(example))
         self.input_at[node] = entry
         self.inputs.append(entry)
         return node
@@ -333,7 +308,7 @@ class GraphBuilder:
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
         _refuse_reshaping(target, args, kwargs)
         _quiet_fake_errors()
-        before = _states([*fake_args, *fake_kwargs.values()])
+        before = states([*fake_args, *fake_kwargs.values()])
         self.mode.is_checked = True
         function = target if callable(target) else getattr(fake_args.pop(0), target)
         try:
@@ -356,8 +331,8 @@ class GraphBuilder:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
             if not self.reads_data():
                 raise Break("dynamic-output-shape", str(target))
-        if _states([fake for fake, *_ in before]) != before:
-            self.tx.journal.on_rollback(functools.partial(_restore, before))
+        if states([fake for fake, *_ in before]) != before:
+            self.tx.journal.on_rollback(functools.partial(restore, before))
         return result
 
     @staticmethod
@@ -461,7 +436,7 @@ class GraphBuilder:
 
     def writes(self) -> int:
         """Count the writes in place to inputs so far."""
-        return sum(_version(entry.node_example) - entry.version for entry in self.inputs)
+        return sum(version_of(entry.node_example) - entry.version for entry in self.inputs)
 
     # ---- the finished graph
 
