@@ -60,6 +60,15 @@ def partial_keywords(x):
 
 
 @case
+def partial_of_a_partial_over_break(x):
+    def f(a, b, c=0):
+        return a * b + c
+
+    made = functools.partial(functools.partial(f, b=2), c=int(x.sum()))
+    return made(x), made.keywords
+
+
+@case
 def partialmethod(x):
     class C:
         def scale(self, k, y):

@@ -554,3 +554,11 @@ def what_old_tensor_types_and_divmod_say(x):
         divmod(y, 2)
     except TypeError as error:
         return str(error), isinstance(y, torch.FloatTensor), isinstance(y, torch.LongTensor)
+
+
+@case
+def write_through_unfold(x):
+    y = x.clone()
+    windows = y.unfold(1, 2, 2)  # which do not reach the last column
+    windows.add_(1)
+    return y, windows

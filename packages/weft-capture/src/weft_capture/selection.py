@@ -109,6 +109,8 @@ def _holds_tensor(value: Any, depth: int) -> bool:
         inner = list.__getitem__(value, slice(16))
     elif issubclass(kind, dict):
         inner = list(dict.values(value))[:64]
+    elif kind is functools.partial:  # its dict, once asked for, keeps it from being merged
+        inner = (value.func, *value.args, *value.keywords.values())
     elif kind.__module__ != "builtins":
         inner = _attributes(value, kind)
     return any(_holds_tensor(item, depth - 1) for item in inner)

@@ -29,6 +29,13 @@ def states(values: Iterable[Any]) -> list[State]:
     return found
 
 
+def memory(of: list[State]) -> set[int]:
+    """Return the storages of tensors that have one of their own."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    plain = [one for one, *_ in of if one.layout is torch.strided and not wrapped(one)]
+    return {one.untyped_storage()._cdata for one in plain}
+
+
 def restore(before: list[State]) -> None:
     """Put tensors back; a view whose base has a history now keeps that."""
     for one, version, requires_grad in before:

@@ -1,0 +1,51 @@
+"""Every construct, with each capture taken back to a random step: a break found out late."""
+
+import random
+
+import pytest
+from constructs import all_cases
+from constructs.engines import weft
+from weft_capture import Break
+from weft_capture.steps import OuterFrame, SteppedFrame
+
+_BREAKING = ("CALL", "BINARY", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "FOR_ITER", "BEFORE_WITH")
+"""Instructions that break in programs, too."""
+
+_SEES_MORE = {
+    "closures.locals_function": "locals() for real lists what the replacement code keeps",
+    "classes.non_data_descriptor": "a class that a step needs to rebuild: the frame runs as it is",
+    "classes.singleton_new": "a class that a step needs to rebuild: the frame runs as it is",
+    "messages.catch_warnings_over_break": "sees the warning about a frame that runs eagerly",
+}
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
+def test_construct_taken_back(case, monkeypatch):
+    if case.id in _SEES_MORE:
+        pytest.skip(_SEES_MORE[case.id])
+    choice = random.Random(case.id)
+    step_until_break, keep = OuterFrame.step_until_break, SteppedFrame.keep
+    taken_back = []
+
+    def keep_step(frame, ip):
+        keep(frame, ip)
+        steps = frame.tx.steps
+        if frame.step == steps.now and frame.program[ip][1].opname.startswith(_BREAKING):
+            candidates.setdefault(id(steps), {})[frame.step] = True
+
+    candidates = {}
+
+    def step(frame):
+        stopped = step_until_break(frame)
+        steps = frame.tx.steps
+        end = steps.now if stopped is None else stopped.step
+        before = [one for one in candidates.pop(id(steps), ()) if one < end]
+        if not before or choice.random() < 0.2:
+            return stopped
+        taken_back.append(choice.choice(before))
+        return frame.break_at(taken_back[-1], Break("graph-break", "found out late"))
+
+    monkeypatch.setattr(SteppedFrame, "keep", keep_step)
+    monkeypatch.setattr(OuterFrame, "step_until_break", step)
+    verdict = weft(case, fullgraph=False)
+    assert verdict.status == "pass", (taken_back, verdict.detail)
