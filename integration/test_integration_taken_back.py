@@ -15,6 +15,7 @@ _SEES_MORE = {
     "closures.locals_function": "locals() for real lists what the replacement code keeps",
     "classes.non_data_descriptor": "a class that a step needs to rebuild: the frame runs as it is",
     "classes.singleton_new": "a class that a step needs to rebuild: the frame runs as it is",
+    "messages.warning_error_uncaught": "raises the warning about a frame that runs eagerly",
     "messages.catch_warnings_over_break": "sees the warning about a frame that runs eagerly",
 }
 

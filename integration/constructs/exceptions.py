@@ -3,6 +3,8 @@
 import contextlib
 import traceback
 
+import torch
+
 from constructs import case
 
 
@@ -299,6 +301,13 @@ def exception_attributes_and_notes(x):
         raise error
     except Problem as caught:
         return x + 1, caught.extra, caught.__notes__, caught is error
+
+
+@case(inputs=lambda: (torch.ones(2), ValueError(3)))
+def outside_exception_gets_attributes(x, error):
+    before = hasattr(error, "extra")
+    error.extra = [1]
+    return x + 1, before, error.extra, error.args
 
 
 @case

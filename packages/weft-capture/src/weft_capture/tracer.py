@@ -69,8 +69,7 @@ class Tracer:
         policy: decides which ones do; None for none.
         steps: how far to go.
 
-    `unstepped` counts the instructions that were executed as part of another one's step, or taken
-    back with one;
+    `unstepped` counts the instructions executed in another one's step, or taken back with one;
     `let_go` has the ids of objects from outside that may have lost their last reference;
     `library` and `only_here` say what was assumed without a guard (see `precompiled`).
     """
@@ -443,6 +442,8 @@ class Tracer:
                 MADE.pop(value.obj, None)
         for tensor in self.graph.tensors():
             tensor.real = None
+        for one in self.watched:
+            vars(one).clear()  # weak references lead to what leads to them
         for held in (self.known, self.keep_alive, self.effects.changed, self.effects.globals,
                      self.steps.raised_at, self.graph.inputs, self.graph.input_at):  # fmt: skip
             held.clear()
@@ -452,8 +453,7 @@ class Tracer:
             frame.cells.clear()
             frame.stack.clear()
             frame.result = frame.exception = None
-        self.frames.clear()
-        self.frame = None
+        self.frames, self.frame = [], None
         del self.function
 
     def watch(self, one: Any) -> None:

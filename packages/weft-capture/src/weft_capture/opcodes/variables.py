@@ -24,7 +24,7 @@ from weft_capture.values.objects import DELETED, may_finalize
 @opcode("MAKE_CELL")
 def _make_cell(frame: Frame, instr: Instr) -> None:
     name = instr.argval
-    frame.cells[name] = CellValue(frame.locals.pop(name, None))
+    frame.bind(name, CellValue(frame.bind(name, None)), cell=True)
 
 
 def _unbound(frame: Frame, name: str) -> NoReturn:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
+from weft_guards.sources import ClosureSource
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer
@@ -72,8 +73,9 @@ class Output:
         if isinstance(value, Constant) or value is NULL:
             value.reconstruct(self)
             return
-        if isinstance(value, CellValue) and value in self.cells:
-            self.writer.load_closure(self.cells[value])
+        cell = self._cell_of(value)
+        if cell is not None:
+            self.writer.load_closure(cell)
             return
         if value.source is not None:
             value.source.emit(self.writer)
@@ -90,6 +92,13 @@ class Output:
             self.writer.load_local(self._temps[value])
         if value not in self._temps and not isinstance(value, TensorValue | SymValue):
             self.remember(value)
+
+    def _cell_of(self, value: Value) -> str | None:
+        """Return the name of the frame's own cell that a value is."""
+        if not isinstance(value, CellValue):
+            return None
+        aside = value.source  # of one that an inlined comprehension put aside
+        return self.cells.get(value, aside.name if isinstance(aside, ClosureSource) else None)
 
     def load_all(self, values: Iterable[Value]) -> None:
         """Push several values in order."""

@@ -96,6 +96,8 @@ class ExceptionValue(MutableValue):
 
     def _field(self, tx: Tracer, name: str) -> Value:
         """Read what the class defines."""
+        if self.source is not None:
+            tx.guard(self.source, "ATTR_ABSENT", name)
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else NONE
         if issubclass(self.cls, BaseExceptionGroup) and name in ("message", "exceptions"):
@@ -133,6 +135,7 @@ class ExceptionValue(MutableValue):
             refused = name != "__traceback__" or value is not TRACEBACK
         if refused:
             raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+        self._check_is_ours(name == "args")
         tx.mutate(self)
         if name == "args":
             self.args = value.unpack(tx)
@@ -144,8 +147,18 @@ class ExceptionValue(MutableValue):
     def delattr(self, tx: Tracer, name: str) -> None:
         if name not in self.attributes:
             tx.raise_(AttributeError, name)
+        self._check_is_ours()
         tx.mutate(self)
         del self.attributes[name]
+
+    def _check_is_ours(self, matters: bool = True) -> None:
+        if matters and self.source is not None:
+            raise Break(
+                "unsupported-method", "a change of an outside exception that is no new attribute"
+            )
+
+    def replay(self, out: Output) -> None:
+        out.replay_attributes(self, self.attributes)
 
     def reconstruct(self, out: Output) -> None:
         if self.raised:
@@ -231,6 +244,7 @@ def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> No
     fields = _fields(self.cls)
     if not kwargs.keys() <= set(fields):
         raise Break("unsupported-value", f"keyword arguments of {self.describe()}")
+    self._check_is_ours()
     tx.mutate(self)
     self.args = list(args)
     for name in fields:
