@@ -78,7 +78,7 @@ class RealCalls:
         self.clock_at = -1
 
     def check_clock(self) -> None:
-        """Begin the capture again, to break at the clock that an operation would follow."""
+        """Break at the clock that an operation would follow."""
         if self.clock_at >= 0:
             raise BreakAtStep(self.clock_at, Break("unknown-call", "a clock between operations"))
 

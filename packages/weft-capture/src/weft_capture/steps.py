@@ -1,7 +1,8 @@
 """Execution in steps that can be taken back: one instruction of one frame each.
 
 The captured frame is stepped, and so is every frame that a stepped frame's CALL inlines. A break
-takes back one step, or the user's call of a library function, and ends execution with `Stop`.
+takes back one step, or the user's call of a library function, or all that came after a step that
+has to run for real (`OuterFrame.break_at`), and ends execution with `Stop`.
 docs/architecture/capture.md tells why.
 """
 
