@@ -14,12 +14,13 @@ from weft_core import foreign
 
 from weft_capture import frame
 from weft_capture.breaks import Break
-from weft_capture.rules.autograd_functions import nodes_after
+from weft_capture.rules.autograd_functions import modes_of, nodes_after
 from weft_capture.rules.table import CODE_RULES, GRAPH, decline, rule
 from weft_capture.suspending import driven
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import NONE, TRUE, fold
 from weft_capture.values.functions import FunctionValue
+from weft_capture.written import version_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,11 +65,11 @@ def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value
     function, and how many kinds of calls it may have. In `meta["left_as"]` they say how a result
     looked when the next call began or ended, for it may be written later.
     """
-    last, before = next(iter(reversed(tx.graph.graph.nodes)), None), _modes_of(tx)
+    last, before = next(iter(reversed(tx.graph.graph.nodes)), None), modes_of(tx)
     _note_results(tx)
     result = function.call(tx, list(args), kwargs)
     _note_results(tx)
-    if not tx.transforms and _modes_of(tx) == before:
+    if not tx.transforms and modes_of(tx) == before:
         limit = getattr(getattr(function, "obj", None), _LIMIT, 8)
         mark = next(_CALLS), function.describe(), limit
         for node in nodes_after(tx, last):
@@ -79,10 +80,6 @@ def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value
 
 _CALLS = itertools.count()
 _LIMIT = "__marked_compile_region_max_reuse_entries__"
-
-
-def _modes_of(tx: Tracer) -> object:
-    return torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
 
 
 def _note_results(tx: Tracer) -> None:
@@ -96,9 +93,7 @@ def _note_results(tx: Tracer) -> None:
 def result_state(node: Node) -> object:
     """Return what may change of a tensor after the operation that made it."""
     made = node.meta.get("example_value")
-    if not isinstance(made, torch.Tensor):
-        return None
-    return -1 if made.is_inference() else made._version, made.requires_grad
+    return (version_of(made), made.requires_grad) if isinstance(made, torch.Tensor) else None
 
 
 def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:

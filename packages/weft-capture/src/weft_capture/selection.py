@@ -120,8 +120,7 @@ def _attributes(value: object, kind: type) -> list[object]:
     """Return what an object holds, in its dict and its slots, without running code of its class."""
     found: list[object] = []
     if kind.__dictoffset__:
-        with suppress(AttributeError):  # a class of C may hide it
-            found += list(object.__getattribute__(value, "__dict__").values())[:64]
+        found += list(attributes.dict_of(value).values())[:64]
     for slot in (one for cls in kind.__mro__ for one in vars(cls).values()):
         if isinstance(slot, types.MemberDescriptorType):
             with suppress(AttributeError):

@@ -22,6 +22,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from weft_capture import config
 from weft_capture.markers import result_state
+from weft_capture.written import version_of
 from weft_core import control, events
 from weft_core.fake import fresh_fake
 
@@ -99,7 +100,7 @@ def _may_pass(taken: Sequence[Sequence[fx.Node]]) -> bool:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or not isinstance(value, FakeTensor):
                 return False
-            written = count > 1 and not value.is_inference() and value._version > 0
+            written = count > 1 and version_of(value) > 0
             changed = node.meta.get("left_as") != result_state(node)
             if written if node.op == "placeholder" else changed:
                 return False

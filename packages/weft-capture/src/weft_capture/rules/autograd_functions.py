@@ -114,7 +114,12 @@ def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
 def _outside(tx: Tracer) -> tuple[object, ...]:
     """Return what changes with effects, and with the modes that the program is in."""
     effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count, tx.graph.collectives
-    return *effects, torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
+    return *effects, *modes_of(tx)
+
+
+def modes_of(tx: Tracer) -> tuple[object, ...]:
+    """Return the modes that the program is in."""
+    return torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
 
 
 def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) -> list[Value]:

@@ -94,18 +94,9 @@ class AutocastContext(MutableValue):
 
 
 class InferenceContext(AutocastContext):
-    """torch.inference_mode: the whole graph runs in it, or none (`GraphBuilder.inference`).
-
-    `token` is the grad mode outside of the block.
-    """
+    """torch.inference_mode: the whole graph runs in it, or none (`GraphBuilder.inference`)."""
 
     state: ClassVar[dict[str, str]] = {"mode": "mode"}
-
-    def enter(self, tx: Tracer) -> None:
-        """Enter the block."""
-        before = torch.is_grad_enabled()
-        super().enter(tx)
-        self.token = before
 
     def enter_node(self, tx: Tracer) -> None:
         """The graph itself notices."""

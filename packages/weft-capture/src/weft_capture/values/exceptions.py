@@ -135,7 +135,8 @@ class ExceptionValue(MutableValue):
             refused = name != "__traceback__" or value is not TRACEBACK
         if refused:
             raise Break("unsupported-value", f"setting {name} of {self.describe()}")
-        self._check_is_ours(name == "args")
+        if name == "args":
+            self._check_is_ours()
         tx.mutate(self)
         if name == "args":
             self.args = value.unpack(tx)
@@ -151,8 +152,8 @@ class ExceptionValue(MutableValue):
         tx.mutate(self)
         del self.attributes[name]
 
-    def _check_is_ours(self, matters: bool = True) -> None:
-        if matters and self.source is not None:
+    def _check_is_ours(self) -> None:
+        if self.source is not None:
             raise Break(
                 "unsupported-method", "a change of an outside exception that is no new attribute"
             )
