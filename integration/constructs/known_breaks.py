@@ -34,7 +34,6 @@ KNOWN_BREAKS = {
     "operator_module.errors_of_wrong_arguments": "unknown-call",
     "introspection.import_submodule": "unknown-call",
     "functools_module.partial_of_a_partial_over_break": "data-dependent-value",
-    "torch_features.write_through_unfold": "unsupported-value",  # functionalization's is wrong
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",
     "torch_features.tensors_from_outside_that_grow": "unsupported-value",

@@ -223,6 +223,38 @@ class TestMutation:
         compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())
         assert compiled(x)[0].tolist() == [2.0] * 3
 
+    @pytest.mark.parametrize(
+        ("size", "step", "graphs"), [(2, 2, 2), (2, 3, 2), (3, 3, 2), (2, 5, 0), (3, 2, 0)]
+    )
+    def test_writes_through_windows(self, size, step, graphs):
+        def fn(x):
+            y = x * 1
+            windows = y.unfold(0, size, step)
+            windows[0].mul_(2)
+            windows[1:].fill_(5)
+            return y, windows
+
+        assert len(check(fn, leaf(7))) == graphs
+
+    @pytest.mark.parametrize(
+        "write", [lambda v: v.mul_(2), lambda v: v.fill_(0.1), lambda v: v[1].fill_(0.1)]
+    )
+    @pytest.mark.parametrize("view", [lambda x: x[:1].expand(4), lambda x: x.unfold(0, 3, 1)])
+    def test_writes_to_elements_in_one_place(self, view, write):
+        def outcome(run):
+            x = torch.full((7,), 1e9)
+            try:
+                return [t.tolist() for t in (*run(x), x)]
+            except RuntimeError as error:
+                return str(error)
+
+        def fn(x):
+            write(view(x))
+            return (x + 1,)
+
+        compiled = aot_compile(function_graph(fn, 1), [torch.ones(7)], fw_compiler=Graphs())
+        assert outcome(compiled) == outcome(fn)
+
     def test_metadata_mutation_runs_eagerly(self):
         x = torch.randn(2, 3)
         compiled = aot_compile(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from weft_core.errors import Unsupported
 from weft_core.tracing import Tracer
+from weft_core.versions import version_of
 
 from weft_aot.records import Mutation
 
@@ -24,7 +25,7 @@ class TracedInput:
         start: the pure value of `program`.
         history: its `grad_fn`.
         storage: identity of its storage.
-        version: how often it was written; None where nobody counts.
+        version: how often it was written.
         same_as: index of the first input that is the same object.
     """
 
@@ -34,7 +35,7 @@ class TracedInput:
     start: Any
     history: Any
     storage: int
-    version: int | None
+    version: int
     same_as: int
 
 
@@ -78,7 +79,7 @@ def add_inputs(tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int]) -> 
 
 def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
     if not isinstance(fake, torch.Tensor):
-        return TracedInput(fake, leaf, leaf, leaf, None, 0, None, index)
+        return TracedInput(fake, leaf, leaf, leaf, None, 0, 0, index)
     program = leaf
     if fake.requires_grad and not fake.is_leaf:
         # In-place ops are legal on an intermediate but not on a leaf.
@@ -86,12 +87,8 @@ def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
             program = _Intermediate.apply(leaf, fake, tracer)  # type: ignore[no-untyped-call]
     storage = program.untyped_storage()._cdata
     start = tracer.value(program)
-    version = _version(program)
+    version = version_of(program)
     return TracedInput(fake, leaf, program, start, program.grad_fn, storage, version, index)
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 def find_mutations(
@@ -113,7 +110,7 @@ def find_mutations(
         _refuse_reshaping(index, given.start, final)
         # With its old history, autograd saw nothing of the write: a buffer, no_grad or detach.
         unseen = given.program.grad_fn is given.history
-        silent = given.version is not None and given.version == _version(given.program)
+        silent = given.version == version_of(given.program) and not given.program.is_inference()
         value = None if unseen else values.add(given.program, final)
         found.append(Mutation(index, value, silent))
     return found

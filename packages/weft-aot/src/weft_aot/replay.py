@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from weft_core.versions import version_of
 
 from weft_aot.records import JointGraph, Part
 from weft_aot.walk import ancestors
@@ -157,11 +158,6 @@ class Replay:
             for device, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype))
             yield
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was written."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _strong(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -26,11 +26,12 @@ from weft_core.errors import Unsupported
 from weft_core.fake import detect_mode
 from weft_core.jagged import is_jagged
 from weft_core.symnodes import SymValue
+from weft_core.versions import version_of
 from weft_core.wrapper_tracing import Functional, storage_of
 from weft_core.wrappers import Layout, is_wrapper, leaves
 
 from weft_aot.records import JointGraph
-from weft_aot.replay import refusal, version_of
+from weft_aot.replay import refusal
 
 Tensors = Sequence[Any]
 
@@ -415,5 +416,4 @@ def _state(value: Any) -> tuple[Any, ...]:
     """What a program may not change of an argument of a wrapper class, its version first."""
     if not isinstance(value, torch.Tensor):
         return ()
-    version = None if value.is_inference() else value._version
-    return version, value.grad_fn, value.requires_grad, *leaves(value)
+    return version_of(value), value.grad_fn, value.requires_grad, *leaves(value)

@@ -24,6 +24,7 @@ from weft_core.errors import Unsupported
 from weft_core.jagged import is_jagged, is_ragged_size
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
+from weft_core.versions import version_of
 from weft_core.withheld import warnings_withheld
 from weft_core.wrappers import is_wrapper
 from weft_guards import Guard, MemoryUse
@@ -40,7 +41,7 @@ from weft_capture.values.containers import SequenceValue, sequence_of
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.wrappers import RaggedSize, WrapperValue
-from weft_capture.written import memory, restore, states, version_of
+from weft_capture.written import restore, states
 
 _CODES = {
     "RecursionError": "recursion",
@@ -119,8 +120,6 @@ class GraphBuilder:
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, Any] = {}  # and sizes that Python computes
         self.has_wrappers = False
-        # Of its views torch's functionalization writes back zeros where they do not reach.
-        self.unfolded: set[int] = set()
         self.collectives = 0  # that write to tensors
         self.passed: set[Any] = set()  # of the histories, by backward passes
         self.ended: dict[TensorValue, Any] = {}  # see `rules.backward.leaving`
@@ -335,10 +334,6 @@ class GraphBuilder:
                 raise Break("dynamic-output-shape", str(target))
         if states([fake for fake, *_ in before]) != before:
             self.tx.journal.on_rollback(functools.partial(restore, before))
-            if self.unfolded and not self.unfolded.isdisjoint(memory(before)):
-                raise Break("unsupported-value", "a write to memory that `unfold` gave a view of")
-        elif getattr(target, "__name__", target) == "unfold":
-            self.unfolded |= memory(states([result]))
         return result
 
     @staticmethod

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import Node
 from weft_core import foreign
+from weft_core.versions import version_of
 
 from weft_capture import frame
 from weft_capture.breaks import Break
@@ -20,7 +21,6 @@ from weft_capture.suspending import driven
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import NONE, TRUE, fold
 from weft_capture.values.functions import FunctionValue
-from weft_capture.written import version_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,15 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from weft_core.versions import version_of
 
 State = tuple[torch.Tensor, int, bool]
 """A fake, how often it was written, and whether it requires grad."""
-
-
-def version_of(value: object) -> int:
-    """How often a tensor was written; 0 for those of inference mode, which do not count."""
-    counts = isinstance(value, torch.Tensor) and not value.is_inference()
-    return value._version if counts else 0  # type: ignore[attr-defined]
 
 
 def states(values: Iterable[Any]) -> list[State]:
@@ -27,13 +22,6 @@ def states(values: Iterable[Any]) -> list[State]:
         elif isinstance(value, list | tuple):
             found += states(value)
     return found
-
-
-def memory(of: list[State]) -> set[int]:
-    """Return the storages of tensors that have one of their own."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    plain = [one for one, *_ in of if one.layout is torch.strided and not wrapped(one)]
-    return {one.untyped_storage()._cdata for one in plain}
 
 
 def restore(before: list[State]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core.control import copy_nodes
+from weft_core.versions import version_of
 
 from weft_codegen.folding import fold_affine, pack_weights
 from weft_codegen.layout import in_channels_last
@@ -66,23 +67,19 @@ class Frozen:
         """The outputs of the graph."""
         held, run = self._state
         given = [args[k] for k in self._frozen]
-        if not all(r() is t and v == _version(t) for (r, v), t in zip(held, given, strict=True)):
+        if not all(r() is t and v == version_of(t) for (r, v), t in zip(held, given, strict=True)):
             with self._lock:
                 self._state = _, run = self._freeze(given)
         return run(*[args[k] for k in self._free])
 
     def _freeze(self, tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[Any, int]], Run]:
-        held = [(weakref.ref(tensor), _version(tensor)) for tensor in tensors]
+        held = [(weakref.ref(tensor), version_of(tensor)) for tensor in tensors]
         with torch.no_grad(), torch._C._DisableAutocast():
             values = self._prologue(*tensors)
         for name, value in zip(self._names, values, strict=True):
             parameter = isinstance(value, torch.nn.Parameter)
             setattr(self._main, name, value.detach() if parameter else value)
         return held, self._build(self._main)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _constants(graph: fx.Graph, tensors: Mapping[int, torch.Tensor]) -> set[fx.Node]:

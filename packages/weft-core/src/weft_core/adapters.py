@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+
+from weft_core.errors import Unsupported
+from weft_core.fake import folds
 
 aten = torch.ops.aten
 
@@ -20,18 +24,47 @@ class AdapterMode(TorchFunctionMode):
     the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides what its backward
     needs (see `weft_core.lstm`). What torch traces of an RNN of several layers misses the dropout
     between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain
-    order; traced, it stands for `bernoulli_`, which draws in the order of memory.
+    order; traced, it stands for `bernoulli_`, which draws in the order of memory. Functionalisation
+    writes zeros beside windows of `unfold`, and sums what is written to elements in one place.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made_of: dict[int, tuple[torch.Tensor, Any]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__.partition(".")[0]
+        if kwargs.get("inplace") or _WRITES(name):
+            self._refuse_folded(args[0])
+        if isinstance(kwargs.get("out"), torch.Tensor):
+            self._refuse_folded(kwargs["out"])
         adapter = _ADAPTERS.get(func)
-        if adapter is not None:
-            result = adapter(*args, **(kwargs or {}))
-            if result is not None:
-                return result
-        return func(*args, **(kwargs or {}))
+        result = None if adapter is None else adapter(*args, **kwargs)
+        result = func(*args, **kwargs) if result is None else result
+        for made in result if isinstance(result, tuple | list) else (result,):
+            if args and isinstance(made, torch.Tensor):
+                self._made_of.setdefault(id(made), (made, args[0]))
+        return result
+
+    def _refuse_folded(self, view: Any) -> None:
+        """Refuse a write to a view, or to a view of one, whose elements may lie in one place."""
+        while isinstance(view, torch.Tensor) and torch._is_functional_tensor(view):
+            if folds(view):
+                raise Unsupported(
+                    "overlapping-write",
+                    "the program writes through a view whose elements share memory",
+                    "clone the view before writing to it",
+                )
+            _, made_of = self._made_of.get(id(view), (view, None))
+            view = made_of if made_of is not view and _shares(made_of, view) else None
+
+
+def _shares(one: Any, view: torch.Tensor) -> bool:
+    known = isinstance(one, torch.Tensor) and torch._is_functional_tensor(one)
+    return known and one.untyped_storage()._cdata == view.untyped_storage()._cdata
 
 
 def _functional_batch_norm(
@@ -113,6 +146,17 @@ def _bernoulli(x: Any, p: Any = None, **rest: Any) -> Any:
     return torch.empty_like(x, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
+def _unfold(x: Any, dimension: Any, size: Any, step: Any) -> Any:
+    if not torch._is_functional_tensor(x) or not x.dim() or not 0 < size <= step:
+        return None
+    length, dimension = x.shape[dimension], dimension % x.dim()
+    count = (length - size) // step + 1
+    if size < step and not (type(length) is int and 0 < count * step <= length):
+        return None
+    cut = x.narrow(dimension, 0, count * step).unflatten(dimension, (count, step))
+    return cut.narrow(dimension + 1, 0, size).movedim(dimension + 1, -1)
+
+
 def _one_hot(x: Any, num_classes: Any = -1) -> Any:
     if type(num_classes) is not int or num_classes < 1 or x.dtype is not torch.int64:
         return None
@@ -122,6 +166,10 @@ def _one_hot(x: Any, num_classes: Any = -1) -> Any:
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 
+_WRITES = re.compile(
+    r"(?!requires_grad_|detach_)[^_].*_|__setitem__"
+    r"|__i(add|sub|mul|(true|floor)?div|mod|pow|and|or|xor|[lr]shift)__"
+).fullmatch
 _MULTILABEL = torch._C._nn.multilabel_margin_loss
 
 _ADAPTERS: dict[Any, Callable[..., Any]] = {
@@ -130,6 +178,8 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
     F.one_hot: _one_hot,
+    torch.Tensor.unfold: _unfold,
+    aten.unfold.default: _unfold,
     torch.lstm: _lstm,
     **{
         function: functools.partial(layer_by_layer, function)

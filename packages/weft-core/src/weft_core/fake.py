@@ -145,12 +145,12 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
     for index, (tensor, info) in enumerate(tensors):
         if info is not None and info.is_write:
             others = [one for one, _ in tensors[:index] + tensors[index + 1 :]]
-            inside = torch._debug_has_internal_overlap(tensor) and _folds(tensor)
+            inside = torch._debug_has_internal_overlap(tensor) and folds(tensor)
             if inside or any(_overlap(tensor, other, whole) for other in others):
                 raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
 
 
-def _folds(tensor: torch.Tensor) -> bool:
+def folds(tensor: torch.Tensor) -> bool:
     """Say whether two elements of a tensor may lie in one place."""
     reach: Any = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core.adapters import AdapterMode
+from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
 from weft_core.symnodes import SymbolTable, SymValue
 from weft_core.withheld import warnings_withheld
@@ -194,6 +195,8 @@ class Recorder(TorchDispatchMode):
         """What records an op of which more is to be said than its call."""
         if func is ASSERT:
             return self._record_check
+        if func is aten.unfold_backward.default:
+            return self._record_windows
         if func in self._decompositions:
             return self._decompose
         if func in _TRANSPARENT:
@@ -237,6 +240,17 @@ class Recorder(TorchDispatchMode):
         with self:
             drawn = func(args[0].permute(order), *args[1:], **kwargs)
             return drawn.permute([order.index(dim) for dim in range(len(order))])
+
+    def _record_windows(self, func: Any, args: Any, kwargs: Any) -> Any:
+        running = torch._C._current_autograd_node()
+        if running is None or not running.name().startswith("Unfold"):
+            raise Unsupported(
+                "windows-written",
+                "the program writes through `unfold`, and functionalisation would clear the rest",
+                "write through slices",
+            )
+        record = self._decompose if func in self._decompositions else self._record
+        return record(func, args, kwargs)
 
     def _record_check(self, func: Any, args: Any, kwargs: Any) -> Any:
         condition, text = args

@@ -22,9 +22,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from weft_capture import config
 from weft_capture.markers import result_state
-from weft_capture.written import version_of
 from weft_core import control, events
 from weft_core.fake import fresh_fake
+from weft_core.versions import version_of
 
 Compiled = Callable[..., Any]
 CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]

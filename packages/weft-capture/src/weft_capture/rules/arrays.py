@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
+from weft_core.versions import version_of
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
@@ -101,7 +102,7 @@ class ArrayValue(Value):
     def element(self, tx: Tracer, key: Value) -> Value | None:
         """Read an element of an array from outside before the graph; None where it cannot be."""
         fake, entry = self.tensor.fake, tx.graph.input_at.get(self.tensor.node)
-        if self.source is None or entry is None or entry.version != fake._version:
+        if self.source is None or entry is None or entry.version != version_of(fake):
             return None
         parts = map(tx.force, [key] if key.python_type() is not tuple else key.unpack(tx))
         known = [floats.place(tx, one) for one in parts]

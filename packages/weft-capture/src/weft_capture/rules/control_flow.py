@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from weft_core import control
+from weft_core.versions import version_of
 
 from weft_capture.breaks import Break
 from weft_capture.rules.autograd_functions import apart
@@ -80,7 +81,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
     if tx.transforms or graph.has_wrappers or (graph.shape_env is not None and graph.reads_data()):
         raise Break("unknown-call", f"{name} in such a graph")
     old = list(graph.tensors())
-    versions, written = [value.fake._version for value in old], graph.writes()
+    versions, written = [version_of(value.fake) for value in old], graph.writes()
     with apart(tx, name) as made:
         result = function.call(tx, list(args), {})
         leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
@@ -95,7 +96,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
                 others += leaves[:index]
                 if any(_shares(leaf, other) for other in others):
                     leaves[index] = leaf.call_method(tx, "clone", [], {})
-    if versions != [value.fake._version for value in old] or graph.writes() != written:
+    if versions != [version_of(value.fake) for value in old] or graph.writes() != written:
         raise Break("unsupported-value", f"{name} writes to a tensor from outside")
     return _Branch(name, made, leaves, spec)
 

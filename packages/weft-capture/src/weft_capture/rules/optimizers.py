@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
+from weft_core.versions import version_of
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
@@ -84,7 +85,7 @@ def before_graph(tx: Tracer, tensor: TensorValue) -> floats.Known | None:
         number = _MAKERS[node.target](*node.args)
         known = (ConstSource(number), number) if number.is_integer() else None  # in any dtype
     added = [user for user in node.users if user.target in ("add_", operator.iadd)]
-    written = fake._version - (entry.version if entry is not None else 0)
+    written = version_of(fake) - (entry.version if entry is not None else 0)
     if known is None or written != len(added) or not all(_adds_one(user, node) for user in added):
         return None
     for _ in added:

@@ -18,6 +18,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Output, Tracer, Value, current_tracer
 from weft_capture.values.constant import Varying, constant
 from weft_capture.values.tensor import TensorValue
+from weft_core.versions import version_of
 from weft_guards.sources import AttrSource, Builder, Names, RootSource, Source
 
 _READABLE = (datetime.date, datetime.time, uuid.UUID)  # their attributes never change
@@ -120,7 +121,7 @@ class Seen:
 
     def _state(self) -> list[object]:
         fakes = [tensor.fake for tensor in self.tensors]
-        return [self.tx.graph.writes(), *((fake._version, fake.requires_grad) for fake in fakes)]
+        return [self.tx.graph.writes(), *((version_of(fake), fake.requires_grad) for fake in fakes)]
 
     def check(self) -> None:
         """Break where a tensor has changed since; what looked at it should run for real."""
