@@ -5,8 +5,19 @@ another which sizes vary.
 """
 
 import importlib.util
+import logging
 import os
+import warnings
 
+
+class _AsWarnings(logging.Handler):
+    """Makes an error of what weft tells of frames that run eagerly, where no test expects it."""
+
+    def emit(self, record):
+        warnings.warn(record.getMessage(), stacklevel=2)
+
+
+logging.getLogger("weft.notices").addHandler(_AsWarnings())
 os.environ.setdefault("WEFT_MEASURE", "0")
 os.environ.setdefault("WEFT_PGO", "0")
 

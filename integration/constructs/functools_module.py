@@ -202,3 +202,25 @@ def partial_of_builtin_in_map(x):
     return x + sum(map(functools.partial(pow, 2), [1, 2, 3])), list(
         map(functools.partial(int, base=2), ["10"])
     )
+
+
+@case
+def cmp_to_key_object(x):
+    key = functools.cmp_to_key(lambda a, b: a[0] - b[0])
+    try:
+        made = type(key)()
+    except TypeError as error:
+        made = str(error)
+    least, *_ = sorted([(3, x), (1, x + 1)], key=key)
+    return made, type(key).__name__, least, key((1, x)) < key((2, x)), isinstance(key, type)
+
+
+class OwnPartial(functools.partial):
+    """A subclass whose objects have no dict before somebody asks for it."""
+
+
+@case
+def partial_of_own_partial(x):
+    inner = OwnPartial(torch.add, x)
+    outer = functools.partial(inner, alpha=2)
+    return outer.func is torch.add, outer(x), type(inner).__name__

@@ -33,6 +33,7 @@ KNOWN_BREAKS = {
     "introspection.identity_of_equal_texts": "unknown-call",
     "operator_module.errors_of_wrong_arguments": "unknown-call",
     "introspection.import_submodule": "unknown-call",
+    "functools_module.partial_of_own_partial": "unknown-call",
     "functools_module.partial_of_a_partial_over_break": "data-dependent-value",
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",

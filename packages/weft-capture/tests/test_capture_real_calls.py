@@ -368,6 +368,19 @@ def test_warnings_know_their_place():
         weft_capture.capture(about_the_caller, eager_backend, fullgraph=True)(X)
 
 
+def test_one_graph_for_all_seeds():
+    def function(x, seed):
+        random.seed(seed + 1)
+        torch.manual_seed(seed)
+        return x + torch.rand(3), random.random()
+
+    optimised = weft_capture.capture(function, eager_backend, fullgraph=True)
+    for seed in (5, 6, 7, 10**12, 8):
+        found, expected = optimised(X, seed), function(X, seed)
+        assert torch.equal(found[0], expected[0]) and found[1] == expected[1]
+    assert len(optimised._weft_capture.graphs) == 2
+
+
 def test_filters_of_the_call_decide():
     optimised = weft_capture.capture(warns, eager_backend)
     for action, count in (("always", 2), ("ignore", 0), ("always", 2)):

@@ -32,6 +32,7 @@ from weft_guards.sources import (
     TypeSource,
 )
 
+from weft_capture import frame
 from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import Kwargs, MethodOf, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, constant
@@ -315,10 +316,9 @@ def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value:
 def dict_of(obj: object) -> dict[str, Any]:
     """Return the dict of an instance, past any `__getattribute__`; an empty one without."""
     try:
-        found: dict[str, Any] = object.__getattribute__(obj, "__dict__")
+        return object.__getattribute__(obj, "__dict__") if frame.has_dict(obj) else _NO_DICT
     except AttributeError:
         return _NO_DICT
-    return found
 
 
 _NO_DICT: dict[str, Any] = {}

@@ -111,6 +111,8 @@ def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Valu
         raise Break("unknown-call", f"making a {kind.__qualname__}")
     if issubclass(kind, torch.nn.Module) and attributes.global_hooks(tx):
         raise Break("unknown-call", f"making a {kind.__qualname__} while all modules have hooks")
+    if kind.__flags__ & 1 << 7:  # Py_TPFLAGS_DISALLOW_INSTANTIATION
+        real_call(tx, kind)  # raises
     new = attributes.lookup(kind, "__new__")
     if new is not None and isinstance(new[1], staticmethod):
         return tx.const_object(new[1].__func__).call(tx, [cls, *args], kwargs)

@@ -7,13 +7,13 @@ live as long as the `Capture` they belong to, and `reset()` drops them.
 from __future__ import annotations
 
 import types
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from traceback import FrameSummary
 
 from torch.fx import GraphModule
+from weft_core.events import notices
 from weft_guards import CodeCache
 
 from weft_capture.breaks import BreakRecord
@@ -49,7 +49,7 @@ class CodeLog:
             name, _, line = code.co_qualname.partition(".<resume at ")
             name += f" from line {line[:-1]} on" if line else ""
             head, _, rest = str(record).partition("]")
-            warnings.warn(f"{head}] {name} runs eagerly{rest}", stacklevel=2)
+            notices.warning("%s] %s runs eagerly%s", head, name, rest)
 
 
 def lost_record(code: types.CodeType, reason: str, detail: str) -> BreakRecord:

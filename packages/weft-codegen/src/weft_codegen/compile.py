@@ -15,7 +15,6 @@ Each step takes a value and returns the next one; nothing here knows how a step 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -216,7 +215,7 @@ def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 @functools.cache
 def warn_once(text: str) -> None:
     """Warn that graphs run eagerly, the first time."""
-    warnings.warn(text, stacklevel=4)
+    events.notices.warning("%s", text)
 
 
 def _first_op(gm: fx.GraphModule) -> str | None:

@@ -44,6 +44,10 @@ ARTIFACTS: dict[str, str] = {
 counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 """Counts of what happened, by group: `counters["stats"]["unique_graphs"]`."""
 
+notices = logging.getLogger("weft.notices")
+"""What a user should know without asking: frames that run eagerly. No warnings, since those are
+raised and recorded by programs that are about their own."""
+
 _levels: dict[str, int] = {}
 _loggers: dict[str, list[logging.Logger]] = defaultdict(list)
 _root = logging.getLogger("weft")

@@ -67,11 +67,15 @@ typedef struct {
 #define READS_REGISTER(op) \
     ((op)->code > OP_REF && ((op)->code < OP_STATE || (op)->code > OP_MEMORY))
 
+/* A dict that nobody has asked for yet is not made: the merging of partials can tell. */
 static PyObject *
 instance_dict(PyObject *value)
 {
-    return PyType_Check(value) ? PyObject_GetAttrString(value, "__dict__")
-                               : PyObject_GenericGetDict(value, NULL);
+    if (PyType_Check(value))
+        return PyObject_GetAttrString(value, "__dict__");
+    int managed = PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_MANAGED_DICT);
+    PyObject **slot = managed ? NULL : _PyObject_GetDictPtr(value);
+    return slot && !*slot ? PyDict_New() : PyObject_GenericGetDict(value, NULL);
 }
 
 /* Whether value[key] is a dict's own; a defaultdict's is, but for making what it misses. */

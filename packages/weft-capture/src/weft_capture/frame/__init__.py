@@ -5,6 +5,9 @@ docs/architecture/capture-bytecode.md tells what each function does and how fram
 
 from __future__ import annotations
 
-from ._hook import current, enter, forget, is_active, run, set_lookup, skip, tail_call
+from ._hook import current, enter, forget, has_dict, is_active, run, set_lookup, skip, tail_call
 
-__all__ = ["current", "enter", "forget", "is_active", "run", "set_lookup", "skip", "tail_call"]
+__all__ = [
+    "current", "enter", "forget", "has_dict", "is_active", "run", "set_lookup", "skip",
+    "tail_call",
+]  # fmt: skip

@@ -447,6 +447,15 @@ is_active(PyObject *module, PyObject *unused)
     return PyBool_FromLong(hook.on_miss != NULL);
 }
 
+static PyObject *
+has_dict(PyObject *Py_UNUSED(self), PyObject *obj)
+{
+    if (PyType_Check(obj) || PyType_HasFeature(Py_TYPE(obj), Py_TPFLAGS_MANAGED_DICT))
+        Py_RETURN_TRUE;
+    PyObject **slot = _PyObject_GetDictPtr(obj);
+    return PyBool_FromLong(slot && *slot);
+}
+
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
      "run(on_miss, func, *args, **kwargs): call func with the hook on; with on_miss None, off."},
@@ -460,6 +469,7 @@ static PyMethodDef methods[] = {
     {"is_active", is_active, METH_NOARGS, "is_active() -> whether the hook is on in this thread."},
     {"tail_call", (PyCFunction)(void (*)(void))tail_call, METH_FASTCALL,
      "tail_call(func, *args): what a replacement returns to end with func(*args)."},
+    {"has_dict", has_dict, METH_O, "has_dict(obj): whether obj has a dict, without making one."},
     {"enter", enter, METH_O, "enter([func, *args]): call func; the list is emptied."},
     {NULL, NULL, 0, NULL},
 };

@@ -13,6 +13,7 @@ import itertools
 import json
 import operator
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +47,14 @@ _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
     (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
     (operator, ("delitem", "concat", "call", "countOf", "indexOf", "length_hint")),
-    (functools, ("cmp_to_key", "_lru_cache_wrapper", "reduce")),
+    (functools, ("_lru_cache_wrapper", "reduce")),
     (collections, ("_count_elements",)),
 )
 """Functions in C of which the library has a version in Python too."""
-_GETTERS = ("itemgetter", "attrgetter", "methodcaller")
+_GETTERS = {
+    operator: ("itemgetter", "attrgetter", "methodcaller"),
+    functools: ("cmp_to_key",),
+}
 
 
 def without_c(name: str) -> dict[str, Any]:
@@ -117,14 +121,15 @@ def _next_handle(tx: Tracer) -> Value:
 
 @dataclass(eq=False)
 class GetterValue(Value):
-    """operator.itemgetter, attrgetter or methodcaller.
+    """operator.itemgetter, attrgetter or methodcaller; what cmp_to_key returns.
 
     Args:
-        cls: which of them.
+        factory: which of them makes it.
         function: what does its work.
     """
 
     cls: type
+    factory: Callable[..., Any]
     function: Value
     args: list[Value]
     kwargs: Kwargs
@@ -135,25 +140,27 @@ class GetterValue(Value):
         return self.function.call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
-        out.call(self.cls, self.args, self.kwargs)
+        out.call(self.factory, self.args, self.kwargs)
 
 
 def _getter(factory: Any, version: Any) -> None:
+    cls = factory if isinstance(factory, type) else type(factory(len))
+
     @rule(factory)
     def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         try:
             function = tx.const_object(version).call(tx, list(args), kwargs)
         except Raised:
             raise Break("unknown-call", f"such arguments of {factory.__name__}") from None
-        return GetterValue(factory, function, list(args), kwargs)
+        return GetterValue(cls, factory, function, list(args), kwargs)
 
 
 for _module in (heapq, bisect, operator, functools, collections):
     _versions = without_c(_module.__name__)
     for _name in {name for home, names in _IN_LIBRARY if home is _module for name in names}:
         polyfill(getattr(_module, _name), _versions[_name])
-    for _name in _GETTERS if _module is operator else ():
-        _getter(getattr(operator, _name), _versions[_name])
+    for _name in _GETTERS.get(_module, ()):
+        _getter(getattr(_module, _name), _versions[_name])
 
 _hint: Any = RULES[operator.length_hint]
 

@@ -8,6 +8,7 @@ The environment is guarded, one variable at a time.
 from __future__ import annotations
 
 import datetime
+import operator
 import os
 import random
 import time
@@ -15,7 +16,7 @@ import uuid
 from typing import Any
 
 import torch
-from weft_guards.sources import CallSource, ConstSource
+from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import decline, rule, rule_of_each
@@ -23,8 +24,10 @@ from weft_capture.values.base import Tracer, Value, method, method_of_each
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue
 from weft_capture.values.made import RandomValue
+from weft_capture.values.tensor import SymValue
 
 _ITEMS = (int, float, bool, str, bytes)
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.mod, operator.floordiv)
 _KNOWN = (int, range, type(None))
 
 
@@ -69,7 +72,26 @@ def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
 
 @method(RandomValue, "seed")
 def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> None:
-    _draw(tx, self, "seed", [a], {})
+    if isinstance(a, SymValue):
+        tx.calls.add(random.Random.seed, self, _before_graph(tx, a), early=True)
+    else:
+        _draw(tx, self, "seed", [a], {})
+
+
+def _before_graph(tx: Tracer, number: SymValue) -> Value:
+    """Return a number that varies as Python computes it, ahead of the graph."""
+
+    def source(part: Any) -> Source:
+        if not isinstance(part, torch.fx.Node):
+            return ConstSource(part)
+        entry = tx.graph.input_at.get(part)
+        if entry is not None and entry.source is not None:
+            return entry.source
+        if part.target not in _ARITHMETIC or part.kwargs:
+            raise Break("data-dependent-value", "a seed that the graph computes")
+        return CallSource(part.target, tuple(map(source, part.args)))
+
+    return SymValue(number.node, number.sym, source(number.node))
 
 
 @rule(random.Random)
@@ -87,9 +109,11 @@ def _unique(tx: Tracer) -> Value:
 
 @rule("torch.random.manual_seed")  # by name: it can be wrapped
 def _manual_seed(tx: Tracer, seed: Value) -> Value:
-    if tx.graph.op_count or type(seed.as_constant()) is not int:
+    examples = [node.meta.get("example_value") for node in tx.graph.made_at if not node._erased]
+    if seed.python_type() is not int or not all(isinstance(one, torch.SymInt) for one in examples):
         raise Break("unknown-call", "torch.manual_seed behind operations")
-    return tx.made(tx.calls.add(torch.manual_seed, seed), torch.default_generator)
+    number = _before_graph(tx, seed) if isinstance(seed, SymValue) else seed
+    return tx.made(tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator)
 
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")

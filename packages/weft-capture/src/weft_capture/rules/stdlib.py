@@ -75,6 +75,8 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
     if isinstance(function, PartialValue):
         args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
         function = function.function
+    elif issubclass(function.python_type(), functools.partial):
+        raise Break("unknown-call", "a partial of an object of a subclass of partial")
     return PartialValue(function, list(args), kwargs)
 
 
