@@ -39,6 +39,7 @@ THEMES = (
     "library_modules",
     "library_objects",
     "torch_features",
+    "training_scripts",
     "numbers_from_data",
     "checks",
 )

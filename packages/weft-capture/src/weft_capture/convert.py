@@ -38,7 +38,7 @@ from weft_capture.attributes import class_guards, class_reads
 from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
 from weft_capture.function_modes import around, level_around
-from weft_capture.graph import GraphInput
+from weft_capture.inputs import GraphInput
 from weft_capture.output.assemble import Assembly
 from weft_capture.precompiled import Kept, rows_of, to_bytes
 from weft_capture.rules import table
@@ -166,7 +166,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
         with _modes_restored():
-            return do.backend(graph, [entry.example for entry in inputs])
+            return do.backend(graph, [entry.given() for entry in inputs])
 
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(compile_graph)

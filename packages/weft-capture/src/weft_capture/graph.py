@@ -13,7 +13,6 @@ import operator
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +20,18 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx import Graph, GraphModule, Node
 from weft_core import fake
 from weft_core.errors import Unsupported
-from weft_core.jagged import is_jagged, is_ragged_size
+from weft_core.jagged import is_ragged_size
 from weft_core.symnodes import SymbolTable
 from weft_core.tracing import ASSERT
 from weft_core.versions import version_of
 from weft_core.withheld import warnings_withheld
 from weft_core.wrappers import is_wrapper
-from weft_guards import Guard, MemoryUse
 from weft_guards.dynamic import Kind
-from weft_guards.payloads import shares_memory
-from weft_guards.sources import CallSource, Source, TensorProperty
+from weft_guards.sources import Source, TensorProperty
 
 from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
+from weft_capture.inputs import GraphInput, check_views
 from weft_capture.values import floats, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
@@ -53,51 +51,6 @@ _AUTOCAST = torch.amp.autocast_mode
 _MODES = (torch._C._set_grad_enabled, _AUTOCAST._enter_autocast, _AUTOCAST._exit_autocast)
 _RESHAPES = ("resize_", "resize_as_", "as_strided_")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-@dataclass(eq=False)
-class GraphInput:
-    """A placeholder: where the caller loads it from, and the object seen while capturing."""
-
-    node: Node
-    source: Source
-    example: object
-    node_example: object
-
-    version: int
-
-    def is_shared(self) -> bool:
-        """Say whether this is a tensor that others may hold too, not one made for the call."""
-        made = isinstance(self.source, CallSource) and self.source.function is floats.scalar_tensor
-        return isinstance(self.example, torch.Tensor) and not made
-
-    def is_written(self) -> bool:
-        """Say whether the graph may write to this input in place."""
-        twin: Any = self.node_example
-        uncounted = isinstance(twin, torch.Tensor) and twin.is_inference()
-        uncounted |= is_jagged(type(twin)) and twin._values.fake_mode.writes > 0
-        return uncounted or version_of(twin) != self.version
-
-
-def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
-    """Guard that what a graph writes shares memory with other inputs as it does now.
-
-    A backend may reorder reads and writes of what it takes for different tensors.
-    """
-    written: dict[Source, Any] = {}
-    read: dict[Source, Any] = {}
-    for entry in inputs:
-        if entry.is_shared():
-            parts = wrappers.inside(entry.example, entry.source)
-            target = written if entry.is_written() else read
-            known = set(map(id, target.values()))  # the same objects: an alias guard
-            target.update({at: one for at, one in parts.items() if id(one) not in known})
-    read = {at: t for at, t in read.items() if all(t is not one for one in written.values())}
-    if not written or len(written) + len(read) == 1:
-        return []
-    shared = shares_memory(list(written.values()), list(read.values()))
-    use = MemoryUse(tuple(written), tuple(read), shared)
-    return [Guard.of(use.written[0], "MEMORY", use)]
 
 
 class GraphBuilder:
@@ -186,6 +139,7 @@ class GraphBuilder:
         entry = GraphInput(node, source, real, example, version_of(example))
         self.input_at[node] = entry
         self.inputs.append(entry)
+        check_views(self.inputs)
         return node
 
     # ---- operations
@@ -403,6 +357,16 @@ class GraphBuilder:
         self.tx.journal.on_rollback(undo)
         tensor.node, tensor.fake = other.node, other.fake
         self._by_fake[id(other.fake)] = tensor
+
+    def detach_users(self, tensor: TensorValue) -> None:
+        """Have what used an input so far use an alias of it, without a history."""
+        users, fake = list(tensor.node.users), tensor.fake.detach()
+        alias = self.node("call_method", "detach", (tensor.node,), {}, fake)
+        self._last_input.append(alias)
+        for user in users:
+            user.replace_input_with(tensor.node, alias)
+            undo = functools.partial(user.replace_input_with, alias, tensor.node)
+            self.tx.journal.on_rollback(undo)
 
     def size(self, tensor: TensorValue, dim: int) -> Value:
         """Return one size of a tensor, a constant or a symbolic int."""

@@ -38,7 +38,7 @@ from weft_capture import config, frame
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import decode, make_resume, original
 from weft_capture.function_modes import around
-from weft_capture.graph import GraphInput
+from weft_capture.inputs import GraphInput
 from weft_capture.output.entry import make_entry
 from weft_capture.values.made import origins
 

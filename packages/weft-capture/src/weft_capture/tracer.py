@@ -34,7 +34,8 @@ from weft_capture.bytecode import decode
 from weft_capture.effects import Effects
 from weft_capture.frames import Frame
 from weft_capture.generators import make_generator
-from weft_capture.graph import GraphBuilder, memory_guards
+from weft_capture.graph import GraphBuilder
+from weft_capture.inputs import memory_guards
 from weft_capture.journal import Journal
 from weft_capture.output.reconstruct import children, leads_to
 from weft_capture.real_calls import RealCalls
@@ -291,11 +292,9 @@ class Tracer:
 
             for entry in self.graph.inputs:
                 real, fake = entry.example, entry.node_example
-                if (
-                    self.policy
-                    and isinstance(real, torch.Tensor)
-                    and isinstance(fake, torch.Tensor)
-                ):
+                if not self.policy or not isinstance(real, torch.Tensor):
+                    continue
+                if isinstance(fake, torch.Tensor):
                     self.policy.check(entry.source, real, fake.shape)
             pairs = [(e.source, e.node_example) for e in self.graph.inputs]
             guards += shape_guards(self.graph.shape_env, pairs)

@@ -26,7 +26,7 @@ from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Decoded, Resume, Writer, live_at
 from weft_capture.function_modes import handlers_off
-from weft_capture.graph import GraphInput
+from weft_capture.inputs import GraphInput
 from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output

@@ -105,7 +105,7 @@ def _in_the_way(tx: Tracer, nodes: set[Any]) -> Iterator[tuple[str, object]]:
 def _leaf(tx: Tracer, variable: torch.Tensor) -> TensorValue:
     leaf = tx.graph.value_of(variable)
     known = leaf is not None and (leaf.real is not None or leaf.is_new_leaf())
-    if leaf is None or not known or leaf.owner is not None:
+    if leaf is None or not known or leaf.owner is not None or leaf.fake is not variable:
         raise _refused("past the inputs of the graph")
     return leaf
 
@@ -125,10 +125,17 @@ def is_unobserved(*leaves: torch.Tensor) -> bool:
         dtype = getattr(leaf, "grad_dtype", leaf.dtype)  # from torch 2.10 on it can be set
         if hooks != (None, None) or not leaf.is_leaf or dtype != leaf.dtype:
             return False
-    for node in _accumulators(leaves):
-        node.metadata[_SEEN] = True
-        del node
-    return not [node for node in _accumulators(leaves) if node.metadata.pop(_SEEN, False)]
+    closed = [leaf for leaf in leaves if not leaf.requires_grad]
+    try:
+        for leaf in closed:  # as the program will do before the graph
+            leaf.requires_grad_(True)
+        for node in _accumulators(leaves):
+            node.metadata[_SEEN] = True
+            del node
+        return not [node for node in _accumulators(leaves) if node.metadata.pop(_SEEN, False)]
+    finally:
+        for leaf in closed:
+            leaf.requires_grad_(False)
 
 
 _SEEN = "weft: asked for before"

@@ -360,8 +360,10 @@ def _integer(tx: Tracer, value: Value) -> Any:
 
 @rule(sorted)
 def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
-    real = [Proxy(tx, item) for item in steps(tx, items)]
-    sort_proxies(tx, real, key, reverse)
+    every = items.elements() if isinstance(items, SetValue) and key is NONE else []
+    kinds = {item.is_constant() and item.python_type() for item in every}  # all different
+    taken = every if kinds in ({str}, {int}, {bytes}) else steps(tx, items)
+    sort_proxies(tx, real := [Proxy(tx, item) for item in taken], key, reverse)
     return ListValue([one.value for one in real])
 
 

@@ -10,7 +10,7 @@ from weft_capture.breaks import Break, Raised
 from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.values.base import Tracer, Value, method, method_of_each
 from weft_capture.values.constant import NONE, constant, real_call
-from weft_capture.values.containers import SetValue
+from weft_capture.values.containers import SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.objects import steps
@@ -219,9 +219,14 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         for item in (item for arg in args for item in steps(tx, arg)):
             call_set(tx, self, "add", item)  # what raises in between leaves what came before
         return NONE
+    if name in ("update", "difference_update") and len(args) > 1:
+        for one in args:
+            call_set(tx, self, name, one)
+        return NONE
     known: dict[object, Value] = {}
     loose = self.loose or any(getattr(getattr(arg, "base", arg), "loose", False) for arg in args)
     real: list[object] = []
+    operands: list[Value] = []
     for given in args:
         base = getattr(given, "base", None)
         arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
@@ -229,6 +234,8 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         items = [given] if name in _OF_ONE else arg.unpack(tx) if every is None else every
         keys = [sought(item) if name in _SOUGHT else item.hash_key() for item in items]
         known |= zip(keys, items, strict=True)
+        whole = name in _OF_ONE or isinstance(arg, SetValue | DictValue)
+        operands.append(given if whole else TupleValue(items))
         real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
     if name == "remove" and not known.keys() <= self.entries.keys():
         missing_key(tx, args[0])
@@ -236,10 +243,7 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     if name in _CHANGING and hasattr(self.cls, "add"):
         tx.mutate(self)
         if self.source is not None:
-            if name not in (*_OF_ONE, "clear"):
-                raise Break("unsupported-method", f"{name} of a set from outside")
-            self.loose = True  # nobody knows where it has room
-            self.log.append((name, args))
+            _log_change(tx, self, name, operands)
     result = real_call(tx, getattr(self.order, name), *real)
     if name in _CHANGING:
         _update_entries(self, name, known)
@@ -249,6 +253,17 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     if isinstance(result, set | frozenset):
         return set_of(result, known, self.cls, loose)
     return known[result] if name == "pop" else constant(result)
+
+
+def _log_change(tx: Tracer, self: SetValue, name: str, operands: list[Value]) -> None:
+    """Note what is done to a set from outside, to be done again after the graph."""
+    sets = [arg for arg in operands if name not in _OF_ONE and type(arg) is not TupleValue]
+    plain = all(isinstance(arg, SetValue) and not arg.log for arg in sets)
+    if name in ("pop", "__init__") or not plain or self in sets:
+        raise Break("unsupported-method", f"{name} of a set from outside")
+    self.loose = True  # nobody knows where it has room
+    states = [arg.state() for arg in sets if isinstance(arg, SetValue)]
+    self.log.append((name, (*operands,), states, tx.steps.now))
 
 
 def set_of(order: Any, known: dict[Any, Value], cls: type = set, loose: bool = False) -> SetValue:

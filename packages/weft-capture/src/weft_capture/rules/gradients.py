@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from weft_guards.sources import AttrSource
 
 from weft_capture.breaks import Break
-from weft_capture.graph import GraphInput
+from weft_capture.inputs import GraphInput, check_views
 from weft_capture.rules.autograd_functions import rehearsal
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Output, Tracer, Value, method
@@ -72,9 +72,39 @@ def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -
     if wanted is self.fake.requires_grad:
         return self
     if self.source is not None:
-        raise Break("unsupported-value", "changing requires_grad of an existing tensor")
+        _change_leaf(tx, self, wanted)
+        return self
     tx.graph.made_at[self.node] = tx.steps.now  # as a leaf
     return tx.graph.emit("call_method", "requires_grad_", [self, constant(wanted)], {})
+
+
+def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
+    """Change a leaf from outside; the graph takes it as one that requires grad if it ever did.
+
+    Then what the graph does before it requires grad, or when it no longer does, works on a
+    detached alias. It is changed for real before the graph, or behind it.
+    """
+    entry = tx.graph.input_at.get(leaf.node)
+    plain = type(leaf) is TensorValue and leaf.owner is None
+    plain &= not (tx.transforms or tx.overrides.modes)
+    if entry is None or not plain or leaf.fake.is_inference() or not _is_leaf(tx, leaf):
+        raise Break("unsupported-value", "changing requires_grad of an existing tensor")
+    tx.only_here = "requires_grad that the program changes"
+    if leaf.node.users and not wanted:
+        tx.graph.replace(leaf, tx.graph.emit("call_method", "detach", [leaf], {}))
+        leaf.store(tx, "requires_grad", FALSE)
+        return
+    tx.calls.add(torch.Tensor.requires_grad_, leaf, constant(wanted), early=True)
+    if leaf.node.users:
+        tx.graph.detach_users(leaf)
+    try:
+        leaf.fake.requires_grad_(wanted)
+    except RuntimeError as error:
+        raise Break("op-failed", str(error)[:200]) from None
+    tx.journal.on_rollback(lambda: leaf.fake.requires_grad_(not wanted))
+    tx.journal.on_rollback(functools.partial(setattr, entry, "requires_grad", entry.requires_grad))
+    entry.requires_grad = wanted
+    check_views(tx.graph.inputs)
 
 
 @rule(torch.nn.Parameter)

@@ -25,7 +25,7 @@ from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, fold, real_call
-from weft_capture.values.containers import AT_RUN
+from weft_capture.values.containers import AT_RUN, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
 from weft_capture.values.functions import FunctionValue, function_value
@@ -297,7 +297,22 @@ def _hash(tx: Tracer, value: Value) -> Value:
         if value.python_type() in MADE:
             raise Break("unsupported-value", "the hash of an object whose class may still change")
         return RuntimeNumber(hash, [value])
+    if type(value) is TupleValue and not value.is_constant():
+        parts = [_hash(tx, tx.force(part)) for part in value.items]
+        if all(part.is_constant() for part in parts):
+            tx.only_here = "a hash"
+            return constant(hash(tuple(_Hashed(part.as_constant()) for part in parts)))
     return fold(tx, hash, [value], {})
+
+
+@dataclass
+class _Hashed:
+    """Stands for an object in the hash of a tuple."""
+
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 @rule(sys.exc_info)

@@ -31,6 +31,7 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.made import TextValue, joined
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -90,6 +91,8 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     function = BINARY[plain][0]
     inplace = plain != symbol
     exact = INPLACE[plain] if inplace else function  # whose errors name the symbol
+    if plain == "%" and isinstance(left, Constant) and isinstance(left.value, str):
+        return percent_text(tx, left.value, right)
     left, right = left.as_float(tx, right), right.as_float(tx, left)
     if floats.applies(left, right):
         return floats.binary(tx, function, left, right)
@@ -101,8 +104,6 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
         return tx.graph.emit("call_function", target, [left, right], {})
     if isinstance(left, (Constant, RangeValue)) and isinstance(right, (Constant, RangeValue)):
         return fold(tx, exact, [left, right], {})
-    if plain == "%" and isinstance(left, Constant) and isinstance(left.value, str):
-        return percent_text(tx, left.value, right)
     combined = _combine(tx, plain, left, right, inplace)
     if combined is not None:
         return combined
@@ -127,6 +128,9 @@ def _keeps_class(left: Value, right: Value) -> bool:
 def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) -> Value | None:
     """Concatenation, repetition and set algebra of containers; None where it does not apply."""
     if symbol == "+":
+        texts = left.python_type() is right.python_type() is str
+        if texts and (isinstance(left, TextValue) or isinstance(right, TextValue)):
+            return joined(tx, [left, right])
         return _concatenate(tx, left, right, inplace)
     if symbol == "*":
         for items, count in ((left, right), (right, left)):

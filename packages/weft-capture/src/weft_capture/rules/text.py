@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import ctypes
 import operator
+import re
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -107,15 +108,23 @@ def _set_text(tx: Tracer, value: Any, function: Function) -> str:
     return text if value.cls is set else f"{value.cls.__name__}({text})"
 
 
-def _object_text(tx: Tracer, value: Any, function: Function) -> str:
+def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
+    """Return what an object's own method for its text returns, a text with holes perhaps."""
     names = ("__str__", "__repr__") if function is str else ("__repr__",)
     for name in names:
         if value.has_special(name):
-            text = value.special(tx, name).call(tx, [], {})
+            text: Value = value.special(tx, name).call(tx, [], {})
             if not issubclass(text.python_type(), str):
                 found = text.python_type().__name__
                 tx.raise_(TypeError, f"{name} returned non-string (type {found})")
-            return str(text.as_constant())
+            return text
+    return None
+
+
+def _object_text(tx: Tracer, value: Any, function: Function) -> str:
+    own = _own_text(tx, value, function)
+    if own is not None:
+        return str(own.as_constant())
     if value.base is not None and value.base.python_type() in _NAMELESS:
         return text_of(tx, value.base, function)
     raise Break("unsupported-value", f"the address in the text of a {value.describe()}")
@@ -161,6 +170,10 @@ def shown(tx: Tracer, value: Value) -> Any:
 def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     """Evaluate `text % right`."""
     several = type(right) is TupleValue or isinstance(right, DictValue)
+    parts = list(right.unpack(tx)) if type(right) is TupleValue else [right]
+    if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in parts):
+        shows_objects = _OBJECTS.search(text) is not None
+        return _with_holes(tx, _interpolated, [constant(text)], parts, not shows_objects)
     operand = right.build(lambda item: shown(tx, item)) if several else shown(tx, right)  # type: ignore[attr-defined]
     return constant(real_call(tx, operator.mod, text, operand))
 
@@ -168,9 +181,62 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
 @method(Constant, "format")
 def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
     text: Any = self.value
+    if any(isinstance(tx.force(part), HOLES) for part in (*args, *kwargs.values())):
+        head = [self, constant(len(args)), constant(tuple(kwargs))]
+        return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
     real = [shown(tx, arg) for arg in args]
     words = {name: shown(tx, value) for name, value in kwargs.items()}
     return constant(real_call(tx, text.format, *real, **words))
+
+
+_OBJECTS = re.compile(r"%(\(.*?\))?[-#0 +]*[\d*]*(\.[\d*]+)?[hlL]?[sra]")
+"""Places of a text for `%` at which the text of any object stands."""
+
+
+def _filled(text: str, count: int, names: tuple[str, ...], *values: Any) -> str:
+    return text.format(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+
+def _interpolated(text: str, *values: Any) -> str:
+    return text % values
+
+
+def _with_holes(
+    tx: Tracer,
+    function: Callable[..., str],
+    head: Sequence[Value],
+    given: list[Value],
+    numbers: bool,
+) -> Value:
+    """Leave formatting for later; `numbers`: of a tensor of one number it shows no more than that.
+
+    Raises:
+        Break: for a part that is neither a hole nor data, or that does not fit its place.
+    """
+    forced = [tx.force(part) for part in given]
+    parts = [part if isinstance(part, HOLES) else constant(part.data(tx)) for part in forced]
+    try:
+        function(*(part.as_constant() for part in head), *map(_example, parts))
+    except Exception as error:
+        raise Break("op-failed", str(error)) from None
+    tensors = [part for part in parts if isinstance(part, TensorValue)]
+    return TextValue(
+        tx, function, [*head, *parts], number=numbers and all(map(_is_number, tensors))
+    )
+
+
+def _is_number(tensor: TensorValue) -> bool:
+    return tensor.cls is torch.Tensor and tensor.fake.dim() == 0
+
+
+def _example(part: Value) -> Any:
+    """Return an object that takes the same formats as what a part stands for."""
+    if isinstance(part, TensorValue):
+        number = 0.0 if part.fake.dtype.is_floating_point else 0
+        return number if _is_number(part) else object()
+    if isinstance(part, SymValue | TextValue):
+        return part.python_type()()
+    return part.hint if isinstance(part, FloatValue | MadeValue) else part.as_constant()
 
 
 @rule(format)
@@ -179,7 +245,7 @@ def _format(tx: Tracer, value: Value, spec: Value = Constant("")) -> Value:  # n
         if value.has_special("__format__"):
             return value.special(tx, "__format__").call(tx, [spec], {})
         if value.base is None and spec.as_constant() == "":
-            return constant(text_of(tx, value, str))
+            return _own_text(tx, value, str) or constant(text_of(tx, value, str))
         if value.base is None:
             text = f"unsupported format string passed to {value.cls.__name__}.__format__"
             tx.raise_(TypeError, text)
@@ -191,15 +257,11 @@ def _format(tx: Tracer, value: Value, spec: Value = Constant("")) -> Value:  # n
 
 
 def _text_with_hole(tx: Tracer, value: Value, spec: Value) -> Value:
-    number, spec_text = False, spec.as_constant()
-    example: Any = getattr(value, "hint", "") if not isinstance(value, SymValue) else 0
-    if isinstance(value, TensorValue):
-        number = value.cls is torch.Tensor and value.fake.dim() == 0
-        example = (0.0 if value.fake.dtype.is_floating_point else 0) if number else object()
     try:
-        format(example, spec_text)
+        format(_example(value), spec.as_constant())
     except (TypeError, ValueError) as error:
         raise Break("op-failed", str(error)) from None
+    number = isinstance(value, TensorValue) and _is_number(value)
     return TextValue(tx, format, [value, spec], number=number)
 
 
@@ -210,5 +272,5 @@ def _text(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     if len(args) != 1 or kwargs or type(args[0]) is Constant:
         return fold(tx, function, list(args), kwargs)
     if function is str and isinstance(args[0], UserObject) and args[0].cls is not str:
-        return constant(text_of(tx, args[0], str))
+        return _own_text(tx, args[0], str) or constant(text_of(tx, args[0], str))
     return constant(text_of(tx, args[0], function))

@@ -120,7 +120,12 @@ class Constant(Value):
         if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
             return tx.overrides.device_block(self, name)
         if isinstance(self.value, str) and name == "join" and not args[0].is_constant():
-            args = [tx.tuple_of(arg.unpack(tx)) for arg in args]
+            from weft_capture.values.made import joined  # noqa: PLC0415 - import cycle
+
+            parts = args[0].unpack(tx)
+            if len(args) == 1 and all(part.python_type() is str for part in parts):
+                return joined(tx, [one for part in parts for one in (self, part)][1:])
+            args = [tx.tuple_of(parts), *args[1:]]
         unbound = getattr(type(self.value), name)
         if isinstance(unbound, types.MethodDescriptorType):  # which errors name as a call does
             return fold(tx, unbound, [self, *args], kwargs)

@@ -20,13 +20,18 @@ from weft_guards.sources import Source
 
 
 def check_keys(keys: Iterable[object]) -> None:
-    """Refuse to rebuild a dict or set whose keys run the program's `__hash__`.
+    """Refuse to rebuild a dict or set whose keys run a `__hash__` or `__eq__` that may say more.
 
     Raises:
         Break: when there is one.
     """
-    if any(type(key).__name__ == "ObjectKey" for key in keys):
-        raise Break("unsupported-value", "rebuilding a dict or set runs a key's __hash__ again")
+    hashed: list[Any] = [key for key in keys if type(key).__name__ == "ObjectKey"]
+    seen = set[int]()
+    for key in hashed:
+        if not key.is_repeatable() or key.number in seen:
+            what = "rebuilding a dict or set runs a key's __hash__ again"
+            raise Break("unsupported-value", what, key.step)
+        seen.add(key.number)
 
 
 class Container(Value):
@@ -206,7 +211,8 @@ class SetValue(MutableValue):
 
     `order` is a real set of the keys that goes through the same operations: it iterates in the
     order in which the program's set does, unless that is `loose`: it depends on more than the
-    elements. `log` has what was done to a set from outside: methods and their arguments.
+    elements. `log` has what was done to a set from outside: methods, their arguments, the states
+    of the sets among them, and the step.
     """
 
     changing = ("entries", "log", "loose", "order")
@@ -225,7 +231,7 @@ class SetValue(MutableValue):
         self.entries: dict[object, Value] = {}
         self.order: set[object] = set()
         self.loose = False
-        self.log: list[tuple[str, tuple[Value, ...]]] = []
+        self.log: list[tuple[str, tuple[Value, ...], list[object], int]] = []
         self.made_at = -1 if source else current_tracer().steps.now
         self.removals = 0  # ever, taken back or not
         keys = []
@@ -291,8 +297,16 @@ class SetValue(MutableValue):
                 return
         raise Break("unsupported-value", "a set that would have another order", self.made_at)
 
+    def state(self) -> object:
+        """Return what tells whether the set has changed."""
+        return list(self.entries), self.removals, len(self.log)
+
     def replay(self, out: Output) -> None:
-        for name, args in self.log:
+        for name, args, states, step in self.log:
+            sets = [arg for arg in args if isinstance(arg, SetValue)] if states else []
+            if states != [arg.state() for arg in sets]:
+                what = f"{name} of a set from outside, with one that changes later"
+                raise Break("unsupported-method", what, step)
             out.later(getattr(set, name), self, *args)
 
     def truth(self, tx: Tracer) -> bool:

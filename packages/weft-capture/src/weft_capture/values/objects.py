@@ -7,6 +7,7 @@ of dict, list, tuple and the like keeps the builtin part in `base`.
 
 from __future__ import annotations
 
+import enum
 import functools
 import io
 import operator
@@ -33,7 +34,7 @@ from weft_capture.values.constant import class_value, constant
 from weft_capture.values.containers import Container, SetValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.weakrefs import WeakRefValue
-from weft_guards.sources import Source
+from weft_guards.sources import Source, is_literal
 
 DELETED = Value()
 """Marks an attribute that the program deleted."""
@@ -48,11 +49,14 @@ class ObjectKey:
 
     def __init__(self, value: UserObject) -> None:
         self.value = value
+        self.number: int | None = None  # its hash when it was first asked
+        self.step = current_tracer().steps.now
 
     def __hash__(self) -> int:
         tx = current_tracer()
         with tx.journal.unchanged("a __hash__ with effects"):
             number: int = tx.builtin(hash, self.value).as_constant()
+        self.number = number if self.number is None else self.number
         return number
 
     def __eq__(self, other: object) -> bool:
@@ -62,6 +66,19 @@ class ObjectKey:
         right = other.value if isinstance(other, ObjectKey) else tx.const_object(other)
         with tx.journal.unchanged("an __eq__ with effects"):
             return tx.is_equal(self.value, right)
+
+    def is_repeatable(self) -> bool:
+        """Say whether an object made here, of literals, hashes in the replacement code as here."""
+        tx, value = current_tracer(), self.value
+        code = getattr(value.cls.__hash__, "__code__", None)
+        if value.obj is not None or (tx.effects and getattr(code, "co_filename", "") != "<string>"):
+            return False
+        for part in map(tx.force, value.attrs.values()):
+            key = part.hash_key()
+            nested = isinstance(key, ObjectKey) and key.is_repeatable()
+            if not nested and not isinstance(key, enum.Enum) and not is_literal(key):
+                return False
+        return hash(self) == self.number
 
 
 @dataclass(eq=False)
