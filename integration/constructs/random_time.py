@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 
+import numpy as np
 import torch
 
 from constructs import case
@@ -116,3 +117,11 @@ def environment(x):
 @case
 def unique_ids(x):
     return x + 1, uuid.uuid4() != uuid.uuid4()
+
+
+@case
+def numbers_of_numpy(x):
+    np.random.seed(7)
+    share, count = np.random.beta(0.2, 0.2), np.random.randint(0, 10)
+    mixed = share * x + (1 - share) * x.flip(0) + np.random.uniform(low=1, high=2)
+    return mixed, share, count, np.random.rand() < 2, np.random.normal(0.0, scale=2.0)

@@ -8,9 +8,11 @@ The environment is guarded, one variable at a time.
 from __future__ import annotations
 
 import datetime
+import functools
 import operator
 import os
 import random
+import sys
 import time
 import uuid
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 from weft_guards.sources import CallSource, ConstSource, Source
 
 from weft_capture.breaks import Break
-from weft_capture.rules.table import decline, rule, rule_of_each
+from weft_capture.rules.table import RULES, decline, rule, rule_of_each
 from weft_capture.values.base import Tracer, Value, method, method_of_each
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import ListValue
@@ -36,8 +38,10 @@ def _draw_now(generator: random.Random, name: str, args: Any, kwargs: Any) -> An
     return args[0] if name == "shuffle" else result
 
 
-def _draw(tx: Tracer, owner: RandomValue, name: str, args: Any, kwargs: Any) -> Value:
-    """Call a method of a generator with arguments that are known."""
+def _draw(
+    tx: Tracer, owner: Value, name: str, args: Any, kwargs: Any, fresh: Any = random.Random
+) -> Value:
+    """Call a method of a generator, one that `fresh` makes, with arguments that are known."""
     real = tuple(arg.data(tx) for arg in args)
     words = {key: value.data(tx) for key, value in kwargs.items()}
     if name in ("choice", "choices", "sample", "shuffle"):
@@ -47,9 +51,11 @@ def _draw(tx: Tracer, owner: RandomValue, name: str, args: Any, kwargs: Any) -> 
                 raise Break("unknown-call", "a random choice among objects")
     row = constant(name), tx.literal(real), tx.literal(words)
     try:
-        hint = _draw_now(random.Random(0), name, real, words)
+        hint = _draw_now(fresh(0), name, real, words)
     except Exception as error:
         raise Break("unknown-call", f"random.{name}: {error}") from None
+    if fresh is not random.Random and type(hint) not in (int, float, type(None)):
+        raise Break("unknown-call", "an array of random numbers")
     return tx.made(tx.calls.add(_draw_now, owner, *row, early=True), hint)
 
 
@@ -92,6 +98,27 @@ def _before_graph(tx: Tracer, number: SymValue) -> Value:
         return CallSource(part.target, tuple(map(source, part.args)))
 
     return SymValue(number.node, number.sym, source(number.node))
+
+
+_NUMBERS = """
+    random rand randn randint random_sample uniform normal beta standard_normal exponential gamma
+    poisson binomial
+"""
+np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
+if np is not None:
+
+    def _draw_number(name: str, tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+        return _draw(tx, owner, name, args, kwargs, np.random.RandomState)
+
+    for _name in _NUMBERS.split():
+        RULES[getattr(np.random.RandomState, _name)] = functools.partial(_draw_number, _name)
+
+    @rule(np.random.seed)
+    def _seed_numpy(tx: Tracer, seed: Value = NONE) -> None:
+        if isinstance(seed, SymValue):
+            tx.calls.add(np.random.seed, _before_graph(tx, seed), early=True)
+        else:
+            _draw(tx, constant(np.random), "seed", [seed], {}, np.random.RandomState)
 
 
 @rule(random.Random)
