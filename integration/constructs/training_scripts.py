@@ -8,18 +8,24 @@ from torch import nn
 from constructs import case
 
 
-class Meter:
-    def __init__(self, total):
-        self.name, self.total = "loss", total
+class Named:
+    def __init__(self, name, total=0.0):
+        self.name, self.total = name, total
 
     def __str__(self):
         return "{name} {total:.3f}".format(**self.__dict__)
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __eq__(self, other):
+        return isinstance(other, Named) and self.name == other.name
 
 
 @case
 def numbers_of_tensors_in_texts(x):
     loss = x.mean()
-    meter = Meter(loss.item())
+    meter = Named("loss", loss.item())
     print("step %d loss %.4f" % (1, loss), "{:>8.2f}|{n}".format(loss.item(), n=meter.total))
     print("\t".join([str(meter), f"[{meter}]", "%s" % x]) + "!", "loss: " + str(loss.item()))
     shape = "{} {:.1f} {}".format(x.shape, loss.item(), [1, "a"])  # noqa: UP032
@@ -45,30 +51,19 @@ class Key:
     sizes: tuple = (1, 2)
 
 
-class ByName:
-    def __init__(self, name):
-        self.name = name
-
-    def __hash__(self):
-        return hash(self.name)
-
-    def __eq__(self, other):
-        return isinstance(other, ByName) and self.name == other.name
-
-
 @case
 def objects_of_the_program_as_keys(x):
-    parts = {Key("a"): x, Key(Key("b")): x + 1, ByName("c"): x * 2, ByName("c"): x * 3}
+    parts = {Key("a"): x, Key(Key("b")): x + 1, Named("c"): x * 2, Named("c"): x * 3}
     parts[Key("a")] = x * 3
     return parts, {Key(n % 2) for n in range(4)}, parts[Key(Key("b"))].sum(), Key(1) in parts
 
 
 @case
 def objects_that_change_as_keys(x):
-    key, other = ByName("c"), ByName("d")
+    key, other = Named("c"), Named("d")
     late = {key: x, other: x + 1}
     key.name = "d"  # it stands where "c" does
-    return late, ByName("c") in late, late[ByName("d")]
+    return late, Named("c") in late, late[Named("d")]
 
 
 @case(inputs=lambda: (torch.ones(3), {1, 2, 3}, {"a", "b"}, {9}))

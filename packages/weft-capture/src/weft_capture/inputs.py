@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 from weft_core.jagged import is_jagged
+from weft_core.versions import version_of
 from weft_guards import Guard, MemoryUse
 from weft_guards.payloads import shares_memory
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.values import floats, wrappers
-from weft_capture.written import version_of
 
 
 @dataclass(eq=False)

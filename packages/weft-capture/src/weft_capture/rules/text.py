@@ -159,8 +159,6 @@ HOLES = (TensorValue, FloatValue, SymValue, MadeValue, TextValue)
 def shown(tx: Tracer, value: Value) -> Any:
     """Return a value as an argument of a format call."""
     value = tx.force(value)
-    if isinstance(value, TensorValue | SymValue):
-        return Proxy(tx, value)
     try:
         return value.data(tx)
     except NotConstant:
