@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-from torch.fx import Node
 from weft_core import foreign
-from weft_core.versions import version_of
 
 from weft_capture import frame
 from weft_capture.breaks import Break
-from weft_capture.rules.autograd_functions import modes_of, nodes_after
+from weft_capture.regions import one_call
 from weft_capture.rules.table import CODE_RULES, GRAPH, decline, rule
 from weft_capture.suspending import driven
 from weft_capture.values.base import Kwargs, Tracer, Value
@@ -59,41 +55,13 @@ CODE_RULES[next(filter(inspect.iscode, driven.__code__.co_consts))] = _inline
 
 @rule("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")
 def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
-    """The inside of `torch.compiler.nested_compile_region` is inlined, and marked as one call.
-
-    Operations say in `meta["regions"]` of which calls they are, the outermost first: a number, the
-    function, and how many kinds of calls it may have. In `meta["left_as"]` they say how a result
-    looked when the next call began or ended, for it may be written later.
-    """
-    last, before = next(iter(reversed(tx.graph.graph.nodes)), None), modes_of(tx)
-    _note_results(tx)
-    result = function.call(tx, list(args), kwargs)
-    _note_results(tx)
-    if not tx.transforms and modes_of(tx) == before:
-        limit = getattr(getattr(function, "obj", None), _LIMIT, 8)
-        mark = next(_CALLS), function.describe(), limit
-        for node in nodes_after(tx, last):
-            node.meta["regions"] = (mark, *node.meta.get("regions", ()))
-            tx.journal.on_rollback(functools.partial(node.meta.pop, "regions", None))
-    return result
+    """The inside of `torch.compiler.nested_compile_region` is inlined, and marked as one call."""
+    limit = getattr(getattr(function, "obj", None), _LIMIT, 8)
+    with one_call(tx, function.describe(), limit):
+        return function.call(tx, list(args), kwargs)
 
 
-_CALLS = itertools.count()
 _LIMIT = "__marked_compile_region_max_reuse_entries__"
-
-
-def _note_results(tx: Tracer) -> None:
-    for node in reversed(tx.graph.graph.nodes):
-        if "left_as" in node.meta:
-            return
-        if node.op != "placeholder":
-            node.meta["left_as"] = result_state(node)
-
-
-def result_state(node: Node) -> object:
-    """Return what may change of a tensor after the operation that made it."""
-    made = node.meta.get("example_value")
-    return (version_of(made), made.requires_grad) if isinstance(made, torch.Tensor) else None
 
 
 def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:

@@ -58,6 +58,9 @@ class Options:
     measure: bool = _option(
         True, "run eager instead of a graph whose first calls show it to be slower"
     )
+    use_graph_deduplication: bool = _option(
+        False, "compile repeated calls of modules once (of `weft.compile`, which cuts the graph)"
+    )
     trace_enabled: bool = _option(
         False, "write each stage's result into ./weft_trace (or WEFT_DUMP)", "trace.enabled"
     )

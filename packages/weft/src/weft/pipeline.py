@@ -29,6 +29,8 @@ from weft import control_flow, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
 from weft.regions import compile_in_pieces
 
+DEDUPLICATE = "use_graph_deduplication"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -85,6 +87,8 @@ def codegen(
 ) -> Compiled:
     """Backend `codegen`: steps 2 to 5, with generated code for both directions."""
 
+    options = dict(options or {})
+    modules = options.pop(DEDUPLICATE, False)
     compile_aten = partial(weft_codegen.compile_graph, options=options)
     frozen = weft_codegen.frozen_inputs(gm, example_inputs)
     backend = aot_autograd(
@@ -92,19 +96,18 @@ def codegen(
         inference_compiler=partial(compile_aten, inference=True, frozen=frozen),
         decompositions=weft_codegen.decompositions(),
     )
-    if not {"freezing", "triton.cudagraphs"} & {name for name, on in (options or {}).items() if on}:
-        return _in_pieces(backend, gm, example_inputs)
-    return backend(gm, example_inputs)
+    whole = any(options.get(name) for name in ("freezing", "triton.cudagraphs"))
+    pieces = None if whole else compile_in_pieces(gm, example_inputs, backend, modules)
+    return pieces or backend(gm, example_inputs)
 
 
-def aot_eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
+def aot_eager(
+    gm: fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None
+) -> Compiled:
     """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
-    return _in_pieces(aot_autograd(fw_compiler=eager), gm, example_inputs)
-
-
-def _in_pieces(backend: Backend, gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
-    """Compile a graph, its repeated regions once."""
-    return compile_in_pieces(gm, example_inputs, backend) or backend(gm, example_inputs)
+    backend, modules = aot_autograd(fw_compiler=eager), (options or {}).get(DEDUPLICATE, False)
+    pieces = compile_in_pieces(gm, example_inputs, backend, modules)
+    return pieces or backend(gm, example_inputs)
 
 
 def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:

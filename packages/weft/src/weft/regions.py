@@ -1,10 +1,12 @@
-"""Marked regions of a graph (`torch.compiler.nested_compile_region`): like calls compiled once.
+"""Repeated regions of a graph: like calls compiled once.
 
-Capture inlines a region and marks its operations. Here the calls whose operations are alike become
-one compiled piece, called as often as they are; what stands between them is compiled in pieces of
-its own, as it is between two graph breaks. Each piece is a program to autograd, and what passes
-between them are tensors of the program. Where one program would do what several cannot, and where
-no two calls are alike, nothing is cut: the graph is compiled as a whole.
+Capture inlines the functions of `torch.compiler.nested_compile_region` and the calls of modules,
+and marks their operations. Here those calls of the former, and with `use_graph_deduplication` of
+the latter, whose operations are alike become one compiled piece, called as often as they are; what
+stands between them is compiled in pieces of its own, as it is between two graph breaks. Each piece
+is a program to autograd, and what passes between them are tensors of the program. Where one program
+would do what several cannot, and where no two calls are alike, nothing is cut: the graph is
+compiled as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from weft_capture import config
-from weft_capture.markers import result_state
+from weft_capture.regions import result_state
 from weft_core import control, events
 from weft_core.fake import fresh_fake
 from weft_core.versions import version_of
@@ -31,11 +33,13 @@ CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
 
 _ENTERS = {"_enter_autocast": 1, "_exit_autocast": -1, "enter_attention": 1, "leave_attention": -1}
 _WHOLE = frozenset({"requires_grad_", "detach_", "register_hook", "set_"})
+_LEAST = 8
+"""How many operations a module's call has that is worth a call at run time."""
 _LITERALS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 
 
 def compile_in_pieces(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_one: CompileOne
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_one: CompileOne, modules: bool = False
 ) -> Compiled | None:
     """Compile a captured graph whose marked regions repeat; None where it is to stay whole.
 
@@ -43,11 +47,13 @@ def compile_in_pieces(
         gm: the graph, which is not changed.
         inputs: its real inputs.
         compile_one: (module, fakes) -> callable; the module itself where it could not.
+        modules: take the calls of modules, too, which nobody marked.
     """
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
-    if not any("regions" in node.meta for node in nodes) or not _is_separable(gm, inputs):
+    calls = _Calls(nodes, modules)
+    if not any(calls.marks.values()) or not _is_separable(gm, inputs):
         return None
-    chosen = _Calls(nodes).choose()
+    chosen = calls.choose()
     pieces = [(kind, list(group)) for kind, group in itertools.groupby(nodes, chosen.get)]
     cuts = [_cut(gm, group) for _, group in pieces]
     if not chosen or not _may_pass([given for _, given, _ in cuts]):
@@ -65,9 +71,9 @@ def compile_in_pieces(
         for index, node in enumerate(outputs):
             copies[node] = graph.call_function(operator.getitem, (result, index))
     graph.output(fx.map_arg(gm.graph.output_node().args[0], copies.__getitem__))
-    calls = sum(call is not None for call, _ in pieces)
-    kinds = len(compiled) - len(pieces) + calls
-    events.counters["regions"].update(calls=calls, compiled=kinds, between=len(pieces) - calls)
+    count = sum(call is not None for call, _ in pieces)
+    kinds = len(compiled) - len(pieces) + count
+    events.counters["regions"].update(calls=count, compiled=kinds, between=len(pieces) - count)
     return fx.GraphModule(torch.nn.Module(), graph).forward
 
 
@@ -170,8 +176,12 @@ def _rebinds(name: str) -> bool:
 class _Calls:
     """The marked calls in the operations of a graph."""
 
-    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], modules: bool) -> None:
         self.nodes = nodes
+        marks = ((node, node.meta.get("regions", ())) for node in nodes)
+        self.marks = {
+            node: [one for one in found if modules or one[2] is not None] for node, found in marks
+        }
         self.place = {node: place for place, node in enumerate(nodes)}
         self.checkpointed = Counter(node.meta.get("recompute") for node in nodes)
         self.changed = self._under_changed_modes()
@@ -191,19 +201,19 @@ class _Calls:
     def choose(self) -> dict[fx.Node, tuple[int, str]]:
         """Return, for each operation of a call that has its like, the call and the likeness."""
         chosen: dict[fx.Node, tuple[int, str]] = {}
-        marks = {node: node.meta.get("regions", ()) for node in self.nodes}
-        for depth in range(max(map(len, marks.values()))):
+        for depth in range(max(map(len, self.marks.values()))):
             calls: dict[Any, list[fx.Node]] = defaultdict(list)
             for node in self.nodes:
-                if len(marks[node]) > depth and node not in chosen:
-                    calls[marks[node][depth]].append(node)
-            alike: dict[tuple[str, int, str], list[Any]] = defaultdict(list)
+                if len(self.marks[node]) > depth and node not in chosen:
+                    calls[self.marks[node][depth]].append(node)
+            alike: dict[tuple[str, int | None, str], list[Any]] = defaultdict(list)
             for call, inside in calls.items():
-                if self._stands_alone(inside):
+                worth_it = call[2] is not None or len(inside) >= _LEAST
+                if worth_it and self._stands_alone(inside):
                     alike[*call[1:], _likeness(inside)].append(call)
             kinds: Counter[str] = Counter()
             for (function, limit, text), found in alike.items():
-                if len(found) > 1 and kinds[function] < limit:
+                if len(found) > 1 and (limit is None or kinds[function] < limit):
                     kinds[function] += 1
                     chosen |= {node: (call[0], text) for call in found for node in calls[call]}
         return chosen

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
+from weft_capture.regions import one_call
 from weft_capture.values.base import Frame, Kwargs, Value
 from weft_capture.values.constant import NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue
+from weft_capture.values.objects import ModuleValue
 
 
 def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:
@@ -27,6 +30,9 @@ def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:
 def _call_in(frame: Frame, callee: Value, args: list[Value], kwargs: Kwargs) -> Value:
     """Call from a frame, whose stack must be what lies below the call already."""
     tx = frame.tx
+    if isinstance(callee, ModuleValue):
+        with one_call(tx, callee.cls.__qualname__):
+            return _call_in(frame, *attributes.module_call(tx, callee, args, kwargs))
     depth = 0
     while (forwarded := callee.forwards(tx, args, kwargs)) is not None:
         callee, args, kwargs = forwarded

@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import ClassValue
+from weft_capture.regions import modes_of, nodes_after
 from weft_capture.rules.checks import CHECK
 from weft_capture.rules.table import rule
 from weft_capture.values.base import BIRTHS, Tracer, Value
@@ -117,11 +118,6 @@ def _outside(tx: Tracer) -> tuple[object, ...]:
     return *effects, *modes_of(tx)
 
 
-def modes_of(tx: Tracer) -> tuple[object, ...]:
-    """Return the modes that the program is in."""
-    return torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
-
-
 def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) -> list[Value]:
     forward = cls.getattr(tx, "forward")
     if cls.obj.setup_context is _NO_SETUP:
@@ -140,17 +136,6 @@ def _backward(tx: Tracer, cls: ClassValue, ctx: UserObject, outputs: list[Value]
         is_tensor = isinstance(output, TensorValue)
         grads.append(output.call_method(tx, "clone", [], {}) if is_tensor else NONE)
     cls.getattr(tx, "backward").call(tx, [ctx, *grads], {})
-
-
-def nodes_after(tx: Tracer, last: Node | None) -> list[Node]:
-    """Return the operations added since `last` was the newest node of the graph."""
-    made: list[Node] = []
-    for node in reversed(tx.graph.graph.nodes):
-        if node is last:
-            break
-        if node.op != "placeholder":
-            made.append(node)
-    return made[::-1]
 
 
 def _nodes_of(values: Sequence[Value]) -> set[Node]:

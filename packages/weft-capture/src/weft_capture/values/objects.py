@@ -21,6 +21,7 @@ import torch
 from weft_capture import attributes, polyfills
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
+from weft_capture.regions import one_call
 from weft_capture.values.base import (
     Kwargs,
     MethodOf,
@@ -460,6 +461,10 @@ class ModuleValue(UserObject):
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
     ) -> tuple[Value, list[Value], Kwargs]:
         return attributes.module_call(tx, self, args, kwargs)
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        with one_call(tx, self.cls.__qualname__):
+            return super().call(tx, args, kwargs)
 
     def truth(self, tx: Tracer) -> bool:
         if self.has_special("__len__"):
