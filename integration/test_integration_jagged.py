@@ -49,6 +49,7 @@ MAKERS = {
     "rows": lambda n: [torch.ones(size, 4, requires_grad=True) for size in n[:2]],
     "row": lambda n: [torch.ones(n[0], 4, requires_grad=True)],
     "empty": lambda n: [one([2, *n[1:]]), one([0, *n[1:]])],
+    "lonely": lambda n: [one([1, *n[1:]]) if n[0] == 2 else one([0, 1, n[1]])],
     "packed": lambda n: [torch.ones(sum(n), 4, requires_grad=True), one(n)._offsets],
 }
 
@@ -92,19 +93,24 @@ WHOLE = {
     "sharing": (lambda v, o: [jagged(v * k, p) for p in [o.clone()] for k in (2, 3)], "packed"),
     "attention": (lambda x: attend(h := heads(x), h * 2, h), *ONE),
     "decoder": (attended, "apart", "empty"),
+    "weighted": (lambda x: (x @ WIDE.weight.t()).sin(), *ONE),
+    "products": (lambda x, y: (x.transpose(1, 2) @ y).sin(), "pair"),
+    "unbind": (lambda x: [y * 2 for y in (x * 2).unbind()], *ONE, "lonely"),
+    "row": (lambda x: (x[0] * 2, x[-1].sin()), *ONE),
+    "rows": (lambda x: [row.sum(0) for row in x], "jagged", "ragged last", "lonely"),
+    "selected": (lambda v, o: nested.masked_select(v * 2, v > 0.5) * 2, "packed"),
     "memory": (lambda x, y: [x.mul_(2) is None, y + 1], "aliases"),
 }
 BROKEN = {
-    "unbind": (lambda x: [y * 2 for y in (x * 2).unbind()], *ONE),
-    "row": (lambda x: (x[0] * 2, x[-1].sin()), *ONE),
-    "rows": (lambda x: [row.sum(0) for row in x], "jagged"),
+    "holes": (lambda x: [y * 2 for y in (x * 2).unbind()], "with holes"),
+    "unlike rows": (lambda x: (x * 2)[0] + x.sin()[1], "jagged", "lonely"),
+    "of a view": (lambda x: (x[0], x[1, 0] * 2), *ONE),
     "dropped": (lambda x: attend(*[heads(x)] * 3, dropout_p=0.5), "jagged"),
     "refused": (lambda x: attend(*map(heads, WIDE(x * 2).chunk(2, -1)), heads(x)), "jagged"),
     "added": (lambda x, y: x.sin() + y, "apart"),
     "break": (with_break, "jagged"),
     "narrow": (lambda v, o: nested.narrow(v[None], 1, o[:1], o[1:2], layout=JAGGED), "packed"),
     "narrowed": (lambda v: nested.narrow(v[None] * 2, 1, 1, 2, layout=JAGGED).sin(), "row"),
-    "selected": (lambda v, o: nested.masked_select(v * 2, v > 0.5) * 2, "packed"),
     "other offsets": (guarded, "apart"),
     "compared": (lambda x, y: x * (2 if x.shape == y.shape else 3), "apart"),
 }

@@ -73,6 +73,7 @@ class GraphBuilder:
         self.input_at: dict[Node, GraphInput] = {}
         self.floats: dict[Source, Any] = {}  # and sizes that Python computes
         self.has_wrappers = False
+        self.reading = False  # numbers and sizes out of tensors, whatever the setting
         self.collectives = 0  # that write to tensors
         self.passed: set[Any] = set()  # of the histories, by backward passes
         self.ended: dict[TensorValue, Any] = {}  # see `rules.backward.leaving`
@@ -175,6 +176,8 @@ class GraphBuilder:
         node_kwargs = {name: value.graph_arg() for name, value in kwargs.items()}
         result = self._run(op, target, args, kwargs)
         assumed = [expr for expr in self._newly_assumed() if target is not ASSERT]
+        if assumed and not self.reads_data():
+            raise Break("data-dependent-value", f"whether {assumed[0]}")
         # Conditions come before the operation, lest it settles them, and their checks behind it.
         conditions = self._conditions(assumed)
         if _is_plain(result) and result is not None:
@@ -290,10 +293,9 @@ class GraphBuilder:
             self.tx.journal.on_rollback(functools.partial(restore, before))
         return result
 
-    @staticmethod
-    def reads_data() -> bool:
+    def reads_data(self) -> bool:
         """Say whether numbers and sizes out of tensors are captured."""
-        return config.settings.capture_scalar_outputs
+        return self.reading or config.settings.capture_scalar_outputs
 
     def result(self, node: Node, result: Any) -> Value:
         """Turn what a node returned on fakes into values; parts become getitem nodes."""

@@ -71,6 +71,9 @@ class _Mode(FakeTensorMode):
                 _check_overlap(func, args, kwargs or {})
         if self.is_checked and func in _WARNING and _WARNING[func](*args, **kwargs or {}):
             warnings.warn(f"{func} may warn", stacklevel=2)
+        if (product := jagged.product(func, args)) is not None:
+            with self:
+                return product()
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:

@@ -8,7 +8,8 @@ symbol of it, with Dynamo's help; here it stays the constant that it is in eager
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch.nested._internal.nested_int import NestedIntNode
 from torch.nested._internal.nested_tensor import NestedTensor
 
 _ids = itertools.count(1 << 40)  # torch counts its own from 0
+_library = torch.library.Library("weft_core", "FRAGMENT")
+_library.define("jagged_products(Tensor one, Tensor other, Tensor offsets) -> Tensor")
+_PRODUCTS = (torch.ops.aten.matmul.default, torch.ops.aten.bmm.default)
 CACHED = {"_min_seqlen_tensor": "min_seqlen", "_max_seqlen_tensor": "max_seqlen"}
 """Parts with what can be found out from the others."""
 _OWN = ("_size", "_strides", "_ragged_idx", "_lengths", "_metadata_cache")
@@ -50,6 +54,36 @@ def is_jagged(kind: type) -> bool:
 def is_ragged_size(number: Any) -> bool:
     """Say whether a size is a nested int."""
     return isinstance(number, torch.SymInt) and number.node.is_nested_int()
+
+
+def _products(one: Any, other: Any, offsets: torch.Tensor) -> torch.Tensor:
+    sizes = offsets.diff().tolist()
+    rows = zip(one.split(sizes, 1), other.split(sizes), strict=True)
+    return torch.stack([row @ other_row for row, other_row in rows])
+
+
+def _fake_products(one: Any, other: Any, offsets: Any) -> torch.Tensor:
+    return one.new_empty(offsets.shape[0] - 1, one.shape[0], other.shape[1])  # type: ignore[no-any-return]
+
+
+for _key, _kernel in (("CPU", _products), ("CUDA", _products), ("Meta", _fake_products)):
+    _library.impl("jagged_products", _kernel, _key)
+
+
+def product(func: Any, args: Sequence[Any]) -> Any:
+    """Return a product over ragged sizes, which eager execution computes row by row, by numbers.
+
+    That is (batch, n, ragged) by (batch, ragged, m), as in the backward of a product with a
+    weight; of anything else None.
+    """
+    if func not in _PRODUCTS or not all(map(is_jagged, map(type, args))):
+        return None
+    one, other = args
+    places = one._ragged_idx, other._ragged_idx, len(one._size), len(other._size)
+    whole = one._lengths is other._lengths is None
+    if places != (2, 1, 3, 3) or not whole or one._size[2] != other._size[1]:
+        return None
+    return partial(torch.ops.weft_core.jagged_products, one._values, other._values, one._offsets)
 
 
 def are_consistent(values: Iterable[Any]) -> bool:

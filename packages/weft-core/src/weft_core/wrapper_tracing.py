@@ -56,7 +56,9 @@ class _FunctionalMode(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(is_wrapper(kind) for kind in types):
-            return NotImplemented
+            product = jagged.product(func, args)
+            with self:  # type: ignore[no-untyped-call]
+                return product() if product else NotImplemented
         kwargs = kwargs or {}
         given, words = pytree.tree_map_only(Functional, lambda t: t.elem, (args, kwargs))
         key = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)

@@ -39,6 +39,7 @@ _FAMILIES = (
     "torch_rules", "overrides", "stdlib", "contexts", "polyfilled",
     "copying", "namespaces", "messages", "randomness", "arrays", "control_flow",
     "attention", "backward", "packed", "recurrent", "launches", "collectives",
+    "jagged",
 )  # fmt: skip
 
 _DESCRIPTORS = (

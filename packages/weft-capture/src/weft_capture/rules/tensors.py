@@ -220,7 +220,8 @@ def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
 
 
 @method(TensorValue, "__getitem__")
-def _getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
+def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
+    """Index a tensor."""
     if tx.gathering and (positions := _positions(tx, self, key)):
         return tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [self, positions], {})
     masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
