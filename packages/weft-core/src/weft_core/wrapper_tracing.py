@@ -57,7 +57,7 @@ class _FunctionalMode(TorchDispatchMode):
     ) -> Any:
         if any(is_wrapper(kind) for kind in types):
             product = jagged.product(func, args)
-            with self:  # type: ignore[no-untyped-call]
+            with self:
                 return product() if product else NotImplemented
         kwargs = kwargs or {}
         given, words = pytree.tree_map_only(Functional, lambda t: t.elem, (args, kwargs))

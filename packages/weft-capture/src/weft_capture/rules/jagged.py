@@ -85,7 +85,7 @@ def _unbind_any(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 @method(WrapperValue, "__getitem__")
 def _getitem(tx: Tracer, self: WrapperValue, key: Value) -> Value:
     first, *rest = key.items if type(key) is TupleValue and key.items else [key]
-    at = first.as_constant() if isinstance(first, Constant) else None
+    at: Any = first.as_constant() if isinstance(first, Constant) else None
     count = int(self.fake.shape[0]) if type(at) is int and _is_whole(tx, self) else 0
     if not count or not -count <= at < count:
         return getitem(tx, self, key)
