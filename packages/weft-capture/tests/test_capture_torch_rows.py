@@ -17,6 +17,7 @@ from weft_core.errors import Unsupported
 
 X = torch.linspace(0.1, 2, 12, dtype=torch.float64).reshape(3, 4)
 SPARSE = torch.eye(3, dtype=torch.float64).to_sparse()
+SCHEMA = torch._C.parse_schema("f(Tensor a) -> Tensor")
 ROWS = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
 
 
@@ -148,6 +149,15 @@ def linearized_dropout(x):
     return along(torch.ones_like(x)) + out * x
 
 
+def method_of_pybind11(x):
+    y = x * 2
+    try:
+        same = SCHEMA.is_backward_compatible_with(SCHEMA)
+    except AttributeError:
+        return y.cos()
+    return y.sin() + same
+
+
 def backward_with_hooks(x):
     seen = []
     w = (x * 2).detach().requires_grad_()
@@ -176,6 +186,7 @@ BROKEN = {
     masked: "MaskedTensor",
     linearized_dropout: "torch.func.linearize",
     backward_with_hooks: "register_hook",
+    method_of_pybind11: "is_backward_compatible_with",
 }
 
 

@@ -51,3 +51,12 @@ def test_bags_of_bfloat16_run_eagerly():
     with pytest.raises(NoLowering, match="_embedding_bag"):
         program_of(lambda i, w: F.embedding_bag(i, w), where, weight)
     check(lambda i, w: F.embedding_bag(i, w), where, weight.float())
+
+
+def test_a_result_that_nothing_uses_may_be_other_than_the_fake_one():
+    with torch.library._scoped_library("weft_tests", "FRAGMENT") as library:
+        library.define("odd(Tensor x) -> (Tensor, Tensor)")
+        library.impl("odd", lambda x: (x.sin(), torch.zeros(7, dtype=torch.int8)), "CPU")
+        library.impl("odd", lambda x: (x.new_empty(x.shape), x.new_empty(x.shape)), "Meta")
+        x = torch.randn(3)
+        check(lambda x: torch.ops.weft_tests.odd(x)[0] * 2, x, native=True)

@@ -92,6 +92,10 @@ REASONS: dict[str, Reason] = {
         "a coroutine waits, or a generator yields: the next graph begins where it goes on",
         "none needed: what lies between is compiled",
     ),
+    "communication": Reason(
+        "other processes wait for it, or for what the program did before it, in its own order",
+        "none needed: what lies between is compiled; for one graph, do it before or behind",
+    ),
     "recompile-limit": Reason(
         "the function was compiled as often as the recompile limit allows",
         "see the warning for the failing guards, or raise the limit",

@@ -36,7 +36,14 @@ _c10d: Any = getattr(distributed, "distributed_c10d", None)
 _SUM: Any = getattr(getattr(distributed, "ReduceOp", None), "SUM", None)
 _ops: Any = torch.ops._c10d_functional
 _WAITS = [_ops.wait_tensor, _ops.wait_tensor.default] if distributed.is_available() else []
+_ORDERED = """
+    send recv isend irecv batch_isend_irecv barrier monitored_barrier reduce gather scatter
+    all_gather_object gather_object scatter_object_list broadcast_object_list
+    send_object_list recv_object_list
+"""
 decline("a block of collectives", _HOME + "_coalescing_manager")
+for _name in _ORDERED.split():
+    decline(_name, _HOME + _name, code="communication")
 
 
 def _state(group: Any) -> Any:

@@ -333,9 +333,9 @@ def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
 
 def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
     owner = obj.__self__
-    pybind = isinstance(source, ConstSource) and type(owner).__name__.startswith("pybind11")
+    record = lookup(type(owner), obj.__name__) is None  # as pybind11's functions have
     of_torch = type(owner).__module__.startswith("torch") and not isinstance(owner, torch.Tensor)
-    fixed = owner is None or pybind or isinstance(owner, types.ModuleType | type)
+    fixed = owner is None or record or isinstance(owner, types.ModuleType | type)
     if fixed or of_torch or find(obj) is not None:
         tx.guard_identity(source, obj)
         return BuiltinValue(obj, source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -94,6 +95,21 @@ def written_by(target: Any, args: Any) -> list[Any]:
     if target is torch.ops.aten.native_batch_norm.default and args[5]:
         return [args[position] for position in (3, 4) if args[position] is not None]
     return [args[1][position] for position in args[3]] if target is LAUNCH_ else []
+
+
+def without_unused(results: Sequence[Any], node: Any, target: Any) -> list[Any]:
+    """The results of a node that calls `target`, None for those that nothing uses.
+
+    Such a one may be undefined, as the gradient of a bias that is not there, where a fake one is
+    a tensor.
+    """
+    users: list[Any] = [None]
+    if node is not None and node.target is target:
+        users = [*node.users]
+    if not all(getattr(user, "target", None) is operator.getitem for user in users):
+        return [*results]
+    used = {user.args[1] for user in users}
+    return [result if at in used else None for at, result in enumerate(results)]
 
 
 def _misleads(target: Any, args: Any) -> bool:

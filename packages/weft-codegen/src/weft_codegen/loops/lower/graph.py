@@ -8,7 +8,7 @@ that is not trivial, or when an expression has grown long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -227,7 +227,9 @@ class Walk:
             raise NoLowering(f"{owning} mutates its arguments")
         for one in args[1] if target.namespace == "weft" else ():
             require(self.materialise(one).strides == one.strides, "a kernel with other strides")
-        outs = call.fake if isinstance(call.fake, tuple | list) else (call.fake,)
+        outs: Sequence[Any] = (call.fake,)
+        if isinstance(call.fake, tuple | list):
+            outs = fxnodes.without_unused(call.fake, call.node, target)
         outs = outs if target._schema.returns else ()
         if any(isinstance(fake, tuple | list) for fake in outs):
             raise NoLowering(f"{owning} returns lists of tensors")
