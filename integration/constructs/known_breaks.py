@@ -35,6 +35,7 @@ KNOWN_BREAKS = {
     "introspection.import_submodule": "unknown-call",
     "functools_module.partial_of_own_partial": "unknown-call",
     "functools_module.partial_of_a_partial_over_break": "data-dependent-value",
+    "torch_features.numbers_that_real_operators_refuse": "op-failed",
     "torch_features.item_and_tolist": "data-dependent-value",
     "torch_features.nonzero_and_mask": "dynamic-output-shape",
     "torch_features.tensors_from_outside_that_grow": "unsupported-value",

@@ -562,3 +562,27 @@ def write_through_unfold(x):
     windows = y.unfold(1, 2, 2)  # which do not reach the last column
     windows.add_(1)
     return y, windows
+
+
+@case
+def numbers_that_real_operators_refuse(x):
+    def said(function, *args):
+        try:
+            return function(*args)
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    half, small = x.half(), torch.ones(3, dtype=torch.int8)
+    return (
+        said(torch.full, (2,), 1e40),
+        said(x.clone().fill_, 1e300),
+        said(x.clamp, None, 1e40),
+        said(half.masked_fill, half > 0, 70000.0),
+        said(F.pad, half, (1, 1), "constant", 1e5),
+        said(small.clone().mul_, 1.5),
+        said(small.__lt__, 2**40),
+        said(small.clone().add_, 1 + 2j),
+        said(F.leaky_relu, small),
+        said(x.__and__, 3),
+        x + 1e40,
+    )

@@ -382,3 +382,30 @@ def test_hooks_are_guarded():
         handle.remove()
         assert torch.equal(f(x), net(x))
     assert len(graphs) == 2
+
+
+def test_deterministic_algorithms():
+    ask = torch.is_deterministic_algorithms_warn_only_enabled
+
+    def fn(x):
+        made = torch.empty_like(x), torch.empty(2, dtype=torch.int8), x.new_empty(3).add(1)
+        return *made, x.clone().resize_(9)[6:], ask()
+
+    def put(x):
+        return x.clone().put_(torch.tensor([0]), x[:1])
+
+    x, compiled, compiled_put = torch.ones(6), weft.compile(fn), weft.compile(put)
+    try:
+        for on, warn_only in ((False, False), (True, False), (True, True), (True, False)):
+            torch.use_deterministic_algorithms(on, warn_only=warn_only)
+            ours, eager = compiled(x), fn(x)
+            assert ours[-1] == eager[-1] == warn_only
+            if on:
+                torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
+                caught = pytest.warns(UserWarning) if warn_only else pytest.raises(RuntimeError)
+                with caught as seen:
+                    compiled_put(x)
+                said = str(seen.list[0].message if warn_only else seen.value)
+                assert "put_ does not have a deterministic" in said
+    finally:
+        torch.use_deterministic_algorithms(False)

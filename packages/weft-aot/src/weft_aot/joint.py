@@ -68,6 +68,14 @@ def first_occurrences(values: Sequence[Any]) -> list[int]:
     ]
 
 
+_REFUSED = {
+    "Found a custom (non-ATen) operator": (
+        "mutating-custom-op", "give the operator a variant that returns its result",
+    ),
+    "Attempted to resize a view": ("resized-view", "make a tensor of the final size"),
+}  # what functionalisation says: code and remedy  # fmt: skip
+
+
 class _JointTrace:
     """One run of `trace_joint`, step by step in `run`."""
 
@@ -137,13 +145,10 @@ class _JointTrace:
                 "register a fake kernel for it",
             ) from error
         except RuntimeError as error:
-            if not str(error).startswith("Found a custom (non-ATen) operator"):
-                raise
-            raise Unsupported(
-                "mutating-custom-op",
-                str(error),
-                "give the operator a variant that returns its result",
-            ) from error
+            for start, refusal in _REFUSED.items():
+                if str(error).startswith(start):
+                    raise Unsupported(refusal[0], str(error), refusal[1]) from error
+            raise
         leaves = pytree.tree_leaves(results, lambda value: value is None)
         return [self.tracer.wrap(leaf) for leaf in leaves]
 

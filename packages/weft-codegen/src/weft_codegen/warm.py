@@ -57,7 +57,7 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
         return None
     chosen = repr(
         (choices, settings.as_dict(), torch.__version__, torch.get_default_dtype())
-        + (has_onednn(),)
+        + (has_onednn(), torch.are_deterministic_algorithms_enabled())
     )
     # Another version of this package may lower the same graph otherwise.
     parts = (package_digest(__file__), find_toolchain().fingerprint, chosen, *lines)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from weft_core.errors import Unsupported
-from weft_core.fake import folds
+from weft_core.probes import folds
 
 aten = torch.ops.aten
 

@@ -15,10 +15,9 @@ import math
 import sys
 import types
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import fx
@@ -26,7 +25,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from weft_core import foreign, jagged, static_shapes
+from weft_core import foreign, jagged, probes, static_shapes
 from weft_core.wrappers import Layout, leaves
 
 if TYPE_CHECKING:
@@ -64,11 +63,13 @@ class _Mode(FakeTensorMode):
     is_checked = False  # for what a real operator would raise or warn of, and a fake does not
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+        known = isinstance(func, torch._ops.OpOverload)
+        # The values of jagged ones come here by themselves.
+        checked = known and self.is_checked and not any(map(jagged.is_jagged, types))
+        if known and func._schema.is_mutable:
             self.writes += 1
-            plain = not any(map(jagged.is_jagged, types))  # whose values come here by themselves
-            if plain and self.is_checked and torch.Tag.inplace_view not in func.tags:
-                _check_overlap(func, args, kwargs or {})
+        if checked:
+            probes.check(func, args, kwargs or {})
         if self.is_checked and func in _WARNING and _WARNING[func](*args, **kwargs or {}):
             warnings.warn(f"{func} may warn", stacklevel=2)
         if (product := jagged.product(func, args)) is not None:
@@ -127,6 +128,10 @@ def _is_slow(*operands: Any, **_: Any) -> bool:
     return not all(t.is_contiguous() for t in operands if isinstance(t, torch.Tensor))
 
 
+def _says_nondeterministic(*_: Any, **__: Any) -> bool:
+    return torch.are_deterministic_algorithms_enabled()  # or raises
+
+
 _aten = torch.ops.aten
 _SPREADS = [getattr(_aten, name).correction for name in ("var", "std", "var_mean", "std_mean")]
 # Whose kernels may warn, though fake ones do not.
@@ -134,62 +139,11 @@ _WARNING: dict[Any, Any] = {
     **dict.fromkeys(_SPREADS, _lacks_freedom),
     _aten._to_copy.default: _loses_imaginary,
     _aten.copy_.default: _loses_imaginary,
+    _aten.put_.default: _says_nondeterministic,
+    _aten.put.default: _says_nondeterministic,
     _aten.searchsorted.Tensor: _is_slow,
     _aten.bucketize.Tensor: _is_slow,
 }
-
-
-def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
-    """Raise where a real operator writes over itself or an operand: the order then tells."""
-    named = {one.name: one.alias_info for one in func._schema.arguments}
-    given = [(t, named[name]) for name, t in {**dict(zip(named, args)), **kwargs}.items()]
-    tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is torch.strided]
-    whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
-    for index, (tensor, info) in enumerate(tensors):
-        if info is not None and info.is_write:
-            others = [one for one, _ in tensors[:index] + tensors[index + 1 :]]
-            inside = torch._debug_has_internal_overlap(tensor) and folds(tensor)
-            if inside or any(_overlap(tensor, other, whole) for other in others):
-                raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
-
-
-def folds(tensor: torch.Tensor) -> bool:
-    """Say whether two elements of a tensor may lie in one place."""
-    reach: Any = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size > 1 and stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor, whole: bool) -> bool:
-    """Say whether tensors share an element; with `whole` they may be alike."""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
-        return False
-    alike = one.storage_offset() == other.storage_offset() and one.stride() == other.stride()
-    if whole and alike and one.shape == other.shape:
-        return False
-    steps, distance = Counter[Any](), cast(Any, 0)  # in bytes, to the last one of the other
-    for tensor, sign in ((one, -1), (other, 1)):
-        width = tensor.itemsize
-        distance += sign * tensor.storage_offset() * width
-        rows = [(stride * width, size - 1) for stride, size in zip(tensor.stride(), tensor.shape)]
-        for step, count in [(1, width - 1), *rows]:
-            steps[step] += count
-            distance += step * count if tensor is other else 0
-    steps.pop(0, None)
-    return _meets(distance, sorted(steps.items()))
-
-
-def _meets(distance: Any, steps: list[tuple[Any, Any]]) -> bool:
-    """Say whether a distance is made of steps, up to so many of each; the last is the longest."""
-    if not steps or distance % math.gcd(*(step for step, _ in steps)):
-        return bool(distance == 0)
-    *rest, (step, most) = steps
-    least = -((sum(one * count for one, count in rest) - distance) // step)
-    tries = range(max(0, least), min(most, distance // step) + 1)
-    return any(_meets(distance - count * step, rest) for count in tries)
 
 
 def _holds(condition: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from weft_core import foreign
 from weft_core.tracing import ASSERT
+from weft_guards.sources import CallSource
 
 from weft_capture.breaks import Break
 from weft_capture.rules.checks import emit_check
@@ -97,13 +98,18 @@ _no = functools.partial(_always, FALSE)
 _no(torch._jit_internal.is_scripting, torch.jit._trace.is_tracing, torch._C._is_tracing)
 _no(torch.fx._symbolic_trace.is_fx_tracing)
 _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
-_no(torch.is_deterministic_algorithms_warn_only_enabled)
 
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 # What it marks is a hint for another compiler.
 _always(NONE, foreign.MARK_STATIC)
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
+
+
+@rule(torch.is_deterministic_algorithms_warn_only_enabled)
+def _warns_only(tx: Tracer) -> Value:
+    ask = torch.is_deterministic_algorithms_warn_only_enabled
+    return tx.wrap(ask(), CallSource(ask, ()))
 
 
 @rule(torch.jit.ignore, torch.jit.unused, torch.compiler.disable)

@@ -297,6 +297,7 @@ def _full(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
 @lowers("aten.empty", "aten.empty_like", "aten.empty_permuted", "aten.empty_strided")
 @lowers("aten.new_empty", "aten.new_empty_strided")
 def _empty(call: Call, *args: Any, **kwargs: Any) -> LazyTensor:
+    require(not torch.are_deterministic_algorithms_enabled(), "torch may fill it")
     return _filled(call, 0)
 
 

@@ -1,0 +1,145 @@
+"""What real operators refuse, and fake ones take: `check` asks the real ones.
+
+A pointwise operator runs for real on single elements, once for each combination of dtypes and
+numbers. Of others, the numbers must fit the dtype. None may write over itself or an operand.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from typing import Any, cast
+
+import torch
+
+_NUMBERS = (bool, int, float, complex)
+_PLAIN = (*_NUMBERS, str, type(None), torch.dtype, torch.memory_format)
+# With a float tensor, these compute with what is beyond its dtype, or take it for infinite.
+_WIDE = frozenset(("add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def check(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise where the real operator would, or may take its operands otherwise.
+
+    Raises:
+        RuntimeError: with what the real operator said.
+    """
+    if func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
+        _check_overlap(func, args, kwargs)
+    refusal = None
+    if torch.Tag.pointwise not in func.tags:
+        refusal = _refused_number(func, args, kwargs)
+    elif torch.Tag.nondeterministic_seeded not in func.tags:
+        given = (*args, *kwargs.values())
+        if all(isinstance(one, torch.Tensor) or type(one) in _PLAIN for one in given):
+            specs = tuple(map(_spec, given))
+            refusal = None if None in specs else _refusal(func, specs, len(args), tuple(kwargs))
+    if refusal is not None:
+        raise RuntimeError(refusal)
+
+
+def _spec(value: Any) -> Any:
+    """What tells operands apart; None for what is not probed."""
+    if not isinstance(value, torch.Tensor):
+        return type(value), value
+    plain = value.device.type == "cpu" and value.layout is torch.strided and not value.is_quantized
+    return (torch.Tensor, value.dtype, value.dim() > 0) if plain else None
+
+
+@functools.lru_cache(4096)
+def _refusal(func: Any, specs: Any, count: int, names: tuple[str, ...]) -> str | None:
+    dtypes = [spec[1] for spec in specs if spec[0] is torch.Tensor]
+    wide = func._schema.name.partition("::")[2].rstrip("_") in _WIDE
+    for spec in specs:
+        if spec[0] in (int, float) and any(_is_beyond(spec[1], dtype, wide) for dtype in dtypes):
+            return f"{func}: {spec[1]} is beyond the dtype of a tensor"
+    given = [torch.ones([1] * s[2], dtype=s[1]) if len(s) == 3 else s[1] for s in specs]
+    return _said(func, *given[:count], **dict(zip(names, given[count:], strict=True)))
+
+
+def _is_beyond(number: float, dtype: torch.dtype, wide: bool) -> bool:
+    if dtype.is_floating_point:
+        return not wide and torch.finfo(dtype).max < abs(number) < float("inf")
+    limits = torch.iinfo(dtype) if dtype is not torch.bool and not dtype.is_complex else None
+    whole = isinstance(number, int) and not -(2**31) <= number < 2**31
+    return whole and limits is not None and not limits.min <= number <= limits.max
+
+
+@functools.cache
+def _number_names(func: Any) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(func._schema.arguments)
+    return tuple((index, one.name) for index, one in arguments if str(one.type) == "number")
+
+
+def _refused_number(func: Any, args: Any, kwargs: Any) -> str | None:
+    for index, name in _number_names(func):
+        number = args[index] if index < len(args) else kwargs.get(name)
+        if type(number) in _NUMBERS:
+            known = getattr(kwargs.get("out", (*args, None)[0]), "dtype", None)
+            dtype = kwargs.get("dtype") or known
+            refusal = _said(torch.full, (2,), number, dtype=dtype, device="cpu")
+            if refusal is not None:
+                return refusal
+    return None
+
+
+def _said(function: Any, *args: Any, **kwargs: Any) -> str | None:
+    try:
+        function(*args, **kwargs)
+    except Exception as error:  # of any kind: it is raised again when the program comes to it
+        return str(error) or type(error).__name__
+    return None
+
+
+def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise where a real operator writes over itself or an operand: the order then tells."""
+    named = {one.name: one.alias_info for one in func._schema.arguments}
+    given = [(t, named[name]) for name, t in {**dict(zip(named, args)), **kwargs}.items()]
+    tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is torch.strided]
+    whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
+    for index, (tensor, info) in enumerate(tensors):
+        if info is not None and info.is_write:
+            others = [one for one, _ in tensors[:index] + tensors[index + 1 :]]
+            inside = torch._debug_has_internal_overlap(tensor) and folds(tensor)
+            if inside or any(_overlap(tensor, other, whole) for other in others):
+                raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
+
+
+def folds(tensor: torch.Tensor) -> bool:
+    """Say whether two elements of a tensor may lie in one place."""
+    reach: Any = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor, whole: bool) -> bool:
+    """Say whether tensors share an element; with `whole` they may be alike."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    alike = one.storage_offset() == other.storage_offset() and one.stride() == other.stride()
+    if whole and alike and one.shape == other.shape:
+        return False
+    steps, distance = Counter[Any](), cast(Any, 0)  # in bytes, to the last one of the other
+    for tensor, sign in ((one, -1), (other, 1)):
+        width = tensor.itemsize
+        distance += sign * tensor.storage_offset() * width
+        rows = [(stride * width, size - 1) for stride, size in zip(tensor.stride(), tensor.shape)]
+        for step, count in [(1, width - 1), *rows]:
+            steps[step] += count
+            distance += step * count if tensor is other else 0
+    steps.pop(0, None)
+    return _meets(distance, sorted(steps.items()))
+
+
+def _meets(distance: Any, steps: list[tuple[Any, Any]]) -> bool:
+    """Say whether a distance is made of steps, up to so many of each; the last is the longest."""
+    if not steps or distance % math.gcd(*(step for step, _ in steps)):
+        return bool(distance == 0)
+    *rest, (step, most) = steps
+    least = -((sum(one * count for one, count in rest) - distance) // step)
+    tries = range(max(0, least), min(most, distance // step) + 1)
+    return any(_meets(distance - count * step, rest) for count in tries)
