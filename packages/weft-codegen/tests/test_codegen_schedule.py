@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from codegen_check import check, externs, launches, program_of
 from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.plan import make_plan
-from weft_codegen.loops.printer import kernel_text, program_text
+from weft_codegen.loops.printer import body_text, kernel_text, program_text
 from weft_codegen.loops.program import Loop, Reduce, Store, statements
 from weft_codegen.loops.schedule import both
 from weft_codegen.loops.schedule.tile import CPU_TILE
@@ -196,6 +196,33 @@ def test_threads_share_columns_of_small_matrices(monkeypatch):
     kernel = only_kernel(check(lambda x: x.erf().sum(0), torch.randn(64, 256), native=True))
     (nest,) = kernel.body
     assert isinstance(nest, Loop) and nest.axis.extent.value == 8
+
+
+def test_one_value_before_a_loop_leaves_it_to_the_threads():
+    def backward(x, g):
+        g = g / 7
+        return (g * x).exp() / g - g * x
+
+    program = check(backward, torch.randn(64, 256), torch.randn(()), native=True)
+    last = [stmt for kernel in program.kernels.values() for stmt in kernel.body][-1]
+    assert isinstance(last, Loop) and last.kind == "parallel"
+
+
+def test_rows_of_updates_at_read_places_are_shared_by_threads():
+    given = torch.randn(64, 256), torch.randint(256, (64, 256))
+    program = check(lambda x, i: torch.zeros_like(x).scatter_add(1, i, x), *given, native=True)
+    (update,) = list(program.kernels.values())[-1].body
+    assert isinstance(update, Loop) and update.kind == "parallel"
+    program = check(lambda x, i: torch.zeros_like(x).scatter_add(0, i // 4, x), *given, native=True)
+    (update,) = list(program.kernels.values())[-1].body
+    assert isinstance(update, Loop) and update.kind == "serial"
+
+
+def test_what_a_total_takes_of_each_row_is_computed_once_a_row():
+    program = check(lambda x, w: (x.sin() * w[:, None].log()).sum(), torch.randn(64, 32),
+                    torch.rand(64) + 1, native=True, rtol=1e-4, atol=1e-4)  # fmt: skip
+    inner = [s for s in statements(only_kernel(program).body) if isinstance(s, Loop)][-1]
+    assert "log(" not in body_text(inner.body)
 
 
 def test_small_total_is_one_kernel():

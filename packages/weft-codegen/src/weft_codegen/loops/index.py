@@ -447,13 +447,15 @@ def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
 
 
 def apart(position: IndexExpr, axes: Iterable[Axis]) -> bool:
-    """Whether other values of `axes`, outermost first, are certain to give other positions."""
+    """Whether other values of `axes`, outermost first, are certain to give other positions.
+
+    What comes on top of an axis's steps may depend on it: it only has to stay below one step.
+    """
     for loop in axes:
-        step = coefficient(position, loop)
-        if step is None:
-            return False
+        steps = {m: scale for m, scale in position.terms if loop in m}
+        step = _polynomial({tuple(a for a in m if a is not loop): n for m, n in steps.items()})
         position = position - step * loop.at
-        if not in_range(position, step):
+        if not (in_range(position, step) and all(isinstance(a, Size) for a in atoms(step))):
             return False
     return True
 

@@ -221,8 +221,9 @@ class _Assembly:
         if not self._lanes:
             before, statements = hoist(statements, frozenset(reduced), self._new_local)
             notes, outer = self._notes(sweep), reduced[:-1]
+            rows, statements = hoist(statements, frozenset(reduced[-1:]), self._new_local)
             inner = scan_parts(statements, reduced[-1], self._local, () if outer else notes)
-            return [*before, *_loops(outer, inner, "serial", notes)]
+            return [*before, *_loops(outer, (*rows, *inner), "serial", notes)]
         inside = tuple(self._across(statements))
         return list(_loops(reduced, inside, "serial", self._notes(sweep)))
 

@@ -178,6 +178,8 @@ def _combine(left: Group, right: Group, mapping: Mapping) -> Group | str:
         inner = [loop for loop in order if loop not in axes_left or loop not in axes_right]
         if order[-len(inner) :] != inner:
             return "the loops that only one has are not the inner ones"
+        if len(inner) == len(order):
+            return "with one value before them, the loops could not run in parallel"
         reduced = frozenset(inner)
     members = [rewritten(m, mapping.left) for m in left.members]
     members += [rewritten(m, mapping.right) for m in right.members]
