@@ -69,6 +69,39 @@ def test_a_part_of_one_result_does_not_share_memory_with_an_equal_one():
     assert whole.tolist() == [2.0] * 4
 
 
+def test_equal_reshapes_that_copy_do_not_share_memory():
+    def f(x):
+        return x.t().contiguous(), x.t().reshape(-1), x.t().reshape(-1).view(3, 2)
+
+    x = torch.arange(6.0).view(2, 3)
+    results = aot_compile(function_graph(f, 1), [x], fw_compiler=Graphs())(x)
+    for result, expected in zip(results, f(x), strict=True):
+        torch.testing.assert_close(result, expected)
+        result.zero_()
+
+
+def written_and_seen(cache, x):
+    cache[0].add_(x)
+    return cache.t() @ cache, cache.view(-1), x * 2
+
+
+@pytest.mark.parametrize("inside", [(), (0,), (1,), (0, 1)], ids=str)
+def test_writes_under_inference_mode_are_seen_through_views(inside):
+    """Of tensors from outside of the mode and from inside, numbered in `inside`."""
+    outcomes = []
+    for compiled in (False, True):
+        outside = [torch.ones(2, 3), torch.full((3,), 2.0)]
+        with torch.inference_mode():
+            given = [one.clone() if i in inside else one for i, one in enumerate(outside)]
+            graph = function_graph(written_and_seen, 2)
+            run = aot_compile(graph, given, fw_compiler=Graphs()) if compiled else written_and_seen
+            outcomes.append([*run(*given), *given])
+    for found, expected in zip(*outcomes, strict=True):
+        assert found.is_inference() == expected.is_inference()
+        assert found.is_inference() or found._version == expected._version
+        assert torch.equal(found, expected)
+
+
 def test_numbers_that_compare_equal_are_not_the_same_argument():
     def fn(x):
         return (x + 1).sum() + (x + True).sum() + torch.full((3,), 0.0) / torch.full((3,), -0.0)

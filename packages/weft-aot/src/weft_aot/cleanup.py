@@ -7,7 +7,7 @@ of (`escaping`) are therefore never replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def clean(module: fx.GraphModule, num_values: int) -> None:
     graph = module.graph
     results: Any = graph.output_node().args[0]
     values = [value for value in results[:num_values] if isinstance(value, fx.Node)]
-    escaping = {node for value in values for node in view_chain(value)}
+    escaping = {node for value in values for node in _memory_of(value)}
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or node in escaping or has_effect(node):
@@ -39,6 +39,14 @@ def clean(module: fx.GraphModule, num_values: int) -> None:
             graph.erase_node(node)
     drop_dead_nodes(graph)
     module.recompile()
+
+
+def _memory_of(node: fx.Node) -> Iterator[fx.Node]:
+    """`node` and what it shares memory with, on to where that is made."""
+    for one in view_chain(node):
+        yield one
+        if one.target is aten._unsafe_view.default:  # of a copy, which a reshape made
+            yield from _memory_of(one.args[0])  # type: ignore[arg-type]
 
 
 def _key(node: fx.Node) -> Any:

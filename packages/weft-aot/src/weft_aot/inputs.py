@@ -110,7 +110,7 @@ def find_mutations(
         _refuse_reshaping(index, given.start, final)
         # With its old history, autograd saw nothing of the write: a buffer, no_grad or detach.
         unseen = given.program.grad_fn is given.history
-        silent = given.version == version_of(given.program) and not given.program.is_inference()
+        silent = given.version == version_of(given.program) and not given.fake.is_inference()
         value = None if unseen else values.add(given.program, final)
         found.append(Mutation(index, value, silent))
     return found

@@ -8,7 +8,8 @@ fakes between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +57,12 @@ def trace_joint(
     mode = detect_mode(args) or fake_mode()
     same_as = first_occurrences(args) if same_as is None else same_as
     fakes = [to_fake(mode, arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-    return _JointTrace(fn, mode, decompositions or {}).run(fakes, same_as)
+    try:
+        return _JointTrace(fn, mode, decompositions or {}).run(fakes, same_as)
+    except RuntimeError as error:
+        if not str(error).startswith("Inplace update to inference tensor"):
+            raise
+    return _JointTrace(fn, mode, decompositions or {}, contextlib.nullcontext).run(fakes, same_as)
 
 
 def first_occurrences(values: Sequence[Any]) -> list[int]:
@@ -73,6 +79,9 @@ _REFUSED = {
         "mutating-custom-op", "give the operator a variant that returns its result",
     ),
     "Attempted to resize a view": ("resized-view", "make a tensor of the final size"),
+    "Cannot set version_counter for inference tensor": (
+        "inference-write", "write to tensors of inference mode alone, or to none of them",
+    ),
 }  # what functionalisation says: code and remedy  # fmt: skip
 
 
@@ -80,9 +89,13 @@ class _JointTrace:
     """One run of `trace_joint`, step by step in `run`."""
 
     def __init__(
-        self, fn: Callable[..., Any], mode: FakeTensorMode, decompositions: Decompositions
+        self,
+        fn: Callable[..., Any],
+        mode: FakeTensorMode,
+        decompositions: Decompositions,
+        block: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
     ) -> None:
-        self.fn, self.mode = fn, mode
+        self.fn, self.mode, self.block = fn, mode, block or _counting
         make = WrapperTracer if isinstance(fn, FlatProgram) else Tracer
         self.tracer = make(mode, decompositions)
         self.inputs: list[TracedInput] = []
@@ -90,10 +103,10 @@ class _JointTrace:
 
     def run(self, fakes: Sequence[Any], same_as: Sequence[int]) -> JointGraph:
         tracer, values = self.tracer, self.values
-        with tracer.active():
+        with self.block(), tracer.active():
             self.inputs = add_inputs(tracer, fakes, same_as)
             results = self._run_program()
-        with tracer.active():
+        with self.block(), tracer.active():
             mutations = find_mutations(tracer, self.inputs, values)
             plans = OutputPlanner(tracer, self.inputs, values).plan(results)
         tangents = self._tangent_indices()
@@ -211,6 +224,16 @@ class _JointTrace:
         if isinstance(self.fn, FlatProgram):
             self.fn.check_gradients(zip(wanted, grads, strict=True))
         return [(i, self.tracer.value(grad)) for i, grad in zip(wanted, grads, strict=True)]
+
+
+@contextlib.contextmanager
+def _counting() -> Iterator[None]:
+    """Leave inference mode: tensors from outside of it count writes, and so must their views."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield
 
 
 def _tangent_like(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
