@@ -98,6 +98,7 @@ WHOLE = {
     "unbind": (lambda x: [y * 2 for y in (x * 2).unbind()], *ONE, "lonely"),
     "row": (lambda x: (x[0] * 2, x[-1].sin()), *ONE),
     "rows": (lambda x: [row.sum(0) for row in x], "jagged", "ragged last", "lonely"),
+    "numbered": (lambda x: [x[i] * x[len(x) - 1].sum() for i in range(len(x))], "jagged", "lonely"),
     "selected": (lambda v, o: nested.masked_select(v * 2, v > 0.5) * 2, "packed"),
     "memory": (lambda x, y: [x.mul_(2) is None, y + 1], "aliases"),
 }

@@ -212,7 +212,7 @@ class GraphBuilder:
             value = node.meta.get("example_value")
             if isinstance(value, torch.Tensor):
                 table.bind_sizes(value, node)
-            elif isinstance(value, _SYMBOLIC):
+            elif isinstance(value, _SYMBOLIC) and not is_ragged_size(value):
                 table.bind(value, node)
         built = {}
         for expr in assumed:

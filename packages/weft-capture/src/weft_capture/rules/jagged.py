@@ -17,6 +17,7 @@ from weft_capture.rules.tensors import getitem
 from weft_capture.values.base import Tracer, Value, method
 from weft_capture.values.constant import Constant, constant
 from weft_capture.values.containers import TupleValue
+from weft_capture.values.tensor import SymValue
 from weft_capture.values.wrappers import WrapperValue
 
 
@@ -85,7 +86,8 @@ def _unbind_any(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 @method(WrapperValue, "__getitem__")
 def _getitem(tx: Tracer, self: WrapperValue, key: Value) -> Value:
     first, *rest = key.items if type(key) is TupleValue and key.items else [key]
-    at: Any = first.as_constant() if isinstance(first, Constant) else None
+    fixed = isinstance(first, Constant) or (isinstance(first, SymValue) and not first.is_data())
+    at: Any = first.as_constant() if fixed else None  # which fixes a size: rows are counted anyway
     count = int(self.fake.shape[0]) if type(at) is int and _is_whole(tx, self) else 0
     if not count or not -count <= at < count:
         return getitem(tx, self, key)
