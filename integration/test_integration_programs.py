@@ -604,3 +604,17 @@ def test_a_function_that_gives_its_argument_has_a_gradient_of_its_own():
         function(x).sum().backward()
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+def test_a_loss_of_a_tensor_of_inference_mode(backend):
+    def loss(x, said):
+        return (x * (said / 2).softmax(-1)).sum() + said.view(-1).sum()
+
+    x = torch.randn(4, 3, requires_grad=True)
+    with torch.inference_mode():
+        said = torch.randn(4, 3)
+    grads = [
+        torch.autograd.grad(f(x, said), x) for f in (loss, weft.compile(loss, backend=backend))
+    ]
+    torch.testing.assert_close(*grads)

@@ -58,7 +58,6 @@ KNOWN_BREAKS = {
     "checks.check_fails_in_try": "data-dependent-branch",  # failing may be usual there
     "checks.check_after_write_to_inference_tensor": "data-dependent-branch",
     "training_scripts.texts_of_tensors_that_break": "op-failed",
-    "training_scripts.objects_that_change_as_keys": "unsupported-value",
     "training_scripts.sets_from_outside_with_one_another": "unsupported-method",
     "training_scripts.layers_frozen_under_a_history": "unknown-call",
     "training_scripts.what_may_not_require_grad": "unsupported-value",

@@ -58,14 +58,6 @@ def objects_of_the_program_as_keys(x):
     return parts, {Key(n % 2) for n in range(4)}, parts[Key(Key("b"))].sum(), Key(1) in parts
 
 
-@case
-def objects_that_change_as_keys(x):
-    key, other = Named("c"), Named("d")
-    late = {key: x, other: x + 1}
-    key.name = "d"  # it stands where "c" does
-    return late, Named("c") in late, late[Named("d")]
-
-
 @case(inputs=lambda: (torch.ones(3), {1, 2, 3}, {"a", "b"}, {9}))
 def sets_from_outside_with_sets(x, numbers, names, few):
     numbers |= {2, 7}
@@ -79,13 +71,9 @@ def sets_from_outside_with_sets(x, numbers, names, few):
 
 @case(inputs=lambda: (torch.ones(3), {1, 2, 3}, {4}))
 def sets_from_outside_with_one_another(x, numbers, others):
-    made = {20}
-    numbers.update(made)
+    numbers.update(made := {20})
     made.add(21)
-    numbers.update(made)
-    others.update(numbers)
-    numbers.update(numbers, others)
-    others.intersection_update({1, 2, 4})
+    others.update(numbers, others)
     return x + 1, made, sorted(numbers), sorted(others)
 
 

@@ -162,9 +162,9 @@ def make_forward(
     if compiled is not None:
         source.line(f"values += {source.constant(compiled)}(*args)")
     others = set(joint.tangents) - set(part.tangents)
-    if tensors := _saved(part.saved, False, others):
+    if tensors := _saved(joint, part.saved, False, others):
         source.line(f"ctx.save_for_backward({tensors})")
-    if symbols := _saved(part.saved, True, others):
+    if symbols := _saved(joint, part.saved, True, others):
         source.line(f"ctx.symbols = ({symbols})")
     if len(part.tangents) > 1:
         shapes = "".join(f"values[{k}].shape, " for k in part.tangents)
@@ -177,14 +177,14 @@ def make_forward(
     return source.build()
 
 
-def _saved(saved: Iterable[Saved], symbolic: bool, others: set[int]) -> str:
+def _saved(joint: JointGraph, saved: Iterable[Saved], symbolic: bool, others: set[int]) -> str:
     """What is saved; results of `others`, detached: parts that save each other's never die."""
-    hidden = {Ref("value", index) for index in others}
-    return "".join(
-        f"{_expression(s.source)}{'.detach()' if s.source in hidden else ''}, "
-        for s in saved
-        if s.symbolic is symbolic
-    )
+    fakes = [node.meta.get("val") for node in joint.placeholders()]
+    refused = [isinstance(fake, torch.Tensor) and fake.is_inference() for fake in fakes]
+    how = {Ref("value", index): ".detach()" for index in others}
+    how |= {Ref("input", index): ".clone()" for index, is_one in enumerate(refused) if is_one}
+    sources = (one.source for one in saved if one.symbolic is symbolic)
+    return "".join(f"{_expression(source)}{how.get(source, '')}, " for source in sources)
 
 
 def make_backward_inputs(joint: JointGraph, part: Part) -> Callable[..., Any]:

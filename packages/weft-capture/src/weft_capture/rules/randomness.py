@@ -100,10 +100,7 @@ def _before_graph(tx: Tracer, number: SymValue) -> Value:
     return SymValue(number.node, number.sym, source(number.node))
 
 
-_NUMBERS = """
-    random rand randn randint random_sample uniform normal beta standard_normal exponential gamma
-    poisson binomial
-"""
+_NUMBERS = "random rand randn randint random_sample uniform normal beta exponential gamma binomial"
 np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
 if np is not None:
 
