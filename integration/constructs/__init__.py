@@ -14,6 +14,7 @@ import torch
 THEMES = (
     "control_flow",
     "exceptions",
+    "failing_operators",
     "generators",
     "coroutines",
     "managers",

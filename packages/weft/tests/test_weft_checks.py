@@ -252,3 +252,53 @@ def test_one_hot_checks_its_classes_as_eager_does():
         for function in (f, compiled):
             with pytest.raises(RuntimeError, match=f"^Class values must be {text}"):
                 function(x, torch.full((4, 2), bad))
+
+
+def factored(x, log):
+    log.append("before")
+    try:
+        root = torch.linalg.cholesky(x)
+        log.append("factored")
+    except RuntimeError:
+        log.append("handled")
+        root = torch.linalg.cholesky(x + 10 * torch.eye(3))
+    return root * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_operator_that_fails_is_handled_by_the_program(backend):
+    compiled = weft.compile(factored, backend=backend, fullgraph=True)
+    for scale in (1.0, -1.0, 2.0, -1.0):
+        logs = [], []
+        x = scale * torch.eye(3)
+        torch.testing.assert_close(compiled(x, logs[0]), factored(x, logs[1]))
+        assert logs[0] == logs[1]
+
+
+def looked_up(x, index, log):
+    log.append("before")
+    return (x * 2)[index] + 1
+
+
+def written_before(x, index, log):
+    x.add_(1)
+    return looked_up(x, index, log)
+
+
+def drawn_before(x, index, log):
+    return looked_up(torch.rand_like(x), index, log)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [looked_up, written_before, drawn_before])
+def test_what_fails_is_done_once(function, backend):
+    compiled = weft.compile(function, backend=backend, fullgraph=True)
+    compiled(torch.ones(4), torch.tensor([1, 2]), [])
+    x, log, again = torch.ones(4), [], weft.counters["capture"]["run_again"]
+    with pytest.raises(IndexError) as got:
+        compiled(x, torch.tensor([1, 9]), log)
+    ran = weft.counters["capture"]["run_again"] - again
+    assert (ran, log) == ((1, ["before"]) if function is looked_up else (0, []))
+    assert x.max() <= 2 and x.min() >= 1 and (function is written_before or x.max() == 1)
+    lines = [entry.name for entry in traceback.extract_tb(got.value.__traceback__)]
+    assert (lines[-1] == "looked_up") is bool(ran)

@@ -167,16 +167,31 @@ class Writer:
 
         `clean_up` writes code that leaves the stack as it is.
         """
-        handler = Cover(Label(), 0, False)
+
+        def handler() -> None:
+            clean_up()
+            self.reraise()
+
+        self.catch(start, handler)
+
+    def catch(self, start: int, handler: Callable[[], None]) -> None:
+        """Make what was written since `start` go to a handler when it raises.
+
+        `handler` writes code that begins with the exception as the stack, and does not go on.
+        """
+        cover = Cover(Label(), 0, False)
         for item in self._items[start:]:
             if isinstance(item, Op) and item.cover is None:
-                item.cover = handler
+                item.cover = cover
         before, depth = self._items, self._depth
-        self._items, self._depth = [handler.label], 1
-        clean_up()
-        self._emit("RERAISE", -1)
+        self._items, self._depth = [cover.label], 1
+        handler()
         self._tail += self._items
         self._items, self._depth = before, depth
+
+    def reraise(self) -> None:
+        """Raise the exception on the stack, with its traceback."""
+        self._emit("RERAISE", -1)
 
     def place(self) -> int:
         """Where the next instruction will be."""

@@ -31,7 +31,13 @@ from weft_capture.output.entry import InnerFrames
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.rules.backward import leaving
-from weft_capture.rules.checks import devices_of, has_checks, run_checked
+from weft_capture.rules.checks import (
+    devices_of,
+    has_checks,
+    if_raised,
+    recoverable,
+    run_checked,
+)
 from weft_capture.steps import OuterFrame, Stop
 from weft_capture.values.base import Frame, MethodOf, Tracer, Value
 from weft_capture.values.constant import NULL, constant
@@ -235,11 +241,11 @@ class Assembly:
         boxed = None if plain else getattr(compiled, "call_boxed", None)
         # What the backend made is no program to capture: it runs with the hook off.
         target = functools.partial(hook.run, None, boxed or compiled)
-        checked = has_checks(self.tx.graph)
-        if checked:
+        if has_checks(self.tx.graph):
             devices = devices_of(self.tx.graph.graph.nodes)
             target = functools.partial(run_checked, target, devices)
         caller = call_with(target, sources) if boxed is None else None
+        start = writer.place()
         writer.begin_call()
         if caller is None:
             writer.load_const(target)
@@ -252,13 +258,29 @@ class Assembly:
         if boxed is not None:
             writer.build_list(len(sources))
         writer.call(1 if boxed else len(sources) + (caller is not None))
+        kind = recoverable(self.tx)
+        if kind is not None:
+            writer.catch(start, functools.partial(self._run_again, kind))
         writer.store_local(GRAPH_RESULT)
-        if checked:
-            passed = writer.label()
-            writer.load_local(GRAPH_RESULT)
-            writer.pop_jump_if_not_none(passed)
-            writer.call_resume(_from_the_start(self.frame.decoded))
-            writer.mark(passed)
+
+    def _run_again(self, kind: type[Exception]) -> None:
+        """Run the frame as it is instead of a graph that raised, as nothing has been done yet."""
+        writer = self.writer
+        writer.store_local(GRAPH_RESULT)
+        writer.begin_call()
+        writer.load_const(if_raised)
+        writer.load_local(GRAPH_RESULT)
+        writer.load_const(kind)
+        writer.load_const(self.tx.entry_grad_mode)
+        writer.call(3)
+        raises = writer.label()
+        writer.pop_jump_if_not_none(raises)
+        writer.clear_temps(GRAPH_RESULT)
+        writer.call_resume(_from_the_start(self.frame.decoded))
+        writer.mark(raises)
+        writer.load_local(GRAPH_RESULT)
+        writer.clear_temps(GRAPH_RESULT)
+        writer.reraise()
 
     def body(self, outputs: dict[Node, int]) -> None:
         """Write what follows the graph."""

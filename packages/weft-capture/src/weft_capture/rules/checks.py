@@ -1,8 +1,8 @@
-"""A branch on a tensor of which one arm ends in raising: a check that the graph makes in its place.
+"""Graphs that raise: where nothing has been done that could be seen, the frame runs as it is.
 
-When it fails, nothing of the program has been done yet that could be seen: the graph stops, the
-frame runs from its start as it is, and raises what it raises (`run_checked`, `output.assemble`).
-So a wrong guess about an arm costs time, and is never wrong.
+An index out of range then raises in the program's own line, under its handlers, behind the effects
+before it. A branch on a tensor of which one arm ends in raising is a check that the graph makes in
+its place: it raises, too, so a wrong guess about an arm costs time, and is never wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.fx.node import has_side_effect
+from weft_core.errors import WeftError
+from weft_core.events import counters, logger
 from weft_core.tracing import is_collective, is_effect
 from weft_core.wrappers import is_distributed
 
@@ -24,6 +26,7 @@ from weft_capture.values.constant import constant
 from weft_capture.values.dicts import LazyValue
 from weft_capture.values.tensor import TensorValue
 
+_log = logger("capture", "graph_breaks")
 _library = torch.library.Library("weft_capture", "FRAGMENT")
 _library.define("check(Tensor condition, bool wanted) -> ()")
 
@@ -66,9 +69,7 @@ def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
 def emit_check(tx: Tracer, condition: TensorValue, wanted: bool) -> bool:
     """Add a check to the graph; False where a second run of the frame could be told."""
     inside = any(not isinstance(one, torch.inference_mode) for one in tx.open_contexts)
-    if inside or tx.transforms or tx.overrides.modes or tx.overrides.outer or tx.answers:
-        return False
-    if any(not call.made.late for call in tx.calls.calls) or not all(_is_repeatable(tx.graph)):
+    if inside or not _may_repeat(tx):
         return False
     tx.graph.emit("call_function", CHECK, [condition, constant(wanted)], {})
     return True
@@ -77,6 +78,29 @@ def emit_check(tx: Tracer, condition: TensorValue, wanted: bool) -> bool:
 def has_checks(graph: GraphBuilder) -> bool:
     """Say whether there are checks in a graph."""
     return any(node.target is CHECK for node in graph.graph.nodes)
+
+
+def recoverable(tx: Tracer) -> type[Exception] | None:
+    """Return what a graph may raise so that the frame can run from its start; None for nothing."""
+    checks = has_checks(tx.graph)  # before which nothing is done, and which put generators back
+    modes = any(node.target in _LASTING for node in tx.graph.graph.nodes)
+    if (checks or not tx.graph.mode.drawn) and not modes and _may_repeat(tx):
+        return Exception
+    return CheckFailed if checks else None
+
+
+# What may stay when a graph stops: modes, and what is done to an input.
+_LASTING = (
+    *(torch.amp.autocast_mode._enter_autocast, "backward", "detach_", "register_hook"),
+    *("register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "set_"),
+)
+
+
+def _may_repeat(tx: Tracer) -> bool:
+    """Say whether nobody could tell that what the frame has done so far is done once more."""
+    if tx.transforms or tx.overrides.modes or tx.overrides.outer or tx.answers:
+        return False
+    return all(call.made.late for call in tx.calls.calls) and all(_is_repeatable(tx.graph))
 
 
 def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
@@ -148,7 +172,7 @@ def _names_raiser(frame: Frame, index: int) -> bool:
 
 
 def run_checked(compiled: Callable[..., Any], devices: Sequence[int], *args: Any) -> Any:
-    """Run a graph; None when a check failed, with torch's modes and generators as before.
+    """Run a graph; where it raises, torch's generators are as before.
 
     Args:
         compiled: the graph.
@@ -156,14 +180,28 @@ def run_checked(compiled: Callable[..., Any], devices: Sequence[int], *args: Any
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)]
     states = [(one, one.get_state()) for one in generators]
-    recorded = torch.is_grad_enabled()
     try:
         return compiled(*args)
-    except CheckFailed:
-        torch._C._set_grad_enabled(recorded)
+    except Exception:
         for one, state in states:
             one.set_state(state)
-        return None
+        raise
+
+
+def if_raised(error: BaseException, kind: type[Exception], recorded: bool) -> BaseException | None:
+    """Return what a graph raised if it is to be raised; None to run the frame as it is.
+
+    Args:
+        error: what the graph raised.
+        kind: see `recoverable`.
+        recorded: whether gradients were recorded where the frame began.
+    """
+    if isinstance(error, WeftError) or not isinstance(error, kind):
+        return error
+    torch._C._set_grad_enabled(recorded)
+    counters["capture"]["run_again"] += 1
+    _log.info("a graph raised %s, its frame runs as it is: %s", type(error).__name__, error)
+    return None
 
 
 def devices_of(nodes: Iterable[Node]) -> tuple[int, ...]:
