@@ -1,24 +1,27 @@
-"""Every architecture of transformers that a small random model can be made of, eager and compiled.
+"""Every architecture of transformers or timm that a small random model can be made of, compiled.
 
     python benchmarks/architectures.py [NAME ...]
+    python benchmarks/architectures.py --timm [MODULE ...]
 
 For each one a forward and backward: breaks by code, graphs, seconds of the first call (C kernels
 included). *equal*: outputs and gradients are eager's, or not further from float64's than eager's
 own. *as compiled*: the model asks `is_compiling()` and does something else then; eager does the
 same, errors included, where it is told yes. Left out: what needs files, more than 6 million
-parameters, 100 seconds or other inputs than tokens, pictures or sound, and what is random.
+parameters (of timm the smallest model of each module, up to 40 million), 200 seconds or other
+inputs than tokens, pictures or sound, and what is random.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import signal
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -28,6 +31,7 @@ import weft
 from torch.utils import _pytree as pytree
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+Make = Callable[[str], "tuple[Any, dict[str, torch.Tensor]] | None"]
 Result = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
 # Sizes by the names that configurations give them.
 SIZES = {
@@ -81,7 +85,8 @@ def run(model: Any, inputs: dict[str, torch.Tensor], called: Any = None) -> Resu
     """Floating outputs and all gradients; `called` is the compiled model."""
     torch.manual_seed(0)
     model.zero_grad()
-    leaves = pytree.tree_leaves(dict((called or model)(**inputs)))
+    made = (called or model)(**inputs)
+    leaves = pytree.tree_leaves(dict(made) if isinstance(made, dict) else made)
     found = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
     sum(t.square().mean() for t in found if t.requires_grad).backward()
     grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -146,12 +151,38 @@ def made(name: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
         return None
 
 
-def rows(names: list[str]) -> Iterator[tuple[str, str, dict[str, int], int, float]]:
+def made_of_timm(module: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
+    """The smallest model of a module of timm, and the smallest pictures that it takes."""
+    timm = importlib.import_module("timm")
+    sizes = {}
+    with torch.device("meta"):
+        for name in timm.list_models(module=module):
+            sizes[name] = sum(p.numel() for p in timm.create_model(name).parameters())
+    name = min(sizes, key=sizes.__getitem__)
+    if sizes[name] > 4e7:
+        return None
+    for size in (64, 96, 128, 192, 224, 240, 256):
+        inputs = {"x": torch.randn(2, 3, size, size)}
+        torch.manual_seed(0)
+        try:
+            try:
+                model = timm.create_model(name, num_classes=10, img_size=size)
+            except TypeError:
+                model = timm.create_model(name, num_classes=10)
+            for own in map(vars, model.train().modules()):
+                own.update({k: 0.0 for k in ("p", "drop_prob") if isinstance(own.get(k), float)})
+            return (model, inputs) if off(run(model, inputs), run(model, inputs)) < 1e-6 else None
+        except (RuntimeError, AssertionError, ValueError):
+            continue  # a size that its windows or strides do not divide
+    return None
+
+
+def rows(names: list[str], make: Make) -> Iterator[tuple[str, str, dict[str, int], int, float]]:
     """Yield name, verdict, breaks, graphs and seconds of the first call."""
     signal.signal(signal.SIGALRM, late)
     for name in names:
         signal.alarm(200)
-        case = made(name)
+        case = make(name)
         if case is None:
             continue
         model, inputs = case
@@ -173,8 +204,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     os.environ["HF_HUB_OFFLINE"] = "1"
     totals: Counter[str] = Counter()
-    names = sys.argv[1:] or sorted(CONFIG_MAPPING_NAMES)
-    for name, verdict, breaks, graphs, seconds in rows(names):
+    names, make = sys.argv[1:], made
+    if names[:1] == ["--timm"]:
+        names, make = names[1:] or importlib.import_module("timm").list_modules(), made_of_timm
+    for name, verdict, breaks, graphs, seconds in rows(names or sorted(CONFIG_MAPPING_NAMES), make):
         whole = not breaks and graphs == 1
         totals.update({verdict[:11]: 1, "one graph": whole, "models": 1})
         told = f"{graphs:3} graphs {seconds:6.1f} s {breaks or ''}"
