@@ -39,7 +39,7 @@ from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import decode, make_resume, original
 from weft_capture.function_modes import around
 from weft_capture.inputs import GraphInput
-from weft_capture.output.entry import make_entry
+from weft_capture.output.entry import from_the_start, make_entry
 from weft_capture.values.made import origins
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ class _Saver(saved.Saver):
         if "entry of" in derived:
             decoded, how = derived["entry of"]
             return _entry, (decoded().code, *how)
+        if "start of" in derived:
+            return _start, (derived["start of"]().code,)
         if id(obj) not in self.owners:
             raise NotSaved("unnamed-object", name_of(obj))
         return getattr, (self.owners[id(obj)], "__code__")
@@ -171,6 +173,10 @@ def _resume(code: types.CodeType, index: int, stack: Any, bound: frozenset[str])
 
 def _entry(code: types.CodeType, *how: Any) -> types.CodeType:
     return make_entry(decode(code), *how)[0]
+
+
+def _start(code: types.CodeType) -> types.CodeType:
+    return from_the_start(decode(code)).code
 
 
 def to_bytes(

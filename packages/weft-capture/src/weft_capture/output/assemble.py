@@ -10,7 +10,6 @@ Everything is loaded before anything is written, so that no write changes what a
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
@@ -24,10 +23,10 @@ from weft_guards.sources import LocalSource
 from weft_capture import config
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
-from weft_capture.bytecode import Decoded, Resume, Writer, live_at
+from weft_capture.bytecode import Writer, live_at
 from weft_capture.function_modes import handlers_off
 from weft_capture.inputs import GraphInput
-from weft_capture.output.entry import InnerFrames
+from weft_capture.output.entry import InnerFrames, from_the_start
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.rules.backward import leaving
@@ -118,21 +117,6 @@ def _close_contexts(tx: Tracer, frames: Sequence[Frame]) -> bool:
     if end_mode is not tx.entry_grad_mode and tx.graph.op_count:
         tx.graph.node("call_function", torch._C._set_grad_enabled, (tx.entry_grad_mode,), {}, None)
     return end_mode
-
-
-def _from_the_start(decoded: Decoded) -> Resume:
-    """Return how to run the frame as it is: its code with flat arguments, and with the hook off."""
-    key = "from the start"
-    resume: Resume | None = decoded.derived.get(key)
-    if resume is None:
-        shape = decoded.variant(decoded.flat_args, (), (), decoded.qualname)
-        code = decoded.code.replace(
-            co_argcount=shape.argcount, co_posonlyargcount=0, co_kwonlyargcount=0,
-            co_flags=shape.flags | decoded.flags & inspect.CO_NESTED,
-        )  # fmt: skip
-        hook.skip(code, True)
-        resume = decoded.derived[key] = Resume(code, decoded.flat_args, (), 0)
-    return resume
 
 
 # Breaks at which an exception is likely: it shows the variables of its frames, used or not.
@@ -276,7 +260,7 @@ class Assembly:
         raises = writer.label()
         writer.pop_jump_if_not_none(raises)
         writer.clear_temps(GRAPH_RESULT)
-        writer.call_resume(_from_the_start(self.frame.decoded))
+        writer.call_resume(from_the_start(self.frame.decoded))
         writer.mark(raises)
         writer.load_local(GRAPH_RESULT)
         writer.clear_temps(GRAPH_RESULT)

@@ -7,13 +7,14 @@ call the next entry; all go on in a resume function. They depend on no guards.
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft_capture import frame as hook
-from weft_capture.bytecode import Decoded, Writer, decode, live_at, stack_name, state_at
+from weft_capture.bytecode import Decoded, Resume, Writer, decode, live_at, stack_name, state_at
 from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import Frame, Value
@@ -152,3 +153,19 @@ def continue_function(
 ) -> Callable[..., Any]:
     """Return a function of `code` in the place of `function`: same globals and name."""
     return types.FunctionType(code, function.__globals__, function.__name__, None, cells or None)
+
+
+def from_the_start(decoded: Decoded) -> Resume:
+    """Return how to run a frame as it is: its code with flat arguments, and with the hook off."""
+    key = "from the start"
+    resume: Resume | None = decoded.derived.get(key)
+    if resume is None:
+        shape = decoded.variant(decoded.flat_args, (), (), decoded.qualname)
+        code = decoded.code.replace(
+            co_argcount=shape.argcount, co_posonlyargcount=0, co_kwonlyargcount=0,
+            co_flags=shape.flags | decoded.flags & inspect.CO_NESTED,
+        )  # fmt: skip
+        hook.skip(code, True)
+        resume = decoded.derived[key] = Resume(code, decoded.flat_args, (), 0)
+        decode(code).derived["start of"] = weakref.ref(decoded)
+    return resume
