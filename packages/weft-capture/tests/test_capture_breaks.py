@@ -143,6 +143,18 @@ def break_in_generator_argument(x):
     return sum(int(t) for t in (x + 1).flatten())
 
 
+@weft_capture.disable
+def called(function):
+    return function()
+
+
+def closures_of_comprehensions_behind_a_break(x):
+    weft_capture.graph_break()
+    first = [(called(lambda: x + y), lambda: y) for y in (x, x + 1)]
+    second = [called(lambda: x * y) for y in (x, x + 2)]
+    return [part for part, _ in first], [late() for _, late in first], second
+
+
 def break_in_comprehension(x):
     return [int(row.sum()) for row in x]
 
@@ -159,6 +171,7 @@ BREAKS = [
     (break_in_manager, X), (break_in_try, X), (call_that_raises, X), (nested_break, X),
     (break_with_closure, X), (break_with_containers, X), (break_in_arguments, X), (item, X),
     (calls_what_nobody_knows, X), (break_in_enumerate, X), (break_in_generator_argument, X),
+    (closures_of_comprehensions_behind_a_break, X),
     (break_in_comprehension, X), (mutation_before_break, X, [1]),
 ]  # fmt: skip
 

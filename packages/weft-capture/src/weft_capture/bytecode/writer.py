@@ -119,6 +119,10 @@ class Writer:
         self._temps.append(name)
         return name
 
+    def store_cell(self, name: str) -> None:
+        """Make the cell on the stack that of a variable that has none of its own."""
+        self._emit("STORE_FAST", -1, argval=name)
+
     def clear_temps(self, *others: str) -> None:
         """Let go of what the temporaries and some variables hold."""
         for name in (*self._temps, *others):

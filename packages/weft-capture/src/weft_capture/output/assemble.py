@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch.fx import GraphModule, Node
 from weft_guards import call_with
-from weft_guards.sources import LocalSource
+from weft_guards.sources import ClosureSource, LocalSource
 
 from weft_capture import config
 from weft_capture import frame as hook
@@ -141,7 +141,14 @@ class Assembly:
 
     def __post_init__(self) -> None:
         self.writer = Writer(self.frame.decoded, tail_call=hook.tail_call)
-        cells = {cell: name for name, cell in self.frame.cells.items()}
+        # Those that inlined comprehensions make in the middle of the code are rebuilt.
+        self.replaced = {
+            name: cell
+            for name, cell in self.frame.cells.items()
+            if name not in self.frame.decoded.cellvars and cell.source != ClosureSource(name)
+        }
+        own = self.frame.cells.keys() - self.replaced
+        cells = {self.frame.cells[name]: name for name in own}
         ended = functools.partial(leaving, self.tx)
         self.out = Output(self.writer, cells, self.tx.graph.made_at, ended, self.rebuilt)
         self.handlers, self.begins_at = "", 0
@@ -318,8 +325,12 @@ class Assembly:
         stack = [None if value is NULL else out.load_temp(value) for value in frame.stack]
         inner = InnerFrames(out, inlined, whole=fails) if inlined else None
         temps.update(self._load_cells())
+        replaced = {name: out.load_temp(cell) for name, cell in self.replaced.items()}
         out.write()
         self._end()
+        for name, temp in replaced.items():
+            writer.load_local(temp)
+            writer.store_cell(name)
         for name, temp in temps.items():
             writer.load_local(temp)
             writer.store_local(name)
