@@ -7,15 +7,19 @@ silent   the same outcome, but nothing was compiled and nobody said why
 """
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import weft_capture
 from weft_core.errors import Unsupported
+from weft_core.events import notices
 
 from constructs import Case
 from constructs.observe import differences, observe
+
+notices.addHandler(logging.NullHandler())  # they are no part of what a case prints
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ def graphs(optimised):
 def test_questions_and_marks_of_torch():
     def program(x):
         theirs.mark_static(x)
+        theirs.mark_static_address(x)
         known = theirs.is_compiling(), torch.compiler.is_compiling()
         return x + 1, known, torch.compiler.is_exporting()
 

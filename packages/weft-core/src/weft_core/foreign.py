@@ -21,7 +21,8 @@ COMPILER = "torch._dynamo"
 STAGES = (COMPILER, "torch._inductor")
 """Modules whose functions have no place in a graph."""
 GRAPH_BREAK = f"{COMPILER}.decorators.graph_break"
-MARK_STATIC = f"{COMPILER}.decorators.mark_static"
+MARKS = tuple(f"{COMPILER}.decorators.mark_static{kind}" for kind in ("", "_address"))
+"""Functions that say of a tensor only what its own compiler makes use of."""
 IS_COMPILING = f"{COMPILER}.external_utils.is_compiling"
 TENSOR_INDICES = f"{COMPILER}._trace_wrapped_higher_order_op.TransformGetItemToIndex"
 """The block in which an index that is a tensor of no dimensions is not read."""

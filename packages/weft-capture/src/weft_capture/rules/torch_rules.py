@@ -101,8 +101,7 @@ _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
 
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-# What it marks is a hint for another compiler.
-_always(NONE, foreign.MARK_STATIC)
+_always(NONE, *foreign.MARKS)
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
 
 
