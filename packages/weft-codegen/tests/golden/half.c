@@ -28,36 +28,3 @@ void weft_k8266da328a17afeb(const uint16_t *a0, uint16_t *a1)
     weft_k8266da328a17afeb_part(a0, a1, 0, 2048);
 }
 
-
-void weft_k8266da328a17afeb(const uint16_t *a0, uint16_t *a1);
-
-static const int64_t dims_32_64[] = {32, 64};
-static const int64_t dims_64_1[] = {64, 1};
-static weft_symbol symbols[] = {{NULL}};
-
-WEFT_RUN int weft_run(weft_call *call, weft_tensor *in, weft_tensor *out, int64_t *sizes)
-{
-    int status = 1;
-    weft_program *const program = call->program;
-    weft_tensor own[2] = {NULL};
-    weft_tensor constant[1];
-    if (weft_expect(call, &in[0], &own[0], "argument 0", 2, dims_32_64, dims_64_1, 15, 0)) goto done;
-    uint16_t *const p_in0 = (void *)(weft_data(in[0]));
-    /* golden_graphs.py:49: return x * 0.5 + 1  [mul.Tensor, add.Tensor] */
-    if (weft_empty(&own[1], 2, dims_32_64, dims_64_1, 15)) goto done;
-    uint16_t *const p_buf1 = (void *)(weft_data(own[1]));
-    weft_k8266da328a17afeb(p_in0, p_buf1);
-    out[0] = own[1];
-    own[1] = NULL;
-    status = 0;
-done:
-    for (int k = 0; k < 2; k++)
-        weft_drop(&own[k]);
-    return status;
-}
-
-#define WEFT_INPUTS 1
-#define WEFT_INPUT_KINDS "t"
-#define WEFT_OUTPUTS 1
-#define WEFT_OUTPUT_KINDS "t"
-#include "weft_entry.h"
