@@ -618,3 +618,18 @@ def test_a_loss_of_a_tensor_of_inference_mode(backend):
         torch.autograd.grad(f(x, said), x) for f in (loss, weft.compile(loss, backend=backend))
     ]
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_no_level_is_left_open_where_a_graph_raises(backend):
+    where = torch.tensor([0, 9])
+    programs = (
+        lambda x: torch.func.vmap(lambda row: row[where])(x[None]),
+        torch.func.grad(lambda x: x[where].sum()),
+        lambda x: torch.func.jvp(lambda y: y.sin()[where], (x,), (x,)),
+    )
+    for program in programs:
+        with pytest.raises(IndexError):
+            weft.compile(program, backend=backend)(torch.ones(3))
+        assert torch._C._functorch.maybe_current_level() is None
+        assert torch.autograd.forward_ad._current_level == -1

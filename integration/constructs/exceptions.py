@@ -445,3 +445,17 @@ def notes_that_cannot_be_added(x):
                 texts.append(str(refused))
         texts.append(error.__notes__)
     return x + 1, texts
+
+
+@case
+def kept_over_a_break(x):
+    kept = []
+    for n in range(4):
+        try:
+            fail(n)
+        except (Problem, ValueError) as error:
+            kept.append(error)
+        x = x * 2
+    if x.sum() > 1e9:
+        x = x + 1
+    return x + 1, kept, [len(traceback.extract_tb(error.__traceback__)) for error in kept]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -140,3 +141,39 @@ def what_may_not_require_grad(base, view, whole):
         except RuntimeError as error:
             told.append(str(error)[:60])
     return base.detach() * 2, told, whole.requires_grad
+
+
+@case(inputs=lambda: (torch.arange(12.0).reshape(4, 3), np.array([2, 0]), np.arange(4) > 1))
+def rows_picked_by_arrays(x, rows, mask):
+    x[mask, 1] = 7.0
+    x[rows.astype(np.int32), :2] += 1
+    return x[rows], x[rows, rows], x[:, rows], x[rows + 1].sum()
+
+
+@case(inputs=lambda: (torch.ones(2, 3), nn.Linear(3, 1, bias=False)))
+def gradient_penalty(x, critic):
+    nn.init.constant_(critic.weight, 0.5)
+    mixed = (x * 0.3).requires_grad_(True)
+    score = critic(mixed).tanh()
+    options = {"create_graph": True, "retain_graph": True, "only_inputs": True}
+    (grad,) = torch.autograd.grad(score, mixed, torch.ones_like(score), **options)
+    (grad.norm(2, dim=1) - 1).square().mean().backward()
+    return grad.detach(), critic.weight.grad
+
+
+@case(inputs=lambda: (torch.arange(6.0).reshape(2, 3, 1), nn.Linear(1, 1)))
+def inner_steps_under_vmap(x, model):
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+
+    def error(weights, rows):
+        return torch.func.functional_call(model, weights, (rows,)).square().mean()
+
+    def adapted(rows):
+        weights = dict(model.named_parameters())
+        grads = torch.func.grad(error)(weights, rows)
+        return error({name: weights[name] - 0.1 * grads[name] for name in weights}, rows)
+
+    loss = torch.func.vmap(adapted)(x).mean()
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()]

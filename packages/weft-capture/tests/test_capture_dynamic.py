@@ -353,3 +353,16 @@ def test_ints_have_is_integer_from_312_on():
 
     optimised, _ = optimise(function, dynamic=True)
     agree(function, optimised, (torch.ones(3),), (torch.ones(4),))
+
+
+def test_varying_number_among_constants_has_one_guard():
+    def function(x, n):
+        return x * (2 if n in milestones else 3) + n
+
+    milestones = list(range(0, 300, 10))
+    optimised = weft_capture.capture(function, lambda graph, inputs: graph.forward)
+    for n in (1, 2, 3, 10, 20, 290, 7, 2.0, 10.0, True):
+        assert torch.equal(optimised(torch.ones(2), n), function(torch.ones(2), n))
+    (frame,) = [one for one in weft_capture.report().frames if "one_guard" in one.name]
+    assert "contains" in str(frame.recompiles)
+    assert frame.graphs <= 6

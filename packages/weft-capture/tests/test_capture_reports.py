@@ -1,5 +1,7 @@
 """What became of each frame is told: in the report, and once in a warning where it is lost."""
 
+import collections
+import enum
 import functools
 import gc
 import types
@@ -113,6 +115,88 @@ def test_open_generator_breaks_where_it_was_made():
         warnings.simplefilter("error")
         optimised = capture(program, eager_backend)
         assert same(optimised(X), program(X))
+    assert not report().lost
+    assert report().graph_count >= 2
+
+
+def caught(x, y):
+    try:
+        int("none")
+    except ValueError as error:
+        kept = error
+    graph_break()
+    return x + y, kept.__traceback__.tb_lineno
+
+
+def holds_itself(x, y):
+    kept = collections.deque([1])
+    kept.append(kept)
+    graph_break()
+    return x + y, kept[1] is kept
+
+
+def member_of_two(x, y):
+    class Color(enum.Flag):
+        RED = 1
+        BLUE = 2
+
+    kept = Color.RED | Color.BLUE
+    graph_break()
+    return x + y * kept.value, str(kept)
+
+
+def named_by_its_class(x, y):
+    class Kind:
+        @functools.cached_property
+        def scale(self):
+            return 3
+
+    kept = Kind()
+    graph_break()
+    return x + y * kept.scale, "scale" in vars(kept)
+
+
+def hashes_itself(x, y):
+    class Key:
+        def __init__(self, number):
+            self.number, self.seen = number, []
+
+        def __hash__(self):
+            return self.number
+
+    kept = {Key(1): 2, Key(2): 3}
+    graph_break()
+    return x + y, list(kept.values())
+
+
+def needs_its_place(x, y):
+    kept = []
+    for n in range(3):
+        try:
+            member_of_two(x, n)
+            int("none")
+        except ValueError as error:
+            kept.append(error)
+    graph_break()
+    return x + y, [error.__traceback__.tb_lineno for error in kept]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [caught, holds_itself, member_of_two, named_by_its_class, hashes_itself, needs_its_place],
+    ids=lambda program: program.__name__,
+)  # fmt: skip
+def test_what_cannot_be_rebuilt_loses_only_a_piece(program):
+    def outer(x):
+        y = x.sin() * 2
+        first = program(x, y)
+        return [*program(first[0], y), *first]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimised = capture(outer, eager_backend)
+        for _ in range(2):
+            assert same(optimised(X), outer(X))
     assert not report().lost
     assert report().graph_count >= 2
 

@@ -541,6 +541,40 @@ def a_cache_is_cleared(capture):
 
 
 @program
+def a_cache_gives_objects(capture):
+    class Plan:
+        def __init__(self, sizes):
+            self.sizes = list(sizes)
+
+    @functools.lru_cache(maxsize=3)
+    def plan(name, sizes):
+        made = Plan(sizes) if name == "object" else [sizes[0] * 2, sizes[1]]
+        return made if name == "object" else (made, {0: sizes[0]}, None)
+
+    @capture
+    def run(x):
+        (shape, count, none), kept = plan("list", x.shape), plan("object", (2, 1))
+        return (x.repeat(2, 1).reshape(shape) + count[0]).tolist(), none, kept, kept.sizes[0] * x
+
+    @capture
+    def grow(x):
+        shape, *_ = plan("list", x.shape)
+        shape.append(1)
+        return x + len(shape), shape
+
+    trace = []
+    for rows in (2, 3, 4, 4, 2, 2):
+        x = torch.ones(rows, 3)
+        *numbers, kept, scaled = run(x)
+        again = grow(x)
+        trace += [*numbers, kept is plan("object", (2, 1)), scaled.tolist(), again[0].tolist()]
+        trace += [again[1] is plan("list", x.shape)[0], plan.cache_info().misses]
+        again[1].pop()
+        kept.sizes[0] += 1
+    return trace
+
+
+@program
 def ranges_that_are_equal(capture):
     @capture
     def run(x, numbers):

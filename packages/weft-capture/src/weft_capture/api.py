@@ -60,6 +60,7 @@ class Capture:
         fullgraph: a graph break is an error.
         rules: what its caches are to do.
         first_backend: compiles the first call under the stance `aot_eager_then_compile`.
+        marks_modules: mark the calls of modules in graphs (see `regions`).
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Capture:
         fullgraph: bool,
         rules: CacheRules,
         first_backend: Backend | None = None,
+        marks_modules: bool = False,
     ) -> None:
         self.backend = backend
+        self.marks_modules = marks_modules
         self.first_backend = first_backend
         self.fullgraph = fullgraph
         self.rules = rules
@@ -179,7 +182,8 @@ class Capture:
         try:
             kept = self._kept_for(function)
             restored = kept and restore(kept, function, flat_args, self._record_graph)
-            task = Task(function, flat_args, self._record_graph, cache.policy, self.fullgraph)
+            record, modules = self._record_graph, self.marks_modules
+            task = Task(function, flat_args, record, cache.policy, self.fullgraph, modules)
             converted = restored or convert(task)
             return self._install(cache, function, flat_args, converted)
         except WeftError:
@@ -272,6 +276,7 @@ def capture(
     *,
     fullgraph: bool = False,
     first_backend: Backend | None = None,
+    marks_modules: bool = False,
     shapes_spec: Any = None,
     **rules: Any,
 ) -> Callable[..., Any]:
@@ -281,13 +286,13 @@ def capture(
         function: a function, method or callable object.
         backend: (fx.GraphModule, list of example inputs) -> callable on the inputs.
         fullgraph: raise Unsupported at a graph break instead of splitting the graph.
-        first_backend: see `Capture`.
+        first_backend, marks_modules: see `Capture`.
         shapes_spec: which sizes and ints of its arguments vary, as `weft_guards.ShapesSpec` has it.
         rules: `dynamic`, `recompile_limit`, ... as `weft_guards.CacheRules` has them.
     """
     if shapes_spec is not None:
         rules["shapes"] = ShapesSpec(shapes_spec, function)
-    state = Capture(backend, fullgraph, CacheRules(**rules), first_backend)
+    state = Capture(backend, fullgraph, CacheRules(**rules), first_backend, marks_modules)
     miss = state.miss
     named = selection.framed(function)
     function = in_pieces(named)

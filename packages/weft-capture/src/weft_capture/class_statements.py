@@ -28,7 +28,7 @@ from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule, rule_of_each
-from weft_capture.values.base import Kwargs, Output, Tracer, Value, method_of_each
+from weft_capture.values.base import BIRTHS, Kwargs, Output, Tracer, Value, method_of_each
 from weft_capture.values.constant import MADE, NONE, constant, real_call
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
@@ -63,6 +63,7 @@ class MadeClass(ClassValue):
         self.init_subclass: Value | None = None
         # Making it ran code of the program, which must not run twice.
         self.once = False
+        self.born = next(BIRTHS)
         MADE[obj] = self
         _remember(tx, self, obj)
 

@@ -43,7 +43,7 @@ from weft_capture.output.assemble import Assembly
 from weft_capture.precompiled import Kept, rows_of, to_bytes
 from weft_capture.rules import table
 from weft_capture.selection import has_tensor_work
-from weft_capture.steps import BreakAtStep, OuterFrame, Steps, Stop
+from weft_capture.steps import PROLOGUE, BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import Tracer
 from weft_capture.values.base import Value
 from weft_capture.values.dicts import LazyValue
@@ -77,6 +77,9 @@ class Converted:
 DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
 """Where torch keeps the level of `torch.autograd.forward_ad`; graphs carry no tangents."""
 
+_TRIES = 100
+"""How many steps to go back, one by one, to a state that can be rebuilt."""
+
 # An exception that leaves the function ends the graph, a wait is not avoidable: no splits.
 _ENDS = ("uncaught-exception", "suspends")
 
@@ -91,6 +94,7 @@ class Task:
         backend: (graph module, example inputs) -> callable.
         policy: decides which sizes become symbolic; None for none.
         fullgraph: raise at a break instead of compiling up to it.
+        marks_modules: mark the calls of modules (see `regions`).
         symbolic, break_at, reason, answers: what an earlier attempt found out.
     """
 
@@ -99,6 +103,7 @@ class Task:
     backend: Backend
     policy: DynamicPolicy | None
     fullgraph: bool
+    marks_modules: bool = False
     symbolic: bool = False
     break_at: int = -1
     reason: Break | None = None
@@ -132,7 +137,7 @@ def _refused(record: BreakRecord) -> Unsupported:
 def _convert(do: Task) -> Converted:
     steps = Steps(not has_tensor_work(do.function, do.flat_args), do.break_at, do.reason)
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
-    tx.answers = do.answers
+    tx.answers, tx.marks_modules = do.answers, do.marks_modules
     try:
         return _capture(do, tx, steps)
     finally:
@@ -199,7 +204,7 @@ def _drafted(
         Unsupported: at a break, with `fullgraph`.
         BreakAtStep: when capture has to begin again.
     """
-    tx, steps = outer.tx, outer.tx.steps
+    tx, steps, left = outer.tx, outer.tx.steps, _TRIES
     while True:
         if tx.overrides.opened:
             mode = Break("modes", "a block with handlers that this graph does not end")
@@ -209,7 +214,8 @@ def _drafted(
                 raise _refused(report_break(stopped.error))
             endless = steps.aimless and stopped.error.code == "too-long"
             whole = stopped.error.whole is outer
-            if endless or whole or in_prologue(outer.decoded, outer.ip):
+            begins = outer.decoded.instrs[outer.ip].opname in PROLOGUE
+            if endless or whole or begins or in_prologue(outer.decoded, outer.ip):
                 return None, stopped
         try:
             return Assembly.draft(outer, stopped), stopped
@@ -219,6 +225,9 @@ def _drafted(
         end = steps.now if stopped is None else stopped.step
         if 0 <= reason.retry_at < end:
             stopped = outer.break_at(reason.retry_at, reason)
+        elif end > 0 and left and reason.code != "handler":
+            left -= 1
+            stopped = outer.break_at(end - 1, reason)
         elif stopped is not None and len(stopped.frames) > 1:
             stopped = outer.break_at(stopped.frames[0].step, stopped.error)
         elif do.fullgraph and reason.code not in _ENDS:

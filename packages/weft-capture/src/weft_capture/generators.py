@@ -38,7 +38,6 @@ class GeneratorValue(IteratorValue):
     `cls` may be the class of the library that this is a version of.
     """
 
-    made_at: int
     frame: Frame | None
     function: FunctionValue
     args: list[Value]
@@ -181,18 +180,20 @@ class GeneratorValue(IteratorValue):
             noticed = self.kind == ASYNC or not self._ends_silently(tx)
         if noticed:
             what = f"a {self.kind} that has not ended is dropped"
-            raise Break("generator", what, self.made_at)
+            raise Break("generator", what, tx.steps.made(self))
 
     def _ends_silently(self, tx: Tracer) -> bool:
         """Say whether its handlers do nothing when it is closed."""
         from weft_capture.rules.autograd_functions import apart  # noqa: PLC0415 - import cycle
 
-        self.born = sys.maxsize  # what it changes of its own, nobody sees
+        born, self.born = self.born, sys.maxsize  # what it changes of its own, nobody sees
         try:
             with apart(tx, "closing") as made:
                 self.close(tx)
         except Break:
             return False
+        finally:
+            self.born = born
         return not made
 
     def reconstruct(self, out: Output) -> None:
@@ -202,7 +203,7 @@ class GeneratorValue(IteratorValue):
             what = "has started" if self.started or self.cls in _INNER else named
         if what:
             text = f"a generator that {what} is needed after a graph break"
-            raise Break("generator", text, self.made_at)
+            raise Break("generator", text)
         frame, name = self.frame, self.function.name
         if frame is not None and not self.started:
             if plain and not self.is_librarys:
@@ -254,7 +255,6 @@ class AsyncStep(IteratorValue):
 
     changing: ClassVar[tuple[str, ...]] = ("state", "returned")
 
-    made_at: int
     owner: GeneratorValue
     name: str
     args: tuple[Value, ...]
@@ -277,7 +277,7 @@ class AsyncStep(IteratorValue):
             return self._run(tx, owner.send, value)
         if self.state == "done" or owner.stepped or not (self.sends or value is NONE):
             what = f"{self.name} that was awaited before, or while the generator runs"
-            raise Break("generator", what, self.made_at)
+            raise Break("generator", what)
         if self.sends:
             return self._run(tx, owner.send, self.given if value is NONE else value)
         if owner.frame is not None:
@@ -289,7 +289,7 @@ class AsyncStep(IteratorValue):
     def throw(self, tx: Tracer, error: Value) -> Value | None:
         """Raise `error` where the generator waits."""
         if self.state != "running":
-            raise Break("generator", f"throw of {self.name} that waits for nothing", self.made_at)
+            raise Break("generator", f"throw of {self.name} that waits for nothing")
         return self._run(tx, self.owner.throw, error)
 
     def _run(self, tx: Tracer, step: Callable[..., Value | None], given: Value) -> Value | None:
@@ -316,11 +316,11 @@ class AsyncStep(IteratorValue):
     def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
         """Break, where it was made, if the interpreter warns that it was never awaited."""
         if self.state == "new" and self not in rebuilt:
-            raise Break("generator", f"{self.name} is never awaited", self.made_at)
+            raise Break("generator", f"{self.name} is never awaited", tx.steps.made(self))
 
     def reconstruct(self, out: Output) -> None:
         if self.state != "new":
-            raise Break("generator", f"{self.name} that has begun is needed", self.made_at)
+            raise Break("generator", f"{self.name} that has begun is needed")
         out.call(getattr(types.AsyncGeneratorType, self.name), [self.owner, *self.args])
 
 
@@ -329,7 +329,7 @@ def make_generator(
 ) -> GeneratorValue:
     """Return what a call of a generator or coroutine function gives; `frame` is its frame."""
     tx = frame.tx
-    made = GeneratorValue(tx.steps.now, frame, function, args, kwargs)
+    made = GeneratorValue(frame, function, args, kwargs)
     if made.kind == "coroutine":
         if sys.get_coroutine_origin_tracking_depth():
             raise Break("generator", "a coroutine that notes the frames that make it")

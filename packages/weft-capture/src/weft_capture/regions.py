@@ -3,7 +3,7 @@
 Operations say in `meta["regions"]` of which calls they are, the outermost first: a number, what
 was called, and how many kinds of calls it may have, None for a module's call that nobody marked.
 In `meta["left_as"]` they say how a result looked when the next call began or ended, for it may be
-written later.
+written later. Calls of modules are marked where that is asked for.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def one_call(tx: Tracer, what: str, limit: int | None = None) -> Iterator[None]:
     Args:
         tx: the capture.
         what: the function or class that is called.
-        limit: how many kinds of calls may be compiled.
+        limit: how many kinds of calls may be compiled; None for a module's call.
     """
+    if limit is None and not tx.marks_modules:
+        yield
+        return
     last, before = next(iter(reversed(tx.graph.graph.nodes)), None), modes_of(tx)
     _note_results(tx)
     yield

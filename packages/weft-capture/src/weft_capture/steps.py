@@ -8,6 +8,7 @@ docs/architecture/capture.md tells why.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -17,10 +18,10 @@ from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
 from weft_capture.frames import Frame
 from weft_capture.selection import is_skipped_code
-from weft_capture.values.base import Tracer, Value
+from weft_capture.values.base import BIRTHS, Tracer, Value
 from weft_capture.values.functions import FunctionValue
 
-_PROLOGUE = frozenset(("COPY_FREE_VARS", "MAKE_CELL"))  # no frame can be entered here
+PROLOGUE = frozenset(("COPY_FREE_VARS", "MAKE_CELL"))  # no frame can be entered here
 
 
 class BreakAtStep(Exception):
@@ -65,7 +66,7 @@ class Steps:
         break_at: the step to break at in any case.
         reason: why to break there.
 
-    `marks` has the state of the journal before each step.
+    `marks` has the state of the journal before each step, `births` the values made by then.
     """
 
     aimless: bool
@@ -74,10 +75,19 @@ class Steps:
     now: int = -1
     raised_at: dict[Value, int] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
+    births: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limits = config.settings.instruction_limit, config.settings.plain_limit
         self.limit = limits[self.aimless]
+
+    def made(self, value: Value) -> int:
+        """Return the step that should run for real where a value cannot be rebuilt; -1 for none.
+
+        An exception has its traceback from the instruction that raised it.
+        """
+        born = getattr(value, "born", -1)
+        return self.raised_at.get(value, bisect.bisect(self.births, born) - 1)
 
     def aim(self) -> None:
         """Take note of a tensor."""
@@ -128,11 +138,12 @@ class SteppedFrame(Frame):
             handler, instr = program[at]
             steps.now = self.step = step = steps.now + 1
             steps.marks.append(journal.begin())
+            steps.births.append(next(BIRTHS))
             self.keep(at)
             self.ip = at + 1
             try:
                 try:
-                    if instr.opname not in _PROLOGUE:
+                    if instr.opname not in PROLOGUE:
                         steps.check(step)
                     handler(self, instr)
                 except Raised as raised:
@@ -170,7 +181,9 @@ class SteppedFrame(Frame):
     def earlier(self, error: Break) -> int | None:
         """Return the step that has to be taken back, too, for a break at this one."""
         caller = self.parent
-        if isinstance(caller, SteppedFrame) and (self.library or error.whole is self):
+        closed = self.library or error.whole is self
+        closed |= self.decoded.instrs[self.ip].opname in PROLOGUE
+        if isinstance(caller, SteppedFrame) and closed:
             return caller.step
         active: list[Value] = []
         for one in self.chain():

@@ -90,6 +90,7 @@ class Tracer:
         self.unstepped = 0
         self.let_go: set[int] = set()
         self.namespaces: set[int] = set()  # ids of dicts that hold variables
+        self.marks_modules = False  # see `regions`
         self.finalizes = False  # whether an object with a `__del__` was met
         self.watched: list[Any] = []  # what may not be dropped unseen: `check` tells
         self.journal = Journal()
@@ -155,19 +156,19 @@ class Tracer:
         view = of if isinstance(of, DictView) else DictView(of, "keys")
         kind = type(way(getattr(view.owner.cls(), view.kind)()))
         items = list(way(view.unpack(self)))
-        return DictIterator(items, kind, self.steps.now, owner=view.owner, view=view.kind)
+        return DictIterator(items, kind, owner=view.owner, view=view.kind)
 
     def fresh(self, result: Any) -> Value:
         """Return what a function without effects gave; an iterator is listed at once."""
         if isinstance(result, Iterator):
-            return ListedIterator(list(map(self.literal, result)), type(result), self.steps.now)
+            return ListedIterator(list(map(self.literal, result)), type(result))
         if type(result) is tuple:
             return self.tuple_of(list(map(self.fresh, result)))
         return self.literal(result)
 
     def set_iterator(self, items: SetValue) -> Value:
         """Return an iterator over a set."""
-        return DictIterator(items.unpack(self), type(iter({0})), self.steps.now, owner=items)
+        return DictIterator(items.unpack(self), type(iter({0})), owner=items)
 
     def check_namespace(self, names: dict[str, Any]) -> None:
         """Announce that variables are used by name; a break when their dict is used as one, too."""

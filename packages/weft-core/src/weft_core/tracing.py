@@ -20,6 +20,7 @@ from torch._C import _functorch as functorch
 from torch._ops import OpOverload
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -289,10 +290,17 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _leave_levels(level: int | None) -> None:
-    """Leave the functorch levels (vmap, grad) that a program which raised left open."""
-    while (functorch.maybe_current_level() or 0) > (level or 0):
-        functorch.pop_dynamic_layer_stack()
+@contextlib.contextmanager
+def levels_kept() -> Iterator[None]:
+    """Leave the levels (vmap, grad, forward mode) that a graph which raises leaves open."""
+    level, dual = functorch.maybe_current_level() or 0, forward_ad._current_level
+    try:
+        yield
+    finally:
+        while (functorch.maybe_current_level() or 0) > level:
+            functorch.pop_dynamic_layer_stack()
+        while forward_ad._current_level > dual:
+            forward_ad.exit_dual_level()
 
 
 class Tracer:
@@ -327,7 +335,7 @@ class Tracer:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             stack.callback(torch.set_autocast_cache_enabled, cache)
-            stack.callback(_leave_levels, functorch.maybe_current_level())
+            stack.enter_context(levels_kept())
             # A cast cached by weight would outlive the trace; CSE finds repeated casts anyway.
             torch.set_autocast_cache_enabled(False)
             stack.enter_context(self._fake_mode)

@@ -203,16 +203,20 @@ def _fits(now: Sequence[int], wanted: tuple[int | None, ...]) -> bool:
     )
 
 
+def _is_value(key: object) -> bool:
+    return is_literal(key) or isinstance(key, torch.device)  # of which each access makes another
+
+
 @dataclass(frozen=True)
 class DictKeys:
-    """The keys of a dict in order; keys that are not literals are recognised by identity."""
+    """The keys of a dict in order: literals and devices by value, others by identity."""
 
     keys: tuple[Any, ...]
 
     @staticmethod
     def of(keys: Sequence[Any]) -> DictKeys:
         """Take the keys of a dict (or the dict)."""
-        return DictKeys(tuple(key if is_literal(key) else Held(key) for key in keys))
+        return DictKeys(tuple(key if _is_value(key) else Held(key) for key in keys))
 
     @property
     def held(self) -> list[Held]:
@@ -220,7 +224,7 @@ class DictKeys:
         return [key for key in self.keys if isinstance(key, Held)]
 
     def holds(self, keys: Iterable[Any]) -> bool:
-        """Say whether keys are the ones seen: literals by value and type, others by `is`."""
+        """Say whether keys are the ones seen: values by value and type, others by `is`."""
         now = list(keys)
         return len(now) == len(self.keys) and all(
             a is b.get() if isinstance(b, Held) else same_constant(a, b)

@@ -60,6 +60,7 @@ def compile_function(function: Callable[..., Any], request: Request) -> Callable
         graph_compiler(request),
         fullgraph=request.fullgraph,
         first_backend=aot_eager,
+        marks_modules=bool(request.options.get(DEDUPLICATE)),
         **request.rules,
     )
 

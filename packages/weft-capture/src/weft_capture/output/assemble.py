@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 from torch.fx import GraphModule, Node
+from weft_core.tracing import levels_kept
 from weft_guards import call_with
 from weft_guards.sources import ClosureSource, LocalSource
 
@@ -37,6 +38,7 @@ from weft_capture.rules.checks import (
     recoverable,
     run_checked,
 )
+from weft_capture.rules.transforms import LEVELS
 from weft_capture.steps import OuterFrame, Stop
 from weft_capture.values.base import Frame, MethodOf, Tracer, Value
 from weft_capture.values.constant import NULL, constant
@@ -150,7 +152,7 @@ class Assembly:
         own = self.frame.cells.keys() - self.replaced
         cells = {self.frame.cells[name]: name for name in own}
         ended = functools.partial(leaving, self.tx)
-        self.out = Output(self.writer, cells, self.tx.graph.made_at, ended, self.rebuilt)
+        self.out = Output(self.writer, cells, self.tx, ended, self.rebuilt)
         self.handlers, self.begins_at = "", 0
 
     @classmethod
@@ -232,6 +234,8 @@ class Assembly:
         boxed = None if plain else getattr(compiled, "call_boxed", None)
         # What the backend made is no program to capture: it runs with the hook off.
         target = functools.partial(hook.run, None, boxed or compiled)
+        if any(node.target in LEVELS for node in self.tx.graph.graph.nodes):
+            target = functools.partial(levels_kept()(hook.run), None, boxed or compiled)
         if has_checks(self.tx.graph):
             devices = devices_of(self.tx.graph.graph.nodes)
             target = functools.partial(run_checked, target, devices)

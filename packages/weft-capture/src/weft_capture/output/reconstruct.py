@@ -20,7 +20,7 @@ from weft_guards.sources import ClosureSource
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer
 from weft_capture.generators import GeneratorValue
-from weft_capture.values.base import MethodOf, Value
+from weft_capture.values.base import MethodOf, Tracer, Value
 from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
 from weft_capture.values.containers import ListValue, SequenceValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue
@@ -40,14 +40,14 @@ class Output:
     Args:
         writer: the code.
         cells: the frame's own cell variables by value; their cells are made by the new code.
-        made_at: the step that made each node of the graph.
+        tx: the capture.
         ended: tells which call makes a tensor whose history a backward pass has used up.
         exist: values made while capturing of which there will be objects in any case.
     """
 
     writer: Writer
     cells: dict[CellValue, str]
-    made_at: dict[Node, int]
+    tx: Tracer
     ended: Callable[[TensorValue], tuple[object, list[Value]] | None]
     exist: Set[Value] = frozenset()
     graph_outputs: dict[Node, int] = field(default_factory=dict)
@@ -64,10 +64,11 @@ class Output:
             self.writer.load_local(temp)
             return
         if isinstance(value, Constant) and type(value.value) in MADE:  # a member of an enum
-            name, kind = str(getattr(value.value, "_name_", None)), type(value.value)
-            if name not in getattr(kind, "__members__", ()):
-                raise Break("unsupported-value", f"{value.describe()} of a class made in the frame")
-            self.load(class_value(kind))
+            made, name = class_value(type(value.value)), str(getattr(value.value, "_name_", None))
+            if name not in getattr(type(value.value), "__members__", ()):
+                what = f"{value.describe()} of a class made in the frame"
+                raise Break("unsupported-value", what, self.tx.steps.made(made))
+            self.load(made)
             self.writer.load_attr(name)
             return
         if isinstance(value, Constant) or value is NULL:
@@ -80,18 +81,26 @@ class Output:
         if value.source is not None:
             value.source.emit(self.writer)
             return
+        self._rebuild(value)
+        if value not in self._temps and not isinstance(value, TensorValue | SymValue):
+            self.remember(value)
+
+    def _rebuild(self, value: Value) -> None:
         if value in self._building:
             what = f"rebuilding {value.describe()}, which leads to itself"
-            raise Break("unsupported-value", what, getattr(value, "made_at", None) or -1)
+            raise Break("unsupported-value", what, self.tx.steps.made(value))
         iterates = isinstance(value, IteratorValue | GeneratorValue)
         if iterates or getattr(value, "base", None) is not None:
             self._building.add(value)
-        value.reconstruct(self)
+        try:
+            value.reconstruct(self)
+        except Break as error:
+            if error.retry_at < 0:
+                error.retry_at = self.tx.steps.made(value)
+            raise
         if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside
             self.writer.pop()
             self.writer.load_local(self._temps[value])
-        if value not in self._temps and not isinstance(value, TensorValue | SymValue):
-            self.remember(value)
 
     def _cell_of(self, value: Value) -> str | None:
         """Return the name of the frame's own cell that a value is."""
@@ -137,7 +146,7 @@ class Output:
             raise Break("unsupported-value", "a tensor with a hook leaves", value.hooked_at)
         if isinstance(value, TensorValue) and value.is_new_leaf():
             # Whatever traces the graph next makes a tensor with a history of it, or with none.
-            step = self.made_at.get(node, -1)
+            step = self.tx.graph.made_at.get(node, -1)
             raise Break("unsupported-value", "a new leaf that requires grad leaves the graph", step)
         made = self.ended(value) if isinstance(value, TensorValue) else None
         if made is not None:

@@ -219,7 +219,7 @@ def _is_shared(tx: Tracer, grad: TensorValue) -> bool:
     return any(
         other is not grad and other.fake.untyped_storage()._cdata == memory
         for other in tx.graph.tensors()
-        if other.fake.layout is torch.strided
+        if torch._C._has_storage(other.fake)
     )
 
 

@@ -419,7 +419,7 @@ def _lazily(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value
 @rule(reversed)
 def _reversed(tx: Tracer, items: Value) -> Value:
     if isinstance(items, SequenceValue) or isinstance(getattr(items, "value", None), str | bytes):
-        return SequenceIterator(items, None, tx.steps.now, reversed)  # type: ignore[arg-type]
+        return SequenceIterator(items, None, reversed)  # type: ignore[arg-type]
     if isinstance(items, RangeValue):
         return tx.iterator_over(RangeValue(items.range[::-1]))
     if isinstance(items, DictValue | DictView):
@@ -475,7 +475,7 @@ def _step(name: str, tx: Tracer, self: GeneratorValue, *args: Value) -> Value:
     if _is_hooked():
         raise Break("generator", "hooks of asynchronous generators")
     tx.guard(CallSource(_is_hooked, ()), "CONST", False)
-    made = AsyncStep(tx.steps.now, self, name, args, _GIVEN[name](tx, *args))
+    made = AsyncStep(self, name, args, _GIVEN[name](tx, *args))
     tx.watch(made)
     return made
 

@@ -19,7 +19,7 @@ from weft_capture.breaks import Break
 from weft_capture.inputs import GraphInput, check_views
 from weft_capture.rules.autograd_functions import rehearsal
 from weft_capture.rules.table import rule
-from weft_capture.values.base import Output, Tracer, Value, method
+from weft_capture.values.base import MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.functions import FunctionValue
@@ -139,8 +139,8 @@ def _retain_grad(tx: Tracer, self: TensorValue) -> Value:
 @rule(torch.autograd.grad)
 def _gradients(
     tx: Tracer, outputs: Value, inputs: Value, grad_outputs: Value = NONE,
-    retain_graph: Value = NONE, create_graph: Value = FALSE, allow_unused: Value = NONE,
-    is_grads_batched: Value = FALSE, materialize_grads: Value = FALSE,
+    retain_graph: Value = NONE, create_graph: Value = FALSE, only_inputs: Value = TRUE,
+    allow_unused: Value = NONE, is_grads_batched: Value = FALSE, materialize_grads: Value = FALSE,
 ) -> Value:  # fmt: skip
     """One node, which autograd answers for whatever traces the graph, as it does on the fakes.
 
@@ -148,6 +148,8 @@ def _gradients(
     """
     if tx.transforms:
         raise Break("unknown-call", "torch.autograd.grad under vmap")
+    if only_inputs is not TRUE:
+        raise Break("warns", "torch.autograd.grad with only_inputs")
     for entry in tx.graph.inputs:
         _begins_here(tx, entry)
     lists = (
@@ -177,15 +179,13 @@ def _begins_here(tx: Tracer, entry: GraphInput) -> None:
 
 
 @dataclass(eq=False)
-class HookHandle(Value):
+class HookHandle(MutableValue):
     """What `register_hook` returned for a tensor of the graph; removing it is left to a break."""
 
     cls = RemovableHandle
 
-    made_at: int
-
     def reconstruct(self, out: Output) -> None:
-        raise Break("unsupported-value", "the handle of a tensor hook leaves", self.made_at)
+        raise Break("unsupported-value", "the handle of a tensor hook leaves")
 
 
 @method(TensorValue, "register_hook")
@@ -212,7 +212,7 @@ def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
     tx.journal.on_rollback(functools.partial(setattr, self, "hooked_at", self.hooked_at))
     self.hooked_at = tx.steps.now
     tx.graph.node("call_function", register_hook, (self.node,), {}, None)
-    return HookHandle(tx.steps.now)
+    return HookHandle()
 
 
 def _hook_function(hook: Value) -> Any:

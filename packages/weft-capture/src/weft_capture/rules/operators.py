@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from weft_guards.sources import CallSource, ConstSource, Source
+from weft_guards.sources import CallSource, ConstSource, Source, is_literal
 
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
@@ -423,7 +423,22 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
     builtin = isinstance(container, (SequenceValue, RangeValue, DictView))
     if method is not None and not builtin:
         return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
+    if isinstance(item, SymValue) and isinstance(container, SequenceValue):
+        found = _among_constants(tx, container, item)
+        if found is not None:
+            return constant(found)
     return constant(any(equal(tx, item, each) for each in stepped(tx, container)))
+
+
+def _among_constants(tx: Tracer, container: SequenceValue, item: SymValue) -> bool | None:
+    """Ask with one guard whether a number that varies is among literals; None for anything else."""
+    entry, items = tx.graph.input_at.get(item.node), [tx.force(one) for one in container.items]
+    known = tuple(one.value for one in items if isinstance(one, Constant) and is_literal(one.value))
+    if entry is None or item.source is None or len(known) != len(items):
+        return None
+    found = entry.example in known
+    tx.guard(CallSource(operator.contains, (ConstSource(known), item.source)), "CONST", found)
+    return found
 
 
 def stepped(tx: Tracer, items: Value) -> Iterator[Value]:

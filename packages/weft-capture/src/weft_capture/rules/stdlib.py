@@ -157,7 +157,7 @@ def _finite(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Valu
     ]
     known = {name: value.as_constant() for name, value in kwargs.items()}
     rows = [tx.literal(row) for row in function(*real, **known)]
-    return ListedIterator(rows, function, tx.steps.now)
+    return ListedIterator(rows, function)
 
 
 def _listed(value: Value) -> bool:

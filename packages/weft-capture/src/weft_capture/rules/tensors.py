@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from weft_capture.breaks import Break
+from weft_capture.rules.arrays import ArrayValue
 from weft_capture.rules.operators import combined
 from weft_capture.rules.optimizers import before_graph
 from weft_capture.rules.packed import numbers
@@ -219,9 +220,23 @@ def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
     return ListValue(numbers)
 
 
+def _without_arrays(tx: Tracer, tensor: TensorValue, key: Value) -> Value:
+    """An index with tensors for NumPy's arrays of integers and masks, as torch reads them."""
+    if type(key) is TupleValue:
+        return TupleValue([_without_arrays(tx, tensor, tx.force(item)) for item in key.items])
+    if not isinstance(key, ArrayValue) or key.tensor.fake.dim() != 1:
+        return key  # of more dimensions some are tuples of indices
+    kind = key.tensor.fake.dtype
+    if kind.is_floating_point or kind.is_complex or kind is torch.uint8:
+        return key
+    to = torch.bool if kind is torch.bool else torch.int64
+    return key.tensor.call_method(tx, "to", [constant(tensor.fake.device), constant(to)], {})
+
+
 @method(TensorValue, "__getitem__")
 def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
     """Index a tensor."""
+    key = _without_arrays(tx, self, key)
     if tx.gathering and (positions := _positions(tx, self, key)):
         return tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [self, positions], {})
     masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
@@ -234,5 +249,5 @@ def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
 
 @method(TensorValue, "__setitem__")
 def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> None:
-    tensor, rest = _selected(tx, self, key)
+    tensor, rest = _selected(tx, self, _without_arrays(tx, self, key))
     tx.graph.emit("call_function", operator.setitem, [tensor, rest, value], {})

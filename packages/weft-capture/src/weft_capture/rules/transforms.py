@@ -34,8 +34,12 @@ def _both(name: str) -> list[Any]:
 # ---- levels
 
 
+LEVELS: set[Any] = set()
+
+
 def _level(enter: Any, leave: Any, *names: str) -> None:
     """Make the two functions that begin and end a level rows of the table."""
+    LEVELS.add(enter)
 
     @rule(enter, *_both(names[0]))
     def begin(tx: Tracer, *args: Value) -> Value:
@@ -193,7 +197,7 @@ decline("torch.func.linearize past its arguments, or at other tangents", _refuse
 def _linearize(tx: Tracer, func: Value, *primals: Value) -> Value:
     with _NoDraws():  # type: ignore[no-untyped-call]
         made = tx.const_object(linearized).call(tx, [func, *primals], {}).unpack(tx)
-    made[1].made_at = tx.steps.now  # type: ignore[attr-defined]
+    made[1].stands_in = True  # type: ignore[attr-defined]
     return tx.tuple_of(made)
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from weft_capture.attributes import is_trusted
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MutableValue, Output, Tracer, Value
-from weft_capture.values.constant import constant, is_constant_object
-from weft_capture.values.containers import TupleValue
+from weft_capture.values.constant import Constant, constant, is_constant_object
+from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.objects import UserObject
+from weft_capture.values.tensor import SymValue
 from weft_guards import Held
-from weft_guards.sources import CallSource, ConstSource, ProgramSource
+from weft_guards.sources import Builder, CallSource, ConstSource, ProgramSource, RootSource, Source
 
 
 @dataclass(eq=False)
@@ -26,22 +29,25 @@ class CachedFunction(ObjectConstant, MutableValue):
     Called with constants, or objects it knows by identity, the real function is called: its body, a
     warning that is given once, say, runs once in the process as in eager. A constant result is
     taken while the cache has it; else the function behind it is traced, since a cache changes no
-    result of a pure function; one of the program's breaks there. Calls count in each run.
+    result of a pure function. Of one of the program's, other objects are those in the cache. With
+    sizes that vary the function is traced, if it only computes; what it makes is only read. Calls
+    count in each run.
     """
 
     calls: list[tuple[object, list[Value], Kwargs]] = field(default_factory=list)
     changing = ("calls",)
 
     def replay(self, out: Output) -> None:
-        for _, args, kwargs in self.calls:
+        for asked, args, kwargs in self.calls:
             named = DictValue([(constant(name), value) for name, value in kwargs.items()])
-            out.later(_Again(), self, TupleValue(args), named)
+            out.later(_Again(asked is not None), self, TupleValue(args), named)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         from weft_capture.rules.checks import has_checks  # noqa: PLC0415 - import cycle
 
         handled = tx.transforms or tx.overrides.modes or has_checks(tx.graph)
-        found = None if handled else self._call_real(tx, args, kwargs)
+        call = self._trace if _vary([*args, *kwargs.values()]) else self._call_real
+        found = None if handled else call(tx, args, kwargs)
         if found is None and not is_trusted(self.obj.__module__):
             raise Break("unknown-call", f"{self.describe()}, which gives objects out of a cache")
         return found or tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
@@ -58,21 +64,68 @@ class CachedFunction(ObjectConstant, MutableValue):
             result = tx.answers[key]
         except Exception:  # traced then, to raise in the program where it should
             return None
-        if not all(map(is_constant_object, result if type(result) is tuple else [result])):
-            return None
+        plain = all(map(is_constant_object, result if type(result) is tuple else [result]))
         if not is_trusted(self.obj.__module__):
             owner = self.source or ProgramSource(Held(self.obj))
             known = ConstSource(self.obj.cache_info().misses)
             tx.guard(CallSource(_still_knows, (owner, known)), "CONST", True)
             tx.mutate(self)
             self.calls.append((asked, args, kwargs))
-        return tx.literal(result)
+            return tx.literal(result) if plain else tx.wrap(result, _kept(result))
+        return tx.literal(result) if plain else None
+
+    def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
+        from weft_capture.rules.autograd_functions import apart  # noqa: PLC0415 - import cycle
+
+        if is_trusted(self.obj.__module__):
+            return None
+        with apart(tx, self.describe()) as made:
+            result = tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+        if not all(isinstance(node.meta["example_value"], int | torch.SymInt) for node in made):
+            return None
+        for one in list(result.items) if type(result) is TupleValue else [result]:
+            mutable = isinstance(one, ListValue | DictValue)
+            parts = one.unpack(tx) if mutable else [one]
+            if not all(type(part) in (Constant, SymValue) for part in parts):
+                return None
+            if mutable and one.source is None:
+                one.source = _InCache(tx.steps.now)
+        tx.mutate(self)
+        self.calls.append((None, args, kwargs))
+        return result
+
+
+def _vary(values: Sequence[Value]) -> bool:
+    return any(
+        _vary(value.items) if isinstance(value, TupleValue) else isinstance(value, SymValue)
+        for value in values
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _InCache(RootSource):
+    """Where a list is from that the cache gives to whoever asks next, so that it may not change."""
+
+    made_at: int
+
+    text = "a cache"
+
+    def emit(self, builder: Builder) -> None:
+        raise Break("unknown-call", "an object out of a cache changes or leaves", self.made_at)
+
+
+def _kept(result: object) -> Source:
+    try:
+        return CallSource(Held(result).get, ())
+    except TypeError:  # it takes no weak reference
+        return ConstSource(result)
 
 
 class _Again:
-    """Calls a cached function, but not the first time: capture did."""
+    """Calls a cached function, but not the first time where capture did."""
 
-    done = True
+    def __init__(self, done: bool) -> None:
+        self.done = done
 
     def __call__(self, function: Any, args: Any, kwargs: Any) -> None:
         if not self.done:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from weft_capture import config
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import MutableValue, Output, Tracer, Value, current_tracer
+from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import MADE, class_value, constant, is_constant_object
 from weft_guards.sources import Source
 
@@ -232,7 +232,6 @@ class SetValue(MutableValue):
         self.order: set[object] = set()
         self.loose = False
         self.log: list[tuple[str, tuple[Value, ...], list[object], int]] = []
-        self.made_at = -1 if source else current_tracer().steps.now
         self.removals = 0  # ever, taken back or not
         keys = []
         for item in items:
@@ -266,7 +265,7 @@ class SetValue(MutableValue):
         """Return the elements in the order of the program's set; a break when nobody knows it."""
         if len(self.entries) > 1 and (self.loose or self.by_address()):
             what = "objects, which addresses decide" if self.by_address() else "what has changed"
-            raise Break("unsupported-value", f"the order of a set of {what}", self.made_at)
+            raise Break("unsupported-value", f"the order of a set of {what}")
         return self.elements()
 
     def data(self, tx: Tracer) -> Any:
@@ -295,7 +294,7 @@ class SetValue(MutableValue):
             if _layout(built) == _layout(self.order) and not (self.removals or self.loose):
                 out.call(self.cls, [given])
                 return
-        raise Break("unsupported-value", "a set that would have another order", self.made_at)
+        raise Break("unsupported-value", "a set that would have another order")
 
     def state(self) -> object:
         """Return what tells whether the set has changed."""

@@ -100,7 +100,7 @@ class FunctionValue(MutableValue):
     obj: Any = None
     source: Source | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
-    made_at: int | None = None  # of one that stands for an object of the library
+    stands_in: bool = False  # for an object of the library
 
     def describe(self) -> str:
         return f"function {self.code.co_qualname}"
@@ -203,9 +203,8 @@ class FunctionValue(MutableValue):
         del self.attributes[name]
 
     def reconstruct(self, out: Output) -> None:
-        if self.made_at is not None:
-            what = f"{self.describe()} is needed after a graph break"
-            raise Break("unsupported-value", what, self.made_at)
+        if self.stands_in:
+            raise Break("unsupported-value", f"{self.describe()} is needed after a graph break")
         made_of = [constant(self.code), constant(self.globals), constant(self.name)]
         parts = [TupleValue(self.defaults), TupleValue(self.cells)]
         out.call(rebuild_function, [*made_of, *parts], self.kwdefaults)

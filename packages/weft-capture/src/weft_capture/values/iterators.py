@@ -47,13 +47,11 @@ class SequenceIterator(IteratorValue):
     Args:
         over: the sequence, or a plain list of values.
         cls: the class of what this stands for, where that is another one.
-        made_at: the step that made it.
         kind: `iter` or `reversed`.
     """
 
     over: SequenceValue | RangeValue | Constant | Sequence[Value]
     cls: Any = None
-    made_at: int = -1
     kind: Any = iter
 
     def __post_init__(self) -> None:
@@ -88,7 +86,7 @@ class SequenceIterator(IteratorValue):
                 next(self.real, None)
             except RuntimeError:
                 what = "an iterator over what has changed since"
-                raise Break("loop", what, self.made_at) from None
+                raise Break("loop", what) from None
             out.call(self.cls, [over, constant(self.position)])
         elif self.kind is reversed:
             position = constant(self.end - 1 - self.position)
@@ -113,8 +111,7 @@ class ListedIterator(SequenceIterator):
     """An iterator of the library whose items are listed at once; a break needs the real one."""
 
     def reconstruct(self, out: Output) -> None:
-        what = f"a {self.cls.__name__} is needed after a graph break"
-        raise Break("generator", what, self.made_at)
+        raise Break("generator", f"a {self.cls.__name__} is needed after a graph break")
 
 
 @dataclass(eq=False)
@@ -151,7 +148,7 @@ class DictIterator(SequenceIterator):
             changed = changed or not (same_keys and all(writes for _, _, writes in owner.log))
         if changed or isinstance(owner, SetValue) or "reverse" in self.cls.__name__:
             what = "a reversed iterator, or one over a set, or over what has changed since"
-            raise Break("loop", what, self.made_at)
+            raise Break("loop", what)
         if self.position == EXHAUSTED:
             super().reconstruct(out)
             return
@@ -254,7 +251,7 @@ class DequeValue(ListValue):
         return super().getattr(tx, name)
 
     def iterate(self, tx: Tracer) -> Value:
-        return SequenceIterator(self, None, tx.steps.now)
+        return SequenceIterator(self)
 
     def with_items(self, items: Iterable[Value]) -> Value:
         return DequeValue(items, None, self.added.maxlen)

@@ -75,6 +75,8 @@ class ObjectKey:
         if value.obj is not None or (tx.effects and getattr(code, "co_filename", "") != "<string>"):
             return False
         for part in map(tx.force, value.attrs.values()):
+            if part.python_type().__hash__ is None:
+                return False
             key = part.hash_key()
             nested = isinstance(key, ObjectKey) and key.is_repeatable()
             if not nested and not isinstance(key, enum.Enum) and not is_literal(key):
