@@ -9,7 +9,7 @@ fakes between the two.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,8 @@ class _JointTrace:
                 "write the input outside of the compiled function",
             )
         fake_tangents = [_tangent_like(self.mode, values.pures[k]) for k in tangents]
+        leaves = frozenset(i for i in self._wanted() if self.inputs[i].fake.is_leaf)
+        order = self._follow([] if isinstance(self.fn, FlatProgram) else leaves)
         with tracer.active():
             gradients = self._differentiate(tangents, fake_tangents)
         written = [self.inputs[m.index] for m in mutations if m.value is None]
@@ -132,7 +134,8 @@ class _JointTrace:
             plans=plans,
             mutations=tuple(mutations),
             same_as=tuple(same_as),
-            leaves=frozenset(i for i in self._wanted() if self.inputs[i].fake.is_leaf),
+            leaves=leaves,
+            order=tuple(order),
         )
 
     def _run_program(self) -> list[Any]:
@@ -194,6 +197,13 @@ class _JointTrace:
             and given.fake.requires_grad
             and given.same_as == i
         ]
+
+    def _follow(self, leaves: Iterable[int]) -> list[int]:
+        """A list that autograd will fill with `leaves`, each when its gradient is complete."""
+        order: list[int] = []
+        for i in leaves:  # `register_hook` would count this as a hook of the program's
+            self.inputs[i].leaf._backward_hooks = {0: lambda _, i=i: order.append(i)}
+        return order
 
     def _differentiate(
         self, tangents: list[int], fake_tangents: list[torch.Tensor]

@@ -41,12 +41,21 @@ class OutputPlanner:
         self._bases: dict[fx.Node, int] = {}
         tensors = [given for given in inputs if isinstance(given.fake, torch.Tensor)]
         self._input_at = {id(given.program): given.same_as for given in tensors}
+        self._owners: dict[int, Any] = {
+            storage_of(given.program): given.program for given in tensors
+        }
         self._input_storage = {storage_of(given.program): given.same_as for given in tensors}
 
     def plan(self, results: Sequence[Any]) -> tuple[OutputPlan, ...]:
         """Plan all results; tensors among them are the program's own (functional wrappers)."""
         distinct = {id(result): result for result in results if isinstance(result, torch.Tensor)}
         sharing = Counter(map(storage_of, distinct.values()))
+        if any(result.requires_grad for result in distinct.values()):
+            # What a view was made of may be saved: they must count writes together.
+            sharing.update(storage_of(t) for t in distinct.values() if t._base is not None)
+        for result in sorted(distinct.values(), key=lambda t: not t.requires_grad):
+            base: Any = result if result._base is None else result._base
+            self._owners.setdefault(storage_of(result), base)
         plans: dict[int, OutputPlan] = {}
         for result in results:
             if id(result) not in plans:
@@ -91,7 +100,7 @@ class OutputPlanner:
         steps = self._chain(node, roots.__contains__)
         if steps is None:
             steps = (self._as_strided(result),)
-        return OutputPlan(Ref("input", owner), None, steps, not result.requires_grad)
+        return self._view(result, Ref("input", owner), steps)
 
     def _view_of_hidden_base(self, result: torch.Tensor, node: fx.Node) -> OutputPlan:
         root = view_root(node)
@@ -105,7 +114,18 @@ class OutputPlanner:
             steps = (self._as_strided(result),)
         if result is base:
             return OutputPlan(Ref("value", index))
-        return OutputPlan(Ref("value", index), None, steps, not result.requires_grad)
+        return self._view(result, Ref("value", index), steps)
+
+    def _view(self, result: torch.Tensor, source: Ref, steps: tuple[ViewStep, ...]) -> OutputPlan:
+        owner: torch.Tensor = self._owners[storage_of(result)]
+        known = not owner.requires_grad and result._base is owner
+        apart: Any = ""
+        if not result.requires_grad and not known:
+            apart = ".detach()" if _counted_together(result, owner) else ".data"
+        told = bool(steps) and (steps[-1].item is not None or not torch.is_grad_enabled())
+        untold = result._is_view() and not told
+        creation = torch._C._autograd._get_creation_meta(result) if untold else None
+        return OutputPlan(source, None, steps, apart, creation, result.grad_fn is not None)
 
     def _base_index(self, root: fx.Node, base: Any) -> int:
         """The forward value of a shared base; the tensor that autograd knows takes precedence."""
@@ -148,6 +168,17 @@ class OutputPlanner:
             if isinstance(given.fake, SymValue) and given.fake.node.expr == value.node.expr:
                 return Ref("input", i)
         return Ref("value", self._values.add(value, value))
+
+
+def _counted_together(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a write to `other` counts as one to `one`."""
+    if one.is_inference() or other.is_inference():
+        return True
+    before, set_version = other._version, torch._C._autograd._unsafe_set_version_counter
+    set_version((other,), (before + one._version + 1,))
+    together = one._version == other._version
+    set_version((other,), (before,))
+    return together
 
 
 def _by_function(grad_fn: Any, end: Any) -> bool:

@@ -45,13 +45,18 @@ class OutputPlan:
         constant: the result itself where `source` is None.
         steps: views to replay on the source; None returns the source as the same object, an empty
             tuple a new alias of it.
-        detached: the result does not require grad although its source may.
+        apart: how it is cut from its source's history: ".detach()", ".data" (which counts writes
+            by itself) or "".
+        creation: how the view was made, where the steps do not tell autograd themselves.
+        recorded: it has a history.
     """
 
     source: Ref | None
     constant: Any = None
     steps: tuple[ViewStep, ...] | None = None
-    detached: bool = False
+    apart: Literal["", ".detach()", ".data"] = ""
+    creation: Any = None
+    recorded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +89,7 @@ class JointGraph:
         mutations: inputs that the program writes.
         same_as: for each input the first one that is the same object.
         leaves: inputs that require grad and are leaves, so autograd keeps them alive anyway.
+        order: those of them that get gradients, in the order in which eager's backward has them.
     """
 
     module: fx.GraphModule
@@ -95,6 +101,7 @@ class JointGraph:
     mutations: tuple[Mutation, ...]
     same_as: tuple[int, ...]
     leaves: frozenset[int]
+    order: tuple[int, ...]
 
     def placeholders(self) -> list[fx.Node]:
         """The nodes of the inputs, then of the tangents."""

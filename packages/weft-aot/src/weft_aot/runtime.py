@@ -30,10 +30,12 @@ def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
     """A callable of flat arguments that runs the whole graph; nothing is recorded in it."""
     run = _without_autocast(compiled)
     needy = any(getattr(node.meta["val"], "requires_grad", False) for node in joint.placeholders())
-    if torch.is_grad_enabled() and (joint.mutations or needy):
+    recorded = any(plan.recorded for plan in joint.plans)
+    if (recorded or torch.is_grad_enabled()) and (joint.mutations or needy):
         # Autograd may not see what the program detached, nor the graph's own copies.
-        return wrapper.make_inference_call(joint, torch.no_grad()(run))
-    return wrapper.make_inference_call(joint, run)
+        run = torch.no_grad()(run)
+    call = wrapper.make_inference_call(joint, run)
+    return torch.enable_grad()(call) if recorded and not torch.is_grad_enabled() else call
 
 
 def build_training(

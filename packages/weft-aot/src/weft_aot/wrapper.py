@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft_aot.layout import memory_order
+from weft_aot.order import arranged
 from weft_aot.records import JointGraph, OutputPlan, Part, Ref, Saved, ViewStep
 
 
@@ -69,12 +70,15 @@ def make_training_call(joint: JointGraph, nodes: Sequence[Node]) -> Callable[...
 
     Each node gives some of them their history.
     """
-    inputs = ["".join(f", args[{index}]" for index in reached) for _, reached in nodes]
-    calls = [
-        (apply, f"{{}}(values, args{given})")
-        for (apply, _), given in zip(nodes, inputs, strict=True)
-    ]
-    return _wrapped(joint, "*args", [(None, "values = []"), *calls])
+    calls: list[tuple[Any, str]] = [(None, "values = []")]
+    seen = "args"
+    if len(joint.order) > 1:
+        calls.append((arranged(joint.order), "seen = {}(args)"))
+        seen = "seen"
+    for apply, reached in nodes:
+        given = "".join(f", {seen}[{index}]" for index in reached)
+        calls.append((apply, f"{{}}(values, args{given})"))
+    return _wrapped(joint, "*args", calls)
 
 
 def _wrapped(joint: JointGraph, args: str, calls: Iterable[tuple[Any, str]]) -> Callable[..., Any]:
@@ -116,13 +120,15 @@ def _result(source: WrapperSource, plan: OutputPlan, name: str) -> str:
     origin = source.constant(plan.constant) if plan.source is None else _expression(plan.source)
     if plan.steps is None:
         return origin
-    if plan.detached:
-        origin = f"{origin}.detach()"
-    elif not plan.steps:
+    origin += plan.apart
+    if not plan.steps and not plan.apart:
         origin = f"{origin}.view_as({origin})"
     for step in plan.steps:
         origin = _replay(source, step, origin)
     source.line(f"{name} = {origin}")
+    if plan.creation not in (None, torch._C._autograd.CreationMeta.DEFAULT):
+        remember = source.constant(torch._C._autograd._set_creation_meta)
+        source.line(f"{remember}({name}, {source.constant(plan.creation)})")
     return name
 
 
