@@ -2,6 +2,8 @@
 
 import functools
 
+import torch
+
 from constructs import case
 
 COUNTER = 0
@@ -284,3 +286,23 @@ def function_equality(x):
 @case
 def exec_and_eval(x):
     return x + eval("1 + 2")
+
+
+@case(inputs=lambda: (torch.ones(2), 1))
+def deleted_argument_in_a_cell(x, n):
+    def made(n):
+        def f():
+            return n
+
+        del n
+        return f
+
+    def f():
+        return n
+
+    del n
+    size = int(x.sum())
+    try:
+        f()
+    except NameError:
+        return x + size, made(x).__closure__[0] == made(x).__closure__[0]

@@ -103,3 +103,20 @@ def comprehension_of_generators(x):
 def star_in_list_display(x):
     a = [1, 2]
     return [*a, *range(2), *(i for i in a)], {**{"a": 1}, "b": 2, **{"a": 3}}, {*a, 3}, x + 1
+
+
+@case
+def variables_called_as_cells(x):
+    n = 2
+
+    def free():
+        return [lambda: n for n in (n, [1])[1]]
+
+    a = [n + 1 for n in (1, 2) if x.sum() > n]
+    b = [[lambda: n for n in (int(x[0, n]), 4)] for n in (1, int(x[0, 2]))]
+    c = [[(n, free()) for n in (int(x[0, n]), 4)] for n in (1, 2)]
+    try:
+        [1 // int(x[0, n]) for n in (1, 0)]
+    except ZeroDivisionError:
+        n += 1
+    return x * n, a, [f() for row in b for f in row], len(c), free()[0]()

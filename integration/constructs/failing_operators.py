@@ -81,3 +81,24 @@ def handler_of_a_with_block(x):
         log.append("in")
         log.append(torch.gather(x, 0, torch.full((1, 1), 77)))
     return x + 1, log, block.kind.__name__
+
+
+@case
+def results_that_nobody_uses(x):
+    log = []
+    far, none = torch.tensor([[77]]), torch.zeros(2, 3, dtype=torch.int64)
+    attempts = (
+        lambda: x[far],
+        lambda: x.gather(0, far) + 1,
+        lambda: torch.linalg.eigvalsh(x[:, :2] / 0),
+        lambda: torch.nn.functional.nll_loss(x, far[:, 0].expand(2)),
+        lambda: x.long() // none,
+        lambda: torch._assert_async(x.sum() < 0),
+    )
+    for attempt in attempts:
+        try:
+            attempt()
+            log.append("none")
+        except (IndexError, RuntimeError) as error:
+            log.append(str(error))
+    return x + 1, log

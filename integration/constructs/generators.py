@@ -401,3 +401,15 @@ def throw_in_other_ways(x):
         next(g), g.throw(ValueError, "a"), gen().throw(ValueError("z"))
     except ValueError as error:
         return x + 1, [entry.name for entry in traceback.extract_tb(error.__traceback__)][-2:]
+
+
+@case
+def what_close_gives(x):
+    def gen():
+        try:
+            yield 1
+        except GeneratorExit:
+            return 5
+
+    g = gen()
+    return next(g), x + 1, g.close(), g.close(), gen().close()

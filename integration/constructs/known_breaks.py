@@ -2,6 +2,8 @@
 
 KNOWN_BREAKS = {
     "data_model.metaclass_with_an_order_of_its_own": "unknown-call",
+    "closures.deleted_argument_in_a_cell": "data-dependent-value",
+    "comprehensions.variables_called_as_cells": "data-dependent-branch",
     "control_flow.if_on_tensor": "data-dependent-branch",
     "control_flow.while_on_tensor": "data-dependent-branch",
     "coroutines.wait_for_the_loop": "unknown-call",

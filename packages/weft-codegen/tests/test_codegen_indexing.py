@@ -117,6 +117,11 @@ BAD = [
     (lambda w, i: w.index_select(0, i[0]), I + 10, IndexError),
     (lambda w, i: w.scatter_add(0, i, w), I[:1, :1] + 18, RuntimeError),
     (lambda w, i: w.index_put((i,), w[0], accumulate=True), I[:1, :1] + 18, IndexError),
+    (lambda w, i: (w[i], w * 2)[1], I[:1] + 40, IndexError),  # the result is not used
+    (lambda w, i: (i // (i - i), w * 2)[1], I, RuntimeError),
+    (lambda w, i: i % (i - i), I, RuntimeError),
+    (lambda w, i: torch.fmod(i, i - i), I, RuntimeError),
+    (lambda w, i: F.binary_cross_entropy(w * 9, w), I, RuntimeError),
 ]
 
 

@@ -48,6 +48,13 @@ def test_scalars_alpha_and_rounding_modes():
     check(lambda x, y: (torch.div(x, y, rounding_mode="floor"), torch.remainder(x, y)), X, Y)
 
 
+def test_integers_take_rounded_numbers():
+    check(lambda i: (torch.addcmul(i, i, i, value=0.5), torch.addcmul(i, i, i, value=-3)), INT)
+    for start, end in ((0.5, 10.7), (-3, 250), (10, -10)):
+        check(lambda i: torch.linspace(start, end, 8, dtype=torch.int64) + i, INT)
+        check(lambda i: torch.linspace(start, end, 8, dtype=torch.uint8) + i, INT)
+
+
 def test_powers_and_clamps():
     check(lambda x: (x**2, x**3, x.abs() ** 0.5, x.abs() ** 1.7, 2.0**x), X)
     check(lambda x: (x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=0.3), F.hardtanh(x)), X)

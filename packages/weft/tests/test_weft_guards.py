@@ -394,7 +394,12 @@ def test_deterministic_algorithms():
     def put(x):
         return x.clone().put_(torch.tensor([0]), x[:1])
 
-    x, compiled, compiled_put = torch.ones(6), weft.compile(fn), weft.compile(put)
+    def unpool(x):
+        indices = torch.arange(6).reshape(1, 2, 3)
+        return torch.nn.functional.max_unpool2d(x.reshape(1, 2, 3), indices, 1)
+
+    x, compiled = torch.ones(6), weft.compile(fn)
+    varying = (("put_", weft.compile(put)), ("max_unpooling2d_forward_out", weft.compile(unpool)))
     try:
         for on, warn_only in ((False, False), (True, False), (True, True), (True, False)):
             torch.use_deterministic_algorithms(on, warn_only=warn_only)
@@ -402,10 +407,25 @@ def test_deterministic_algorithms():
             assert ours[-1] == eager[-1] == warn_only
             if on:
                 torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
+            for name, function in varying if on else ():
                 caught = pytest.warns(UserWarning) if warn_only else pytest.raises(RuntimeError)
                 with caught as seen:
-                    compiled_put(x)
+                    function(x)
                 said = str(seen.list[0].message if warn_only else seen.value)
-                assert "put_ does not have a deterministic" in said
+                assert f"{name} does not have a deterministic" in said
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_settings_that_a_module_computes(monkeypatch):
+    def fn(x):
+        return x + torch.backends.cudnn.benchmark + deterministic.fill_uninitialized_memory
+
+    deterministic = torch.utils.deterministic
+    f, graphs = make(fn)
+    assert f(torch.ones(2)).tolist() == [2, 2]
+    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", False)
+    assert f(torch.ones(2)).tolist() == [1, 1]
+    with torch.backends.cudnn.flags(benchmark=True):
+        assert f(torch.ones(2)).tolist() == [2, 2]
+    assert len(graphs) == 3

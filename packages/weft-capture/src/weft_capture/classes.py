@@ -320,6 +320,8 @@ class SuperValue(Value):
             raise Break("unsupported-value", f"super({start.__name__}, ...) of {owner.describe()}")
 
     def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "__class__":
+            return class_value(super)
         owner, cls = self.owner, self.through
         of_class = isinstance(owner, ClassValue) and owner.obj is cls
         for kind in cls.__mro__[cls.__mro__.index(self.start) + 1 :]:

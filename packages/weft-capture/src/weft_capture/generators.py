@@ -127,20 +127,21 @@ class GeneratorValue(IteratorValue):
             error = raised.value
         return self._run(tx, frame, error)
 
-    def close(self, tx: Tracer) -> None:
-        """Do what `close` does."""
+    def close(self, tx: Tracer) -> Value:
+        """Do what `close` does; from 3.13 it gives what the generator returned then."""
         if self.frame is None or not self.started:
             tx.journal.touch(self)
             self.frame = self.returned = None
-            return
+            return NONE
         try:
             item = self.throw(tx, ExceptionValue(GeneratorExit, []))
         except Raised as raised:
             if issubclass(raised.value.python_type(), GeneratorExit | StopIteration):
-                return
+                return NONE
             raise
         if item is not None:
             tx.raise_(RuntimeError, f"{self.kind} ignored GeneratorExit")
+        return (self.returned or NONE) if sys.version_info >= (3, 13) else NONE
 
     def _refuse_ended(self, tx: Tracer) -> None:
         if self.kind == "coroutine":

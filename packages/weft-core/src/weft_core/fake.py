@@ -135,7 +135,15 @@ def _says_nondeterministic(*_: Any, **__: Any) -> bool:
     return torch.are_deterministic_algorithms_enabled()  # or raises
 
 
+def _says_nondeterministic_elsewhere(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return tensor.device.type != "cpu" and torch.are_deterministic_algorithms_enabled()
+
+
 _aten = torch.ops.aten
+_VARIES_ELSEWHERE = (
+    _aten.nll_loss2d_forward.default, _aten.histc.default, _aten.median.dim,
+    _aten.cumsum.default, _aten.scatter_reduce.two,
+)  # fmt: skip
 _SPREADS = [getattr(_aten, name).correction for name in ("var", "std", "var_mean", "std_mean")]
 # Whose kernels may warn, though fake ones do not.
 _WARNING: dict[Any, Any] = {
@@ -144,6 +152,9 @@ _WARNING: dict[Any, Any] = {
     _aten.copy_.default: _loses_imaginary,
     _aten.put_.default: _says_nondeterministic,
     _aten.put.default: _says_nondeterministic,
+    _aten.max_unpool2d.default: _says_nondeterministic,
+    _aten.max_unpool3d.default: _says_nondeterministic,
+    **dict.fromkeys(_VARIES_ELSEWHERE, _says_nondeterministic_elsewhere),
     _aten.searchsorted.Tensor: _is_slow,
     _aten.bucketize.Tensor: _is_slow,
 }

@@ -72,10 +72,15 @@ def _number_names(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple((index, one.name) for index, one in arguments if str(one.type) == "number")
 
 
+_RANGES = frozenset(getattr(torch.ops.aten.arange, n) for n in ("default", "start", "start_step"))
+
+
 def _refused_number(func: Any, args: Any, kwargs: Any) -> str | None:
     for index, name in _number_names(func):
         number = args[index] if index < len(args) else kwargs.get(name)
         if type(number) in _NUMBERS:
+            if func in _RANGES and abs(number) > 2**53:
+                return f"{func}: the length is computed in floats"
             known = getattr(kwargs.get("out", (*args, None)[0]), "dtype", None)
             dtype = kwargs.get("dtype") or known
             refusal = _said(torch.full, (2,), number, dtype=dtype, device="cpu")
@@ -143,3 +148,31 @@ def _meets(distance: Any, steps: list[tuple[Any, Any]]) -> bool:
     least = -((sum(one * count for one, count in rest) - distance) // step)
     tries = range(max(0, least), min(most, distance // step) + 1)
     return any(_meets(distance - count * step, rest) for count in tries)
+
+
+_FAILING = frozenset((
+    "gather", "index", "index_select", "embedding", "take", "scatter", "scatter_add",
+    "scatter_reduce", "index_put", "put", "index_add", "index_copy", "index_fill",
+    "index_reduce", "nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss",
+    "multilabel_margin_loss_forward", "_ctc_loss", "binary_cross_entropy", "_embedding_bag",
+    "_embedding_bag_forward_only", "max_unpool2d", "max_unpool3d", "segment_reduce", "histc",
+    "_linalg_eigh", "_linalg_svd", "linalg_eig", "_linalg_eigvals", "linalg_pinv", "cholesky",
+    "cholesky_inverse", "lu_unpack", "linalg_lu_solve", "linalg_ldl_solve", "searchsorted",
+    "masked_scatter",
+))  # fmt: skip
+_DIVIDING = frozenset(("floor_divide", "div", "remainder", "fmod"))
+
+
+def may_raise(target: Any) -> bool:
+    """Whether a call of `target` may raise because of what its operands hold."""
+    return _aten_name(target) in _FAILING | _DIVIDING
+
+
+def divides(target: Any) -> bool:
+    """Whether `target` divides, which raises for integers and zero."""
+    return _aten_name(target) in _DIVIDING
+
+
+def _aten_name(target: Any) -> str:
+    known = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    return str(target._schema.name)[6:] if known else ""

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft_core.adapters import AdapterMode
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
+from weft_core.probes import divides, may_raise
 from weft_core.symnodes import SymbolTable, SymValue
 from weft_core.withheld import warnings_withheld
 
@@ -411,8 +412,18 @@ class Tracer:
 def drop_dead_nodes(graph: fx.Graph) -> None:
     """Remove nodes that nothing uses; those with an effect stay, random ops among them."""
     for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and not has_effect(node):
+        if not node.users and node.op in ("call_function", "get_attr") and not must_run(node):
             graph.erase_node(node)
+
+
+def must_run(node: fx.Node) -> bool:
+    """Whether a node matters although nothing uses it: it has an effect, or may raise."""
+    if not may_raise(node.target) or "in_backward" in node.meta:
+        return has_effect(node)
+    if divides(node.target):
+        whole = not node.meta["val"].is_floating_point() and not node.meta["val"].is_complex()
+        return whole and (isinstance(node.args[1], fx.Node) or not node.args[1])
+    return True
 
 
 def has_effect(node: fx.Node) -> bool:

@@ -1,6 +1,6 @@
 """Which side of the cut each node of a joint graph may live on.
 
-    forward     needed for a forward value, or has an effect: must run in the forward
+    forward     needed for a forward value, or must run though unused (effects, errors)
     backward    depends on a tangent: must run in the backward
     free        neither: a value only the backward wants, computable on either side
 
@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from torch import fx
-from weft_core.tracing import has_effect
+from weft_core.tracing import has_effect, must_run
 
 from weft_aot.records import JointGraph
 from weft_aot.walk import ancestors
@@ -41,7 +41,7 @@ def classify(joint: JointGraph) -> Classes:
     results = [value if isinstance(value, fx.Node) else None for value in joint.results()]
     inputs, tangents = placeholders[: joint.num_inputs], placeholders[joint.num_inputs :]
     values, gradients = results[: joint.num_values], results[joint.num_values :]
-    effects = [node for node in order if has_effect(node)]
+    effects = [n for n in order if has_effect(n) or (not n.users and must_run(n))]
     backward = _descendants(order, tangents)
     return Classes(
         order,

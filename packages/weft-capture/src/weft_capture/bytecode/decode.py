@@ -10,7 +10,8 @@ from __future__ import annotations
 import dis
 import opcode
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -199,6 +200,12 @@ def _op_symbol(arg: int) -> str:
     return opcode._nb_ops[arg][1]  # type: ignore[attr-defined,no-any-return]
 
 
+_SLOT = {
+    **{op: op for op in ("LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR")},
+    "LOAD_CLOSURE": "LOAD_FAST",  # as `load_fast` took it
+}
+_RESTORES = frozenset(("END_FOR", "POP_TOP", "SWAP", "STORE_FAST"))
+
 _Rule = Callable[[_Normal, int], None]
 _SPECIAL: dict[str, _Rule] = {
     "CACHE": _Normal.skip,
@@ -245,12 +252,49 @@ def _handlers(
     return result
 
 
+def _part_inlined(
+    rows: list[list[Any]],
+    index_of: dict[int, int],
+    handlers: Sequence[Handler | None],
+    cells: frozenset[str],
+) -> set[str]:
+    """Rename the plain variables of inlined comprehensions where a cell has their name.
+
+    From 3.12 the two share a slot, and the comprehension puts the cell aside. Returns new names.
+    """
+    found: set[str] = set()
+    seen: set[int] = set()  # inner comprehensions come behind their outer ones
+    for at, (opname, _, name, *_) in reversed(list(enumerate(rows))):
+        if opname != "LOAD_FAST_AND_CLEAR" or name not in cells:
+            continue
+        begin = next(i for i in range(at, len(rows)) if rows[i][0].startswith("BUILD_"))
+        cleanup, loop = handlers[begin], rows[begin + 2]
+        if cleanup is None or loop[0] != "FOR_ITER":
+            continue
+        end = index_of[loop[4]]
+        while rows[end][0] in _RESTORES:
+            end += 1
+        raises = next(i for i in range(cleanup.target, len(rows)) if rows[i][0] == "RERAISE")
+        is_cell = rows[at + 1][0] == "MAKE_CELL"
+        for i in (*range(at, end), *range(cleanup.target, raises)):
+            row = rows[i]
+            if row[2] == name and row[0] in _SLOT and i not in seen:
+                seen.add(i)
+                if not is_cell:
+                    row[0], row[2] = _SLOT[row[0]], f".{name}"
+                    found.add(f".{name}")
+    return found
+
+
 def _build(code: CodeType, ref: weakref.ref[CodeType]) -> Decoded:
     shape = FrameShape.of(code)
     normal = _Normal(code, shape)
     normal.run(code)
     rows, index_of = normal.rows, normal.index_of
     handlers = _handlers(code, rows, index_of) if code.co_exceptiontable else [None] * len(rows)
+    if PY312:
+        added = _part_inlined(rows, index_of, handlers, shape.cells)
+        shape = replace(shape, varnames=shape.varnames + tuple(sorted(added)))
     instrs = tuple(
         Instr(name, arg, value, offset, None if to is None else index_of[to], pos, handler)
         for (name, arg, value, offset, to, pos), handler in zip(rows, handlers, strict=True)

@@ -122,8 +122,15 @@ class FrameShape:
 
     @staticmethod
     def of(code: CodeType) -> FrameShape:
-        """The shape of a code object."""
-        return FrameShape(*[getattr(code, f"co_{name}") for name in FrameShape.__match_args__])
+        """The shape of a code object.
+
+        Where an inlined comprehension has a variable called as a free one, each has a slot.
+        """
+        fields = {name: getattr(code, f"co_{name}") for name in FrameShape.__match_args__}
+        for name in fields["freevars"]:
+            for own in ("varnames", "cellvars"):
+                fields[own] = tuple(f".{n}" if n == name else n for n in fields[own])
+        return FrameShape(**fields)
 
     def variant(
         self,

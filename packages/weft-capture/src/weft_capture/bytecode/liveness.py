@@ -94,7 +94,7 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
     names = list(dict.fromkeys(decoded.varnames + decoded.cellvars + decoded.freevars))
     bit = {name: 1 << i for i, name in enumerate(names)}
     first = first_argument_of_super(decoded)
-    effects = [_uses_and_kills(instr, bit, first) for instr in decoded.instrs]
+    effects = [_uses_and_kills(instr, bit, first, decoded.cells) for instr in decoded.instrs]
     reads = (i.opname.startswith("LOAD") and i.argval in _READS_FRAME for i in decoded.instrs)
     if _is_debugged() or any(reads):
         return names, [-1] * (len(decoded.instrs) + 1)  # what they call sees every variable
@@ -117,8 +117,12 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
     return names, live
 
 
-def _uses_and_kills(instr: Instr, bit: dict[str, int], first: str | None) -> tuple[int, int]:
+def _uses_and_kills(
+    instr: Instr, bit: dict[str, int], first: str | None, cells: frozenset[str]
+) -> tuple[int, int]:
     opname, name = instr.opname, instr.argval
+    if opname in _KILLS and name in cells:  # an inlined comprehension puts the cell back
+        return bit[name], 0
     if opname in _USES or opname in _KILLS:
         return bit[name] * (opname in _USES), bit[name] * (opname in _KILLS)
     if first is not None and _may_be_super(instr):

@@ -9,7 +9,7 @@ from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import on_values, opcode
 from weft_capture.rules.operators import binary, compare, contains, identical, unary
 from weft_capture.values.base import Frame, Tracer, Value
-from weft_capture.values.constant import NONE, NULL, constant, is_constant_object
+from weft_capture.values.constant import NULL, constant, is_constant_object
 from weft_capture.values.containers import TupleValue
 
 
@@ -37,8 +37,6 @@ on_values(
         "LOAD_CONST": (0, _load_const),
         "LOAD_BUILD_CLASS": (0, lambda tx, _: tx.const_object(builtins.__build_class__)),
         "LOAD_ASSERTION_ERROR": (0, lambda tx, _: tx.const_object(AssertionError)),
-        # Only ever read by LOAD_FROM_DICT_OR_..., which look at the frame.
-        "LOAD_LOCALS": (0, lambda tx, _: NONE),
         "PUSH_NULL": (0, lambda tx, _: NULL),
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib
 import weakref
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from weft_guards.sources import ConstSource, LocalSource
@@ -130,11 +131,27 @@ def _delete_deref(frame: Frame, instr: Instr) -> None:
     frame.cells[instr.argval].store(frame.tx, None)
 
 
+@dataclass(eq=False)
+class _Names(Value):
+    """The names of a class body, also for the type parameters inside of it."""
+
+    cls = dict
+
+    frame: Frame
+
+
+@opcode("LOAD_LOCALS")
+def _load_locals(frame: Frame, instr: Instr) -> None:
+    frame.stack.append(_Names(frame))
+
+
 @opcode("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 def _load_name(frame: Frame, instr: Instr) -> None:
     """A name in a class body; what the class has not bound is a global or a variable around it."""
     if instr.opname.startswith("LOAD_FROM_DICT"):
-        frame.stack.pop()
+        names = frame.stack.pop()
+        if getattr(names, "frame", None) is not frame:
+            raise Break("unsupported-value", "type parameters that see the names of a class")
     own = frame.locals.get(instr.argval)
     if type(getattr(own, "obj", None)) is enum.auto:
         raise Break("unknown-call", "the number of an enum.auto")

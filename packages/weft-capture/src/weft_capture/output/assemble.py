@@ -315,6 +315,14 @@ class Assembly:
         for name, temp in temps.items():
             self.writer.load_local(temp)
             self.writer.store_local(name)
+        self._empty_cells()
+
+    def _empty_cells(self) -> None:
+        """Unbind the arguments in cells that the program has deleted."""
+        for name in self.frame.decoded.flat_args:
+            cell = self.frame.cells.get(name)
+            if cell is not None and cell.contents is None:
+                self.writer.delete_local(name)
 
     def _break(self, inlined: Sequence[Frame]) -> None:
         frame, out, writer = self.frame, self.out, self.writer
@@ -341,6 +349,7 @@ class Assembly:
         for name in frame.decoded.flat_args:
             if name not in temps and name not in frame.cells and self._is_rebound(name):
                 writer.delete_local(name)
+        self._empty_cells()
         writer.load_stack(stack)
         below = [value is not NULL for value in frame.stack]
         step = RealStep(writer, frame.decoded, below, tuple(locals_), keep)

@@ -466,8 +466,8 @@ def _throw(tx: Tracer, self: GeneratorValue | AsyncStep, error: Value, *rest: Va
 
 
 @method(GeneratorValue, "close")
-def _close(tx: Tracer, self: GeneratorValue) -> None:
-    self.close(tx)
+def _close(tx: Tracer, self: GeneratorValue) -> Value:
+    return self.close(tx)
 
 
 @method_of_each(GeneratorValue, "__anext__", "asend", "athrow", "aclose")

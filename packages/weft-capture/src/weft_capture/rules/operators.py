@@ -73,6 +73,18 @@ def _is_number(value: Value) -> bool:
     )
 
 
+def _as_ints(left: Value, right: Value) -> tuple[Value, Value]:
+    """Return bools beside a symbolic number as the ints that they are: sympy refuses them."""
+    if not any(isinstance(v, SymValue) and v.python_type() is not bool for v in (left, right)):
+        return left, right
+    return _as_int(left), _as_int(right)
+
+
+def _as_int(value: Value) -> Value:
+    is_bool = isinstance(value, Constant | SymValue) and value.python_type() is bool
+    return constant(int(value.as_constant())) if is_bool else value
+
+
 def _in_graph(left: Value, right: Value) -> bool:
     if isinstance(left, TensorValue) or isinstance(right, TensorValue):
         return True
@@ -93,7 +105,7 @@ def binary(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     exact = INPLACE[plain] if inplace else function  # whose errors name the symbol
     if plain == "%" and isinstance(left, Constant) and isinstance(left.value, str):
         return percent_text(tx, left.value, right)
-    left, right = left.as_float(tx, right), right.as_float(tx, left)
+    left, right = _as_ints(left.as_float(tx, right), right.as_float(tx, left))
     if floats.applies(left, right):
         return floats.binary(tx, function, left, right)
     if _in_graph(left, right):
@@ -273,6 +285,7 @@ def compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
 
 def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     function = COMPARE[symbol][0]
+    left, right = _as_ints(left, right)
     if _in_graph(left, right) and _keeps_class(left, right):
         none = any(isinstance(v, Constant) and v.value is None for v in (left, right))
         if none and symbol in ("==", "!="):

@@ -29,6 +29,15 @@ _KEEP = [
     "multilabel_margin_loss_forward",  # its decomposition counts what comes after a -1
 ]
 
+# Of which eager says under deterministic algorithms that they are none, on a GPU.
+VARYING = frozenset((
+    "upsample_linear1d_backward", "upsample_bilinear2d_backward",
+    "upsample_bicubic2d_backward", "upsample_trilinear3d_backward",
+    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "avg_pool3d_backward",
+    "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+    "grid_sampler_2d_backward", "nll_loss2d_forward", "cumsum",
+))  # fmt: skip
+
 # Taken apart although torch's core set has them.
 _ALSO = [
     "native_layer_norm",
@@ -56,7 +65,27 @@ def _table() -> dict[Any, Callable[..., Any]]:
     kept = {f"aten::{name}" for name in _KEEP} | {name.replace(".", "::") for name in LOWERINGS}
     table = {op: rule for op, rule in table.items() if _base_name(op) not in kept}
     table[aten.native_batch_norm.default] = _native_batch_norm
+    for name in ("linspace", "logspace", "addcmul"):
+        op = getattr(aten, name).default
+        table[op] = functools.partial(_of_floats, table[op])
+    bce = aten.binary_cross_entropy.default
+    table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
+
+
+def _binary_cross_entropy(rule: Callable[..., Any], x: Any, target: Any, *rest: Any) -> Any:
+    """The decomposition, and what the operator checks."""
+    for name, one in ("input", x), ("target", target):
+        inside = ((one >= 0) & (one <= 1)).all()
+        torch._assert_async(inside, f"all elements of {name} should be between 0 and 1")
+    return rule(x, target, *rest)
+
+
+def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The decomposition, but for integers: eager rounds the numbers that it is given first."""
+    dtype: Any = kwargs.get("dtype") or getattr(args[0], "dtype", torch.float32)
+    floats = dtype.is_floating_point or dtype.is_complex
+    return rule(*args, **kwargs) if floats else NotImplemented
 
 
 def _native_batch_norm(
@@ -77,4 +106,5 @@ def _base_name(op: Any) -> str:
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decomposition table for tracing graphs that this package compiles: op -> function."""
-    return dict(_table())
+    calls = VARYING if torch.are_deterministic_algorithms_enabled() else ()
+    return {op: rule for op, rule in _table().items() if _base_name(op)[6:] not in calls}

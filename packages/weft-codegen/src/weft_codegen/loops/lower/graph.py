@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core.launches import LAUNCH_
-from weft_core.tracing import ASSERT, is_effect
+from weft_core.tracing import ASSERT, must_run
 
 from weft_codegen.loops import checks
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, atoms, single
 from weft_codegen.loops.lower import fxnodes, install
+from weft_codegen.loops.lower.decompose import VARYING
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.shapes import NoLowering, to_index, to_shape
 from weft_codegen.loops.lower.table import LOWERINGS, Call, Place, Shape, require
@@ -168,7 +169,7 @@ class Walk:
         by_data = _BY_DATA.intersection(getattr(target, "tags", ())) and target not in _MASKED
         if by_data or target is ASSERT:
             raise NoLowering(f"{target} is about a number or size that is only known while running")
-        if not node.users and not is_effect(target):
+        if not node.users and not must_run(node):
             return
         args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)
         name = getattr(target, "__name__", "")
@@ -190,8 +191,10 @@ class Walk:
         inlined = [o for t in _tensors((args, kwargs)) if not _in_buffer(t) for o in t.origins]
         origins = tuple(dict.fromkeys((*inlined, origin_text(node))))
         call = Call(self, node.meta["val"], self._uses[node], origins, node)
-        row = LOWERINGS.get(f"{target.namespace}.{target._schema.name.split('::')[1]}")
-        if row is not None and not target._schema.is_mutable:
+        name = target._schema.name.split("::")[1]
+        row = LOWERINGS.get(f"{target.namespace}.{name}")
+        called = name in VARYING and torch.are_deterministic_algorithms_enabled()
+        if row is not None and not target._schema.is_mutable and not called:
             try:
                 result = row(call, *args, **kwargs)
             except NoLowering:

@@ -128,7 +128,7 @@ def _ignoring_nan(name: str) -> Function:
 
 
 _RESULT: dict[str, Function] = {
-    **{name: _one(name) for name in ("mul", "neg", "abs", "fmod", "remainder")},
+    **{name: _one(name) for name in ("mul", "neg", "abs")},
     **{name: _one(name) for name in ("maximum", "minimum")},
     **{f"bitwise_{name}": _one(name) for name in ("and", "or", "xor", "not")},
     "fmax": _ignoring_nan("maximum"),
@@ -203,11 +203,24 @@ def _div(call: Call, left: Any, right: Any, rounding_mode: str | None = None) ->
         return pointwise(call, _one("div"), (left, right), dtype)
     if dtype.is_floating_point and rounding_mode == "trunc":
         return pointwise(call, lambda a, b: apply("trunc", a / b), (left, right), dtype)
-    # Integer division by zero is undefined in C; eager's raises.
-    divides = dtype.is_floating_point or (isinstance(right, int) and right != 0)
-    require(divides, "integer division by a tensor")
-    name = "floordiv" if rounding_mode == "floor" else "truncdiv"
-    return pointwise(call, _one(name), (left, right), dtype)
+    return _divided("floordiv" if rounding_mode == "floor" else "truncdiv")(call, left, right)
+
+
+def _divided(name: str) -> Callable[..., LazyTensor]:
+    """The quotient or the rest of a division."""
+
+    def lowering(call: Call, left: Any, right: Any) -> LazyTensor:
+        dtype = compute_dtype(call.fake.dtype)
+        # Integer division by zero is undefined in C; eager's raises.
+        divides = dtype.is_floating_point or (isinstance(right, int) and right != 0)
+        require(divides, "integer division by a tensor")
+        return pointwise(call, _one(name), (left, right), dtype)
+
+    return lowering
+
+
+lowers("aten.fmod")(_divided("fmod"))
+lowers("aten.remainder")(_divided("remainder"))
 
 
 @lowers("aten.pow")

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterator
 
 import torch
+from weft_core.probes import may_raise
 from weft_core.tracing import is_collective
 
 from weft_codegen.loops import program as ir
@@ -34,7 +35,7 @@ def _draws(item: ir.Step) -> bool:
 
 
 def _checks(item: ir.Step) -> bool:
-    return isinstance(item, ir.Extern) and not item.op._schema.returns
+    return isinstance(item, ir.Extern) and (not item.op._schema.returns or may_raise(item.op))
 
 
 def dependences(items: list[ir.Step], mutated: frozenset[str]) -> tuple[Edges, Edges]:
