@@ -455,7 +455,6 @@ def kept_over_a_break(x):
             fail(n)
         except (Problem, ValueError) as error:
             kept.append(error)
-        x = x * 2
     if x.sum() > 1e9:
         x = x + 1
     return x + 1, kept, [len(traceback.extract_tb(error.__traceback__)) for error in kept]

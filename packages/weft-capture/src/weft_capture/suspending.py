@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from weft_capture import frame
 from weft_capture.bytecode import decode
+from weft_capture.frame._hook import drop_unclosed
 from weft_capture.selection import has_tensor_work
 
 _TailCall = type(frame.tail_call(cast(types.FunctionType, inspect.isawaitable)))
@@ -143,10 +144,8 @@ class _Unclosed:
 
     def __del__(self) -> None:
         if self.pieces.gi_suspended:
-            _dropped.append(self.pieces)
-
-
-_dropped: list[Any] = []
+            for one in (self.pieces, inspect.getgeneratorlocals(self.pieces)["piece"]):
+                drop_unclosed(one)
 
 
 def _own_frames(shown: types.TracebackType | None) -> types.TracebackType | None:

@@ -16,6 +16,7 @@
 #define Py_BUILD_CORE
 #undef _PyGC_FINALIZED /* the internal headers define it again */
 #include "internal/pycore_frame.h"
+#include "internal/pycore_gc.h"
 #undef Py_BUILD_CORE
 
 typedef struct _PyInterpreterFrame Frame;

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import types
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
 from weft_capture.generators import AsyncStep, GeneratorValue, Wrapped
 from weft_capture.opcodes.table import opcode
 from weft_capture.rules.checks import is_checked
-from weft_capture.values.base import Frame, Value
+from weft_capture.values.base import Frame, Value, type_name
 from weft_capture.values.constant import NONE, Constant
 from weft_capture.values.objects import UserObject
 
@@ -83,7 +84,8 @@ def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
     if not (isinstance(inner, GeneratorValue) and inner.kind == "coroutine"):
         frame.stack[-1] = inner.iterate(frame.tx)
     elif not frame.decoded.flags & flags:
-        raise Break("unsupported-value", "a coroutine in yield from")
+        text = "cannot 'yield from' a coroutine object in a non-coroutine generator"
+        frame.tx.raise_(TypeError, text)
 
 
 @opcode("SEND")
@@ -133,8 +135,13 @@ def _end_send(frame: Frame, instr: Instr) -> None:
 
 @opcode("GET_AWAITABLE")
 def _get_awaitable(frame: Frame, instr: Instr) -> None:
+    value = frame.stack[-1]
+    kind = value.python_type()
+    if not (hasattr(kind, "__await__") or kind is types.GeneratorType or instr.arg):
+        text = f"object {type_name(kind)} can't be used in 'await' expression"
+        frame.tx.raise_(TypeError, text)
     try:
-        frame.stack[-1] = awaitable(frame, frame.stack[-1])
+        frame.stack[-1] = awaitable(frame, value)
     except Break as reason:
         raise (Break("suspends") if frame.stepped else reason) from None
 

@@ -111,13 +111,13 @@ class DictValue(Container, MutableValue):
         """Return a hash key, or for a write that asks nothing a key that varies."""
         if self.read is None:
             return key.hash_key()
-        pending = [one for one, *_ in self.log or ()]
-        varying = [isinstance(one, Value | Source) for one in pending]
-        name = _stand_in(key)
-        if writes and name is not None and all(varying) and name not in pending[:-1]:
+        log, name = self.log or [], _stand_in(key)
+        varying = bool(log) and isinstance(log[0][0], Value | Source)  # then all of them are
+        fresh = name not in self.own or all(one != name for one, *_ in log[:-1])
+        if writes and name is not None and (varying or not log) and fresh:
             return name
         hashed = key.hash_key()
-        if any(varying) or not is_literal(hashed) or hashed != hashed:
+        if varying or not is_literal(hashed) or hashed != hashed:
             self.entries  # noqa: B018 - is read
         return hashed
 
