@@ -204,7 +204,7 @@ _SLOT = {
     **{op: op for op in ("LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR")},
     "LOAD_CLOSURE": "LOAD_FAST",  # as `load_fast` took it
 }
-_RESTORES = frozenset(("END_FOR", "POP_TOP", "SWAP", "STORE_FAST"))
+_RESTORES = frozenset(("END_FOR", "POP_TOP", "SWAP", "STORE_FAST", "JUMP", "NOP"))
 
 _Rule = Callable[[_Normal, int], None]
 _SPECIAL: dict[str, _Rule] = {
@@ -271,12 +271,12 @@ def _part_inlined(
         cleanup, loop = handlers[begin], rows[begin + 2]
         if cleanup is None or loop[0] != "FOR_ITER":
             continue
-        end = index_of[loop[4]]
-        while rows[end][0] in _RESTORES:
-            end += 1
+        behind = end = index_of[loop[4]]
+        while rows[end][0] in _RESTORES and rows[end][2] != name:
+            end = index_of[rows[end][4]] if rows[end][0] == "JUMP" else end + 1
         raises = next(i for i in range(cleanup.target, len(rows)) if rows[i][0] == "RERAISE")
         is_cell = rows[at + 1][0] == "MAKE_CELL"
-        for i in (*range(at, end), *range(cleanup.target, raises)):
+        for i in (*range(at, behind), end, *range(cleanup.target, raises)):
             row = rows[i]
             if row[2] == name and row[0] in _SLOT and i not in seen:
                 seen.add(i)
