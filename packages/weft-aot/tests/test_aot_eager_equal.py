@@ -353,6 +353,7 @@ class TestModes:
         with torch.no_grad():
             graphs = check(lambda x: (x.view(-1), x * 2), leaf(2, 3))
             check(torch.enable_grad()(lambda x: (x.view(-1),)), leaf(2, 3))
+            assert not check(lambda x: (x.reshape(6).view(2, 3), x.t().mul_(2))[:1], leaf(2, 3))
         assert len(graphs) == 1
 
     def test_autocast_region(self):

@@ -60,6 +60,8 @@ def trace_joint(
     try:
         return _JointTrace(fn, mode, decompositions or {}).run(fakes, same_as)
     except RuntimeError as error:
+        if str(error).startswith("A view was created in"):  # which eager need not come to say
+            raise Unsupported("view-refused", str(error), "write where views are made") from error
         if not str(error).startswith("Inplace update to inference tensor"):
             raise
     return _JointTrace(fn, mode, decompositions or {}, contextlib.nullcontext).run(fakes, same_as)
