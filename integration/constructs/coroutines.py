@@ -140,7 +140,7 @@ def generator_based_coroutine(x):
     async def main():
         return await wait(1) + x
 
-    return drive(main(), 4)
+    return drive(main(), 4), wait.__class__ is types.FunctionType
 
 
 @case
@@ -323,19 +323,6 @@ def coroutine_is_no_iterator(x):
             texts.append(str(error))
     coroutine.close()
     return x + 1, texts, hasattr(coroutine, "__next__"), hasattr(coroutine, "send")
-
-
-@case
-def generator_made_a_coroutine_inside(x):
-    @types.coroutine
-    def wait(y):
-        got = yield y
-        return got
-
-    async def main():
-        return await wait(1) + x
-
-    return drive(main(), 4), wait.__class__ is types.FunctionType
 
 
 @case

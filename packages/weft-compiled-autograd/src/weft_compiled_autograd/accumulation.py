@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
-
-from weft_compiled_autograd.marks import inlinable
+from weft_core.marks import inlinable
 
 Maybe = torch.Tensor | None
 

@@ -8,7 +8,9 @@ results of the right shape that depend on all that either way would depend on.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,23 +67,36 @@ TARGETS = frozenset((cond, while_loop))
 """Targets of nodes that stay between the graphs that are compiled."""
 
 
-def cut(
-    root: torch.nn.Module, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]
-) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """Copy nodes out of a graph into a module of their own.
+@dataclass(frozen=True)
+class Piece:
+    """Nodes of a graph copied into a module of their own.
 
     Args:
-        root: has what `get_attr` nodes name.
-        nodes: in order; they stay where they are.
-        outputs: what the module returns, as a tuple; one that is not of `nodes` becomes an input.
-
-    Returns:
-        The module, and the nodes from outside whose values are its inputs, in order.
+        module: returns a tuple.
+        given: the nodes from outside whose values are its inputs, in order.
+        outputs: the nodes whose values it returns: those that others use.
     """
+
+    module: fx.GraphModule
+    given: list[fx.Node]
+    outputs: list[fx.Node]
+
+    def call(
+        self, graph: fx.Graph, run: Callable[..., Any], copies: dict[fx.Node, fx.Node]
+    ) -> None:
+        """Add a call of `run`, which does what the module does, to a copy of the whole graph."""
+        result = graph.call_function(run, tuple(map(copies.__getitem__, self.given)))
+        for index, node in enumerate(self.outputs):
+            copies[node] = graph.call_function(operator.getitem, (result, index))
+
+
+def cut(root: torch.nn.Module, nodes: Sequence[fx.Node]) -> Piece:
+    """Copy nodes, given in order, out of a graph; `root` has what its `get_attr` nodes name."""
     inside = set(nodes)
-    used = [arg for node in nodes for arg in node.all_input_nodes] + list(outputs)
+    outputs = [node for node in nodes if not inside.issuperset(node.users)]
+    used = (arg for node in nodes for arg in node.all_input_nodes)
     given = list(dict.fromkeys(node for node in used if node not in inside))
-    return copy_nodes(root, nodes, outputs, given), given
+    return Piece(copy_nodes(root, nodes, outputs, given), given, outputs)
 
 
 def copy_nodes(

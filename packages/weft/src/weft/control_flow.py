@@ -57,7 +57,10 @@ def split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
         elif not _stays(node):
             pending.append(node)
         else:
-            _add_piece(graph, gm, pending, copies, compile_one)
+            if pending:
+                piece = control.cut(gm, pending)
+                piece.call(graph, _Piece(piece.module, compile_one).run, copies)
+                pending.clear()
             if node.op == "get_attr":
                 branch = getattr(gm, str(node.target))
                 setattr(root, str(node.target), _Branch(split(branch, compile_one)))
@@ -72,27 +75,6 @@ def _stays(node: fx.Node) -> bool:
         source = node.args[0]
         return isinstance(source, fx.Node) and source.target in control.TARGETS
     return node.target in control.TARGETS or node.target in _MODES
-
-
-def _add_piece(
-    graph: fx.Graph,
-    gm: fx.GraphModule,
-    nodes: list[fx.Node],
-    copies: dict[fx.Node, fx.Node],
-    compile_one: CompileOne,
-) -> None:
-    """Add the call of what the nodes so far compute, and getitem nodes for what others need."""
-    if not nodes:
-        return
-    inside = set(nodes)
-    outputs = [node for node in nodes if not inside.issuperset(node.users)]
-    module, given = control.cut(gm, nodes, outputs)
-    call = graph.call_function(
-        _Piece(module, compile_one).run, tuple(copies[node] for node in given)
-    )
-    for index, node in enumerate(outputs):
-        copies[node] = graph.call_function(operator.getitem, (call, index))
-    nodes.clear()
 
 
 class _Branch(torch.nn.Module):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -55,35 +54,24 @@ def compile_in_pieces(
         return None
     chosen = calls.choose()
     pieces = [(kind, list(group)) for kind, group in itertools.groupby(nodes, chosen.get)]
-    cuts = [_cut(gm, group) for _, group in pieces]
-    if not chosen or not _may_pass([given for _, given, _ in cuts]):
+    cuts = [control.cut(gm, group) for _, group in pieces]
+    if not chosen or not _may_pass([piece.given for piece in cuts]):
         return None
     graph, compiled = fx.Graph(), dict[Any, Compiled | None]()
     copies = {node: graph.node_copy(node) for node in gm.graph.find_nodes(op="placeholder")}
-    for (call, _), (module, given, outputs) in zip(pieces, cuts, strict=True):
-        kind = module if call is None else call[1]
+    for (call, _), piece in zip(pieces, cuts, strict=True):
+        kind = piece.module if call is None else call[1]
         if kind not in compiled:
-            compiled[kind] = _compile(module, given, compile_one)
+            compiled[kind] = _compile(piece, compile_one)
         run = compiled[kind]
         if run is None:
             return None
-        result = graph.call_function(run, tuple(map(copies.__getitem__, given)))
-        for index, node in enumerate(outputs):
-            copies[node] = graph.call_function(operator.getitem, (result, index))
+        piece.call(graph, run, copies)
     graph.output(fx.map_arg(gm.graph.output_node().args[0], copies.__getitem__))
     count = sum(call is not None for call, _ in pieces)
     kinds = len(compiled) - len(pieces) + count
     events.counters["regions"].update(calls=count, compiled=kinds, between=len(pieces) - count)
     return fx.GraphModule(torch.nn.Module(), graph).forward
-
-
-def _cut(
-    gm: fx.GraphModule, nodes: Sequence[fx.Node]
-) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
-    """Copy a piece; return it with what it takes from outside and what others take of it."""
-    inside = set(nodes)
-    outputs = [node for node in nodes if not inside.issuperset(node.users)]
-    return *control.cut(gm, nodes, outputs), outputs
 
 
 def _with_history(fake: Any) -> Any:
@@ -115,12 +103,13 @@ def _may_pass(taken: Sequence[Sequence[fx.Node]]) -> bool:
     return True
 
 
-def _compile(
-    module: fx.GraphModule, given: Sequence[fx.Node], compile_one: CompileOne
-) -> Compiled | None:
+def _compile(piece: control.Piece, compile_one: CompileOne) -> Compiled | None:
     """Compile a piece for the fakes of what it is given, of which some may share memory."""
-    fakes = [_with_history(node.meta["example_value"]) for node in given]
-    for holder, node, fake in zip(module.graph.find_nodes(op="placeholder"), given, fakes):
+    module, fakes = (
+        piece.module,
+        [_with_history(node.meta["example_value"]) for node in piece.given],
+    )
+    for holder, node, fake in zip(module.graph.find_nodes(op="placeholder"), piece.given, fakes):
         fresh = node.op != "placeholder" and isinstance(fake, torch.Tensor)
         holder.meta = {**node.meta, "example_value": fresh_fake(fake) if fresh else fake}
     run = compile_one(module, fakes)

@@ -7,11 +7,11 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from weft_aot.partition.classify import Classes
+from weft_aot.partition.policy import SCALAR
 from weft_aot.records import JointGraph, Partition, Ref, Saved
 from weft_aot.walk import ancestors, view_root
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 def extract(joint: JointGraph, classes: Classes, saved_nodes: list[fx.Node]) -> Partition:
@@ -28,7 +28,7 @@ def extract(joint: JointGraph, classes: Classes, saved_nodes: list[fx.Node]) -> 
 
 
 def _is_symbolic(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), _SYMBOLIC)
+    return isinstance(node.meta.get("val"), SCALAR)
 
 
 def _forward(

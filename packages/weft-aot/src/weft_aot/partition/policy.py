@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from weft_core.symnodes import SymValue
 from weft_core.tracing import has_effect
 
 from weft_aot.layout import hint
@@ -36,7 +37,7 @@ _POINTWISE = """
 _FUSIBLE = frozenset(_POINTWISE.split())
 # How many matmuls or the like a chain of recomputed values may run past.
 _STAGES = 3
-_SCALAR = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+SCALAR = SymValue | int | float | bool
 
 
 class Policy(Protocol):
@@ -57,7 +58,7 @@ def is_fusible(node: fx.Node) -> bool:
     if isinstance(target, OpOverload):
         name = target._schema.name.split("::")[1]
         return (target.is_view or name in _FUSIBLE) and not has_effect(node)
-    return target is operator.getitem or isinstance(node.meta.get("val"), _SCALAR)
+    return target is operator.getitem or isinstance(node.meta.get("val"), SCALAR)
 
 
 class MemoryPolicy:
@@ -77,7 +78,7 @@ class MemoryPolicy:
 
     def cost(self, node: fx.Node) -> int | None:
         value = node.meta.get("val")
-        if isinstance(value, _SCALAR):
+        if isinstance(value, SCALAR):
             return 1
         if not isinstance(value, torch.Tensor):
             return None
@@ -136,7 +137,7 @@ class CheckpointPolicy:
         made: Any = node.args[0] if node.target is operator.getitem else node
         if "recompute" not in made.meta or has_effect(made):
             return False
-        return not _crosses(node) and not isinstance(node.meta.get("val"), _SCALAR)
+        return not _crosses(node) and not isinstance(node.meta.get("val"), SCALAR)
 
 
 def _crosses(node: fx.Node) -> bool:

@@ -8,12 +8,13 @@ execution computes it. Whatever compiles the graph may fuse the two into what is
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
 from weft_core import foreign, jagged_attention
+from weft_core.marks import inlinable
 
 from weft_capture.breaks import Break
 from weft_capture.rules.polyfilled import polyfill
@@ -26,6 +27,7 @@ _AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0
 """Which of batch, head, query and key each of the four nested maps goes over."""
 
 
+@inlinable
 def attend(
     query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float,
     kernel_options: Any = None, *buffers: Any,
@@ -68,12 +70,14 @@ def attend(
 _LN2 = 0.6931471805599453
 
 
+@inlinable
 def _mapped(function: Any, first: tuple[int, ...]) -> Any:
     for axes in _AXES:
         function = torch.vmap(function, (*first, *axes))
     return function
 
 
+@inlinable
 def _laid_out(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """Return the tensor in the memory order of the query, but with its last dimension dense."""
     order = sorted(range(3), key=lambda dim: -strides[dim])
@@ -115,9 +119,6 @@ _DENSE = torch.nn.functional.scaled_dot_product_attention
 _NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()  # noqa: SIM905
 _home: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
 polyfill(_home.flex_attention, attend)
-_functions: tuple[Callable[..., Any], ...] = (attend, _mapped, _laid_out)
-for _function in _functions:
-    _function.__dict__["_weft_inline"] = True
 
 
 @rule(_DENSE)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from weft_core.marks import inlinable
 from weft_guards.sources import AttrSource, CallSource, ConstSource
 
 from weft_capture.breaks import Break
@@ -203,6 +204,7 @@ def _unlike() -> None:
     """Break where a list holds what a collective of one tensor does not."""
 
 
+@inlinable
 def _flat(tensors: Any, like: torch.Tensor, group: Any) -> list[torch.Tensor]:
     """Return tensors, one a process, each as a row."""
     if len(tensors) != distributed.get_world_size(group):
@@ -215,11 +217,13 @@ def _flat(tensors: Any, like: torch.Tensor, group: Any) -> list[torch.Tensor]:
     return [one.view(-1) for one in tensors]
 
 
+@inlinable
 def _spread(whole: torch.Tensor, into: list[torch.Tensor]) -> None:
     for one, part in zip(into, whole.chunk(len(into)), strict=True):
         one.copy_(part)
 
 
+@inlinable
 def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: Any = False) -> Any:
     into = _flat(tensor_list, tensor, group)
     whole = torch.cat(into)
@@ -228,6 +232,7 @@ def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: Any 
     return work
 
 
+@inlinable
 def _reduce_scatter(
     output: Any, input_list: Any, op: Any = _SUM, group: Any = None, async_op: Any = False
 ) -> Any:
@@ -235,6 +240,7 @@ def _reduce_scatter(
     return _scatter_single(output.view(-1), given, op, group, async_op)
 
 
+@inlinable
 def _all_to_all(
     output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: Any = False
 ) -> Any:
@@ -251,8 +257,6 @@ if distributed.is_available():
     _scatter_single = getattr(_c10d, "reduce_scatter_single" if _NEW else _SCATTER)
     for _version in (_all_gather, _reduce_scatter, _all_to_all):
         polyfill(getattr(distributed, _version.__name__[1:]), _version)
-    for _function in (_flat, _spread, _all_gather, _reduce_scatter, _all_to_all):
-        _function.__dict__["_weft_inline"] = True
 
 
 # ---- DTensors

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from weft_core import control
+from weft_core.marks import inlinable
 from weft_core.versions import version_of
 
 from weft_capture.breaks import Break
@@ -184,6 +185,7 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
 # ---- operators over the rows of tensors: torch's own Python around them, and their meaning here
 
 
+@inlinable
 def scan_rows(f: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Any = ()) -> Any:
     """Carry values over the rows of tensors: the last ones, and the stacked results of each."""
     carry, outs = list(init), []
@@ -194,6 +196,7 @@ def scan_rows(f: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs:
     return (*carry, *(_stacked(column) for column in zip(*outs, strict=True)))
 
 
+@inlinable
 def _stacked(column: Sequence[Any]) -> Any:
     return None if column[0] is None else torch.stack(list(column))
 
@@ -206,5 +209,3 @@ _OPERATORS = (
 for _module, _name, _version in _OPERATORS:
     _home = importlib.import_module(f"torch._higher_order_ops.{_module}")
     polyfill(getattr(_home, _name), getattr(_home, str(_version), _version))
-for _function in (scan_rows, _stacked):
-    _function.__dict__["_weft_inline"] = True

@@ -5,11 +5,11 @@ Those numbers are sizes of the graph, which reads them also without `capture_sca
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from weft_core.jagged import is_jagged
+from weft_core.marks import inlinable
 
 from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.table import rule
@@ -34,12 +34,14 @@ def _reading(tx: Tracer, method: Value, tensor: Value, *args: Value) -> Value:
         tx.graph.reading = before
 
 
+@inlinable
 def _rows(tensor: Any) -> Any:
     """Return all rows."""
     sizes = _read("tolist", tensor.offsets().diff().cpu())
     return _read("split", tensor.values(), sizes, tensor._ragged_idx - 1)
 
 
+@inlinable
 def _row(tensor: Any, at: int) -> Any:
     """Return one row: of what comes before it, itself, and what comes behind it."""
     values, offsets, dim = tensor.values(), tensor.offsets(), tensor._ragged_idx - 1
@@ -48,6 +50,7 @@ def _row(tensor: Any, at: int) -> Any:
     return _read("split", values, [start, size, values.size(dim) - start - size], dim)[1]
 
 
+@inlinable
 def _select_masked(tensor: Any, mask: Any) -> Any:
     """Return the chosen elements of each row, as `torch.nested.masked_select` does."""
     if tensor.layout != torch.strided or mask.layout != torch.strided:
@@ -57,9 +60,6 @@ def _select_masked(tensor: Any, mask: Any) -> Any:
     return torch.nested.nested_tensor_from_jagged(chosen, torch.nn.functional.pad(offsets, (1, 0)))
 
 
-_functions: tuple[Callable[..., Any], ...] = (_rows, _row, _select_masked)
-for _function in _functions:
-    _function.__dict__["_weft_inline"] = True
 polyfill(torch.nested.masked_select, _select_masked)
 
 

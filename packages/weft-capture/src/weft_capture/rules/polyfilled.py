@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
+from weft_core.marks import inlinable
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break, Raised
@@ -104,7 +105,7 @@ def polyfill(original: Any, version: Any) -> None:
 
 for _function in vars(polyfills).values():
     if isinstance(_function, types.FunctionType):
-        _function.__dict__["_weft_inline"] = True
+        inlinable(_function)
 for _name in _ITERTOOLS:
     if hasattr(itertools, _name):
         polyfill(getattr(itertools, _name), getattr(polyfills, _name))

@@ -16,6 +16,7 @@ from torch._functorch import eager_transforms, predispatch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from weft_core.marks import inlinable
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import GRAPH, decline, rule
@@ -166,6 +167,7 @@ class _NoDraws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@inlinable
 def linearized(func: Any, *primals: Any) -> tuple[Any, Any]:
     """Return what a function gives, and its derivative: the transpose of its transpose."""
     output = func(*primals)
@@ -189,7 +191,6 @@ def _refuse() -> None:
     """Break."""
 
 
-linearized.__dict__["_weft_inline"] = True
 decline("torch.func.linearize past its arguments, or at other tangents", _refuse)
 
 

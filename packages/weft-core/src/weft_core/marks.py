@@ -1,4 +1,4 @@
-"""Marks for code of this package that is called from inside captured graphs."""
+"""Marks for code of weft's own that frame capture looks into."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def inlinable(function: F) -> F:
-    """Let weft's frame capture look inside a function, so that a hook joins the compiled graph."""
+    """Let frame capture inline a function of weft, such as a hook or a version of one in C."""
     function.__dict__["_weft_inline"] = True
     return function
