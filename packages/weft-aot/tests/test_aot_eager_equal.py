@@ -286,6 +286,16 @@ class TestMutation:
         assert x.shape == (3, 2)
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g
+
+
 class TestAliasing:
     @pytest.mark.parametrize("make", [leaf, torch.randn, inner])
     @pytest.mark.parametrize(
@@ -306,6 +316,8 @@ class TestAliasing:
             lambda x: (x.clone(), x.contiguous()),
             lambda x: (x.detach().view(6), x.sin()),
             lambda x: (lambda y: (y, y))(x * 2),
+            lambda x: (Reversed.apply(x), Reversed.apply(x * 2), Reversed.apply(x * 2)[0] * 3),
+            lambda x: (lambda y: (Reversed.apply(y), y))(x * 2),
         ],
     )
     def test_views(self, fn, make):

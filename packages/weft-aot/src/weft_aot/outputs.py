@@ -90,12 +90,7 @@ class OutputPlanner:
 
     def _view_of_input(self, result: torch.Tensor, node: fx.Node, owner: int) -> OutputPlan:
         node_of, base = self._tracer.recorder.node_of, self._inputs[owner]
-        if _by_function(result.grad_fn, base.history):
-            raise Unsupported(
-                "function-of-views",
-                f"an autograd.Function gives a view of input {owner}, with a gradient of its own",
-                "return a tensor with memory of its own",
-            )
+        _refuse_function(result, base.history, f"input {owner}")
         roots = {node_of(base.start), node_of(self._tracer.value(base.program))}
         steps = self._chain(node, roots.__contains__)
         if steps is None:
@@ -107,6 +102,7 @@ class OutputPlanner:
         base: Any = root.meta["val"]
         if result.requires_grad:
             base = result if result._base is None else result._base
+            _refuse_function(result, base.grad_fn, "what it is called with")
             root = self._tracer.recorder.node_of(self._tracer.value(base))
         index = self._base_index(root, base)
         steps = self._chain(node, lambda candidate: candidate is root)
@@ -179,6 +175,15 @@ def _counted_together(one: torch.Tensor, other: torch.Tensor) -> bool:
     together = one._version == other._version
     set_version((other,), (before,))
     return together
+
+
+def _refuse_function(result: torch.Tensor, history: Any, viewed: str) -> None:
+    if _by_function(result.grad_fn, history):
+        raise Unsupported(
+            "function-of-views",
+            f"an autograd.Function gives a view of {viewed}, with a gradient of its own",
+            "return a tensor with memory of its own",
+        )
 
 
 def _by_function(grad_fn: Any, end: Any) -> bool:
