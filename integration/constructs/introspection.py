@@ -255,6 +255,14 @@ def typing_subscripts(x):
     return sum(typing.cast(list, parts)), typing.get_args(hint)[1], text
 
 
+HINTS = (typing.ForwardRef("int"), Iterable[int], typing.TypeVar("T"), int | None, 3)
+
+
+@case
+def arguments_of_types(x):
+    return x + 1, [typing.get_args(hint) for hint in HINTS]
+
+
 @case(inputs=lambda: (torch.ones(2), "".join(["ab", "c!"]), "".join(["a", "bc!"])))
 def identity_of_equal_texts(x, a, b):
     kept = [a, b, a.strip()]

@@ -53,7 +53,7 @@ from weft_capture.values.wrap import EXACT
 _ZERO = Constant(0)
 
 PURE.update(f for f in vars(math).values() if callable(f))
-PURE.update((inspect.signature, inspect.getfullargspec, typing.get_args))
+PURE.update((inspect.signature, inspect.getfullargspec))
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
 PURE.update((os.path.join, polyfills.matches, vars(re)["_compile"]))
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
