@@ -36,6 +36,9 @@ class TestResults:
     def test_integer_constant_and_none_results(self):
         check(lambda x: (x.argmax(), None, 3, x * 2, x.detach().sum()), leaf(5))
 
+    def test_complex_numbers_of_the_program(self):
+        check(lambda x: ((1j * x).real, (x * (2 + 1j)).imag, (3 - 1j) * x), leaf(3))
+
     def test_copy_of_an_input_that_is_written_to_before_the_backward(self):
         x, queue = leaf(3), torch.ones(3)
         graph = function_graph(lambda x, q: (x * q.clone(),), 2)

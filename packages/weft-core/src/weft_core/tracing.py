@@ -199,6 +199,8 @@ class Recorder(TorchDispatchMode):
             return self._record_check
         if func is aten.unfold_backward.default:
             return self._record_windows
+        if func is aten._conj.default:
+            return self._record_conjugate
         if func in self._decompositions:
             return self._decompose
         if func in _TRANSPARENT:
@@ -253,6 +255,12 @@ class Recorder(TorchDispatchMode):
             )
         record = self._decompose if func in self._decompositions else self._record
         return record(func, args, kwargs)
+
+    def _record_conjugate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(args[0], torch.Tensor):
+            return self._record(func, args, kwargs)
+        with self:  # a number of the program, which autograd has as a tensor
+            return torch.scalar_tensor(args[0].conjugate(), dtype=torch.complex128)
 
     def _record_check(self, func: Any, args: Any, kwargs: Any) -> Any:
         condition, text = args
