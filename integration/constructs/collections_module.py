@@ -269,3 +269,13 @@ def defaultdict_filled_again(x):
     d = collections.defaultdict(list, {1: [2]})
     d.__init__()
     return x + 1, d, d.default_factory
+
+
+@case
+def methods_of_containers_that_are_alike(x):
+    made = ([1], collections.deque([1]), {1: 2}, collections.OrderedDict(), {1}, frozenset([1]))
+    names = ("sort", "rotate", "move_to_end", "add", "update", "__ior__", "__copy__")
+    try:
+        made[5].add(x)
+    except AttributeError as error:
+        return x + 1, str(error), [[hasattr(one, name) for name in names] for one in made]

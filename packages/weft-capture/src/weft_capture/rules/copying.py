@@ -37,7 +37,7 @@ def _copy(tx: Tracer, value: Value) -> Value:
         return value
     if isinstance(value, UserObject):
         return tx.trace_body(copy.copy, [value], {})
-    return value.call_method(tx, "__copy__", [], {})
+    return value.call_method(tx, "copy" if value.several else "__copy__", [], {})
 
 
 @rule(copy.deepcopy)

@@ -312,6 +312,6 @@ def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
     return call_set(tx, self, name, other)
 
 
-@method(SetValue, "copy", "__copy__")
+@method(SetValue, "copy")
 def _copy_set(tx: Tracer, self: SetValue) -> Value:
     return self if self.cls is frozenset else call_set(tx, self, "copy")

@@ -52,6 +52,7 @@ class Value:
     cls: type
     """The type that the user's program sees, where `python_type` says nothing else."""
     methods: ClassVar[dict[str, Handler]] = {}
+    several: ClassVar[bool] = False  # it is of one of several classes, whose methods differ
     """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
 
     def __init_subclass__(cls) -> None:
@@ -200,10 +201,11 @@ class Value:
         """Call `kind.name(self, ...)`: the method of one builtin class, overridden or not."""
         return self.call_method(tx, name, args, kwargs)
 
-    @classmethod
-    def find_method(cls, name: str) -> Handler | None:
+    def find_method(self, name: str) -> Handler | None:
         """Return the handler of a method, also one inherited from a base kind."""
-        for kind in cls.__mro__:
+        if self.several and not hasattr(self.python_type(), name):
+            return None
+        for kind in type(self).__mro__:
             table: dict[str, Handler] | None = kind.__dict__.get("methods")
             if table is not None and name in table:
                 return table[name]

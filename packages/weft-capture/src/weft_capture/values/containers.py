@@ -161,6 +161,7 @@ class ListValue(SequenceValue, MutableValue):
     cls: type = list
 
     changing = ("added", "read")
+    several = True
 
     read: Callable[[], list[Value]] | None = None
 
@@ -216,6 +217,7 @@ class SetValue(MutableValue):
     """
 
     changing = ("entries", "log", "loose", "order")
+    several = True
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, MutableValue, Output, Tracer, Value, current_tracer
+from weft_capture.values.base import MutableValue, Output, Tracer, Value, current_tracer
 from weft_capture.values.constant import NONE, Varying
 from weft_capture.values.containers import AT_RUN, Container, check_keys, refill
 from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_literal
@@ -70,6 +70,7 @@ class DictValue(Container, MutableValue):
     """
 
     changing = ("own", "log", "metadata", "read")
+    several = True
 
     real: Any = None
     read: Callable[[], dict[object, tuple[Value, Value]]] | None = None
@@ -282,10 +283,6 @@ class MappingProxy(DictValue):
 
     def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
         return MappingProxyType(self.inner.build(each, key))
-
-    @classmethod
-    def find_method(cls, name: str) -> Handler | None:
-        return super().find_method(name) if hasattr(MappingProxyType, name) else None
 
     def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
         tx.raise_(TypeError, "'mappingproxy' object does not support item assignment")
