@@ -497,3 +497,22 @@ def nested_class_and_inner_reference(x):
 def isinstance_variants(x):
     c = Child(x)
     return x + 1, isinstance(c, (int, Base)), isinstance(3, int | str), issubclass(Child, Base)
+
+
+@case
+def two_classes_of_a_namespace(x):
+    class Twice(type):
+        def __new__(cls, name, bases, namespace):
+            made = super().__new__(cls, name, bases, namespace)
+            type("Other", (), namespace)
+            return made
+
+    try:
+
+        class Made(metaclass=Twice):
+            def own(self):
+                return __class__
+
+    except TypeError as error:
+        return x + 1, type(error).__name__
+    return x + 1, "made"

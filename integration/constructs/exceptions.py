@@ -458,3 +458,17 @@ def kept_over_a_break(x):
     if x.sum() > 1e9:
         x = x + 1
     return x + 1, kept, [len(traceback.extract_tb(error.__traceback__)) for error in kept]
+
+
+@case
+def traceback_handed_on_over_a_break(x):
+    try:
+        fail(2)
+    except Problem as error:
+        trace = error.__traceback__
+    if x.sum() > 1e9:
+        x = x + 1
+    try:
+        raise IndexError(3).with_traceback(trace)
+    except IndexError as error:
+        return x + 1, error.__traceback__.tb_next is trace

@@ -288,3 +288,15 @@ def objects_that_the_interpreter_shares(x):
 def types_of_bound_methods(x):
     found = [[].__len__, [].append, (1).__add__, {}.get, x.__len__, x.add, "".join, {1}.__iter__]
     return x + 1, [type(one) for one in found], isinstance([].__len__, type([].append))
+
+
+@case
+def class_of_a_module(x):
+    class Kind(types.ModuleType):
+        a = 1
+
+    module = types.ModuleType("m")
+    module.__class__ = Kind
+    seen = module.__class__ is Kind, hasattr(module, "a")
+    module.__class__ = types.ModuleType
+    return x + 1, seen, hasattr(module, "a")

@@ -255,6 +255,8 @@ def make_class(
     words = {key: stand_in(tx, value) for key, value in keywords.items()}
     _check_hooks(real_bases, words)
     cell = namespace.get("__classcell__")
+    if getattr(cell, "source", None) is not None:
+        raise Break("unknown-call", "a class whose __class__ is a cell from outside")
     _check_autos(real_bases, namespace)
     real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k != "__classcell__"}
     if isinstance(cell, CellValue):

@@ -99,7 +99,8 @@ class ModuleObject(ObjectConstant):
             raise Break("unsupported-value", "the __dict__ of a module")
         tx.check_namespace(real.__dict__)
         found = attributes.lookup(type(real), name)
-        if found is not None and hasattr(found[1], "__set__"):  # a setting, as of backends
+        listed = sys.modules.get(real.__name__) is real
+        if listed and found is not None and hasattr(found[1], "__set__"):  # as of backends
             return tx.wrap(getattr(real, name), AttrSource(ModuleSource(real.__name__), name))
         if name not in real.__dict__:
             return tx.const_object(real_call(tx, getattr, real, name))

@@ -27,6 +27,12 @@ class TracebackValue(Value):
 
     cls = types.TracebackType
 
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        error = Break("unsupported-value", f"{name} of a traceback")
+        if tx.frame is not None and "tb_frame" in tx.frame.function.code.co_names:
+            error.whole = tx.frame  # whose pieces would be frames of their own
+        raise error
+
 
 TRACEBACK = TracebackValue()
 _UNSET: dict[str, Value] = {
@@ -255,6 +261,8 @@ def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> No
 
 @method(ExceptionValue, "with_traceback")
 def _with_traceback(tx: Tracer, self: ExceptionValue, traceback: Value) -> Value:
+    if traceback is not TRACEBACK and traceback is not NONE:
+        raise Break("unsupported-value", "with_traceback of a traceback from outside")
     return self
 
 
