@@ -161,11 +161,12 @@ _FAILING = frozenset((
     "masked_scatter",
 ))  # fmt: skip
 _DIVIDING = frozenset(("floor_divide", "div", "remainder", "fmod"))
+_RAISING = _FAILING | _DIVIDING
 
 
 def may_raise(target: Any) -> bool:
     """Whether a call of `target` may raise because of what its operands hold."""
-    return _aten_name(target) in _FAILING | _DIVIDING
+    return _aten_name(target) in _RAISING
 
 
 def divides(target: Any) -> bool:

@@ -52,8 +52,9 @@ class Value:
     cls: type
     """The type that the user's program sees, where `python_type` says nothing else."""
     methods: ClassVar[dict[str, Handler]] = {}
-    several: ClassVar[bool] = False  # it is of one of several classes, whose methods differ
     """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
+    several: ClassVar[bool] = False
+    """Whether `cls` is one of several classes, each with some of these methods."""
 
     def __init_subclass__(cls) -> None:
         cls.methods = {}

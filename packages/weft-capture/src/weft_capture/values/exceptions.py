@@ -28,10 +28,11 @@ class TracebackValue(Value):
     cls = types.TracebackType
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        error = Break("unsupported-value", f"{name} of a traceback")
         if tx.frame is not None and "tb_frame" in tx.frame.function.code.co_names:
+            error = Break("unsupported-value", f"{name} of a traceback, whose frames are looked at")
             error.whole = tx.frame  # whose pieces would be frames of their own
-        raise error
+            raise error
+        return super().getattr(tx, name)
 
 
 TRACEBACK = TracebackValue()
