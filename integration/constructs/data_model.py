@@ -2,6 +2,7 @@
 
 import math
 import types
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -554,3 +555,90 @@ def every_attribute_is_watched(x, watching):
     if x.sum() > 0:
         y = y + watching.made + watching.__dict__["held"]
     return y, list(object.__getattribute__(watching, "seen"))
+
+
+class Doubled:
+    """Keeps twice what is written, in the instance's dict under its own name."""
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else instance.__dict__[self.name]
+
+    def __set__(self, instance, value):
+        instance.__dict__[self.name] = value * 2
+
+
+class Holder:
+    doubled = Doubled()
+    other = 1
+
+    @property
+    def fixed(self):
+        return 7
+
+
+OUTSIDE = Holder()
+
+
+class Slotted:
+    __slots__ = ("a", "__dict__")
+
+
+@case
+def descriptor_that_writes_the_dict_under_its_name(x):
+    """The object that leaves, and one from outside, are written once."""
+    made, slotted = Holder(), Slotted()
+    made.doubled, slotted.a, slotted.b = 3, 1, 2
+    made.__dict__["fixed"] = x
+    OUTSIDE.doubled = x.ndim + 1
+    vars(OUTSIDE)["fixed"] = 5
+    y = x * made.doubled + OUTSIDE.doubled + OUTSIDE.fixed + made.fixed
+    return y, made, dict(vars(OUTSIDE)), dict(vars(slotted))
+
+
+@case
+def dict_of_a_function_under_the_name_of_a_field(x):
+    def made():
+        return x
+
+    made.__dict__["__name__"] = "other"
+    return x + len(made.__name__), sorted(made.__dict__), made.__name__
+
+
+@case
+def names_that_a_property_learns(x):
+    """From CPython 3.13 on a property has a name, which the class tells it."""
+
+    class Made:
+        @property
+        def first(self):
+            return x
+
+        @first.setter
+        def second(self, value):
+            pass
+
+    return x, getattr(Made.first, "__name__", ""), getattr(Made.second, "__name__", "")
+
+
+@case
+def inverted_flag_that_may_warn(x):
+    """From CPython 3.12 on `~` of a bool warns."""
+    flag = x.ndim == 2
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        number = ~flag
+    return x + number, [str(one.message) for one in caught]
+
+
+class Compares:
+    def __lt__(self, other):
+        return [1]
+
+
+@case
+def truth_by_two_nots(x):
+    n, one = x.ndim, Compares()
+    return x, not not n, not not (one < one), one < one, [not not k for k in (n, 0, "a", one)]

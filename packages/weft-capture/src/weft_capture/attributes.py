@@ -141,6 +141,21 @@ def is_data_descriptor(attribute: object) -> bool:
     return any(lookup(type(attribute), name) for name in ("__set__", "__delete__"))
 
 
+def is_slot(cls: type, name: str) -> bool:
+    """Say whether instances keep an attribute elsewhere than in their `__dict__`."""
+    found = lookup(cls, name)
+    return found is not None and isinstance(found[1], _SLOTS)
+
+
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def is_hidden(cls: type, name: str) -> bool:
+    """Say whether what the `__dict__` of instances holds under a name is behind a descriptor."""
+    found = lookup(cls, name)
+    return found is not None and is_data_descriptor(found[1]) and not is_slot(cls, name)
+
+
 def is_programs(found: Found) -> bool:
     """Say whether what was found in a class is Python code of the program."""
     return is_python_code(found[1]) and not is_trusted(found[0].__module__)

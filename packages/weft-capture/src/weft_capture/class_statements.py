@@ -66,6 +66,14 @@ class MadeClass(ClassValue):
         self.born = next(BIRTHS)
         MADE[obj] = self
         _remember(tx, self, obj)
+        self.seal(tx, type(obj) not in (type, abc.ABCMeta))
+
+    def seal(self, tx: Tracer, reads: bool) -> None:
+        """Let what making the class made be as it is; its parts too where that `reads` them."""
+        new = [one for one in vars(self.obj).values() if id(one) not in tx.known]
+        tx.effects.seal(self, [one for one in new if isinstance(one, dict | list | set)])
+        if reads and self.namespace is not None:
+            tx.effects.seal(self, self.namespace.values())
 
     def data(self, tx: Tracer) -> Any:
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
@@ -132,6 +140,7 @@ class DescriptorValue(Value):
 
     cls: type
     args: list[Value]
+    real: Any = None  # its stand-in: one, for a class tells it a name (3.13)
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         if name in _COPIED and self.cls is not property:
@@ -183,7 +192,10 @@ def stand_in(tx: Tracer, value: Value) -> Any:
     except NotConstant:
         pass
     if isinstance(value, DescriptorValue):
+        if value.real is not None:
+            return value.real
         real: Any = value.cls(*(stand_in(tx, part) for part in value.args))
+        value.real = real
     elif isinstance(value, Container):
         real = value.build(lambda item: stand_in(tx, item))
     elif isinstance(value, SetValue):
@@ -397,9 +409,11 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
     if real is cls.obj:
         tx.journal.on_rollback(lambda: setattr(cls, "make", plain))
         cls.make = make
+        cls.seal(tx, True)
         return cls
     decorated = MadeClass(tx, real, make, cls.args, cls.namespace)
     decorated.cell, decorated.once = cls.cell, cls.once
+    decorated.seal(tx, True)
     return decorated
 
 

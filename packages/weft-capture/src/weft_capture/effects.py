@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
+from collections.abc import Iterable
 from typing import Any
 
-from weft_guards.sources import DictSource, ItemSource, LocalSource, Source
+from weft_guards.sources import ConstSource, DictSource, ItemSource, LocalSource, Source
 
 from weft_capture.attributes import dict_of
 from weft_capture.breaks import Break
@@ -30,6 +31,28 @@ class Effects:
         self.tx = tx
         self.changed: dict[MutableValue, bool] = {}  # whether it is a list not yet read
         self.globals: dict[tuple[int, str], tuple[Any, Value]] = {}
+        self.sealed: dict[int, Value] = {}
+
+    def seal(self, made: Value, parts: Iterable[object]) -> None:
+        """Note what a class was made of, or what making it made: it is made again in the end."""
+        self.sealed.update(dict.fromkeys(map(id, parts), made))
+
+    def sealing(self, source: Source | None) -> Value | None:
+        """Return the class that was made with what a source leads to."""
+        while source is not None and source.base is not None:
+            source = source.base
+        return self.sealed.get(id(source.value)) if isinstance(source, ConstSource) else None
+
+    def change(self, value: MutableValue) -> None:
+        """Record that an object is about to change, if it existed before.
+
+        Raises:
+            Break: when a class that was made in the frame depends on it.
+        """
+        if self.sealed and (id(value) in self.sealed or self.sealing(value.source)):
+            raise Break("unsupported-value", "changing what a class made in the frame is made of")
+        if value.source is not None:
+            self.note(value)
 
     def note(self, value: MutableValue) -> None:
         """Record that an existing object changes; taken back with the step."""

@@ -398,8 +398,7 @@ class Tracer:
         if self.finalizes and isinstance(value, Container) and may_finalize(value):
             raise Break("unsupported-value", "a container that holds objects with a __del__")
         self.journal.touch(value, undo)
-        if value.source is not None:
-            self.effects.note(value)
+        self.effects.change(value)
 
     def set_grad_mode(self, mode: bool) -> None:
         """Set the grad mode, here and in the graph."""

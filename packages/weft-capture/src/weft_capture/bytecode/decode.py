@@ -19,6 +19,7 @@ from .instr import (
     BACKWARD,
     CACHE_UNITS,
     COMPARE_SHIFT,
+    COMPARE_TO_BOOL,
     EXTENDED_ARG,
     FOR_ITER_BACK,
     INTRINSICS,
@@ -26,6 +27,7 @@ from .instr import (
     NO_POSITION,
     NULL_BELOW,
     PY312,
+    PY313,
     Decoded,
     FrameShape,
     Handler,
@@ -88,6 +90,7 @@ class _Normal:
         self.index_of: dict[int, int] = {}
         self.kwnames: tuple[str, ...] = ()
         self.offset = 0
+        self.follower = ""
         self.positions: Positions = NO_POSITION
 
     def emit(
@@ -98,7 +101,9 @@ class _Normal:
     def run(self, code: CodeType) -> None:
         """Rewrite every raw instruction of `code`."""
         positions = list(code.co_positions())
-        for start, end, op, arg in _raw(code.co_code):
+        raws = list(_raw(code.co_code))
+        for at, (start, end, op, arg) in enumerate(raws):
+            self.follower = dis.opname[raws[at + 1][2]] if at + 1 < len(raws) else ""
             self.index_of[start] = len(self.rows)
             self.offset = start
             # The EXTENDED_ARG prefix and the opcode share one position entry.
@@ -192,6 +197,16 @@ class _Normal:
         row[1] |= arg
         row[2] = row[1]
 
+    def compare(self, arg: int) -> None:
+        self.emit("COMPARE_OP", 0, dis.cmp_op[arg >> COMPARE_SHIFT])
+        if PY313 and arg & COMPARE_TO_BOOL:
+            self.to_bool()
+
+    def to_bool(self, arg: int = 0) -> None:  # 3.13; what follows asks for the truth by itself,
+        if self.follower not in _ASKS_TRUTH:  # but for `not not x`
+            self.emit("UNARY_NOT")
+            self.emit("UNARY_NOT")
+
     def skip(self, arg: int) -> None:
         """Nothing: the instruction carries no meaning of its own in the vocabulary."""
 
@@ -204,13 +219,14 @@ _SLOT = {
     **{op: op for op in ("LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR")},
     "LOAD_CLOSURE": "LOAD_FAST",  # as `load_fast` took it
 }
+_ASKS_TRUTH = frozenset(("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "UNARY_NOT"))
 _RESTORES = frozenset(("END_FOR", "POP_TOP", "SWAP", "STORE_FAST", "JUMP", "NOP"))
 
 _Rule = Callable[[_Normal, int], None]
 _SPECIAL: dict[str, _Rule] = {
     "CACHE": _Normal.skip,
     "PRECALL": _Normal.skip,
-    "TO_BOOL": _Normal.skip,
+    "TO_BOOL": _Normal.to_bool,
     "CALL": _Normal.call,
     "KW_NAMES": _Normal.kw_names,
     "CALL_KW": _Normal.call_kw,
@@ -224,7 +240,7 @@ _SPECIAL: dict[str, _Rule] = {
     "STORE_FAST_LOAD_FAST": lambda n, a: n.pair("STORE_FAST", "LOAD_FAST", a),
     "STORE_FAST_STORE_FAST": lambda n, a: n.pair("STORE_FAST", "STORE_FAST", a),
     "RETURN_CONST": _Normal.return_const,
-    "COMPARE_OP": lambda n, a: n.emit("COMPARE_OP", 0, dis.cmp_op[a >> COMPARE_SHIFT]),
+    "COMPARE_OP": _Normal.compare,
     "CONTAINS_OP": lambda n, a: n.emit("CONTAINS_OP", a, bool(a)),
     "IS_OP": lambda n, a: n.emit("IS_OP", a, bool(a)),
     "BINARY_OP": lambda n, a: n.emit("BINARY_OP", a, _op_symbol(a)),

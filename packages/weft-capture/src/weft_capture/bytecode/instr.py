@@ -54,6 +54,8 @@ for _kind, _group in (
 BACKWARD = frozenset(op for name, op in dis.opmap.items() if "BACKWARD" in name)
 EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
+#: Set in a comparison of 3.13 that gives an exact bool.
+COMPARE_TO_BOOL = 16
 #: Names for what CALL_INTRINSIC_n does, those of 3.11 where it had an opcode: (n, number).
 INTRINSICS = {
     "IMPORT_STAR": (1, 2),

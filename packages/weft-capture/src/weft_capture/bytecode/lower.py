@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .instr import COMPARE_SHIFT, INTRINSICS, KIND, PY312, PY313, Item, Label, Op
+from .instr import COMPARE_SHIFT, COMPARE_TO_BOOL, INTRINSICS, KIND, PY312, PY313, Item, Label, Op
 
 _OPS = dis.opmap
 
 # A comparison carries a mask of the outcomes that make it true
 # (1 unordered, 2 less, 4 greater, 8 equal), which specialised comparisons test.
 _COMPARE_MASK = {"<": 2, "<=": 10, "==": 8, "!=": 7, ">": 4, ">=": 12}
-_TO_BOOL_BIT = 16
 _MAKES_BOOL = frozenset(_OPS[n] for n in ("CONTAINS_OP", "IS_OP", "UNARY_NOT"))
 #: The conditional jumps, and those on the opposite condition.
 INVERSE = {
@@ -135,7 +134,7 @@ class Lowering:
             return
         last = None if self._fresh_block or not self.raws else self.raws[-1]
         if last is not None and last.op == _OPS["COMPARE_OP"]:
-            last.arg |= _TO_BOOL_BIT
+            last.arg |= COMPARE_TO_BOOL
         elif last is None or last.op not in _MAKES_BOOL:
             self.add("TO_BOOL")
 

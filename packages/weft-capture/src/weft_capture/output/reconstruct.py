@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 from weft_guards.sources import ClosureSource
 
+from weft_capture.attributes import is_hidden
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer
 from weft_capture.generators import GeneratorValue
@@ -79,6 +80,10 @@ class Output:
             self.writer.load_closure(cell)
             return
         if value.source is not None:
+            owner = self.tx.effects.sealing(value.source)
+            if owner is not None:
+                what = f"a part of {owner.describe()}, which is made again"
+                raise Break("unsupported-value", what, self.tx.steps.made(owner))
             value.source.emit(self.writer)
             return
         self._rebuild(value)
@@ -135,9 +140,13 @@ class Output:
 
     def fill_attributes(self, owner: Value, attributes: Mapping[str, Value]) -> None:
         """Give an object that was made here its attributes, past any `__setattr__`."""
-        if attributes:
-            self.call(set_attributes, [owner], attributes)
+        hidden = [name for name in attributes if is_hidden(owner.python_type(), name)]
+        shown = {name: value for name, value in attributes.items() if name not in hidden}
+        if shown:
+            self.call(set_attributes, [owner], shown)
             self.writer.pop()
+        for name in hidden:
+            self.do(_set_hidden, owner, constant(name), attributes[name])
 
     def load_graph_output(self, value: TensorValue | SymValue) -> None:
         """Push a result of the graph."""
@@ -239,7 +248,9 @@ class Output:
             delete_one: what deletes one.
         """
         for name, value in attributes.items():
-            if value is DELETED:
+            if value is not DELETED and is_hidden(owner.python_type(), name):
+                self.later(_set_hidden, owner, constant(name), value)
+            elif value is DELETED:
                 self.later(_delete_if_set, constant(delete_one), owner, constant(name))
             else:
                 self.later(set_one, owner, constant(name), value)
@@ -261,6 +272,11 @@ def set_attributes(obj: object, /, **attributes: object) -> None:
     """Set attributes past any `__setattr__`."""
     for name, value in attributes.items():
         object.__setattr__(obj, name, value)
+
+
+def _set_hidden(obj: object, name: str, value: object) -> None:
+    """Write the `__dict__` under the name of a property or another descriptor."""
+    object.__getattribute__(obj, "__dict__")[name] = value
 
 
 def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import itertools
 import operator
@@ -11,12 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from weft_guards import Held
-from weft_guards.sources import CallSource, ProgramSource
+from weft_guards.sources import CallSource
 
 from weft_capture import polyfills
-from weft_capture.attributes import is_fixed, is_programs, lookup
-from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.attributes import lookup
+from weft_capture.breaks import Break, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.generators import AsyncStep, GeneratorValue
 from weft_capture.rules.operators import binary, by_methods, combined, compare, identical, stepped
@@ -27,7 +25,6 @@ from weft_capture.values.constant import (
     FALSE,
     NONE,
     NULL,
-    TRUE,
     Constant,
     constant,
     fold,
@@ -47,7 +44,6 @@ from weft_capture.values.iterators import CombinedIterator, IteratorValue, Seque
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject, steps
 from weft_capture.values.tensor import SymValue, TensorValue
-from weft_capture.values.weakrefs import WeakProxy
 
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
 PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
@@ -109,66 +105,7 @@ def _callable(tx: Tracer, value: Value) -> Value:
     return constant(lookup(value.python_type(), "__call__") is not None)
 
 
-# Types and attributes.
-
-
-@rule(isinstance)
-def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
-    wanted = _classes(tx, classes)
-    if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), wanted):
-        value = value.target(tx)  # whose `__class__` it shows
-    kind = value.python_type()
-    if isinstance(value, Constant):
-        return constant(isinstance(value.value, wanted))
-    known = _subclass(tx, kind, wanted)
-    if not known and isinstance(value, UserObject):
-        claim = lookup(kind, "__class__")
-        if claim is not None and claim[0] is not object:
-            known = _subclass(tx, value.getattr(tx, "__class__").as_constant(), wanted)
-    if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
-        for marked, name in _MARKS.items():
-            mark = value.own_attribute(tx, name) if marked in wanted else None
-            if mark is not None and mark.truth(tx):
-                return TRUE
-    return constant(known)
-
-
-_MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
-"""What tensors of other classes have that stand for these, as their metaclasses say."""
-
-
-@rule(issubclass)
-def _issubclass(tx: Tracer, kind: Value, classes: Value) -> Value:
-    return constant(_subclass(tx, kind.as_constant(), _classes(tx, classes)))
-
-
-def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
-    if isinstance(classes, TupleValue):
-        return tuple(one for item in classes.items for one in _classes(tx, item))
-    try:
-        known = classes.as_constant()
-    except NotConstant:
-        raise Break("unsupported-value", f"isinstance with {classes.describe()}") from None
-    union = type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
-    found = getattr(known, "__args__", known) if union else (known,)
-    names = ("__instancecheck__", "__subclasscheck__")
-    hooks = [lookup(type(one), name) for one in found for name in names]
-    hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
-    by_dtype = any(type(one).__name__ == "tensortype" for one in found)  # torch.FloatTensor
-    if by_dtype or any(hook is not None and is_programs(hook) for hook in hooks):
-        raise Break("unsupported-value", "a class that says itself what its instances are")
-    return tuple(found)
-
-
-def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
-    for one in wanted:
-        known = issubclass(kind, one)
-        if isinstance(one, abc.ABCMeta) and not is_fixed(kind):  # it may be registered later
-            pair = (ProgramSource(Held(kind)), ProgramSource(Held(one)))
-            tx.guard(CallSource(issubclass, pair), "CONST", known)
-        if known:
-            return True
-    return False
+# Attributes.
 
 
 @rule(getattr)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from weft_core.withheld import warnings_withheld
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
@@ -28,7 +27,7 @@ from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, 
 from weft_capture.values.containers import AT_RUN, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
-from weft_capture.values.functions import FunctionValue, function_value
+from weft_capture.values.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.values.objects import DELETED, UserObject
 from weft_capture.values.tensor import TensorValue
 
@@ -128,15 +127,9 @@ _INHERITED = __future__.annotations.compiler_flag | __future__.barry_as_FLUFL.co
 
 
 def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> types.CodeType:
-    """Compile text now; what warns would warn in each call."""
     assert tx.frame is not None
     flags |= tx.frame.decoded.flags & _INHERITED if inherits else 0
-    with warnings_withheld() as warned:
-        try:
-            code = real_call(tx, functools.partial(compile, *args), flags=flags, dont_inherit=True)
-        finally:
-            if warned:
-                raise Break("unknown-call", "compile that warns")
+    code = real_call(tx, functools.partial(compile, *args), flags=flags, dont_inherit=True)
     if not isinstance(code, types.CodeType):
         raise Break("unknown-call", "compile to a syntax tree")
     return code
@@ -337,6 +330,11 @@ def _method(tx: Tracer, function: Value, owner: Value) -> Value:
 @method(FunctionValue, "__get__")
 def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Value:
     return self if instance is NONE else tx.bound_method(self, instance)
+
+
+@method(BoundMethod, "__get__")
+def _bind_again(tx: Tracer, self: Value, *others: Value) -> Value:
+    return self
 
 
 @rule(gc.get_objects, gc.get_referrers)

@@ -37,7 +37,7 @@ _FAMILIES = (
     "builtins", "text", "sequences", "dicts", "tensors",
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
     "torch_rules", "overrides", "stdlib", "contexts", "polyfilled",
-    "copying", "namespaces", "messages", "randomness", "arrays", "control_flow",
+    "copying", "kinds", "namespaces", "messages", "randomness", "arrays", "control_flow",
     "attention", "backward", "packed", "recurrent", "launches", "collectives",
     "jagged",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
+from weft_core.withheld import warnings_withheld
 from weft_guards.sources import (
     AttrSource,
     ConstSource,
@@ -231,13 +232,24 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
 
 
 def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a real function now; what it raises, the program raises."""
-    try:
-        return function(*args, **kwargs)
-    except FloatingPointError:
-        raise Break("unknown-call", "a floating point warning of NumPy") from None
-    except _RAISES_ARE_PYTHONS as error:
-        tx.raise_real(error)
+    """Call a real function now; what it raises, the program raises.
+
+    Raises:
+        Break: when it warns, which it would do in each call.
+    """
+    failed = None
+    with warnings_withheld() as warned:
+        try:
+            result = function(*args, **kwargs)
+        except FloatingPointError:
+            raise Break("unknown-call", "a floating point warning of NumPy") from None
+        except _RAISES_ARE_PYTHONS as error:
+            failed = error
+    if warned:
+        raise Break("unknown-call", f"a call that warns: {warned[0]}")
+    if failed is not None:
+        tx.raise_real(failed)
+    return result
 
 
 def plain_scalar(obj: Any) -> Any:

@@ -293,6 +293,8 @@ class BoundMethod(Value):
         return self.function, [self.owner, *args], kwargs
 
     def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "__get__" and name in types.MethodType.__dict__:  # from 3.13
+            return MethodOf(self, name)
         special = {"__func__": self.function, "__self__": self.owner}
         return special[name] if name in special else self.function.getattr(tx, name)
 

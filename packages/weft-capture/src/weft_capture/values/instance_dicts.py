@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from weft_capture.attributes import dict_of, read_past
+from weft_capture.attributes import dict_of, is_slot, read_past
 from weft_capture.breaks import Break
 from weft_capture.values.base import Output, Tracer, Value, current_tracer, method
 from weft_capture.values.constant import constant
 from weft_capture.values.dicts import DictValue
-from weft_capture.values.functions import FUNCTION_FIELDS, FunctionValue
+from weft_capture.values.functions import FunctionValue
 from weft_capture.values.objects import DELETED, UserObject
 
 
@@ -35,7 +35,10 @@ class InstanceDict(DictValue):
         return super().get(tx, key)
 
     def put(self, key: Value, value: Value) -> None:
-        self.owner.store(current_tracer(), key.as_constant(), value)
+        name, kind = key.as_constant(), self.owner.python_type()
+        if not isinstance(name, str) or is_slot(kind, name):
+            raise Break("unsupported-value", f"{name} in the __dict__ of {self.owner.describe()}")
+        self.owner.store(current_tracer(), name, value)
 
     def copy(self) -> DictValue:
         return DictValue(list(self.entries.values()))
@@ -56,7 +59,6 @@ def instance_dict(tx: Tracer, owner: Value) -> Value:
 
 def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
     members: dict[str, Value] = {}
-    function = isinstance(owner, FunctionValue)
     read = owner.getattr if isinstance(owner, FunctionValue) else owner.own_attribute
     for name in dict_of(owner.obj):
         found = read(tx, name)
@@ -64,7 +66,7 @@ def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
             members[name] = found
     written = owner.attributes if isinstance(owner, FunctionValue) else owner.attrs
     for name, value in written.items():
-        if value is not DELETED and not (function and name in FUNCTION_FIELDS):
+        if value is not DELETED and not is_slot(owner.python_type(), name):
             members[name] = value
     return members
 

@@ -1,0 +1,82 @@
+"""`isinstance` and `issubclass`."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from weft_guards import Held
+from weft_guards.sources import CallSource, ProgramSource
+
+from weft_capture.attributes import is_fixed, is_programs, lookup
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.rules.table import rule
+from weft_capture.values.base import Tracer, Value
+from weft_capture.values.constant import TRUE, Constant, constant, real_call
+from weft_capture.values.containers import TupleValue
+from weft_capture.values.objects import UserObject
+from weft_capture.values.tensor import TensorValue
+from weft_capture.values.weakrefs import WeakProxy
+
+
+@rule(isinstance)
+def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
+    wanted = _classes(tx, classes)
+    if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), wanted):
+        value = value.target(tx)  # whose `__class__` it shows
+    kind = value.python_type()
+    if isinstance(value, Constant) or kind in _EMPTY:
+        one = value.value if isinstance(value, Constant) else kind()
+        return constant(real_call(tx, isinstance, one, wanted))
+    known = _subclass(tx, kind, wanted)
+    if not known and isinstance(value, UserObject):
+        claim = lookup(kind, "__class__")
+        if claim is not None and claim[0] is not object:
+            known = _subclass(tx, value.getattr(tx, "__class__").as_constant(), wanted)
+    if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
+        for marked, name in _MARKS.items():
+            mark = value.own_attribute(tx, name) if marked in wanted else None
+            if mark is not None and mark.truth(tx):
+                return TRUE
+    return constant(known)
+
+
+_EMPTY = frozenset((list, dict, set, tuple, frozenset, bytearray))
+"""Classes of which one instance is like another."""
+
+_MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+"""What tensors of other classes have that stand for these, as their metaclasses say."""
+
+
+@rule(issubclass)
+def _issubclass(tx: Tracer, kind: Value, classes: Value) -> Value:
+    return constant(_subclass(tx, kind.as_constant(), _classes(tx, classes)))
+
+
+def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
+    if isinstance(classes, TupleValue):
+        return tuple(one for item in classes.items for one in _classes(tx, item))
+    try:
+        known = classes.as_constant()
+    except NotConstant:
+        raise Break("unsupported-value", f"isinstance with {classes.describe()}") from None
+    union = type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+    found = getattr(known, "__args__", known) if union else (known,)
+    names = ("__instancecheck__", "__subclasscheck__")
+    hooks = [lookup(type(one), name) for one in found for name in names]
+    hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
+    by_dtype = any(type(one).__name__ == "tensortype" for one in found)  # torch.FloatTensor
+    if by_dtype or any(hook is not None and is_programs(hook) for hook in hooks):
+        raise Break("unsupported-value", "a class that says itself what its instances are")
+    return tuple(found)
+
+
+def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
+    for one in wanted:
+        known: bool = real_call(tx, issubclass, kind, one)
+        if isinstance(one, abc.ABCMeta) and not is_fixed(kind):  # it may be registered later
+            pair = (ProgramSource(Held(kind)), ProgramSource(Held(one)))
+            tx.guard(CallSource(issubclass, pair), "CONST", known)
+        if known:
+            return True
+    return False
