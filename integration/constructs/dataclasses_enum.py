@@ -1,5 +1,6 @@
 """dataclasses, enum, typing."""
 
+import collections
 import dataclasses
 import enum
 import typing
@@ -302,3 +303,40 @@ def enum_class_specials(x):
         text = type(error).__name__
     held = Colour.RED in Colour, Flags.A in Flags, len(Flags), len(Colour), bool(Colour)
     return x + 1, held, text, [kind.__name__ for kind in Colour.mro()], Flags.A | Flags.C
+
+
+@case
+def table_of_an_enum_that_changes(x):
+    class Color(enum.Enum):
+        RED = 1
+        GREEN = 2
+
+    Color._value2member_map_[5] = Color.RED
+    return x + Color(5).value, len(Color._value2member_map_)
+
+
+@case
+def defaults_of_a_namedtuple_that_change(x):
+    made = collections.namedtuple("made", "a b", defaults=(1,))
+    made._field_defaults["b"] = x.ndim
+    return x + 1, made._field_defaults, made
+
+
+@case
+def annotations_of_a_dataclass_that_change(x):
+    @dataclass
+    class Point:
+        a: int = 3
+
+    Point.__annotations__["b"] = float
+    return x + Point().a, sorted(Point.__annotations__), len(Point.__dataclass_fields__)
+
+
+@case
+def fields_of_a_dataclass_leave(x):
+    @dataclass
+    class Point:
+        a: int = 3
+
+    fields = Point.__dataclass_fields__
+    return x + 1, fields is Point.__dataclass_fields__, Point, len(fields)

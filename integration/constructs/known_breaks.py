@@ -3,6 +3,11 @@
 KNOWN_BREAKS = {
     "data_model.metaclass_with_an_order_of_its_own": "unknown-call",
     "closures.deleted_argument_in_a_cell": "data-dependent-value",
+    "dataclasses_enum.table_of_an_enum_that_changes": "unsupported-value",
+    "dataclasses_enum.defaults_of_a_namedtuple_that_change": "unsupported-value",
+    "dataclasses_enum.annotations_of_a_dataclass_that_change": "unsupported-value",
+    "data_model.dict_of_a_function_under_the_name_of_a_field": "unsupported-value",
+    "data_model.inverted_flag_that_may_warn": "unknown-call",  # from CPython 3.12 on
     "comprehensions.variables_called_as_cells": "data-dependent-branch",
     "control_flow.if_on_tensor": "data-dependent-branch",
     "control_flow.while_on_tensor": "data-dependent-branch",

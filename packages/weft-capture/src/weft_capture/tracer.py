@@ -397,8 +397,8 @@ class Tracer:
         """Announce a change of a value, before it is made; `undo` takes just that one back."""
         if self.finalizes and isinstance(value, Container) and may_finalize(value):
             raise Break("unsupported-value", "a container that holds objects with a __del__")
-        self.journal.touch(value, undo)
         self.effects.change(value)
+        self.journal.touch(value, undo)
 
     def set_grad_mode(self, mode: bool) -> None:
         """Set the grad mode, here and in the graph."""

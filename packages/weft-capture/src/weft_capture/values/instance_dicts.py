@@ -35,10 +35,19 @@ class InstanceDict(DictValue):
         return super().get(tx, key)
 
     def put(self, key: Value, value: Value) -> None:
-        name, kind = key.as_constant(), self.owner.python_type()
-        if not isinstance(name, str) or is_slot(kind, name):
+        self.owner.store(current_tracer(), self._name(key), value)
+
+    def undo_put(self, hashed: object) -> None:
+        """Return nothing: the owner undoes it."""
+
+    def slot(self, key: Value, writes: bool = False) -> object:
+        return self._name(key) if writes else super().slot(key)
+
+    def _name(self, key: Value) -> str:
+        name = key.as_constant()
+        if not isinstance(name, str) or is_slot(self.owner.python_type(), name):
             raise Break("unsupported-value", f"{name} in the __dict__ of {self.owner.describe()}")
-        self.owner.store(current_tracer(), name, value)
+        return name
 
     def copy(self) -> DictValue:
         return DictValue(list(self.entries.values()))
