@@ -53,6 +53,7 @@ LEFT_OUT = {
     "TestTracing": "counts lines under `sys.settrace`, which sees the replacement's lines",
     "test_lru_reentrancy_with_len": "puts another `len` into builtins, which capture needs too",
     "setvectorcall": "puts other C code into a Python function",
+    "test_envar_good_path_builtin": "puts another `int` into builtins, which capture needs too",
     "test_bug1229429": "counts the references to an object",
     "test_splittable_popitem": "asks for the bytes that CPython's own object takes",
     "SharedKeyTests.test_subclasses": "asks for the bytes that CPython's own object takes",

@@ -360,6 +360,9 @@ def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
 def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
     if len(args) == 1:
         return tx.type_of(args[0])
+    kinds = tuple(arg.python_type() for arg in args)
+    if kinds != (str, tuple, dict):
+        raise Break("unknown-call", "type with other arguments")
     name, bases, namespace = args
     assert isinstance(namespace, DictValue)
     items = {key.as_constant(): value for key, value in namespace.pairs(tx)}

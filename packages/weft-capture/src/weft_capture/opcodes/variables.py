@@ -8,7 +8,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from weft_guards.sources import ConstSource, LocalSource
+from weft_guards.sources import CallSource, ConstSource, LocalSource
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr, call_pair, original, stack_name
@@ -79,7 +79,7 @@ def _let_go(frame: Frame, old: Value | None) -> None:
         return
     obj = getattr(old, "obj", None)
     frame.tx.let_go.add(id(obj))
-    if isinstance(old.source, LocalSource):  # no other object leads to it, as far as we know
+    if isinstance(old.source, LocalSource | CallSource):  # no object leads to it, that we know of
         if any(map(_is_programs, weakref.getweakrefs(obj))):
             raise Break("unsupported-value", "a variable lets go of an object that others watch")
         frame.tx.let_go.add(frame.tx.real_id(old))

@@ -17,6 +17,7 @@ from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.generators import AsyncStep, GeneratorValue
+from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import binary, by_methods, combined, compare, identical, stepped
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
@@ -177,9 +178,10 @@ def _number(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
         return tx.graph.emit("call_function", _IN_GRAPH[kind], list(args), {})
     if len(args) != 1 or kwargs or args[0].is_constant():
         return fold(tx, kind, list(args), kwargs)
-    if kind is int and isinstance(args[0], UserObject) and not args[0].has_special("__int__"):
-        return args[0].call_method(tx, "__index__", [], {})
-    return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
+    name = f"__{kind.__name__}__"
+    if not isinstance(args[0], UserObject):
+        return args[0].call_method(tx, name, [], {})
+    return converted(tx, args[0], name if hasattr(args[0].cls, name) else "__index__", kind)
 
 
 @rule(abs, operator.abs)
@@ -291,7 +293,7 @@ def _range(tx: Tracer, *args: Value) -> Value:
 
 def _integer(tx: Tracer, value: Value) -> Any:
     if isinstance(value, UserObject) and value.has_special("__index__"):
-        value = value.call_method(tx, "__index__", [], {})
+        value = converted(tx, value, "__index__")
     return value.as_constant()
 
 

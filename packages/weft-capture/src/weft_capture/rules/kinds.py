@@ -1,4 +1,4 @@
-"""`isinstance` and `issubclass`."""
+"""`isinstance` and `issubclass`, and conversions to a number."""
 
 from __future__ import annotations
 
@@ -80,3 +80,17 @@ def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
         if known:
             return True
     return False
+
+
+def converted(tx: Tracer, obj: UserObject, name: str, wanted: type = int) -> Value:
+    """Call a special method that is to give a number.
+
+    Raises:
+        Break: when it gives an instance of another class, which warns or fails.
+    """
+    made = obj.call_method(tx, name, [], {})
+    if made.python_type() is not (int if name == "__index__" else wanted):
+        raise Break("unsupported-value", f"{name} that gives a {made.python_type().__name__}")
+    if wanted is float and name == "__index__":
+        return tx.const_object(float).call(tx, [made], {})
+    return made

@@ -180,7 +180,9 @@ def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more:
     assert frame is not None
     if isinstance(code, str):
         code = _code(tx, code.lstrip(" \t") if mode == "eval" else code, "<string>", mode)
-    if not isinstance(code, types.CodeType) or code.co_freevars:
+    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    plain = isinstance(code, types.CodeType) and not code.co_flags & suspends
+    if not plain or code.co_freevars:
         raise Break("unknown-call", f"{mode} of no text or code")
     ops = {one.opname for one in decode(code).instrs}
     if names is NONE and local_names is NONE:

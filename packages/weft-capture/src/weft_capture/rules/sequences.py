@@ -13,6 +13,7 @@ from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.rules.builtins import sort_proxies
+from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import combined, contains
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
@@ -33,7 +34,7 @@ from weft_capture.values.objects import UserObject, steps
 def _key(tx: Tracer, value: Value) -> Any:
     """Return an index or slice as a real method takes it."""
     if isinstance(value, UserObject) and value.has_special("__index__"):
-        value = value.call_method(tx, "__index__", [], {})
+        value = converted(tx, value, "__index__")
     try:
         return value.as_constant()
     except NotConstant:
@@ -153,14 +154,16 @@ def _remove(tx: Tracer, self: ListValue, item: Value) -> None:
 
 @method(ListValue, "sort")
 def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FALSE) -> None:
-    before = list(self.items)
-    real = [Proxy(tx, item) for item in before]
+    tx.mutate(self)
+    real = [Proxy(tx, item) for item in self.items]
+    self.items.clear()  # as who asks meanwhile sees it
+    epoch, self.epoch = self.epoch, -1
     try:
         sort_proxies(tx, real, key, reverse)
     finally:  # an error leaves it half sorted
-        if before != self.items:
+        if self.epoch != -1:
             raise Break("unsupported-value", "a list that changes while it is sorted")
-        tx.mutate(self)
+        self.epoch = epoch
         self.items[:] = [one.value for one in real]
 
 

@@ -82,6 +82,8 @@ class Constant(Value):
         return self.value
 
     def truth(self, tx: Tracer) -> bool:
+        if self.value is NotImplemented:
+            raise Break("unsupported-value", "truth of NotImplemented, which warns")
         return bool(self.value)
 
     def hash_key(self) -> object:

@@ -81,6 +81,7 @@ FUNCTION_FIELDS = frozenset(
     ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__")
 )
 """Attributes of a function that are not in its `__dict__`, and that capture sets."""
+_KINDS = {"__name__": str, "__qualname__": str, "__type_params__": tuple, "__annotations__": dict}
 
 
 @dataclass(eq=False)
@@ -164,7 +165,10 @@ class FunctionValue(MutableValue):
 
         Raises:
             Raised: with CPython's own TypeError, when they do not fit.
+            Break: when its code is a module's, whose variables are the globals.
         """
+        if not self.code.co_flags & inspect.CO_OPTIMIZED:
+            raise Break("unknown-call", "a function of a module's code")
         derived = decode(self.code).derived
         binder = derived.get("binder")
         if binder is None:
@@ -182,9 +186,16 @@ class FunctionValue(MutableValue):
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
         if name == "__code__" and self.obj is None:
+            cells = tuple(types.CellType() for _ in self.code.co_freevars)
+            like = types.FunctionType(self.code, {}, None, None, cells)
+            real_call(tx, setattr, like, name, value.as_constant())
             tx.mutate(self)
             self.code = value.as_constant()
             return
+        if name == "__annotations__" and value is NONE:
+            value = DictValue()
+        if not issubclass(value.python_type(), _KINDS.get(name, object)):
+            real_call(tx, setattr, lambda: None, name, 0)
         if name not in FUNCTION_FIELDS and name in types.FunctionType.__dict__:
             raise Break("unsupported-value", f"setting {name} of a function")
         self.store(tx, name, value)

@@ -152,7 +152,7 @@ def _items(tx: Tracer, obj: Iterable[Any], source: Source) -> list[Value]:
 
 
 def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
-    if type(obj) is int and not isinstance(source, ConstSource):
+    if type(obj) is int and obj.bit_length() < 63 and not isinstance(source, ConstSource):
         symbolic = tx.dynamic_int(obj, source)
         if symbolic is not None:
             return symbolic
