@@ -71,6 +71,10 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
     """Do what `type.__call__` does: `__new__`, then `__init__`."""
     kind = cls.obj
     if issubclass(kind, BaseException):
+        new = attributes.lookup(kind, "__new__")
+        by_number = issubclass(kind, OSError) and len(args) > 1  # chooses the class
+        if by_number or (new is not None and isinstance(new[1], staticmethod)):
+            raise Break("unknown-call", f"making a {kind.__qualname__}")
         instance: Value = ExceptionValue(kind, list(args))
     elif table.is_pure(kind):
         plainly = functools.partial(fold, tx, kind)

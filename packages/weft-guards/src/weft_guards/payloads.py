@@ -98,7 +98,10 @@ def name_of(value: object) -> str:
     if isinstance(value, types.CodeType):
         return f"code of {value.co_qualname} at {value.co_filename}:{value.co_firstlineno}"
     if _is_immortal(value) or type(value) in (range, torch.Size, frozenset):
-        return repr(value)
+        try:
+            return repr(value)
+        except ValueError as error:  # CPython prints no int of more than 4300 digits
+            return f"<{type(value).__qualname__}: {error}>"
     return f"<{type(value).__qualname__} object at {id(value):#x}>"
 
 

@@ -80,9 +80,12 @@ def text_of(tx: Tracer, value: Value, function: Function) -> str:
 
 def _plain_text(tx: Tracer, value: Value, function: Function) -> str:
     try:
-        return function(value.data(tx))
+        real = value.data(tx)
     except NotConstant:
         raise Break("unsupported-value", f"text of {value.describe()}") from None
+    if tx.effects and tx.effects.touches(real):
+        raise Break("unsupported-value", f"text of {value.describe()}, which was just changed")
+    return function(real)
 
 
 def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
