@@ -472,3 +472,24 @@ def traceback_handed_on_over_a_break(x):
         raise IndexError(3).with_traceback(trace)
     except IndexError as error:
         return x + 1, error.__traceback__.tb_next is trace
+
+
+@case
+def class_of_an_oserror(x):
+    try:
+        raise OSError(17, "there is one")
+    except FileExistsError as error:
+        return x + 1, type(error).__name__, error.errno, error.args
+
+
+class Trimmed(ValueError):
+    def __new__(cls, text, more):
+        made = super().__new__(cls, text)
+        made.more = more
+        return made
+
+
+@case
+def exception_made_by_its_own_new(x):
+    error = Trimmed("a", 3)
+    return x + error.more, error.args

@@ -141,3 +141,15 @@ def iterators_are_iterators(x):
 def type_of_a_branch(x):
     first, second = itertools.tee([x, x + 1])
     return type(first) is itertools.chain, isinstance(first, types.GeneratorType), list(second)
+
+
+@case
+def repeat_nothing(x):
+    """As the standard library counts: what is given in each step is None."""
+    return x + len([None for _ in itertools.repeat(None, 3)]), list(itertools.repeat(None, 2))
+
+
+@case
+def map_of_a_function_that_returns_nothing(x):
+    seen = []
+    return x + 1, list(map(seen.append, [1, 2])), seen

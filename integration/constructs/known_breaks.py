@@ -11,6 +11,8 @@ KNOWN_BREAKS = {
     "comprehensions.variables_called_as_cells": "data-dependent-branch",
     "control_flow.if_on_tensor": "data-dependent-branch",
     "control_flow.while_on_tensor": "data-dependent-branch",
+    "exceptions.class_of_an_oserror": "unknown-call",
+    "exceptions.exception_made_by_its_own_new": "unknown-call",
     "exceptions.kept_over_a_break": "data-dependent-branch",
     "exceptions.traceback_handed_on_over_a_break": "data-dependent-branch",
     "classes.two_classes_of_a_namespace": "unknown-call",

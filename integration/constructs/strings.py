@@ -2,6 +2,7 @@
 
 import string
 import textwrap
+import typing
 
 from constructs import case
 
@@ -134,3 +135,16 @@ def f_string_of_tensor(x):
 def string_as_dict_key_built(x):
     table = {f"layer_{i}": x * i for i in range(3)}
     return table["layer_" + str(2)], list(table)
+
+
+class Named(typing.NamedTuple):
+    number: int
+
+    def __str__(self):
+        return "its own text"
+
+
+@case
+def text_of_a_named_tuple(x):
+    one = Named(3)
+    return x + 1, str(one), f"{one}", repr(one), "%s" % (one,), str([one])

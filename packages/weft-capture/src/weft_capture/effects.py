@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from weft_guards.sources import ConstSource, DictSource, ItemSource, LocalSource, Source
+from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, LocalSource, Source
 
 from weft_capture.attributes import dict_of
 from weft_capture.breaks import Break
@@ -21,6 +21,7 @@ from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import Container
 from weft_capture.values.dicts import DictValue
+from weft_capture.values.made import origins
 from weft_capture.values.objects import DELETED, UserObject, may_finalize
 
 
@@ -32,6 +33,7 @@ class Effects:
         self.changed: dict[MutableValue, bool] = {}  # whether it is a list not yet read
         self.globals: dict[tuple[int, str], tuple[Any, Value]] = {}
         self.sealed: dict[int, Value] = {}
+        self.keys: dict[type, dict[int, Source]] = {}
 
     def seal(self, made: Value, parts: Iterable[object]) -> None:
         """Note what a class was made of, or what making it made: it is made again in the end."""
@@ -99,8 +101,24 @@ class Effects:
             known
         )
 
+    def keyed(self, value: Value) -> None:
+        """Note an object that is a dict key or set element, or was sought, by its identity."""
+        real = getattr(value, "obj", None)
+        real = getattr(value, "real", None) if real is None else real
+        source = value.source
+        if real is not None and source is not None and not any(origins(source)):
+            self.keys.setdefault(type(real), {})[id(real)] = source
+
+    def guard_keys(self) -> None:
+        """Guard that what was found by identity, or not found, are different objects."""
+        for found in self.keys.values():
+            sources = tuple(one for one in found.values() if not isinstance(one, ConstSource))
+            if len(found) > 1 and sources:
+                self.tx.guard(CallSource(_all_differ, tuple(found.values())), "CONST", True)
+
     def guard_distinct(self) -> None:
         """Guard that what changes is none of the other objects of its type that were looked at."""
+        self.guard_keys()
         changing: dict[type, list[Source]] = {}
         staying: dict[type, list[Source]] = {}
         for value, source in self.tx.known.values() if self.changed else ():
@@ -134,3 +152,7 @@ class Effects:
             else:
                 set_one = type.__setattr__ if isinstance(holder, type) else operator.setitem
                 out.later(set_one, constant(holder), constant(name), written)
+
+
+def _all_differ(*objects: object) -> bool:
+    return len(set(map(id, objects))) == len(objects)

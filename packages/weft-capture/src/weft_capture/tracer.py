@@ -242,7 +242,7 @@ class Tracer:
 
     def guard_alias(self, first: Source, second: Source, obj: Any) -> None:
         """Guard that two sources give the same object, where that can differ."""
-        shared = obj is None or isinstance(obj, types.FunctionType | types.ModuleType | type)
+        shared = obj is None or isinstance(obj, types.ModuleType | type)
         if shared or isinstance(first, ConstSource):
             self.guard_identity(second, obj)
         else:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from weft_core.errors import UserStack
 
-from weft_guards.payloads import DictKeys, Held, TensorSpec, same_constant
+from weft_guards.payloads import DictKeys, Held, TensorSpec, printed, same_constant
 from weft_guards.sources import DictSource, ProgramSource, Source, is_literal
 from weft_guards.state import TorchState
 
@@ -216,7 +216,7 @@ class Guard:
         return [one for one in found if isinstance(one, Held) and not one.immortal]
 
     def __str__(self) -> str:
-        return KINDS[self.kind].means.format(x=self.source.expr(), p=self.payload)
+        return KINDS[self.kind].means.format(x=self.source.expr(), p=printed(self.payload))
 
 
 class GuardSet(dict[Guard, None]):

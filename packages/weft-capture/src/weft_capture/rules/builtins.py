@@ -17,8 +17,9 @@ from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.generators import AsyncStep, GeneratorValue
+from weft_capture.rules.identity import identical
 from weft_capture.rules.kinds import converted
-from weft_capture.rules.operators import binary, by_methods, combined, compare, identical, stepped
+from weft_capture.rules.operators import binary, by_methods, combined, compare, stepped
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each

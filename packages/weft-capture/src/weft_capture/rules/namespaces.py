@@ -22,9 +22,9 @@ from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
-from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
+from weft_capture.values.base import AT_RUN, Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, fold, real_call
-from weft_capture.values.containers import AT_RUN, TupleValue
+from weft_capture.values.containers import TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
 from weft_capture.values.functions import BoundMethod, FunctionValue, function_value

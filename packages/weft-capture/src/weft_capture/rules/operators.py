@@ -12,16 +12,17 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from weft_guards.sources import CallSource, ConstSource, Source, is_literal
+from weft_guards.sources import CallSource, ConstSource, is_literal
 
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
 from weft_capture.rules.dicts import as_real, call_set, set_of, sought
+from weft_capture.rules.identity import identical, one_object
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
 from weft_capture.values.base import Proxy, Tracer, Value, type_name
-from weft_capture.values.constant import Constant, constant, fold, is_shared, real_call
+from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -31,6 +32,7 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue, DictView
+from weft_capture.values.functions import FunctionValue
 from weft_capture.values.made import TextValue, joined
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
@@ -302,7 +304,8 @@ def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     if _is_set(left) and _is_set(right):
         keys = ({item.hash_key() for item in side.unpack(tx)} for side in (left, right))
         return constant(function(*keys))
-    if left.is_constant() and right.is_constant():
+    by_value = not isinstance(left, FunctionValue) and left.is_constant()
+    if by_value and right.is_constant():
         return fold(tx, function, [left, right], {})
     return _compare_by_methods(tx, symbol, left, right)
 
@@ -325,7 +328,7 @@ def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> V
     if plain != [left, right]:
         return compare(tx, symbol, *plain)
     if symbol in ("==", "!="):
-        return constant(left.same_object(right) == (symbol == "=="))
+        return constant(one_object(tx, left, right) == (symbol == "=="))
     names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
     tx.raise_(TypeError, f"'{symbol}' not supported between instances of {names}")
 
@@ -349,53 +352,9 @@ def _is_plain(value: Value) -> bool:
     return isinstance(value, Constant) and type(value.value).__module__ == "builtins"
 
 
-def identical(tx: Tracer, left: Value, right: Value) -> bool:
-    """Evaluate `left is right`; that two objects of the program are not one is guarded.
-
-    Raises:
-        Break: for two equal constants, which may or may not be one object.
-    """
-    numbers = Constant | SymValue | floats.FloatValue
-    if isinstance(left, numbers) and isinstance(right, numbers) and left is not right:
-        return _one_number(tx, left, right)
-    same = left is right or left.same_object(right) or right.same_object(left)
-    if not (same or left.source is None or right.source is None):
-        tx.guard_distinct(left.source, right.source)
-    return same
-
-
-def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
-    varies = isinstance(left, floats.FloatValue) or isinstance(right, floats.FloatValue)
-    if left.python_type() is not right.python_type():
-        return False
-    held = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
-    if not (varies or held or compare(tx, "==", left, right).truth(tx)):
-        return False
-    (source, one), (origin, other) = (_home(tx, each) for each in (left, right))
-    if source is None and origin is None:
-        if not (varies or one is other or is_shared(one)):
-            raise Break("unsupported-value", f"whether two objects {left.describe()} are one")
-        return not varies
-    if source != origin:
-        tx.only_here = "whether two numbers or texts are one object"
-        sources = (source or ConstSource(one), origin or ConstSource(other))
-        tx.guard(CallSource(operator.is_, sources), "CONST", one is other)
-    return one is other
-
-
-def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:
-    """Return where a number or text comes from, and the object that it is now."""
-    if isinstance(value, Constant):
-        return value.origin, value.value
-    if isinstance(value, floats.FloatValue):
-        return value.source, value.hint
-    entry, number = tx.graph.input_at.get(value.node), value.as_constant()
-    return value.source, number if entry is None else entry.example
-
-
 def equal(tx: Tracer, left: Value, right: Value) -> bool:
     """Evaluate `left is right or left == right` as a Python bool, as containers do."""
-    if left.same_object(right) or compare(tx, "==", left, right).truth(tx):
+    if one_object(tx, left, right) or compare(tx, "==", left, right).truth(tx):
         return True
     hint = getattr(left, "hint", None)
     return hint != hint and identical(tx, left, right)  # NaN

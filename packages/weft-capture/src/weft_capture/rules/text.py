@@ -94,9 +94,10 @@ def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
 
 def _real_text(tx: Tracer, value: Any, function: Function) -> str:
     """The text of a real container of proxies, which write the items' texts into it."""
-    if isinstance(value, NamedTupleValue) and isinstance(value.cls.__repr__, types.FunctionType):
-        text = value.getattr(tx, "__repr__").call(tx, [], {}).as_constant()
-        return str(text)
+    names = ("__str__", "__repr__") if function is str else ("__repr__",)
+    own = [n for n in names if isinstance(getattr(value.python_type(), n), types.FunctionType)]
+    if isinstance(value, NamedTupleValue) and own:
+        return str(value.getattr(tx, own[0]).call(tx, [], {}).as_constant())
     if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
     kind = value.owner if isinstance(value, DictView) else value

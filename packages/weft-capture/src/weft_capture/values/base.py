@@ -263,7 +263,7 @@ class Value:
             raise Raised(_unhashable(self.python_type()))
         by_identity: Any = object.__hash__
         if hashes is by_identity:
-            return self
+            return found_by_identity(self)
         try:
             constant = self.as_constant()
             hash(constant)
@@ -396,6 +396,19 @@ def method_of_each(kind: type[Value], *names: str) -> Callable[[H], H]:
         return handler
 
     return add
+
+
+AT_RUN = object()  # is in hash keys of what the program hashes otherwise
+
+
+def found_by_identity(value: Value, obj: object = None) -> object:
+    """Return the hash key of an object; that no two of them are one is guarded.
+
+    Args:
+        obj: the real object, where values that were not read lead to the same.
+    """
+    current_tracer().effects.keyed(value)
+    return value if obj is None else (AT_RUN, id(obj))
 
 
 # ---- stand-ins with which the interpreter's own containers and iterators work on values

@@ -19,6 +19,7 @@ import torch
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
 from weft_core.withheld import warnings_withheld
+from weft_guards.payloads import name_of
 from weft_guards.sources import (
     AttrSource,
     ConstSource,
@@ -55,10 +56,16 @@ def is_constant_object(obj: object) -> bool:
 
 
 def is_shared(obj: object) -> bool:
-    """Say whether the interpreter has one object for all numbers or texts that equal it."""
-    if isinstance(obj, int):
-        return -5 <= obj <= 256
-    return obj is None or (isinstance(obj, str | bytes) and not obj)
+    """Say whether there is one object for all that equals it."""
+    if type(obj) in (int, bool):
+        return -5 <= obj <= 256  # type: ignore[operator]
+    return isinstance(obj, _SINGLE) or (type(obj) in (str, bytes) and not obj)
+
+
+_SINGLE = (
+    *(type(one) for one in (None, ..., NotImplemented)),
+    *(enum.Enum, torch.dtype, torch.layout, torch.memory_format),
+)
 
 
 @dataclass(eq=False)
@@ -76,7 +83,7 @@ class Constant(Value):
         return type(self.value)
 
     def describe(self) -> str:
-        return repr(self.value)
+        return name_of(self.value)
 
     def as_constant(self) -> Any:
         return self.value
@@ -203,7 +210,7 @@ _STILL = (NamedSource, ItemSource, DictSource, AttrSource, ConstSource)
 
 def sourced(obj: object, source: Source) -> Constant:
     """Return the constant of a Python object from outside, whose value is guarded."""
-    if type(obj) not in SCALARS or isinstance(source, ConstSource) or is_shared(obj):
+    if isinstance(source, ConstSource) or is_shared(obj):
         return constant(obj)
     root: Source | None = source
     while isinstance(root, _STILL):

@@ -332,9 +332,6 @@ def _same_hash(key: Any) -> bool:
     return type(key).__name__ == "ObjectKey" or (is_element(key) and key not in MADE)
 
 
-AT_RUN = object()  # is in hash keys of what the program hashes otherwise
-
-
 def is_element(obj: Any) -> bool:
     """Say whether an element of a set never changes, and is not kept alive by a guard on it."""
     if type(obj) in (tuple, frozenset):

@@ -14,9 +14,16 @@ from types import MappingProxyType
 from typing import Any
 
 from weft_capture.breaks import Break
-from weft_capture.values.base import MutableValue, Output, Tracer, Value, current_tracer
+from weft_capture.values.base import (
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    current_tracer,
+    found_by_identity,
+)
 from weft_capture.values.constant import NONE, Varying
-from weft_capture.values.containers import AT_RUN, Container, check_keys, refill
+from weft_capture.values.containers import Container, check_keys, refill
 from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_literal
 
 
@@ -41,7 +48,7 @@ class LazyValue(Value):
         return f"unread {type(self.obj).__name__}"
 
     def hash_key(self) -> object:
-        return identity_key(self.obj)
+        return found_by_identity(self, self.obj)
 
 
 def _stand_in(key: Value) -> object:
@@ -50,11 +57,6 @@ def _stand_in(key: Value) -> object:
         return None
     known = current_tracer().place(key)
     return key if known is None else known[0]
-
-
-def identity_key(obj: object) -> object:
-    """Return the hash key of an object from outside that is hashed by its identity."""
-    return (AT_RUN, id(obj))
 
 
 class DictValue(Container, MutableValue):

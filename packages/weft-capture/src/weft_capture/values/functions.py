@@ -18,7 +18,15 @@ from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
+from weft_capture.values.base import (
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    found_by_identity,
+)
 from weft_capture.values.constant import NONE, constant, fold, real_call
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.dicts import DictValue, LazyValue
@@ -112,6 +120,7 @@ class FunctionValue(MutableValue):
         return self.obj
 
     def hash_key(self) -> object:
+        found_by_identity(self)
         return self if self.obj is None else self.obj
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
@@ -362,6 +371,9 @@ class TypeHint(ObjectConstant):
     """`list[int]`, `int | str`, a NewType and their kind."""
 
     def getitem(self, tx: Tracer, key: Value) -> Value:
+        parts = key.items if isinstance(key, TupleValue) else [key]
+        if any(isinstance(part, MutableValue) for part in map(tx.force, parts)):
+            raise Break("unsupported-value", f"{self.describe()} of a {key.describe()}")
         return fold(tx, operator.getitem, [self, key], {})
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from weft_capture.breaks import Break
 from weft_capture.values.base import MutableValue, Output, Proxy, Tracer, Value
-from weft_capture.values.constant import NONE, Constant, constant, real_call
+from weft_capture.values.constant import NONE, NULL, Constant, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
     RangeValue,
@@ -195,8 +195,8 @@ class CombinedIterator(IteratorValue):
         return real_call(tx, self.factory, *arguments, **self.keywords)
 
     def next(self, tx: Tracer) -> Value | None:
-        item = real_call(tx, next, self.real(tx), None)
-        if item is None:
+        item = real_call(tx, next, self.real(tx), NULL)
+        if item is NULL:
             return None
         tx.journal.touch(self)
         self.position += 1

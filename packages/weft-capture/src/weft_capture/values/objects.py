@@ -30,6 +30,7 @@ from weft_capture.values.base import (
     Tracer,
     Value,
     current_tracer,
+    found_by_identity,
 )
 from weft_capture.values.constant import class_value, constant
 from weft_capture.values.containers import Container, SetValue
@@ -104,6 +105,7 @@ class UserObject(MutableValue):
         if self.cls.__hash__ is None:
             return super().hash_key()
         if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
+            found_by_identity(self)
             return self if self.obj is None else self.obj
         found = attributes.lookup(self.cls, "__hash__")
         generated = getattr(getattr(self.cls.__hash__, "__code__", None), "co_filename", "")

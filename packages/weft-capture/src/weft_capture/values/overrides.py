@@ -22,10 +22,10 @@ from weft_capture.breaks import Break
 from weft_capture.function_modes import around, mode_source
 from weft_capture.rules import table
 from weft_capture.rules.pytree import real_tree, tree_value
-from weft_capture.values.base import Kwargs, MutableValue, Tracer, Value
+from weft_capture.values.base import Kwargs, MutableValue, Tracer, Value, found_by_identity
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant
 from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
-from weft_capture.values.dicts import LazyValue, identity_key
+from weft_capture.values.dicts import LazyValue
 from weft_capture.values.floats import FloatValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import READERS, TensorValue
@@ -75,7 +75,7 @@ class OverridingTensor(UserObject):
         return cast("TensorValue", self.base)
 
     def hash_key(self) -> object:
-        return self if self.obj is None else identity_key(self.obj)
+        return found_by_identity(self, self.obj)
 
     def graph_arg(self) -> Any:
         raise Break("unsupported-value", f"a {self.cls.__name__} deep inside of an argument")

@@ -16,9 +16,17 @@ from typing import Any
 import torch
 from torch.fx import Node
 from weft_capture.breaks import Break
-from weft_capture.values.base import Handler, Kwargs, MethodOf, MutableValue, Output, Tracer, Value
+from weft_capture.values.base import (
+    Handler,
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    found_by_identity,
+)
 from weft_capture.values.constant import Varying, constant
-from weft_capture.values.dicts import identity_key
 from weft_guards.sources import AttrSource, Source
 
 AttributeReader = Callable[["Tracer", "TensorValue"], Value]
@@ -93,7 +101,7 @@ class TensorValue(Value):
         return self.real is None and (leaf or self.cls is torch.nn.Parameter)
 
     def hash_key(self) -> object:
-        return self if self.real is None else identity_key(self.real)
+        return found_by_identity(self, self.real)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
         if tx.overrides.modes and name in READERS:

@@ -1,0 +1,48 @@
+"""Which objects are the same is guarded, however a program asks."""
+
+import operator
+import typing
+
+import pytest
+import torch
+from weft_capture import capture
+
+
+class Plain:
+    pass
+
+
+OBJECTS = {
+    "object": Plain,
+    "module": lambda: torch.nn.Linear(1, 1),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+    "function": lambda: lambda: 0,
+    "type variable": lambda: typing.TypeVar("A"),
+    "device": lambda: torch.device("cpu"),
+    "in a tuple": lambda: (1, Plain()),
+}
+QUESTIONS = {
+    "is": operator.is_,
+    "in a list": lambda a, b: any(a is one for one in [b]) or [a].count(b),
+    "key": lambda a, b: {a: 1}.get(b),
+    "element": lambda a, b: (len({a, b}), a in {b}),
+    "equal": operator.eq,
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_that_are_one_in_some_calls(kind, question):
+    ask, (a, b) = QUESTIONS[question], (OBJECTS[kind](), OBJECTS[kind]())
+    if kind == "parameter" and question in ("in a list", "equal"):
+        pytest.skip("compares the elements")
+    for pairs in ([(a, b), (a, a), (b, a)], [(a, a), (a, b), (b, b)]):
+
+        def program(x, one, other):
+            return x + 1, ask(one, other)
+
+        compiled = capture(program, lambda graph, inputs: graph.forward)
+        for one, other in pairs:
+            made, said = compiled(torch.zeros(1), one, other)
+            assert made == 1
+            assert said == ask(one, other)
