@@ -13,6 +13,8 @@ KNOWN_BREAKS = {
     "control_flow.while_on_tensor": "data-dependent-branch",
     "exceptions.class_of_an_oserror": "unknown-call",
     "exceptions.exception_made_by_its_own_new": "unknown-call",
+    "strings.text_of_a_set_of_a_class": "unsupported-method",
+    "strings.text_in_a_type_hint": "unsupported-value",
     "exceptions.kept_over_a_break": "data-dependent-branch",
     "exceptions.traceback_handed_on_over_a_break": "data-dependent-branch",
     "classes.two_classes_of_a_namespace": "unknown-call",

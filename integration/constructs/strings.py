@@ -148,3 +148,23 @@ class Named(typing.NamedTuple):
 def text_of_a_named_tuple(x):
     one = Named(3)
     return x + 1, str(one), f"{one}", repr(one), "%s" % (one,), str([one])
+
+
+class Kept(frozenset):
+    def __repr__(self):
+        return frozenset.__repr__(self)
+
+
+@case
+def text_of_a_set_of_a_class(x):
+    return x + 1, repr(Kept([1]))
+
+
+@case
+def text_in_a_type_hint(x):
+    hint = typing.Annotated[int, Words("a")]
+    return x + 1, type(hint.__metadata__[0]) is Words
+
+
+class Words(str):
+    pass

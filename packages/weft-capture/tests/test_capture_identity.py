@@ -1,6 +1,7 @@
 """Which objects are the same is guarded, however a program asks."""
 
 import operator
+import random
 import typing
 
 import pytest
@@ -46,3 +47,14 @@ def test_objects_that_are_one_in_some_calls(kind, question):
             made, said = compiled(torch.zeros(1), one, other)
             assert made == 1
             assert said == ask(one, other)
+
+
+def test_which_method_of_a_generator_is_guarded():
+    drawn, infinite = random.Random(), float("inf")
+
+    def program(x, draw):
+        return x + 1, draw(infinite)
+
+    compiled = capture(program, lambda graph, inputs: graph.forward)
+    assert compiled(torch.zeros(1), drawn.expovariate)[1] == 0
+    assert compiled(torch.zeros(1), drawn.paretovariate)[1] == 1

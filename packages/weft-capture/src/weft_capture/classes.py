@@ -6,7 +6,6 @@ import collections
 import enum
 import functools
 import inspect
-import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant
 from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
-from weft_capture.values.functions import BoundMethod, ObjectConstant
+from weft_capture.values.functions import BoundMethod, ObjectConstant, parametrised
 from weft_capture.values.iterators import DequeValue
 from weft_capture.values.objects import OBJECT_METHODS, ModuleValue, UserObject
 from weft_capture.values.overrides import has_handler, retyped
@@ -298,7 +297,7 @@ class ClassValue(ObjectConstant):
         if own is not None and attributes.is_programs(own):
             function = getattr(own[1], "__func__", own[1])
             return tx.const_object(function).call(tx, [self, key], {})
-        return fold(tx, operator.getitem, [self, key], {})
+        return parametrised(tx, self, key)
 
 
 def _is_active(attribute: object) -> bool:
@@ -376,8 +375,10 @@ class BaseMethod(Value):
                 return _fill_base(tx, owner, args, kwargs)
             if self.name == "__getitem__":
                 return owner.base_item(tx, args[0])
-            if isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict:
-                raise Break("unsupported-method", f"dict.{self.name} of {owner.describe()}")
+            named = self.name == "__repr__" and isinstance(owner.base, SetValue)  # by its class
+            other = isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict
+            if named or other:
+                raise Break("unsupported-method", f"{self.describe()} of {owner.describe()}")
             return owner.base_method(tx, self.name, args, kwargs)
         row = OBJECT_METHODS.get(self.name)
         if row is not None:

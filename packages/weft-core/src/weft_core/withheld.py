@@ -26,11 +26,15 @@ class _Noted:
 
 
 @contextmanager
-def warnings_withheld() -> Iterator[list[str]]:
-    """Note this thread's warnings only, those too that torch gives once in a process."""
+def warnings_withheld(action: str = "ignore") -> Iterator[list[str]]:
+    """Note this thread's warnings only, those too that torch gives once in a process.
+
+    Args:
+        action: what comes of them, as in `warnings.simplefilter`.
+    """
     noted, always = _Noted(), torch.is_warn_always_enabled()
     filters: Any = warnings.filters
-    entry = ("ignore", noted, Warning, None, 0)
+    entry = (action, noted, Warning, None, 0)
     filters.insert(0, entry)
     torch.set_warn_always(True)
     try:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from weft_core.errors import UserStack
 
-from weft_guards.payloads import DictKeys, Held, TensorSpec, printed, same_constant
+from weft_guards.payloads import DictKeys, Held, TensorSpec, name_of, same_constant
 from weft_guards.sources import DictSource, ProgramSource, Source, is_literal
 from weft_guards.state import TorchState
 
@@ -216,7 +216,11 @@ class Guard:
         return [one for one in found if isinstance(one, Held) and not one.immortal]
 
     def __str__(self) -> str:
-        return KINDS[self.kind].means.format(x=self.source.expr(), p=printed(self.payload))
+        means, name = KINDS[self.kind].means, self.source.expr()
+        try:
+            return means.format(x=name, p=self.payload)
+        except ValueError:  # a number of too many digits
+            return means.replace("!r", "").format(x=name, p=name_of(self.payload))
 
 
 class GuardSet(dict[Guard, None]):

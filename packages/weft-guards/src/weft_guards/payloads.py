@@ -85,14 +85,6 @@ class Held:
         return self.text
 
 
-def printed(value: object, how: Callable[[object], str] = str) -> str:
-    """Return a text of a value; CPython refuses an int of more than 4300 digits."""
-    try:
-        return how(value)
-    except ValueError as error:
-        return f"<{type(value).__qualname__}: {error}>"
-
-
 def name_of(value: object) -> str:
     """Name an object without running the user's code (no user `__repr__`)."""
     if isinstance(value, Held):
@@ -106,7 +98,10 @@ def name_of(value: object) -> str:
     if isinstance(value, types.CodeType):
         return f"code of {value.co_qualname} at {value.co_filename}:{value.co_firstlineno}"
     if _is_immortal(value) or type(value) in (range, torch.Size, frozenset):
-        return printed(value, repr)
+        try:
+            return repr(value)
+        except ValueError as error:  # CPython prints no int of more than 4300 digits
+            return f"<{type(value).__qualname__}: {error}>"
     return f"<{type(value).__qualname__} object at {id(value):#x}>"
 
 

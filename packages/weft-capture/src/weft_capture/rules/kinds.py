@@ -25,9 +25,8 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), wanted):
         value = value.target(tx)  # whose `__class__` it shows
     kind = value.python_type()
-    if isinstance(value, Constant) or kind in _EMPTY:
-        one = value.value if isinstance(value, Constant) else kind()
-        return constant(real_call(tx, isinstance, one, wanted))
+    if isinstance(value, Constant):
+        return constant(real_call(tx, isinstance, value.value, wanted))
     known = _subclass(tx, kind, wanted)
     if not known and isinstance(value, UserObject):
         claim = lookup(kind, "__class__")
@@ -40,9 +39,6 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
                 return TRUE
     return constant(known)
 
-
-_EMPTY = frozenset((list, dict, set, tuple, frozenset, bytearray))
-"""Classes of which one instance is like another."""
 
 _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 """What tensors of other classes have that stand for these, as their metaclasses say."""
@@ -64,11 +60,16 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     found = getattr(known, "__args__", known) if union else (known,)
     names = ("__instancecheck__", "__subclasscheck__")
     hooks = [lookup(type(one), name) for one in found for name in names]
+    look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
     hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
     by_dtype = any(type(one).__name__ == "tensortype" for one in found)  # torch.FloatTensor
-    if by_dtype or any(hook is not None and is_programs(hook) for hook in hooks):
+    if by_dtype or look or any(hook is not None and is_programs(hook) for hook in hooks):
         raise Break("unsupported-value", "a class that says itself what its instances are")
     return tuple(found)
+
+
+_LOOKING = ("ast", "collections.abc")
+"""Modules of metaclasses of their own that look at the instance, or warn."""
 
 
 def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:

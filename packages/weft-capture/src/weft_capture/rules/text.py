@@ -174,6 +174,8 @@ def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     several = type(right) is TupleValue or isinstance(right, DictValue)
     parts = list(right.unpack(tx)) if type(right) is TupleValue else [right]
     if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in parts):
+        if "c" in (place[-1] for place in _PLACES.findall(text)):
+            raise Break("unsupported-value", "%c of a number that varies, which may fail")
         shows_objects = _OBJECTS.search(text) is not None
         return _with_holes(tx, _interpolated, [constant(text)], parts, not shows_objects)
     operand = right.build(lambda item: shown(tx, item)) if several else shown(tx, right)  # type: ignore[attr-defined]
@@ -191,6 +193,7 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
     return constant(real_call(tx, text.format, *real, **words))
 
 
+_PLACES = re.compile(r"%[^%a-zA-Z]*[hlL]?[a-zA-Z]")
 _OBJECTS = re.compile(r"%(\(.*?\))?[-#0 +]*[\d*]*(\.[\d*]+)?[hlL]?[sra]")
 """Places of a text for `%` at which the text of any object stands."""
 

@@ -247,9 +247,12 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         Break: when it warns, which it would do in each call.
     """
     failed = None
-    with warnings_withheld() as warned:
+    with warnings_withheld("error") as warned:  # it has not done more by then
         try:
             result = function(*args, **kwargs)
+        except Warning:
+            if not warned:
+                raise
         except FloatingPointError:
             raise Break("unknown-call", "a floating point warning of NumPy") from None
         except _RAISES_ARE_PYTHONS as error:

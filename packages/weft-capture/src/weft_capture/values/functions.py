@@ -367,14 +367,19 @@ class BuiltinValue(ObjectConstant):
         return tx.call_builtin(self.obj, args, kwargs)
 
 
+def parametrised(tx: Tracer, hint: Value, key: Value) -> Value:
+    """Evaluate `hint[key]` of a class or type hint; an instance in it would lose its class."""
+    parts = key.items if isinstance(key, TupleValue) else [key]
+    if any(hasattr(tx.force(part), "attrs") for part in parts):
+        raise Break("unsupported-value", f"{hint.describe()} of a {key.describe()}")
+    return fold(tx, operator.getitem, [hint, key], {})
+
+
 class TypeHint(ObjectConstant):
     """`list[int]`, `int | str`, a NewType and their kind."""
 
     def getitem(self, tx: Tracer, key: Value) -> Value:
-        parts = key.items if isinstance(key, TupleValue) else [key]
-        if any(isinstance(part, MutableValue) for part in map(tx.force, parts)):
-            raise Break("unsupported-value", f"{self.describe()} of a {key.describe()}")
-        return fold(tx, operator.getitem, [self, key], {})
+        return parametrised(tx, self, key)
 
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if isinstance(self.obj, typing.NewType):

@@ -326,6 +326,7 @@ def _wrap_cell(tx: Tracer, obj: types.CellType, source: Source) -> Value:
 def _wrap_method(tx: Tracer, obj: types.MethodType, source: Source) -> Value:
     owner = wrap(tx, obj.__self__, AttrSource(source, "__self__"))
     if isinstance(owner, InferenceContext | RandomValue) and owner.find_method(obj.__name__):
+        tx.guard_identity(AttrSource(source, "__func__"), obj.__func__)
         return MethodOf(owner, obj.__name__)  # the __exit__ of a block around a graph break
     function = wrap(tx, obj.__func__, AttrSource(source, "__func__"))
     return BoundMethod(function, owner, source)
