@@ -40,6 +40,39 @@ def explicit_break(x):
     return y * 2
 
 
+def unbound_cells(x):
+    first, texts = 1, []
+
+    def use(x):
+        nonlocal first
+        for _ in range(2):
+            x = through_a_break(x) * 2
+            try:
+                del first
+            except NameError as error:
+                texts.append(str(error))
+        return x
+
+    x = use(x)
+    for _ in range(2):
+        try:
+            texts.append(first)
+        except UnboundLocalError as error:
+            texts.append(str(error))
+        weft_capture.graph_break()
+    return x, texts
+
+
+def names_of_variables(x):
+    y = x + 1
+    return eval("sorted(locals())"), y.sin()
+
+
+def through_a_break(x):
+    weft_capture.graph_break()
+    return x
+
+
 def break_in_no_grad(x):
     with torch.no_grad():
         y = x * 2
@@ -173,6 +206,7 @@ BREAKS = [
     (calls_what_nobody_knows, X), (break_in_enumerate, X), (break_in_generator_argument, X),
     (closures_of_comprehensions_behind_a_break, X),
     (break_in_comprehension, X), (mutation_before_break, X, [1]),
+    (unbound_cells, X), (names_of_variables, X),
 ]  # fmt: skip
 
 
@@ -181,6 +215,16 @@ def test_break_gives_eager_results(case):
     state = check(*case, fullgraph=False)
     assert state.breaks
     assert state.graphs
+
+
+def test_a_variable_unbound_in_a_comprehension_raises_for_real():
+    def unbound(x):
+        parts = [last for _ in range(2) for last in [last, 1]]
+        last = x + 1
+        return parts, lambda: last
+
+    with pytest.raises(UnboundLocalError, match="local variable 'last' where"):
+        weft_capture.capture(unbound, eager_backend)(X)
 
 
 def test_fullgraph_raises_with_the_reason():

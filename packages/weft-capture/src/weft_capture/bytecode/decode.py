@@ -28,6 +28,7 @@ from .instr import (
     NULL_BELOW,
     PY312,
     PY313,
+    UNBOUND,
     Decoded,
     FrameShape,
     Handler,
@@ -167,7 +168,7 @@ class _Normal:
     def load_fast(self, arg: int, checked: int) -> None:
         name = self.slots[arg]
         if name in self.cells:  # 3.13 loads cells for closures with LOAD_FAST
-            self.emit("LOAD_CLOSURE", 0, name)
+            self.emit("LOAD_CLOSURE", checked, name)
         else:
             self.emit("LOAD_FAST", checked, name)
 
@@ -265,6 +266,10 @@ def _handlers(
         while at < len(rows) and rows[at][3] < end:
             result[at] = handler
             at += 1
+    for at, handler in enumerate(result):
+        if handler is not None and rows[handler.target][2] == UNBOUND:  # not the program's
+            target = handler.target
+            result[at] = result[target + [row[0] for row in rows[target:]].index("RERAISE")]
     return result
 
 

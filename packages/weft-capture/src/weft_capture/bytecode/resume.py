@@ -14,7 +14,19 @@ from types import CodeType
 
 from .decode import decode
 from .encode import assemble
-from .instr import Decoded, FrameShape, Instr, Label, Op, program_of, prologue_of
+from .instr import (
+    UNBOUND,
+    Cover,
+    Decoded,
+    FrameShape,
+    Instr,
+    Item,
+    Label,
+    Op,
+    call_pair,
+    program_of,
+    prologue_of,
+)
 from .liveness import first_argument_of_super, live_at, reachable
 
 _PROLOGUE = frozenset({"RESUME", "COPY_FREE_VARS", "RETURN_GENERATOR"})
@@ -131,12 +143,47 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     for name in filter(None, places):  # the stack alone holds it
         prologue.append(Op("DELETE_FAST", argval=name, positions=positions))
     prologue.append(Op("JUMP", jump=entry, positions=positions))
-    code = assemble(prologue + body, replace(shape, varnames=shape.varnames + others))
+    body += unbound_as_before(body, shape.freevars, decoded)
+    code = assemble(prologue + body, replace(shape, varnames=(*shape.varnames, *others, UNBOUND)))
     kept = tuple(i for i, wanted in enumerate(keep) if wanted)
     decode(code).derived["origin"] = Origin(
         weakref.ref(decoded), len(prologue), kept, (index, stack, bound)
     )
     return Resume(code, args, stack, index)
+
+
+def _unbound_error(error: NameError) -> UnboundLocalError:
+    name = error.args[0].split("'")[1].lstrip(".")
+    text = f"cannot access local variable '{name}' where it is not associated with a value"
+    result = UnboundLocalError(text).with_traceback(error.__traceback__)
+    result.__context__ = error.__context__
+    return result
+
+
+def unbound_as_before(
+    items: Sequence[Item], freevars: tuple[str, ...], decoded: Decoded
+) -> list[Item]:
+    """Let unbound variables raise what they raise in the code that these operations come from.
+
+    A cell of the frame's own is a free variable here, for which CPython has another exception, and
+    one in an inlined comprehension that shared a cell's slot has another name. `decode` sees
+    through the handlers that this returns, which belong behind the operations.
+    """
+    cells = set(original(decoded).cellvars).intersection(freevars)
+    renamed = {name for name in decoded.varnames if name.startswith(".") and name[1:].isidentifier()}
+    reads = {"LOAD_DEREF": cells, "DELETE_DEREF": cells, "LOAD_FAST": renamed}
+    handlers: dict[Cover | None, Label] = {}
+    for item in items:
+        if isinstance(item, Op) and item.argval in reads.get(item.opname, ()):
+            outer = item.cover
+            label = handlers.setdefault(outer, Label())
+            item.cover = Cover(label, outer.depth if outer else 0, False)
+    added: list[Item] = []
+    for outer, label in handlers.items():
+        pair = call_pair(Op("LOAD_CONST", argval=_unbound_error), Op("PUSH_NULL"))
+        added += [label, Op("STORE_FAST", argval=UNBOUND), *pair, Op("LOAD_FAST", argval=UNBOUND)]
+        added += [Op("CALL", 1, ()), Op("DELETE_FAST", argval=UNBOUND), Op("RERAISE", cover=outer)]
+    return added
 
 
 def _goes_on(instr: Instr) -> bool:

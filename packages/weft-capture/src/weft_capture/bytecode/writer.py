@@ -30,7 +30,7 @@ from .instr import (
     prologue_of,
 )
 from .liveness import reachable
-from .resume import Resume, stack_name
+from .resume import Resume, stack_name, unbound_as_before
 
 _CELL_OPS = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"})
 _FAST_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
@@ -124,10 +124,11 @@ class Writer:
         self._emit("STORE_FAST", -1, argval=name)
 
     def clear_temps(self, *others: str) -> None:
-        """Let go of what the temporaries and some variables hold."""
+        """Unbind the temporaries and some variables."""
         for name in (*self._temps, *others):
-            self.load_const(None)
+            self.load_const(None)  # it may be unbound
             self.store_local(name)
+            self.delete_local(name)
 
     def load_stack(self, names: Sequence[str | None]) -> None:
         """Push variables, bottom first; None stands for a NULL."""
@@ -288,11 +289,11 @@ class Writer:
         for arg in resume.args:
             if isinstance(arg, int):
                 self._emit("LOAD_FAST", 1, argval=stack_name(arg))
+                self.delete_local(stack_name(arg))
             else:
                 self.load_local(arg)
         if kept:
-            stack = [stack_name(place) for place in range(len(resume.stack))]
-            names = (*self._shape.varnames, *(a for a in resume.args if isinstance(a, str)), *stack)
+            names = (*self._shape.varnames, *(a for a in resume.args if isinstance(a, str)))
             self.clear_temps(*(set(names) - self._decoded.cells))
         self.call(len(resume.args) + (self._tail_call is not None))
         self.return_()
@@ -305,6 +306,7 @@ class Writer:
         """
         shape = self._shape
         items = self._items + self._tail + self._handler_code()
+        items += unbound_as_before(items, shape.freevars, self._decoded)
         used = {op.argval for op in items if isinstance(op, Op) and op.opname in _CELL_OPS}
         cellvars = tuple(name for name in shape.cellvars if name in used)
         cells = set(cellvars + shape.freevars)

@@ -30,6 +30,7 @@ def _make_cell(frame: Frame, instr: Instr) -> None:
 
 def _unbound(frame: Frame, name: str) -> NoReturn:
     text = "where it is not associated with a value"
+    name = name.lstrip(".")  # of an inlined comprehension
     if name in original(frame.decoded).freevars:
         text = f"cannot access free variable '{name}' {text} in enclosing scope"
         frame.tx.raise_(NameError, text)
@@ -126,9 +127,11 @@ def _store_deref(frame: Frame, instr: Instr) -> None:
 
 @opcode("DELETE_DEREF")
 def _delete_deref(frame: Frame, instr: Instr) -> None:
-    if frame.cells[instr.argval].contents is None:
+    cell = frame.cells[instr.argval]
+    if cell.contents is None:
         _unbound(frame, instr.argval)
-    frame.cells[instr.argval].store(frame.tx, None)
+    _let_go(frame, frame.tx.force(cell.contents))
+    cell.store(frame.tx, None)
 
 
 @dataclass(eq=False)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import CellType
-
-from weft_guards.guards import is_empty
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import (
@@ -16,7 +13,6 @@ from weft_capture.bytecode import (
     Instr,
     Writer,
     make_resume,
-    original,
     reachable,
     stack_after,
 )
@@ -27,12 +23,6 @@ _NO_WORK = frozenset(
     + ("JUMP", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "RETURN_VALUE")
 )
 """Instructions that a handler may consist of which only takes note of an exception."""
-
-
-def unbound_error(cell: CellType, name: str) -> Exception | None:
-    """Return what reading a frame's own variable raises when its cell is empty."""
-    text = f"cannot access local variable '{name}' where it is not associated with a value"
-    return UnboundLocalError(text) if is_empty(cell) else None
 
 
 @dataclass(frozen=True)
@@ -77,8 +67,6 @@ class RealStep:
         if instr.target is not None:
             self._branch(index, instr)
             return
-        if instr.opname in ("LOAD_DEREF", "DELETE_DEREF"):
-            self._raise_unbound(index, instr.argval)
         writer.original(index)
         if instr.opname == "RETURN_VALUE":
             raise Break("unsupported-value", "the value to return cannot be rebuilt")
@@ -86,29 +74,6 @@ class RealStep:
             after = stack_after(instr, below, bound=instr.argval in self.names)
             self.resume(index + 1, after, instr)
         self._handle(index)
-
-    def _raise_unbound(self, index: int, name: str) -> None:
-        """Raise for an empty cell of the frame's own what the original does.
-
-        In a function that goes on in the middle of the frame it is a free variable, for which the
-        instruction itself raises another exception.
-        """
-        if name not in original(self.decoded).cellvars:
-            return
-        writer = self.writer
-        bound, error = writer.label(), writer.temp()
-        writer.begin_call()
-        writer.load_const(unbound_error)
-        writer.load_closure(name)
-        writer.load_const(name)
-        writer.call(2)
-        writer.store_local(error)
-        writer.load_local(error)
-        writer.pop_jump_if_false(bound)
-        writer.load_local(error)
-        writer.raise_()
-        writer.in_place_of(index)
-        writer.mark(bound)
 
     def returned(self, index: int) -> None:
         """Go on after a call in the place of instruction `index`, whose result was pushed."""
