@@ -164,3 +164,22 @@ def test_an_input_without_gradient_has_no_edge():
     results[0].backward()
     h.sum().backward()
     assert a.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_hooks_are_called_for_gradients_only(create_graph):
+    def meeting(x, a, b, c):
+        h = (x @ a).tanh()
+        return h * b, h.exp() + c
+
+    for k in (0, 1):
+        called = []
+        for fn, args in both(meeting):
+            seen = []
+            for i, arg in enumerate(args[1:]):
+                arg.register_hook(lambda g, i=i, seen=seen: seen.append((i, g.sum().item())))
+            fn(*args[:3], args[3] * 2)[k].sum().backward(create_graph=create_graph)
+            called.append(sorted(seen))
+        torch.testing.assert_close(*called)
+        assert [i for i, _ in called[0]] == [0, k + 1]

@@ -17,6 +17,7 @@ from torch import fx
 from weft_core.events import counters
 
 from weft_aot import wrapper
+from weft_aot.order import spare_hooks
 from weft_aot.parts import split
 from weft_aot.records import JointGraph, Part, Partition
 from weft_aot.replay import Replay
@@ -115,6 +116,7 @@ def _make_backward(
     """`backward(ctx, *grads)` of the autograd function."""
     owning = getattr(compiled, "call_owning", None)
     compiled = _without_autocast(compiled)
+    edges = [k for k, index in enumerate(part.gradients) if index is not None]
 
     def run(ctx: Any, grads: list[Any]) -> Any:
         if owning is None:
@@ -132,6 +134,8 @@ def _make_backward(
         if not given:
             return (None,) * len(ctx.needs_input_grad)
         reached = None if len(given) == len(grads) else _reached(part, grads)
+        if reached is not None or not edges:
+            spare_hooks(ctx, [reached is not None and reached[k] for k in edges] or [False])
         # Those of vmap (is_grads_batched) have no memory that a kernel could read.
         batched = not all(map(torch._C._has_storage, given))
         plain = not batched and all(type(grad) is torch.Tensor for grad in given)
