@@ -256,3 +256,10 @@ def test_random_numbers_of_a_checkpointed_region_are_saved():
     saved = [pools[s.source.kind][s.source.index] for s in parts.saved]
     got = parts.backward(*saved, one)
     torch.testing.assert_close(list(got), list(expected[joint.num_values :]))
+
+
+@pytest.mark.parametrize("fn", [torch.exp, torch.sigmoid, torch.cos])
+def test_of_an_input_and_a_result_eagers_choice_is_saved(fn):
+    joint = trace_joint(fn, [leaf(4) * 2])
+    (saved,) = partition(joint).saved
+    assert saved.source.kind == ("input" if fn is torch.cos else "value")

@@ -65,7 +65,7 @@ class MemoryPolicy:
     """Save the fewest bytes; recompute only what fuses.
 
     Args:
-        joint_inputs: nodes that the caller keeps alive anyway; saving them is free.
+        joint_inputs: nodes that the caller keeps alive anyway; saving them is all but free.
         values: forward values; they leave the graph anyway.
     """
 
@@ -82,13 +82,21 @@ class MemoryPolicy:
             return 1
         if not isinstance(value, torch.Tensor):
             return None
-        if node in self._free:
-            return 1
+        if node in self._free:  # as eager chooses: the program may write to the other one
+            return 2 if node.op == "placeholder" and not _used_in_backward(node) else 1
         # Reading a saved value costs what it holds; one that nothing else would have put in
         # memory costs the writing too.
         size = _byte_count(value)
         in_memory = not is_fusible(node) or any(not is_fusible(user) for user in node.users)
         return 2 + (size if in_memory else 2 * size)
+
+
+def _used_in_backward(node: fx.Node) -> bool:
+    """Whether the backward, as it was traced, takes a node or a view of it."""
+    return any(
+        "in_backward" in user.meta or (is_view(user) and _used_in_backward(user))
+        for user in node.users
+    )
 
 
 def _far_from_saved(graph: fx.Graph) -> set[fx.Node]:
