@@ -63,6 +63,16 @@ def unbound_cells(x):
     return x, texts
 
 
+def cells_of_later_comprehensions(x):
+    i = 7
+
+    def inner(x):
+        late = [lambda: i for i in (1, 2) if through_a_break(x) is not None]
+        return late[0](), i, [i for i in (1, 2) if through_a_break(x) is not None]
+
+    return inner(x + 1), x * i
+
+
 def names_of_variables(x):
     y = x + 1
     return eval("sorted(locals())"), y.sin()
@@ -206,7 +216,7 @@ BREAKS = [
     (calls_what_nobody_knows, X), (break_in_enumerate, X), (break_in_generator_argument, X),
     (closures_of_comprehensions_behind_a_break, X),
     (break_in_comprehension, X), (mutation_before_break, X, [1]),
-    (unbound_cells, X), (names_of_variables, X),
+    (unbound_cells, X), (names_of_variables, X), (cells_of_later_comprehensions, X),
 ]  # fmt: skip
 
 

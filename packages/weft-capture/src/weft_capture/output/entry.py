@@ -19,6 +19,7 @@ from weft_capture.output.real_step import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
 from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NULL
+from weft_capture.values.functions import CellValue
 
 _INNER = "_weft_inner"
 _MARK = ".<entry at "
@@ -107,7 +108,8 @@ class InnerFrames:
 
         function = out.load_temp(frame.function)
         given = [out.load_temp(_argument(frame, arg)) for arg in args]
-        cells = [out.load_temp(frame.cells[name]) for name in code.co_freevars]
+        # A comprehension that has not begun has made no cell yet.
+        cells = [out.load_temp(frame.cells.get(name) or CellValue()) for name in code.co_freevars]
         return code, function, given, cells
 
     def call(self) -> None:
