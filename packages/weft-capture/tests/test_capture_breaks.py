@@ -229,7 +229,7 @@ def test_break_gives_eager_results(case):
 
 def test_a_variable_unbound_in_a_comprehension_raises_for_real():
     def unbound(x):
-        parts = [last for _ in range(2) for last in [last, 1]]
+        parts = [last for _ in range(2) for last in [last, 1]]  # noqa: F821
         last = x + 1
         return parts, lambda: last
 

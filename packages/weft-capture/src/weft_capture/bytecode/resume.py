@@ -170,7 +170,8 @@ def unbound_as_before(
     through the handlers that this returns, which belong behind the operations.
     """
     cells = set(original(decoded).cellvars).intersection(freevars)
-    renamed = {name for name in decoded.varnames if name.startswith(".") and name[1:].isidentifier()}
+    dotted = {name for name in decoded.varnames if name.startswith(".")}
+    renamed = {name for name in dotted if name[1:].isidentifier()}  # not `.0`
     reads = {"LOAD_DEREF": cells, "DELETE_DEREF": cells, "LOAD_FAST": renamed}
     handlers: dict[Cover | None, Label] = {}
     for item in items:
