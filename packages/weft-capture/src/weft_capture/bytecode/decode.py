@@ -266,9 +266,9 @@ def _handlers(
         while at < len(rows) and rows[at][3] < end:
             result[at] = handler
             at += 1
-    for at, handler in enumerate(result):
-        if handler is not None and rows[handler.target][2] == UNBOUND:  # not the program's
-            target = handler.target
+    for at, found in enumerate(result):
+        if found is not None and rows[found.target][2] == UNBOUND:  # not the program's
+            target = found.target
             result[at] = result[target + [row[0] for row in rows[target:]].index("RERAISE")]
     return result
 
