@@ -1,6 +1,9 @@
 """json, inspect, types, re, struct, pathlib and friends."""
 
 import base64
+import contextlib
+import contextvars
+import cProfile
 import hashlib
 import inspect
 import io
@@ -269,6 +272,54 @@ def identity_of_equal_texts(x, a, b):
     y = x + 1
     sys.gettrace()  # breaks
     return y, a is b, a is kept[0], a is kept[2], kept[0] is kept[1], kept[2] is not b
+
+
+@case
+def a_frame_goes_on_after_it_was_looked_at(x):
+    y, n, frame = x + 1, 2, sys._getframe()
+    first = frame.f_lineno
+    z = y * n
+    frame.f_locals["n"] = 5  # a variable from CPython 3.13 on
+    caller = frame.f_back is not None
+    return z + n, caller, frame.f_lineno - first, sorted(frame.f_locals), frame.f_locals["z"]
+
+
+@case
+def a_tracer_that_the_program_calls(x):
+    seen = []
+
+    def traced(y):
+        z = y + 1
+        return z * 2
+
+    def watch(frame, event, argument):
+        seen.append((frame.f_code.co_name, event, frame.f_lineno - traced.__code__.co_firstlineno))
+        return watch
+
+    y, before = x * 2, sys.gettrace()
+    sys.settrace(watch)
+    try:
+        y = traced(y)
+    finally:
+        sys.settrace(before)
+    return y, seen
+
+
+class Reference(weakref.ref):
+    def __call__(self):
+        return super().__call__()
+
+
+@case(inputs=lambda: (torch.ones(2), threading.local(), Reference(Reference), bytearray()))
+def what_only_c_knows(x, local, reference, empty):
+    watched = [weakref.ref(one, repr) for one in [x + 1]]
+    name, local.held = contextvars.ContextVar("name"), x
+    with contextlib.suppress(AttributeError):
+        name.name = "readonly"
+    profile = cProfile.Profile(lambda: 3)
+    profile.runcall(repr, x)
+    held = getattr(local, "held", None), hasattr(local, "other"), profile.getstats()[0].totaltime
+    return held, reference() is Reference, not empty, not {}.keys(), watched[0]() is None
 
 
 @case

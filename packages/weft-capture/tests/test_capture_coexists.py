@@ -2,7 +2,9 @@
 
 import bdb
 import gc
+import io
 import os
+import pdb
 import subprocess
 import sys
 import threading
@@ -305,6 +307,50 @@ def test_breakpoint_sees_all_variables(monkeypatch):
         assert torch.equal(function(torch.ones(3)), torch.ones(3))
     names = [[name for name in names if not name.startswith("_weft_")] for names in seen]
     assert names == [["first", "second", "x"]] * 2
+
+
+def looks_at_its_frame(debugger, x):
+    first, n = x + 1, 3
+    debugger.set_trace()
+    second = first * n
+    third = not_compiled(second)
+    return third + n
+
+
+def test_a_debugger_that_the_program_calls_goes_on_line_by_line():
+    commands = ["p first", "next", "!n = 5", "step", "step", "args", "continue", ""]
+    compiled = weft_capture.capture(looks_at_its_frame, eager_backend)
+    shown, before = [], sys.gettrace()
+    sys.settrace(None)
+    try:
+        for function in (looks_at_its_frame, compiled, compiled):
+            out = io.StringIO()
+            debugger = pdb.Pdb(stdin=io.StringIO("\n".join(commands)), stdout=out, nosigint=True)
+            shown.append((function(debugger, torch.ones(2)).tolist(), out.getvalue()))
+    finally:
+        sys.settrace(before)
+    assert shown[0] == shown[1] == shown[2]
+    assert "not_compiled()" in shown[0][1]
+
+
+def test_results_that_tracers_have_seen_can_be_looked_at():
+    compiled, seen, x = weft_capture.capture(with_a_callback, eager_backend), [], torch.ones(2)
+
+    def watch(frame, event, argument):
+        seen.append(argument)
+        return watch
+
+    for get, put in ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile)):
+        before = get()
+        put(watch)
+        try:
+            compiled(x, gc.collect)
+            compiled(x, gc.collect)
+        finally:
+            put(before)
+    tails = [list(one) for one in seen if type(one).__name__ == "TailCall"]
+    assert [tail[1:] for tail in tails] == [[None] * 3] * 4
+    assert watch.__code__ not in compiled._weft_capture.caches
 
 
 def not_compiled(x):

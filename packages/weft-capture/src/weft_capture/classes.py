@@ -135,7 +135,9 @@ def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
     if has_handler(kind) and len(args) == 1 and issubclass(args[0].python_type(), torch.Tensor):
         return retyped(tx, kind, args[0])
     new = attributes.lookup(kind, "__new__")
-    if new is not None and new[0] is not object and new[0].__module__ != "typing":
+    inits = (vars(base).get("__init__") for base in kind.__mro__[:-1])
+    of_c = any(isinstance(init, types.WrapperDescriptorType) for init in inits)
+    if of_c or (new is not None and new[0] is not object and new[0].__module__ != "typing"):
         raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")
     return plain_object(tx, kind)
 

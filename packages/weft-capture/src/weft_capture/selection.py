@@ -30,7 +30,7 @@ _STEP_FILES = frozenset((optimizer.__file__, lr_scheduler.__file__))
 
 def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
     """Say whether frames of a function are never captured on their own: library internals."""
-    if code in _MODULE_CALLS:
+    if code in _MODULE_CALLS or ".<shown at " in code.co_qualname:  # see `bytecode.shows_frame`
         return True
     if code.co_name == "wrapper" and code.co_filename in _STEP_FILES:
         return False

@@ -9,7 +9,7 @@ Nothing here imports torch. docs/architecture/capture-bytecode.md has the vocabu
 from .decode import decode
 from .encode import AssemblyError, stack_after
 from .instr import NO_FALL_THROUGH, NULL_BELOW, Decoded, Handler, Instr, Label, call_pair
-from .liveness import live_at, reachable
+from .liveness import live_at, reachable, shows_frame
 from .resume import Resume, in_prologue, is_resume, make_resume, original, stack_name, state_at
 from .writer import Writer
 
@@ -31,6 +31,7 @@ __all__ = [
     "make_resume",
     "original",
     "reachable",
+    "shows_frame",
     "stack_after",
     "stack_name",
     "state_at",

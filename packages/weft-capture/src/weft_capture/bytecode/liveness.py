@@ -30,6 +30,18 @@ _READS_FRAME = frozenset(
     {"eval", "exec", "locals", "_getframe", "currentframe", "breakpoint", "set_trace"}
 )
 
+_SHOWS_FRAME = frozenset(
+    {"_getframe", "currentframe", "breakpoint", "set_trace", "settrace", "setprofile", "set_events"}
+)
+
+
+def shows_frame(decoded: Decoded, index: int) -> bool:
+    """Whether instruction `index` calls what shows this frame, where the rest then has to run."""
+    instr = decoded.instrs[index]
+    near = decoded.instrs[max(index - instr.arg - 3, 0) : index]
+    names = [i.argval for i in near if i.opname.startswith("LOAD_") and i.opname != "LOAD_CONST"]
+    return instr.opname == "CALL" and not _SHOWS_FRAME.isdisjoint(names)
+
 
 def live_at(decoded: Decoded, index: int) -> frozenset[str]:
     """Names of the variables and cells that execution from instruction `index` on may use.

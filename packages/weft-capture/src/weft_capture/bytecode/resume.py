@@ -27,7 +27,7 @@ from .instr import (
     program_of,
     prologue_of,
 )
-from .liveness import first_argument_of_super, live_at, reachable
+from .liveness import first_argument_of_super, live_at, reachable, shows_frame
 
 _PROLOGUE = frozenset({"RESUME", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 _SELF = "_weft_self"
@@ -131,7 +131,8 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     ]
     entry = Label()
     body = program_of(decoded, keep, {index: entry})
-    args, shape = state_at(decoded, index, stack, bound, "resume")
+    what = "shown" if shows_frame(decoded, index) else "resume"
+    args, shape = state_at(decoded, index, stack, bound, what)
     known = {*shape.varnames, *shape.freevars}
     others = tuple(name for name in decoded.varnames if name not in known)
     positions = decoded.instrs[index].positions

@@ -239,9 +239,9 @@ class Writer:
         """Copy one instruction of the original with its position and exception handler.
 
         If it raises, the original's handlers run, and then the rest of the original as it was.
-        A jump instruction goes to `jump`. The stack below its operands and the variables must be
-        the original frame's. Raises ValueError for the prologue's MAKE_CELL, whose cell this frame
-        makes itself, and when `jump` is missing or not wanted.
+        A jump instruction goes to `jump`; a LOAD_SUPER_ATTR pushes one value. The stack below its
+        operands and the variables must be the original frame's. Raises ValueError for a MAKE_CELL,
+        whose cell this frame makes itself, and when `jump` is missing or not wanted.
         """
         instr = self._decoded.instrs[index]
         if instr.opname == "MAKE_CELL":
@@ -251,7 +251,8 @@ class Writer:
         cover = self._cover(instr)
         if instr.opname == "FOR_ITER" and jump is not None:
             jump = self._loop_exit(jump)
-        self._items.append(Op(instr.opname, instr.arg, instr.argval, jump, instr.positions, cover))
+        arg = instr.arg & 2 if instr.opname == "LOAD_SUPER_ATTR" else instr.arg
+        self._items.append(Op(instr.opname, arg, instr.argval, jump, instr.positions, cover))
 
     def begin_handler(self, target: int) -> None:
         """Begin the code that runs when an instruction copied from under this handler raises."""

@@ -20,9 +20,11 @@ typedef struct {
     Py_ssize_t held_count;
     PyCodeObject *direct;  /* the next frame of this code is what run() was asked to call */
     int deciding;          /* a lookup or on_miss runs: no other hook sees their frames */
+    int traced;            /* sys.settrace was on when the outermost run() began */
+    int tracing;           /* how many tracers were at work when run() began */
 } ThreadHook;
 
-static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0, NULL, 0};
+static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0, NULL, 0, 0, 0};
 static Py_ssize_t extra_index = -1;
 static int active_threads = 0; /* guarded by the GIL */
 static _PyFrameEvalFunction previous_eval = NULL;
@@ -51,14 +53,15 @@ tail_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return self;
 }
 
-/* Let go of the arguments of the frame that begins: `del x` in it must end the life of x. */
+/* Let go of the arguments of the frame that begins: `del x` in it must end the life of x. A tail
+ * call keeps `left` in their places, because tracers and profilers have seen it as a result. */
 static inline void
-release_held(void)
+release_held(PyObject *left)
 {
     PyObject **held = hook.held;
     hook.held = NULL;
     for (Py_ssize_t i = 0; held != NULL && i < hook.held_count; i++) {
-        Py_CLEAR(held[i]); /* never the last reference */
+        Py_XSETREF(held[i], Py_XNewRef(left)); /* never the last reference */
     }
 }
 
@@ -319,13 +322,13 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
     PyCodeObject *code = frame_code(frame);
     if (hook.replacement == code) {
         hook.replacement = NULL;
-        release_held();
+        release_held(NULL);
         return eval_default(tstate, frame, throwing);
     }
     int is_tail = hook.tail == code;
     hook.tail = NULL;
     if (is_tail) {
-        release_held();
+        release_held(Py_None);
     }
     if (_PyInterpreterState_GetEvalFrameFunc(tstate->interp) != hook_eval) {
         return eval_default(tstate, frame, throwing); /* its frames: what called it runs eagerly */
@@ -333,7 +336,9 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
     int is_direct = hook.direct == code && frame->owner != FRAME_OWNED_BY_GENERATOR;
     hook.direct = NULL;
     CodeState *state = get_state(code);
-    if ((state != NULL && state->skip) || (!is_direct && code->co_flags & SUSPENDS)
+    /* A frame of a tracer or profiler, or one after the program called a debugger. */
+    int shown = tstate->tracing > hook.tracing || (tstate->c_tracefunc != NULL && !hook.traced);
+    if (shown || (state != NULL && state->skip) || (!is_direct && code->co_flags & SUSPENDS)
         || (code->co_flags & FUNCTION_FLAGS) != FUNCTION_FLAGS) {
         return eval_skipped(tstate, frame, state);
     }
@@ -388,7 +393,11 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
     if (PyMethod_Check(func)) {
         func = PyMethod_GET_FUNCTION(func);
     }
-    hook = (ThreadHook){args[0] == Py_None ? NULL : Py_NewRef(args[0]), NULL, NULL, NULL, 0, NULL, 0};
+    PyThreadState *tstate = PyThreadState_Get();
+    int inner = before.on_miss != NULL && tstate->tracing == before.tracing;
+    int traced = inner ? before.traced : tstate->c_tracefunc != NULL;
+    PyObject *on_miss = args[0] == Py_None ? NULL : Py_NewRef(args[0]);
+    hook = (ThreadHook){on_miss, NULL, NULL, NULL, 0, NULL, 0, traced, tstate->tracing};
     if (PyFunction_Check(func)) {
         hook.direct = (PyCodeObject *)PyFunction_GET_CODE(func);
     }
@@ -401,9 +410,8 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
     if (installs) {
         uninstall();
     }
-    PyObject *mine = args[0] == Py_None ? NULL : args[0];
     hook = before;
-    Py_XDECREF(mine);
+    Py_XDECREF(on_miss);
     return result;
 }
 

@@ -14,6 +14,7 @@ from weft_capture.bytecode import (
     Writer,
     make_resume,
     reachable,
+    shows_frame,
     stack_after,
 )
 
@@ -51,14 +52,21 @@ class RealStep:
         """
         writer, below = self.writer, self.below
         instr = self.decoded.instrs[index]
-        if instr.opname == "LOAD_METHOD":
-            writer.load_attr(instr.argval)
-            writer.in_place_of(index)
+        if shows_frame(self.decoded, index):
+            self.resume(index, below)
+            return
+        of_super = instr.opname == "LOAD_SUPER_ATTR" and instr.argval[1]
+        if of_super or instr.opname == "LOAD_METHOD":
+            if of_super:
+                writer.original(index)
+            else:
+                writer.load_attr(instr.argval)
+                writer.in_place_of(index)
             pair = [False, True] if NULL_BELOW else [True, False]
             writer.push_null()
             if NULL_BELOW:
                 writer.swap(2)
-            self.resume(index + 1, [*below[:-1], *pair])
+            self.resume(index + 1, [*below[: -3 if of_super else -1], *pair])
             self._handle(index)
             return
         if instr.opname in ("SEND", "YIELD_VALUE", "ASYNC_GEN_WRAP"):
@@ -107,10 +115,10 @@ class RealStep:
     ) -> None:
         """Go on at instruction `index`, after `done` ran for real."""
         names = self.names
-        if done is not None and done.opname == "STORE_FAST":
-            names = (*names, done.argval)
-        if done is not None and done.opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+        if done is not None and done.opname in ("STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
             names = tuple(name for name in names if name != done.argval)
+            # An inlined comprehension gives back a NULL to a variable that was unbound before.
+            names += (done.argval,) * (done.opname == "STORE_FAST" and self.below[-1])
         self.writer.call_resume(make_resume(self.decoded, index, stack, names, self.keep), kept)
 
     def _suspend(self, index: int, instr: Instr) -> None:

@@ -11,6 +11,7 @@ import enum
 import functools
 import io
 import operator
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -145,6 +146,9 @@ class UserObject(MutableValue):
     def getattr(self, tx: Tracer, name: str) -> Value:
         if self.has_special("__getattribute__"):
             return self.special(tx, "__getattribute__").call(tx, [constant(name)], {})
+        # A thread's own; the default device is set where a mode, which is guarded, has it as well.
+        if issubclass(self.cls, threading.local) and self.obj is not torch._GLOBAL_DEVICE_CONTEXT:
+            raise Break("unsupported-method", f"{self.cls.__name__}.__getattribute__")
         return attributes.plain_attribute(tx, self, name)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
@@ -169,7 +173,7 @@ class UserObject(MutableValue):
         """Do what `object.__setattr__` does."""
         found = attributes.lookup(self.cls, name)
         if found is not None and attributes.is_data_descriptor(found[1]):
-            if not isinstance(found[1], types.MemberDescriptorType):
+            if not _is_slot(found[1]):
                 self._set_by_descriptor(tx, found[1], name, value)
                 return
         elif not self.cls.__dictoffset__:
@@ -209,7 +213,7 @@ class UserObject(MutableValue):
             if isinstance(found[1], property) and found[1].fdel is not None:
                 tx.const_object(found[1].fdel).call(tx, [self], {})
                 return
-            if not isinstance(found[1], types.MemberDescriptorType):
+            if not _is_slot(found[1]):
                 raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
             attributes.bind(tx, found, name, self, self.cls)  # raises where it is not set
         elif self.own_attribute(tx, name) is None:
@@ -322,7 +326,7 @@ class UserObject(MutableValue):
             return said.truth(tx)
         if self.has_special("__len__"):
             return tx.builtin(len, self).truth(tx)
-        return self.base.truth(tx) if self.base is not None else True
+        return self.base.truth(tx) if self.base is not None else super().truth(tx)
 
     def iterate(self, tx: Tracer) -> Value:
         if self.base is not None and not self.has_special("__iter__"):
@@ -455,6 +459,12 @@ def fill_instance(obj: Any, base: Any) -> None:
         builtin.__init__(obj, base, *([base.maxlen] if builtin is deque else []))
 
 
+def _is_slot(descriptor: object) -> bool:
+    """Say whether this is a slot of a class in Python; members of C's may convert, or refuse."""
+    slot = isinstance(descriptor, types.MemberDescriptorType)
+    return slot and "__slots__" in vars(descriptor.__objclass__)  # type: ignore[attr-defined]
+
+
 _GENERIC = vars(types.SimpleNamespace)  # what it has of its own does what `object`'s does
 
 
@@ -469,11 +479,6 @@ class ModuleValue(UserObject):
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         with one_call(tx, self.cls.__qualname__):
             return super().call(tx, args, kwargs)
-
-    def truth(self, tx: Tracer) -> bool:
-        if self.has_special("__len__"):
-            return super().truth(tx)
-        return True
 
     def own_attribute(self, tx: Tracer, name: str) -> Value | None:
         found = super().own_attribute(tx, name)
