@@ -43,7 +43,15 @@ MODULES = (
     "test_keywordonlyarg", "test_positional_only_arg", "test_compare", "test_copy", "test_deque",
     "test_defaultdict", "test_ordered_dict", "test_fstring", "test_augassign", "test_binop",
     "test_iter", "test_bool", "test_userdict", "test_userlist", "test_string", "test_class",
-    "test_decorators", "test_types", "test_generator_stop", "test_coroutines",
+    "test_decorators", "test_types", "test_generator_stop", "test_coroutines", "test_builtin",
+    "test_isinstance", "test_funcattrs", "test_index", "test_hash", "test_dictviews", "test_unary",
+    "test_global", "test_opcodes", "test_subclassinit", "test_genericalias", "test_typechecks",
+    "test_abc", "test_weakset", "test_reprlib", "test_sort", "test_float", "test_int", "test_long",
+    "test_complex", "test_exception_variations", "test_exception_hierarchy", "test_userstring",
+    "test_pprint", "test_dynamicclassattribute", "test_module", "test_print", "test_fractions",
+    "test_numeric_tower", "test_graphlib", "test_dynamic", "test_asyncgen", "test_copyreg",
+    "test_contextlib_async", "test_typing", "test_random", "test_textwrap", "test_format",
+    "test_string_literals", "test_strtod", "test_cmath", "test_pow", "test_statistics",
 )  # fmt: skip
 SECONDS = 10
 END = "(end)"
@@ -54,6 +62,7 @@ LEFT_OUT = {
     "test_lru_reentrancy_with_len": "puts another `len` into builtins, which capture needs too",
     "setvectorcall": "puts other C code into a Python function",
     "test_envar_good_path_builtin": "puts another `int` into builtins, which capture needs too",
+    "denial_of_service": "measures time",
     "test_bug1229429": "counts the references to an object",
     "test_splittable_popitem": "asks for the bytes that CPython's own object takes",
     "SharedKeyTests.test_subclasses": "asks for the bytes that CPython's own object takes",

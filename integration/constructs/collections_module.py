@@ -3,6 +3,7 @@
 import collections
 import operator
 import types
+import typing
 
 import torch
 
@@ -279,3 +280,20 @@ def methods_of_containers_that_are_alike(x):
         made[5].add(x)
     except AttributeError as error:
         return x + 1, str(error), [[hasattr(one, name) for name in names] for one in made]
+
+
+class Point(typing.NamedTuple):
+    a: float
+    b: float
+
+    def __add__(self, other):
+        return Point(self.a + other.a, self.b + other.b)
+
+    def __bool__(self):
+        return self.a > 0
+
+
+@case(inputs=lambda: (torch.ones(3), Point(1.0, 2.0)))
+def named_tuple_with_operators(x, point):
+    total = point + Point(-3.0, 4.0)
+    return x * total.b, total, bool(total), 1 if point else 2, total._replace(a=5.0), [*total]

@@ -642,3 +642,21 @@ class Compares:
 def truth_by_two_nots(x):
     n, one = x.ndim, Compares()
     return x + 1, not not n, not not (one < one), one < one, [not not k for k in (n, 0, "a", one)]
+
+
+class OneMore(list):
+    """Shows other items than it has."""
+
+    def __getitem__(self, index):
+        return list.__getitem__(self, index) + 1
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        return iter([9])
+
+
+@case(inputs=lambda: (torch.ones(3), OneMore([1, 2])))
+def list_that_shows_other_items(x, items):
+    return x + items[0], len(items), [*items], list.__len__(items)

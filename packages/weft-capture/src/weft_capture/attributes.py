@@ -7,6 +7,7 @@ dict, other class attributes, `__getattr__`. What is found in a class is turned 
 
 from __future__ import annotations
 
+import collections
 import functools
 import sys
 import threading
@@ -189,6 +190,12 @@ def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls
     return value
 
 
+def _bind_field(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    _, (index, _) = found[1].__reduce__()
+    base = getattr(owner, "base", None)  # of a named tuple with operators
+    return tx.const_object(found[1]) if base is None else base.getitem(tx, constant(index))
+
+
 def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     function = found[1].__func__
     if hasattr(type(function), "__get__") and type(function) not in _FUNCTIONS:
@@ -265,6 +272,7 @@ _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
         lambda tx, found, name, owner, cls: BoundMethod(tx.const_object(found[1]), owner),
     ),
     property: _bind_property,
+    type(vars(collections.namedtuple("_", "a"))["a"]): _bind_field,
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
     staticmethod: lambda tx, found, name, owner, cls: tx.const_object(found[1].__func__),

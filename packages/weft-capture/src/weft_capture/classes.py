@@ -22,7 +22,7 @@ from weft_capture.breaks import Break
 from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
-from weft_capture.values.containers import ListValue, NamedTupleValue, SetValue, TupleValue
+from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.functions import BoundMethod, ObjectConstant, parametrised
@@ -488,13 +488,3 @@ def _base_new(base: type) -> None:
 
 for _base in _BASES.keys() - {tuple, collections.OrderedDict, collections.defaultdict}:
     _base_new(_base)
-
-
-@table.rule(tuple.__new__)
-def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
-    kind = cls.as_constant()
-    if kind is tuple:
-        return TupleValue(items.unpack(tx))
-    if hasattr(kind, "_fields"):
-        return NamedTupleValue(kind, items.unpack(tx))
-    return new_object(tx, kind, [items])

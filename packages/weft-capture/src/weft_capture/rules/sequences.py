@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
+from weft_capture.classes import new_object
 from weft_capture.rules.builtins import sort_proxies
 from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import combined, contains
@@ -20,11 +21,13 @@ from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_eac
 from weft_capture.values.constant import FALSE, NONE, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
+    NamedTupleValue,
     RangeValue,
     SequenceValue,
     SetValue,
     SizeValue,
     TupleValue,
+    is_named,
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import DequeValue
@@ -197,3 +200,13 @@ for _holder, _real in (
         if hasattr(_real, _name):
             method(_holder, _name)(functools.partial(_by_builtin, _function))
     method(_holder, "__contains__")(contains)
+
+
+@rule(tuple.__new__)
+def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
+    kind = cls.as_constant()
+    if kind is tuple:
+        return TupleValue(items.unpack(tx))
+    if is_named(kind):
+        return NamedTupleValue(kind, items.unpack(tx))
+    return new_object(tx, kind, [items])

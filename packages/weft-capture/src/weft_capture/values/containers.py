@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence, Set
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -197,6 +197,35 @@ class ListValue(SequenceValue, MutableValue):
     def replay(self, out: Output) -> None:
         change = refill if self.read is None else self.cls.extend  # type: ignore[attr-defined]
         out.later(change, self, TupleValue(self.added))
+
+
+def is_named(cls: type) -> bool:
+    """Say whether a class is a named tuple that no methods of its own make act otherwise."""
+    items = (item for kind in cls.__mro__ for item in vars(kind).items())
+    acts = any(name in _ACTING and isinstance(item, FunctionType) for name, item in items)
+    return issubclass(cls, tuple) and hasattr(cls, "_fields") and not acts
+
+
+_ACTING = frozenset(
+    f"__{name}__"
+    for name in (
+        "add", "radd", "mul", "rmul", "iadd", "imul", "eq", "ne", "lt", "le", "gt", "ge", "hash",
+        "contains", "getitem", "iter", "len", "bool", "index", "getattribute",
+    )
+)  # fmt: skip
+"""What an operator asks the class of a tuple for."""
+
+
+def gives_others(cls: type) -> bool:
+    """Say whether methods of a subclass of list or tuple decide what its items are."""
+    names = ("__len__", "__getitem__", "__iter__")
+    return any(isinstance(getattr(cls, name), FunctionType) for name in names)
+
+
+def plain_items(obj: Any) -> Any:
+    """Return the items of an instance of a subclass of list or tuple, past its methods."""
+    kind = list if isinstance(obj, list) else tuple
+    return kind.__getitem__(obj, slice(None))
 
 
 def sequence_of(cls: type, items: Sequence[Value], source: Source | None = None) -> Value:

@@ -35,7 +35,10 @@ from weft_capture.values.containers import (
     SetValue,
     SliceValue,
     TupleValue,
+    gives_others,
     is_element,
+    is_named,
+    plain_items,
     sequence_of,
 )
 from weft_capture.values.contexts import AutocastContext, InferenceContext
@@ -121,8 +124,7 @@ def literal(tx: Tracer, obj: Any) -> Value:
         return SliceValue(*(literal(tx, part) for part in (obj.start, obj.stop, obj.step)))
     if kind in (set, frozenset):
         return SetValue([literal(tx, item) for item in obj], None, kind, obj)
-    named = isinstance(obj, tuple) and hasattr(kind, "_fields")
-    if named or kind in (tuple, list, torch.Size):
+    if is_named(kind) or kind in (tuple, list, torch.Size):
         return sequence_of(kind, [literal(tx, item) for item in obj])
     return RangeValue(obj) if kind is range else tx.const_object(obj)
 
@@ -401,9 +403,11 @@ def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_sequence_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
-    tx.guard(source, "LEN", len(obj))
+    items = plain_items(obj)
+    place = CallSource(plain_items, (source,)) if gives_others(type(obj)) else source
+    tx.guard(place, "LEN", len(items))
     kind = ListValue if isinstance(obj, list) else TupleValue
-    return UserObject(type(obj), obj, source, kind(_items(tx, obj, source)))
+    return UserObject(type(obj), obj, source, kind(_items(tx, items, place)))
 
 
 def _wrap_scalar_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
@@ -473,7 +477,7 @@ _Family = type | types.UnionType | Callable[[Any], bool]
 FAMILIES: tuple[tuple[_Family, Wrapper], ...] = (
     (lambda obj: is_wrapper(type(obj)), _typed(wrap_wrapper)),
     (torch.Tensor, _wrap_tensor),
-    (lambda obj: issubclass(type(obj), tuple) and hasattr(type(obj), "_fields"), _wrap_tuple),
+    (lambda obj: is_named(type(obj)), _wrap_tuple),
     (_HINTS, _identical(TypeHint)),
     (types.ModuleType, _wrap_module_subclass),
     (type, _identical(ClassValue)),
