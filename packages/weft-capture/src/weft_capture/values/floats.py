@@ -159,6 +159,8 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
     known = by_python(tx, function, [left, right]) if sized or None not in sources else None
     if known is not None:
         return known
+    if sized and _kind(left, right) is int:  # the tensor of a number made here is a float's
+        return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
     zero = function is operator.truediv and sized and getattr(right, "sym", 1) == 0
     if sized and function in _ARITHMETIC[:4] and not zero:
         made = tx.graph.emit_plain("call_function", function, _operands(left, right), {})

@@ -165,6 +165,8 @@ class FunctionValue(MutableValue):
         if not hasattr(function, name):
             tx.raise_(AttributeError, f"'function' object has no attribute '{name}'")
         real = getattr(function, name)
+        if isinstance(source, ConstSource) and isinstance(real, dict):
+            return tx.const_object(real)
         if isinstance(source, ConstSource) or name in ("__name__", "__qualname__", "__module__"):
             return tx.literal(real)
         return tx.wrap(real, AttrSource(source, name))
