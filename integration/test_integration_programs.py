@@ -556,6 +556,16 @@ def asks_for_gradients(x, seen):
     return z * 2
 
 
+def asks_for_gradients_of_what_it_wrote(x, seen):
+    y = x * 2
+    weft.graph_break()
+    y.mul_(3)
+    z = (y * y).sum()
+    weft.graph_break()
+    seen.extend(torch.autograd.grad(z, y, retain_graph=True))
+    return z * 2
+
+
 def sets_hooks_in_a_loop(x, seen):
     for i in range(1, 3):
         y = x * i
@@ -566,7 +576,11 @@ def sets_hooks_in_a_loop(x, seen):
 
 
 @pytest.mark.parametrize(
-    "function", [sets_hooks, keeps_gradients, asks_for_gradients, sets_hooks_in_a_loop]
+    "function",
+    [
+        *(sets_hooks, keeps_gradients, asks_for_gradients, sets_hooks_in_a_loop),
+        asks_for_gradients_of_what_it_wrote,
+    ],
 )
 def test_gradients_between_the_results_of_a_graph(function):
     found = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from weft_core.errors import Unsupported
+from weft_core.fake import Intermediate
 from weft_core.tracing import Tracer
 from weft_core.versions import version_of
 
@@ -56,18 +57,6 @@ class ValueTable:
         return self._index[id(program)]
 
 
-class _Intermediate(torch.autograd.Function):
-    """A leaf's value as a tensor that is no leaf, in its very layout, with no node in the graph."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, fake: torch.Tensor, tracer: Tracer) -> torch.Tensor:
-        return tracer.functional(fake)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grad, None, None
-
-
 def add_inputs(tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int]) -> list[TracedInput]:
     """Add a placeholder per input to an active trace; equal objects become one program value."""
     inputs: list[TracedInput] = []
@@ -84,7 +73,7 @@ def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
     if fake.requires_grad and not fake.is_leaf:
         # In-place ops are legal on an intermediate but not on a leaf.
         with torch.enable_grad():
-            program = _Intermediate.apply(leaf, fake, tracer)  # type: ignore[no-untyped-call]
+            program = Intermediate.apply(leaf, lambda: tracer.functional(fake))  # type: ignore[no-untyped-call]
     storage = program.untyped_storage()._cdata
     start = tracer.value(program)
     version = version_of(program)

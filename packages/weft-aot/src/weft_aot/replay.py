@@ -84,12 +84,12 @@ class Replay:
         pairs = zip(self._part.tangents, grads, strict=True)
         seeds = {k: grad for k, grad in pairs if grad is not None}
         try:
-            inputs = self._inputs(ctx)
-            values = self._run(inputs, list(seeds))
+            starts = self._inputs(ctx)
+            values = self._run(starts, list(seeds))
         except _CannotReplay as reason:
             with torch.no_grad():
                 return _differentiable_once(compiled(), str(reason))
-        wanted = [inputs[index] for index in self._part.gradients if index is not None]
+        wanted = [starts[index] for index in self._part.gradients if index is not None]
         if not wanted:
             return (None, None, None)
         found = torch.autograd.grad(
@@ -111,7 +111,7 @@ class Replay:
         for index, first in enumerate(self._joint.same_as):
             value = inputs[first] if first != index else found[index]
             if first == index and isinstance(value, torch.Tensor):
-                value = value.clone() if index in self._written else value.view_as(value)
+                value = value.view_as(value)
             inputs.append(value)
         return inputs
 
@@ -137,8 +137,10 @@ class Replay:
         zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
         return zeros.requires_grad_(index in self._joint.gradients)
 
-    def _run(self, inputs: list[Any], wanted: list[int]) -> list[torch.Tensor]:
-        """Run the program; return those of its forward values."""
+    def _run(self, starts: list[Any], wanted: list[int]) -> list[torch.Tensor]:
+        """Run the program, on copies of what it writes; return those of its forward values."""
+        copies = {index: starts[index].clone() for index in self._written}
+        inputs = [copies.get(i, starts[i]) for i in self._joint.same_as]
         with self._under_autocast():
             results = pytree.tree_leaves(self._program(*inputs), lambda value: value is None)
         found = {m.value: inputs[m.index] for m in self._joint.mutations if m.value is not None}

@@ -31,7 +31,9 @@ from weft_guards.sources import Source, TensorProperty
 
 from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
-from weft_capture.inputs import GraphInput, check_views
+from weft_capture.inputs import (
+    GraphInput, check_views, check_writes, forget_writes, note_writes,
+)  # fmt: skip
 from weft_capture.values import floats, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
@@ -137,10 +139,12 @@ class GraphBuilder:
         node.meta["example_value"] = example
         node.meta["source_name"] = source.expr()
         self._last_input = node
-        entry = GraphInput(node, source, real, example, version_of(example))
+        history = getattr(example, "grad_fn", None)
+        entry = GraphInput(node, source, real, example, version_of(example), history)
         self.input_at[node] = entry
         self.inputs.append(entry)
         check_views(self.inputs)
+        check_writes(self.inputs)
         return node
 
     # ---- operations
@@ -290,7 +294,10 @@ class GraphBuilder:
             if not self.reads_data():
                 raise Break("dynamic-output-shape", str(target))
         if states([fake for fake, *_ in before]) != before:
+            noted = note_writes(self.inputs, self.tx.steps.now)
+            self.tx.journal.on_rollback(functools.partial(forget_writes, noted))
             self.tx.journal.on_rollback(functools.partial(restore, before))
+            check_writes(self.inputs)
         return result
 
     def reads_data(self) -> bool:

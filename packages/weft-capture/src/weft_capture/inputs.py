@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._autograd import CreationMeta
 from torch.fx import Node
 from weft_core.jagged import is_jagged
 from weft_core.versions import version_of
+from weft_core.wrappers import is_wrapper
 from weft_guards import Guard, MemoryUse
 from weft_guards.payloads import shares_memory
 from weft_guards.sources import CallSource, Source
@@ -21,7 +23,9 @@ from weft_capture.values import floats, wrappers
 class GraphInput:
     """A placeholder: where the caller loads it from, and the object seen while capturing.
 
-    `requires_grad` is what the program makes it before the graph, None while it leaves it alone.
+    `history` is the `grad_fn` of the fake, `recorded_at` the step of the first write that autograd
+    records; `requires_grad` is what the program makes it before the graph, None while it leaves it
+    alone.
     """
 
     node: Node
@@ -29,6 +33,8 @@ class GraphInput:
     example: object
     node_example: object
     version: int
+    history: object
+    recorded_at: int = -1
     requires_grad: bool | None = None
 
     def given(self) -> object:
@@ -51,11 +57,64 @@ class GraphInput:
         return uncounted or version_of(twin) != self.version
 
 
-def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
+def is_writable(tensor: torch.Tensor) -> bool:
+    """Say whether autograd may record a write to a tensor, and nothing watches its history."""
+    if not tensor._is_view():
+        return not tensor.retains_grad and not (tensor.requires_grad and tensor.is_leaf)
+    if torch._C._autograd._get_creation_meta(tensor) != CreationMeta.DEFAULT:
+        return False
+    base: Any = tensor._base
+    # Of a written view only the base keeps its earlier history, with hooks.
+    watched = tensor.retains_grad or base.retains_grad or tensor._backward_hooks
+    return not watched and not (base.requires_grad and base.is_leaf)
+
+
+def note_writes(inputs: list[GraphInput], step: int) -> list[tuple[GraphInput, int]]:
+    """Note to which inputs autograd recorded a write; returns what `forget_writes` takes."""
+    found = []
+    for entry in inputs:
+        history = getattr(entry.node_example, "grad_fn", None)
+        if history is not entry.history:
+            found.append((entry, entry.recorded_at))
+            entry.history = history
+            entry.recorded_at = step if entry.recorded_at < 0 else entry.recorded_at
+    return found
+
+
+def forget_writes(noted: list[tuple[GraphInput, int]]) -> None:
+    """Take notes back, after the fakes."""
+    for entry, step in noted:
+        entry.recorded_at, entry.history = step, getattr(entry.node_example, "grad_fn", None)
+
+
+def check_writes(inputs: list[GraphInput]) -> None:
+    """Break where a recorded write is one that eager may refuse, or that other inputs show."""
+    for entry in inputs:
+        real: Any = entry.example
+        if entry.recorded_at < 0 or is_wrapper(type(real)):
+            continue
+        if not is_writable(real):
+            raise Break("unsupported-value", "a write to a view, or a gradient, that is watched")
+        others = [
+            tensor
+            for other in inputs
+            if other is not entry and other.is_shared()
+            for tensor in wrappers.inside(other.example, other.source).values()
+        ]
+        if shares_memory([real], others):
+            raise Break("unsupported-value", "a write with a history to memory of two inputs")
+
+
+def write_guards(inputs: list[GraphInput]) -> list[Guard]:
     """Guard that what a graph writes shares memory with other inputs as it does now.
 
     A backend may reorder reads and writes of what it takes for different tensors.
     """
+    guards = [
+        Guard.of(CallSource(is_writable, (entry.source,)), "CONST", True)
+        for entry in inputs
+        if entry.recorded_at >= 0
+    ]
     written: dict[Source, Any] = {}
     read: dict[Source, Any] = {}
     for entry in inputs:
@@ -66,10 +125,10 @@ def memory_guards(inputs: list[GraphInput]) -> list[Guard]:
             target.update({at: one for at, one in parts.items() if id(one) not in known})
     read = {at: t for at, t in read.items() if all(t is not one for one in written.values())}
     if not written or len(written) + len(read) == 1:
-        return []
+        return guards
     shared = shares_memory(list(written.values()), list(read.values()))
     use = MemoryUse(tuple(written), tuple(read), shared)
-    return [Guard.of(use.written[0], "MEMORY", use)]
+    return [*guards, Guard.of(use.written[0], "MEMORY", use)]
 
 
 def check_views(inputs: list[GraphInput]) -> None:

@@ -35,7 +35,7 @@ from weft_capture.effects import Effects
 from weft_capture.frames import Frame
 from weft_capture.generators import make_generator
 from weft_capture.graph import GraphBuilder
-from weft_capture.inputs import memory_guards
+from weft_capture.inputs import write_guards
 from weft_capture.journal import Journal
 from weft_capture.output.reconstruct import children, leads_to
 from weft_capture.real_calls import RealCalls
@@ -287,7 +287,7 @@ class Tracer:
         """Return every guard of the capture, those on symbolic sizes included."""
         self.effects.guard_distinct()
         guards = list(self.guards)
-        guards += memory_guards(self.graph.inputs)
+        guards += write_guards(self.graph.inputs)
         if self.graph.shape_env is not None:
             from weft_guards.shapes import shape_guards  # noqa: PLC0415 - imports sympy
 

@@ -15,7 +15,7 @@ import math
 import sys
 import types
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -416,6 +416,18 @@ def fresh_fake(fake: Any) -> torch.Tensor:
     return _followed(fake.fake_mode, made, fake)
 
 
+class Intermediate(torch.autograd.Function):
+    """What a function makes, with a history that begins at a leaf: neither a leaf nor a view."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
 def _followed(mode: FakeTensorMode, fake: Any, tensor: torch.Tensor) -> torch.Tensor:
     """`fake` as something that autograd follows as it does `tensor`."""
     if isinstance(tensor, torch.nn.Parameter):
@@ -424,7 +436,7 @@ def _followed(mode: FakeTensorMode, fake: Any, tensor: torch.Tensor) -> torch.Te
         fake.requires_grad_()
         if not tensor.is_leaf:
             with mode, torch.enable_grad():
-                fake = torch.ops.aten.alias.default(fake)
+                fake = Intermediate.apply(fake, fake.detach)  # type: ignore[no-untyped-call]
     return fake  # type: ignore[no-any-return]
 
 
@@ -459,6 +471,4 @@ def _fake_input(mode: FakeTensorMode, example: Any, given: Any) -> Any:
         return to_fake(mode, given)
     if example.requires_grad == given.requires_grad and example.is_leaf == given.is_leaf:
         return example
-    with mode, torch.enable_grad():
-        fake = example.detach().requires_grad_(given.requires_grad)
-        return fake if given.is_leaf else torch.ops.aten.alias.default(fake)
+    return _followed(mode, example.detach(), given)

@@ -64,10 +64,13 @@ def _check_histories(tx: Tracer, frames: Sequence[Frame], outputs: Collection[No
     if not any(asked.issubset(known) for asked in _ASKS_LATER for known in names):
         return
     leading = set(outputs)
+    written = {e.node: e.recorded_at for e in tx.graph.inputs if e.recorded_at >= 0}
     for node in reversed(tx.graph.graph.nodes):
-        first = [tx.graph.made_at[user] for user in node.users if user in leading]
-        fake = node.meta.get("example_value") if node in outputs else None
-        if first and node.op != "placeholder" and getattr(fake, "requires_grad", False):
+        known = node in written or (node in outputs and node.op != "placeholder")
+        steps = (tx.graph.made_at[user] for user in node.users if user in leading)
+        first = [step for step in steps if step > written.get(node, -1)]
+        fake = node.meta.get("example_value") if known else None
+        if first and getattr(fake, "requires_grad", False):
             what = "a tensor whose gradient may be asked for is used before the graph ends"
             raise Break("unsupported-value", what, min(first))
         if first:

@@ -1,0 +1,106 @@
+"""Writes in place to tensors from outside that have a history, as autograd records them."""
+
+import pytest
+import torch
+import weft
+
+
+def written_all(h):
+    h.add_(1)
+    h[h.detach() > 0] = 0
+    h[:, 1].mul_(3)
+    return h * 2, h
+
+
+def written_and_read(h):
+    before, row = h + 1, h[0]
+    h.mul_(2)
+    return before, row * 3, h.sin(), h.is_leaf
+
+
+def written_in_a_loop(h):
+    for i in range(1, 3):
+        h[i] = h[i - 1] * 2
+
+
+def written_beside_a_branch(h):
+    h.mul_(2)
+    y = h * 3 if h.sum() > 0 else h * 4
+    with torch.no_grad():
+        h.add_(1)
+    return y, h
+
+
+def saved_and_written(h):
+    y = h * h
+    h.add_(1)
+    return y
+
+
+def written_through_others(h, other):
+    other.mul_(h.detach().sum())
+    return h.requires_grad, other.requires_grad, h * h
+
+
+def watched(h):
+    h.retain_grad()
+    return (h,)
+
+
+ONE = [
+    lambda w, x: (x @ w,),
+    lambda w, x: ((x @ w).t().t(),),
+    lambda w, x: ((x @ torch.cat([w, w], 1))[:, 4:],),
+    lambda w, x: watched(x @ w),
+    lambda w, x: (x.view(3, 4),),
+    lambda w, x: (x,),
+    lambda w, x: ((x @ w).split(3)[0],),
+    lambda w, x: (torch.ones(3, 4),),
+]
+TWO = [
+    lambda w, x: (lambda b: (b[0], b))(x @ w),
+    lambda w, x: (lambda b: (b, b[0]))(x @ w),
+    lambda w, x: (lambda b: (b.view(12), b.t()))(x @ w),
+    lambda w, x: (x @ w,) * 2,
+    lambda w, x: (lambda b: (b[0], b.mul_(w[:3])))(torch.ones(3, 4)),
+]
+PROGRAMS = {
+    written_all: ONE, written_and_read: ONE, written_in_a_loop: ONE, saved_and_written: ONE,
+    written_beside_a_branch: ONE, written_through_others: TWO,
+}  # fmt: skip
+
+
+def outcome(function, make, create_graph):
+    """What a call did, as states and numbers: to its results, its arguments, earlier leaves."""
+    w, x = (torch.arange(n * 4.0).view(n, 4).cos().requires_grad_() for n in (4, 3))
+    numbers, given = [], make(w, x)
+    for tensor in given:
+        if not tensor.is_leaf and not tensor.retains_grad and not tensor._is_view():
+            tensor.register_hook(lambda grad: numbers.append(grad.detach().clone()))
+    try:
+        found = function(*given)
+        results = [*(found if isinstance(found, tuple) else (found,)), *given]
+        tensors = [t for t in results if isinstance(t, torch.Tensor)]
+        states = [r for r in results if not isinstance(r, torch.Tensor)]
+        states += [(t.requires_grad, t.is_leaf, t._is_view(), t.stride()) for t in tensors]
+        numbers += [t.detach().clone() for t in tensors]
+        total = sum(t.square().sum() for t in tensors if t.requires_grad) + 0 * w.sum()
+        grads = torch.autograd.grad(total, [w, x], create_graph=create_graph, allow_unused=True)
+        numbers += [t for t in grads if t is not None]
+        if create_graph:
+            grads[0].square().sum().backward()
+    except RuntimeError as error:
+        return str(error)[:30], [t.detach().clone() for t in given]
+    return states, [*numbers, *(t.grad for t in (w, x, *given) if t.is_leaf or t.retains_grad)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_writes_to_each_kind_of_tensor(program, dynamic):
+    compiled = weft.compile(program, dynamic=dynamic, backend="aot_eager")
+    for make in [*PROGRAMS[program], *PROGRAMS[program]]:
+        # Where the gradient depends on what was written, the graph cannot run again.
+        twice = program in (written_in_a_loop, written_beside_a_branch) and make is ONE[0]
+        got, want = (outcome(function, make, twice) for function in (compiled, program))
+        assert got[0] == want[0]
+        torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-3)
