@@ -31,9 +31,7 @@ from weft_guards.sources import Source, TensorProperty
 
 from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
-from weft_capture.inputs import (
-    GraphInput, check_views, check_writes, forget_writes, note_writes,
-)  # fmt: skip
+from weft_capture.inputs import GraphInput, check_views, check_writes, note_writes
 from weft_capture.values import floats, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
@@ -294,8 +292,7 @@ class GraphBuilder:
             if not self.reads_data():
                 raise Break("dynamic-output-shape", str(target))
         if states([fake for fake, *_ in before]) != before:
-            noted = note_writes(self.inputs, self.tx.steps.now)
-            self.tx.journal.on_rollback(functools.partial(forget_writes, noted))
+            self.tx.journal.on_rollback(note_writes(self.inputs, self.tx.steps.now))
             self.tx.journal.on_rollback(functools.partial(restore, before))
             check_writes(self.inputs)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch._C._autograd import CreationMeta
 from torch.fx import Node
 from weft_core.jagged import is_jagged
 from weft_core.versions import version_of
-from weft_core.wrappers import is_wrapper
 from weft_guards import Guard, MemoryUse
 from weft_guards.payloads import shares_memory
 from weft_guards.sources import CallSource, Source
@@ -69,8 +69,11 @@ def is_writable(tensor: torch.Tensor) -> bool:
     return not watched and not (base.requires_grad and base.is_leaf)
 
 
-def note_writes(inputs: list[GraphInput], step: int) -> list[tuple[GraphInput, int]]:
-    """Note to which inputs autograd recorded a write; returns what `forget_writes` takes."""
+def note_writes(inputs: list[GraphInput], step: int) -> Callable[[], None]:
+    """Note to which inputs autograd recorded a write; returns what takes the notes back.
+
+    It is called when the fakes are restored.
+    """
     found = []
     for entry in inputs:
         history = getattr(entry.node_example, "grad_fn", None)
@@ -78,20 +81,19 @@ def note_writes(inputs: list[GraphInput], step: int) -> list[tuple[GraphInput, i
             found.append((entry, entry.recorded_at))
             entry.history = history
             entry.recorded_at = step if entry.recorded_at < 0 else entry.recorded_at
-    return found
 
+    def forget() -> None:
+        for entry, before in found:
+            entry.recorded_at, entry.history = before, getattr(entry.node_example, "grad_fn", None)
 
-def forget_writes(noted: list[tuple[GraphInput, int]]) -> None:
-    """Take notes back, after the fakes."""
-    for entry, step in noted:
-        entry.recorded_at, entry.history = step, getattr(entry.node_example, "grad_fn", None)
+    return forget
 
 
 def check_writes(inputs: list[GraphInput]) -> None:
     """Break where a recorded write is one that eager may refuse, or that other inputs show."""
     for entry in inputs:
         real: Any = entry.example
-        if entry.recorded_at < 0 or is_wrapper(type(real)):
+        if entry.recorded_at < 0:
             continue
         if not is_writable(real):
             raise Break("unsupported-value", "a write to a view, or a gradient, that is watched")
@@ -101,7 +103,7 @@ def check_writes(inputs: list[GraphInput]) -> None:
             if other is not entry and other.is_shared()
             for tensor in wrappers.inside(other.example, other.source).values()
         ]
-        if shares_memory([real], others):
+        if shares_memory(list(wrappers.inside(real, entry.source).values()), others):
             raise Break("unsupported-value", "a write with a history to memory of two inputs")
 
 
