@@ -61,6 +61,7 @@ def instance_dict(tx: Tracer, owner: Value) -> Value:
     if not isinstance(owner, UserObject | FunctionValue):
         raise Break("unsupported-value", f"__dict__ of {owner.describe()}")
     if owner.obj is not None and owner.source is not None:
+        tx.check_namespace(dict_of(owner.obj))
         source = read_past(owner.source, owner.obj, "__dict__")
         tx.guard_keys(source, dict_of(owner.obj))
     return InstanceDict(owner)
