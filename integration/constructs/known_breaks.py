@@ -15,6 +15,7 @@ KNOWN_BREAKS = {
     "exceptions.exception_made_by_its_own_new": "unknown-call",
     "strings.text_of_a_set_of_a_class": "unsupported-method",
     "strings.text_in_a_type_hint": "unsupported-value",
+    "weak_references.keys_compared_and_let_go": "unsupported-value",
     "exceptions.kept_over_a_break": "data-dependent-branch",
     "exceptions.traceback_handed_on_over_a_break": "data-dependent-branch",
     "classes.two_classes_of_a_namespace": "unknown-call",

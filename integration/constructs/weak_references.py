@@ -260,3 +260,15 @@ def weak_proxy_operations(x):
     proxy = weakref.proxy(items)
     kinds = isinstance(proxy, Items), isinstance(proxy, weakref.ProxyType), type(proxy).__name__
     return x + len(proxy), list(proxy), proxy is weakref.proxy(items), kinds, bool(proxy)
+
+
+@case
+def keys_compared_and_let_go(x):
+    """What recognises the keys later must not keep them alive."""
+    first, second, third = Thing(1), Thing(2), Thing(3)
+    known = weakref.WeakKeyDictionary({first: 1, second: 2})
+    copy = known.copy()
+    copy |= [(second, 7), (third, 8)]
+    assert dict(copy) == dict(known) | {second: 7, third: 8}
+    del first
+    return x + 1, list(known.values()), list(copy.values())

@@ -12,7 +12,16 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, LocalSource, Source
+from weft_guards import Held
+from weft_guards.sources import (
+    CallSource,
+    ConstSource,
+    DictSource,
+    ItemSource,
+    LocalSource,
+    ProgramSource,
+    Source,
+)
 
 from weft_capture.attributes import dict_of
 from weft_capture.breaks import Break
@@ -112,9 +121,10 @@ class Effects:
     def guard_keys(self) -> None:
         """Guard that what was found by identity, or not found, are different objects."""
         for found in self.keys.values():
-            sources = tuple(one for one in found.values() if not isinstance(one, ConstSource))
-            if len(found) > 1 and sources:
-                self.tx.guard(CallSource(_all_differ, tuple(found.values())), "CONST", True)
+            varies = any(not isinstance(one, ConstSource) for one in found.values())
+            if varies and len(found) > 1:
+                sources = tuple(map(weakly, found.values()))
+                self.tx.guard(CallSource(_all_differ, sources), "CONST", True)
 
     def guard_distinct(self) -> None:
         """Guard that what changes is none of the other objects of its type that were looked at."""
@@ -152,6 +162,16 @@ class Effects:
             else:
                 set_one = type.__setattr__ if isinstance(holder, type) else operator.setitem
                 out.later(set_one, constant(holder), constant(name), written)
+
+
+def weakly(source: Source) -> Source:
+    """Return a source of the same object that does not keep it alive, where there is one."""
+    if not isinstance(source, ConstSource):
+        return source
+    try:
+        return ProgramSource(Held(source.value))
+    except TypeError:
+        return source
 
 
 def _all_differ(*objects: object) -> bool:

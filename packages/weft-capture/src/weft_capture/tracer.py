@@ -31,7 +31,7 @@ from weft_guards.sources import (
 from weft_capture import attributes, class_statements, classes, config
 from weft_capture.breaks import Break, NeedsSymbols, Raised
 from weft_capture.bytecode import decode
-from weft_capture.effects import Effects
+from weft_capture.effects import Effects, weakly
 from weft_capture.frames import Frame
 from weft_capture.generators import make_generator
 from weft_capture.graph import GraphBuilder
@@ -252,7 +252,7 @@ class Tracer:
         """Guard that two sources give different objects, where that can change."""
         fixed = isinstance(first, ConstSource) and isinstance(second, ConstSource)
         if not (fixed or any(origins(first)) or any(origins(second))):  # what is made is new
-            self.guards.add(first, "DISTINCT", second, self.user_stack())
+            self.guards.add(weakly(first), "DISTINCT", weakly(second), self.user_stack())
 
     # ---- dynamic shapes
 
