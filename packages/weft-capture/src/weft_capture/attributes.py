@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from weft_core import foreign
@@ -193,7 +193,9 @@ def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls
 def _bind_field(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     _, (index, _) = found[1].__reduce__()
     base = getattr(owner, "base", None)  # of a named tuple with operators
-    return tx.const_object(found[1]) if base is None else base.getitem(tx, constant(index))
+    if base is None:
+        raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+    return cast("Value", base.getitem(tx, constant(index)))
 
 
 def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:

@@ -71,7 +71,7 @@ class MadeClass(ClassValue):
     def seal(self, tx: Tracer, reads: bool) -> None:
         """Let what making the class made be as it is; its parts too where that `reads` them."""
         new = [one for one in vars(self.obj).values() if id(one) not in tx.known]
-        tx.effects.seal(self, [one for one in new if isinstance(one, dict | list | set)])
+        tx.effects.seal(self, [one for one in new if isinstance(one, _CHANGING)])
         if reads and self.namespace is not None:
             tx.effects.seal(self, self.namespace.values())
 
@@ -116,6 +116,9 @@ class MadeClass(ClassValue):
         if self.cell is not None:
             self.cell.reconstruct_empty(out)
         out.call(self.make, self.args, self.namespace)
+
+
+_CHANGING = (dict, list, set, type(vars(collections.namedtuple("_", "a"))["a"]))  # with a __doc__
 
 
 def build_class(
