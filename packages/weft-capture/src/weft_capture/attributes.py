@@ -154,7 +154,7 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 def is_hidden(cls: type, name: str) -> bool:
     """Say whether what the `__dict__` of instances holds under a name is behind a descriptor."""
     found = lookup(cls, name)
-    return found is not None and is_data_descriptor(found[1]) and not is_slot(cls, name)
+    return found is not None and is_data_descriptor(found[1]) and not isinstance(found[1], _SLOTS)
 
 
 def is_programs(found: Found) -> bool:
@@ -268,13 +268,15 @@ _C_DESCRIPTORS = (
     types.ClassMethodDescriptorType,
 )
 C_METHODS = (*_C_DESCRIPTORS, types.BuiltinFunctionType)
+FIELD = type(vars(collections.namedtuple("_", "a"))["a"])
+"""What reads a field of a named tuple."""
 _BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
     **dict.fromkeys(
         _FUNCTIONS,
         lambda tx, found, name, owner, cls: BoundMethod(tx.const_object(found[1]), owner),
     ),
     property: _bind_property,
-    type(vars(collections.namedtuple("_", "a"))["a"]): _bind_field,
+    FIELD: _bind_field,
     functools.cached_property: _bind_cached_property,
     classmethod: _bind_classmethod,
     staticmethod: lambda tx, found, name, owner, cls: tx.const_object(found[1].__func__),

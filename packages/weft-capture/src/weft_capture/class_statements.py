@@ -118,7 +118,7 @@ class MadeClass(ClassValue):
         out.call(self.make, self.args, self.namespace)
 
 
-_CHANGING = (dict, list, set, type(vars(collections.namedtuple("_", "a"))["a"]))  # with a __doc__
+_CHANGING = (dict, list, set, attributes.FIELD)  # whose __doc__ can be set
 
 
 def build_class(
