@@ -1,6 +1,7 @@
 """Dynamic shapes through `weft.compile`: specs, shared symbols, and random programs."""
 
 import importlib
+import math
 
 import pytest
 import torch
@@ -36,6 +37,49 @@ def graphs(function, **arguments):
 
 def z(*sizes):
     return torch.arange(1.0, 1 + torch.Size(sizes).numel()).reshape(sizes)
+
+
+NUMBERS = {
+    "scaled": lambda n: int(n * 1.5),
+    "halved": lambda n: math.ceil(0.5 * n),
+    "third": lambda n: math.floor(n / 3),
+    "quotient": lambda n: math.ceil((n + 1) / 4),
+    "distance": lambda n: abs(n - 8),
+    "root": lambda n: math.sqrt(n),
+    "logarithm": lambda n: math.log2(n),
+    "cosine": lambda n: math.cos(n),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_made_of_sizes_are_in_generated_code(name, monkeypatch):
+    """As factors and, if whole, as sizes; with gradients on odd sizes."""
+
+    def program(x):
+        number = NUMBERS[name](x.shape[0])
+        wide = x.new_ones(number) if isinstance(number, int) else x.exp()
+        return wide * number + x.sum()
+
+    monkeypatch.delattr("weft_codegen.compile.Eager")  # what runs a graph without such code
+    compiled = weft.compile(program, dynamic=True)
+    for size in (6, 9, 10, 37):
+        x = z(size).requires_grad_(size % 2 == 1)
+        got, wanted = compiled(x), program(x)
+        torch.testing.assert_close(got, wanted)
+        if x.requires_grad:
+            grads = [torch.autograd.grad(one.sum(), x)[0] for one in (got, wanted)]
+            torch.testing.assert_close(*grads)
+
+
+BITS = [lambda n: n & 6, lambda n: n | 1, lambda n: n ^ 3, lambda n: ~n, lambda n: (n + 7) & ~7]
+
+
+@pytest.mark.parametrize("number", BITS)
+def test_bits_of_sizes(number):
+    compiled, made = graphs(lambda x: x * number(x.shape[0]), dynamic=True)
+    for size in (6, 9, 16):
+        assert torch.equal(compiled(z(size)), z(size) * number(size))
+    assert len(made) == 1
 
 
 # ---- shapes_spec

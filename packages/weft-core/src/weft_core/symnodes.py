@@ -7,6 +7,7 @@ once per expression. Static graphs never come here, so sympy is not imported at 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "Min": torch.sym_min,
     "ToFloat": torch.sym_float,
     "TruncToInt": torch.sym_int,
+    "CeilToInt": math.ceil,
+    "FloorToInt": math.floor,
+    "Abs": operator.abs,
+    "BitwiseFn_bitwise_and": operator.and_,
+    "BitwiseFn_bitwise_or": operator.or_,
+    "BitwiseFn_bitwise_xor": operator.xor,
     "Equality": operator.eq,
     "Unequality": operator.ne,
     "StrictGreaterThan": operator.gt,

@@ -267,6 +267,8 @@ def unary(tx: Tracer, symbol: str, value: Value) -> Value:
     function, name = UNARY[symbol]
     if isinstance(value, floats.FloatValue):
         return floats.unary(tx, function, value)
+    if symbol == "~" and isinstance(value, SymValue):  # torch.SymInt has no `~`
+        return binary(tx, "-", unary(tx, "-", value), constant(1))
     if isinstance(value, _GRAPH):
         return tx.graph.emit("call_function", function, [value], {})
     if isinstance(value, Constant):

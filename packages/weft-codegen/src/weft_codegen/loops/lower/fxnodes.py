@@ -72,10 +72,28 @@ def symbolic(node: fx.Node, args: Any) -> Any:
             return apply("pow", *numbers)
         if node.target in _FLOAT_ARITHMETIC:
             return node.target(*numbers)
+        if node.target in _FLOAT_FUNCTIONS:
+            return apply(_FLOAT_FUNCTIONS[node.target], *numbers)
     raise NoLowering(f"call of {node.target}")
 
 
 _FLOAT_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg}
+_FLOAT_FUNCTIONS = {
+    getattr(torch, f"_sym_{name}"): name
+    for name in (
+        "sqrt",
+        "log2",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asin",
+        "acos",
+        "atan",
+    )
+}
 
 
 def attribute(node: fx.Node) -> Any:

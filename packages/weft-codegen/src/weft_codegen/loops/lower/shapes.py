@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.index import IndexExpr, const, least, product, size
+from weft_codegen.loops.index import IndexExpr, const, least, nonnegative, product, size
 
 
 class NoLowering(Exception):
@@ -44,12 +44,49 @@ def _from_sympy(expr: Any) -> IndexExpr:
             raise NoLowering(f"size {expr} is only known while running")
         return size(expr.name)
     name = type(expr).__name__
+    if name in _ROUNDED:
+        over, under = _ratio(expr.args[0])
+        return _ROUNDED[name](over, under)
     parts = [_from_sympy(arg) for arg in expr.args] if name in _BUILD else []
     if name == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return product([_from_sympy(expr.base)] * int(expr.exp))
     if not parts:
         raise NoLowering(f"size expression {expr}")
     return _BUILD[name](parts)
+
+
+def _ratio(expr: Any) -> tuple[IndexExpr, IndexExpr]:
+    """The two sizes whose true quotient a float is, where floats are exact enough to round it.
+
+    A factor of few binary digits times a size is exact below 2**53, and a quotient of two sizes
+    is never rounded to an integer that it is not.
+    """
+    factor, ints = 1.0, const(1)
+    for part in expr.args if expr.is_Mul else (expr,):
+        match type(part).__name__:
+            case "ToFloat":
+                ints = ints * _from_sympy(part.args[0])
+            case "Float":
+                factor *= float(part)
+            case "IntTrueDiv" if not expr.is_Mul:
+                top, bottom = map(_from_sympy, part.args)
+                if nonnegative(top) and nonnegative(bottom):
+                    return top, bottom
+                raise NoLowering(f"size expression {expr}")
+            case _:
+                raise NoLowering(f"size expression {expr}")
+    over, under = factor.as_integer_ratio()
+    if max(over, under) >= _FEW or over < 0 or not nonnegative(ints):
+        raise NoLowering(f"size expression {expr}")
+    return const(over) * ints, const(under)
+
+
+_FEW = 2**12
+_ROUNDED: dict[str, Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
+    "TruncToInt": lambda over, under: over // under,
+    "FloorToInt": lambda over, under: over // under,
+    "CeilToInt": lambda over, under: (over + under - 1) // under,
+}
 
 
 def _is_data(symbol: Any) -> bool:
@@ -65,6 +102,7 @@ _BUILD: dict[str, Callable[[list[IndexExpr]], IndexExpr]] = {
     "CleanDiv": lambda parts: parts[0] // parts[1],
     "Mod": lambda parts: parts[0] % parts[1],
     "PythonMod": lambda parts: parts[0] % parts[1],
+    "Abs": lambda parts: parts[0] - 2 * least(parts[0], const(0)),
     "Min": lambda parts: functools.reduce(least, parts),
     "Max": lambda parts: functools.reduce(lambda a, b: a + b - least(a, b), parts),
 }
