@@ -17,6 +17,7 @@ that ran past its `--seconds`, goes on where it ended. `--again` forgets what wa
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import signal
@@ -85,7 +86,7 @@ def run_module(name: str, kept: Path) -> None:
             if label in done or any(part in label for part in LEFT_OUT):
                 continue
             print(json.dumps([label, "crash", "the process died here"]), file=out, flush=True)
-            plain, _ = _run(test, None)
+            plain, _ = _run(copy.copy(test), None)
             row = _compiled(test) if plain == "pass" else ("unfit", plain)
             print(json.dumps([label, *row]), file=out, flush=True)
         print(json.dumps([END, "", ""]), file=out, flush=True)
@@ -261,7 +262,8 @@ def run_one(label: str) -> None:
     module, _, rest = label.partition(".")
     for test in _tests(f"test.{module}"):
         if test.id().endswith(rest):
-            print(test.id(), _run(test, None)[0], *_compiled(test, verbose=True), sep="\n  ")
+            plain, _ = _run(copy.copy(test), None)
+            print(test.id(), plain, *_compiled(test, verbose=True), sep="\n  ")
 
 
 def reasons(results: dict[str, dict[str, tuple[str, str]]], count: int = 15) -> str:

@@ -660,3 +660,54 @@ class OneMore(list):
 @case(inputs=lambda: (torch.ones(3), OneMore([1, 2])))
 def list_that_shows_other_items(x, items):
     return x + items[0], len(items), [*items], list.__len__(items)
+
+
+class Answers(ValueError):
+    __slots__ = ("unset",)
+
+    @property
+    def hidden(self):
+        raise AttributeError("hidden")
+
+    def __getattr__(self, name):
+        if name == "nothing":
+            raise AttributeError(name)
+        return f"{name} of {self.args}"
+
+
+@case
+def an_error_that_answers_for_its_attributes(x):
+    error = Answers(3)
+    error.held = x + 1
+    found = error.held, error.other, error.hidden, error.unset, error.args
+    return *found, hasattr(error, "nothing"), getattr(error, "nothing", 2), error.upper.upper()
+
+
+class Stores(ValueError):
+    def __getattribute__(self, name):
+        return name if name == "odd" else super().__getattribute__(name)
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, (name, value))
+
+    def __delattr__(self, name):
+        super().__setattr__(name, None)
+
+
+@case
+def an_error_that_stores_its_attributes(x):
+    error = Stores(1)
+    error.first = x + 1
+    kept = error.first
+    del error.first
+    return kept, error.first, error.odd, hasattr(error, "even")
+
+
+@case
+def variables_of_an_error(x):
+    error = ValueError(1)
+    error.__dict__["first"] = x + 1
+    kept = dict(vars(error))
+    error.__dict__ = {"second": 2}
+    error.third = 3
+    return kept, hasattr(error, "first"), error.second, sorted(vars(error))

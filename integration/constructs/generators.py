@@ -1,5 +1,6 @@
 """Generators: send, throw, close, yield from, return values, expressions; over graph breaks."""
 
+import contextlib
 import traceback
 
 from constructs import case
@@ -413,3 +414,53 @@ def what_close_gives(x):
 
     g = gen()
     return next(g), x + 1, g.close(), g.close(), gen().close()
+
+
+def _contexts(error):
+    while error is not None:
+        yield repr(error)
+        error = error.__context__
+
+
+@case
+def contexts_of_what_is_thrown(x):
+    def gen():
+        try:
+            raise ValueError(1)
+        except ValueError:
+            try:
+                yield 1
+            except (KeyError, GeneratorExit) as error:
+                seen.append([*_contexts(error)])
+
+    def outer():
+        try:
+            raise IndexError(2)
+        except IndexError:
+            yield from gen()
+
+    def plain():
+        try:
+            yield 1
+        except KeyError as error:
+            seen.append([*_contexts(error)])
+
+    seen, makers = [], (gen, outer, plain)
+    made = [make() for make in makers]
+    steps = [next(one) for one in made]
+    try:
+        raise TypeError(3)
+    except TypeError as handled:
+        for one in made:
+            with contextlib.suppress(StopIteration):
+                one.throw(KeyError(4))
+        late = gen()
+        next(late)
+        late.close()
+        with contextlib.suppress(TypeError):
+            gen().throw(handled)
+        try:
+            plain().throw(KeyError(5))
+        except KeyError as error:
+            seen.append([*_contexts(error)])
+    return x + 1, steps, seen

@@ -309,7 +309,7 @@ def not_a_manager(x):
 
 
 @contextlib.contextmanager
-def scaled(x, log):
+def doubled(x, log):
     log.append("in")
     try:
         with torch.no_grad():
@@ -323,7 +323,7 @@ def scaled(x, log):
 @case
 def contextmanager_over_break(x):
     log = []
-    with scaled(x, log) as y:
+    with doubled(x, log) as y:
         y = y + int(x.sum())
         log.append(torch.is_grad_enabled())
         x = x + 1
@@ -335,7 +335,19 @@ def contextmanager_over_break(x):
 def exit_stack_over_break(x):
     log = []
     with contextlib.ExitStack() as stack:
-        y = stack.enter_context(scaled(x, log)) + stack.enter_context(scaled(x + 1, log))
+        y = stack.enter_context(doubled(x, log)) + stack.enter_context(doubled(x + 1, log))
         n = int(x.sum())
         log.append(n)
     return x + y + n, log
+
+
+@case
+def exit_stack_of_a_real_error(x):
+    log = []
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda kind, error, trace: log.append((kind, str(error), trace is None)))
+        stack.enter_context(Manager(log, "a", (RuntimeError,)))
+        stack.push(lambda kind, error, trace: log.append(trace is error.__traceback__ is not None))
+        x = x + 1
+        torch.ones(2) @ torch.ones(3)
+    return x, log

@@ -138,6 +138,23 @@ def test_generator_agrees_with_eager(steps):
     assert same(drive(capture(running, eager_backend)), drive(running))
 
 
+def raises_in_a_handler(x):
+    try:
+        yield x + 1
+        raise ValueError(1)
+    except ValueError:
+        raise KeyError(2)  # noqa: B904 - what it is chained to
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_a_generator_handles_is_the_context_of_what_it_raises(times):
+    optimised = capture(raises_in_a_handler, eager_backend, fullgraph=True)
+    for _ in range(times):
+        with pytest.raises(KeyError) as raised:
+            list(optimised(X))
+    assert repr(raised.value.__context__) == "ValueError(1)"
+
+
 def test_pieces_are_found_again_and_the_object_is_a_coroutine_of_that_name():
     graphs = []
     optimised = capture(straight, lambda one, _: graphs.append(one) or one.forward, fullgraph=True)

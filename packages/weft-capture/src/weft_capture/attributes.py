@@ -145,16 +145,16 @@ def is_data_descriptor(attribute: object) -> bool:
 def is_slot(cls: type, name: str) -> bool:
     """Say whether instances keep an attribute elsewhere than in their `__dict__`."""
     found = lookup(cls, name)
-    return found is not None and isinstance(found[1], _SLOTS)
+    return found is not None and isinstance(found[1], SLOTS)
 
 
-_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def is_hidden(cls: type, name: str) -> bool:
     """Say whether what the `__dict__` of instances holds under a name is behind a descriptor."""
     found = lookup(cls, name)
-    return found is not None and is_data_descriptor(found[1]) and not isinstance(found[1], _SLOTS)
+    return found is not None and is_data_descriptor(found[1]) and not isinstance(found[1], SLOTS)
 
 
 def is_programs(found: Found) -> bool:

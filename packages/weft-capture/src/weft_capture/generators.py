@@ -105,7 +105,7 @@ class GeneratorValue(IteratorValue):
                 self._refuse_ended(tx)
             tx.journal.touch(self)
             self.frame = None
-            raise Raised(chain(tx, error))
+            raise Raised(chain(tx, error, None))
         self._enter(tx)
         inner = frame.delegate()
         ends = issubclass(error.python_type(), GeneratorExit)
@@ -134,7 +134,7 @@ class GeneratorValue(IteratorValue):
             self.frame = self.returned = None
             return NONE
         try:
-            item = self.throw(tx, ExceptionValue(GeneratorExit, []))
+            item = self.throw(tx, chain(tx, ExceptionValue(GeneratorExit, [])))
         except Raised as raised:
             if issubclass(raised.value.python_type(), GeneratorExit | StopIteration):
                 return NONE
@@ -156,7 +156,7 @@ class GeneratorValue(IteratorValue):
     def _run(self, tx: Tracer, frame: Frame, error: Value | None = None) -> Value | None:
         try:
             if error is not None:
-                frame.unwind(Raised(chain(tx, error)), frame.instr)
+                frame.unwind(Raised(chain(tx, error, frame.exception)), frame.instr)
             item = frame.run()
         except Raised as raised:
             self.frame = None

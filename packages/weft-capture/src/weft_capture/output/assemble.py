@@ -40,6 +40,7 @@ from weft_capture.rules.checks import (
 )
 from weft_capture.rules.transforms import LEVELS
 from weft_capture.steps import OuterFrame, Stop
+from weft_capture.suspending import SUSPENDING
 from weft_capture.values.base import Frame, MethodOf, Tracer, Value
 from weft_capture.values.constant import NULL, constant
 from weft_capture.values.contexts import AutocastContext
@@ -82,13 +83,15 @@ def _run_in(inference: bool, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-def _in_handler(error: Break) -> Break:
+def _in_handler(error: Break, frame: OuterFrame) -> Break:
     """Return the break for one inside the handler of an exception that came from outside.
 
     It cannot be taken back to the instruction that raised, and no other frame can be made to
-    handle the exception.
+    handle the exception. What the frame raises for good may end the handler, but not in a piece of
+    a generator, with which the interpreter forgets what is handled.
     """
     if error.code == "uncaught-exception":
+        error.whole = frame if frame.decoded.flags & SUSPENDING else error.whole
         return error
     result = Break("handler", " ".join(filter(None, (error.code, error.detail))))
     result.user_stack = error.user_stack
@@ -168,7 +171,7 @@ class Assembly:
         """
         tx = frame.tx
         if stopped is not None and any(one.exception is not None for one in stopped.frames):
-            raise _in_handler(stopped.error)
+            raise _in_handler(stopped.error, frame)
         end_mode = _close_contexts(tx, stopped.frames if stopped else (frame,))
         made = cls(tx, frame, stopped, end_mode, frozenset())
         made.body({})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft_capture import attributes
-from weft_capture.breaks import Break, NotConstant
+from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.values.base import Frame, Kwargs, MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, class_value, constant
 from weft_capture.values.containers import ListValue, TupleValue
@@ -44,7 +44,7 @@ _UNSET: dict[str, Value] = {
 }
 
 
-_SETTABLE = ("args", "__cause__", "__context__", "__suppress_context__", "__dict__")
+_SETTABLE = ("args", "__cause__", "__context__", "__suppress_context__")
 _FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ImportError, ("name", "path")),
     (AttributeError, ("name", "obj")),
@@ -89,6 +89,7 @@ class ExceptionValue(MutableValue):
             raise NotConstant(self.describe()) from None
 
     def getattr(self, tx: Tracer, name: str) -> Value:
+        self._refuse("__getattribute__")
         if name in self.attributes:
             return tx.force(self.attributes[name])
         if name == "args":
@@ -99,7 +100,20 @@ class ExceptionValue(MutableValue):
             if self.source is not None:
                 raise Break("unsupported-value", f"{name} of an exception from outside the frame")
             return _UNSET[name]
-        return tx.const_object(self.cls) if name == "__class__" else self._field(tx, name)
+        if name == "__class__":
+            return tx.const_object(self.cls)
+        try:
+            return self._field(tx, name)
+        except Raised as raised:
+            found = attributes.lookup(self.cls, "__getattr__")
+            if found is None or not issubclass(raised.value.python_type(), AttributeError):
+                raise
+        return attributes.bind(tx, found, name, self, self.cls).call(tx, [constant(name)], {})
+
+    def _refuse(self, name: str) -> None:
+        found = attributes.lookup(self.cls, name)
+        if found is not None and not isinstance(found[1], types.WrapperDescriptorType):
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
 
     def _field(self, tx: Tracer, name: str) -> Value:
         """Read what the class defines."""
@@ -111,11 +125,12 @@ class ExceptionValue(MutableValue):
             message, parts = self.args
             return message if name == "message" else tx.tuple_of(parts.unpack(tx))
         found = attributes.lookup(self.cls, name)
-        if found is None:
+        c_field = found and isinstance(found[1], attributes.SLOTS)
+        if c_field and (self.source is not None or name == "__dict__"):
+            raise Break("unsupported-value", f"{name} of {self.describe()} as it is now")
+        if found is None or (c_field and "__slots__" in vars(found[0])):  # which are not set here
             tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
-        if isinstance(found[1], types.MemberDescriptorType | types.GetSetDescriptorType):
-            if self.source is not None:
-                raise Break("unsupported-value", f"{name} of an exception from outside the frame")
+        if c_field:
             if self.raised and name in _fields(self.cls) and not issubclass(self.cls, ImportError):
                 raise Break("unsupported-value", f"{name} of {self.describe()}")
             return tx.literal(getattr(self.builtin(), name))
@@ -135,6 +150,7 @@ class ExceptionValue(MutableValue):
         return super().call_method(tx, name, args, kwargs)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        self._refuse("__setattr__")
         found = attributes.lookup(self.cls, name)
         checked = name in ("__cause__", "__context__") and value is not NONE
         refused = checked and not isinstance(value, ExceptionValue)
@@ -153,6 +169,7 @@ class ExceptionValue(MutableValue):
             self.attributes["__suppress_context__"] = TRUE
 
     def delattr(self, tx: Tracer, name: str) -> None:
+        self._refuse("__delattr__")
         if name not in self.attributes:
             tx.raise_(AttributeError, name)
         self._check_is_ours()
@@ -197,13 +214,16 @@ def handled(tx: Tracer) -> Value | None:
     return next((one.exception for one in tx.active_frames() if one.exception is not None), None)
 
 
-def chain(tx: Tracer, value: Value) -> Value:
-    """Mark an exception as raised here, with what is being handled as its context."""
+def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
+    """Mark an exception as raised, with what is being handled as its context.
+
+    What a generator is thrown meets only what that one handles, in `thrown_into`.
+    """
     if not isinstance(value, ExceptionValue):
         return value
     tx.journal.touch(value)
     value.raised = True
-    context = handled(tx)
+    context = thrown_into[0] if thrown_into else handled(tx)
     if not isinstance(context, ExceptionValue) or context is value:
         return value
     link: Value = context

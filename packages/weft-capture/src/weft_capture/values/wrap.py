@@ -384,6 +384,10 @@ def _wrap_stream(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
     args = wrap(tx, obj.args, AttrSource(source, "args"))
     value = ExceptionValue(type(obj), args.unpack(tx), source)
+    if obj.__traceback__ is not None:
+        tx.guard(AttrSource(source, "__traceback__"), "TYPE", type(obj.__traceback__))
+        value.raised = True
+    tx.check_namespace(obj.__dict__)
     value.attributes = {
         name: LazyValue(item, InstanceAttrSource(source, name))
         for name, item in obj.__dict__.items()
