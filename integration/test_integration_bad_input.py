@@ -77,6 +77,39 @@ def test_an_op_that_raises_raises_as_in_eager():
     assert str(got.value) == str(want.value)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.linear(x, x.double()),
+        lambda x: torch.nn.functional.layer_norm(x, (3,), x[0].double()),
+        lambda x: torch.nn.functional.cross_entropy(x, torch.zeros(3).int()),
+        lambda x: torch.index_put(x, (torch.tensor([1]),), x.half()),
+        lambda x: x.long().softmax(0),
+    ],
+)
+def test_dtypes_are_refused_as_in_eager_behind_what_was_written(function):
+    def step(x, log):
+        log.append(x.add_(1).sum())
+        return function(x)
+
+    with pytest.raises(RuntimeError) as want:
+        step(torch.ones(3, 3), [])
+    x, log = torch.ones(3, 3), []
+    with pytest.raises(RuntimeError) as got:
+        weft.compile(step)(x, log)
+    assert str(got.value) == str(want.value)
+    assert x.sum() == log[0] == 18
+
+
+def test_comparisons_of_numbers_that_vary_are_bools():
+    def step(x, n):
+        return (n + 1 > 1, x.shape[0] > 2, n == 3), x + n
+
+    compiled = weft.compile(step, dynamic=True)
+    for n in range(5):
+        assert str(compiled(torch.ones(n), n)) == str(step(torch.ones(n), n))
+
+
 def test_fullgraph_turns_a_break_into_an_error():
     def step(x):
         if x.sum() > 0:

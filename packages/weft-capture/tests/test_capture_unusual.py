@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
 import weft_capture
 from test_capture_language import eager_backend
 
@@ -538,6 +539,53 @@ def a_cache_is_cleared(capture):
     trace = [run(X, 1), run(X, 1), run(X, 5)]
     double.cache_clear()
     return [*trace, run(X, 1), log]
+
+
+@program
+def cache_that_knows_what_an_object_was(capture):
+    class Plan:
+        factor = 2
+
+        @functools.lru_cache  # noqa: B019
+        def scaled(self, number):
+            return self.factor * number
+
+    @capture
+    def run(x, number):
+        return (x + plan.scaled(number)).tolist(), plan.scaled.cache_info()
+
+    plan = Plan()
+    trace = [run(X, 3)]
+    plan.factor = 5
+    return [*trace, run(X, 4), run(X, 3)]
+
+
+@program
+def extreme_of_numbers_of_unlike_types(capture):
+    @capture
+    def run(x, few, rate):
+        return min(few, rate), max(few, rate), max(few, 2), min(True, few), x * min(rate, few)
+
+    return [run(X, few, few + shift).__repr__() for few, shift in ((1, 0.5), (4, 0.5), (7, -0.5))]
+
+
+@program
+def checkpoint_that_counts(capture):
+    log, layer = [], torch.nn.Linear(3, 1, bias=False)
+
+    def inner(x):
+        log.append(x.requires_grad)
+        return layer(x).exp()
+
+    @capture
+    def run(x):
+        return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False).sum()
+
+    with torch.no_grad():
+        run(layer.weight.fill_(0.5))
+    run(X).backward()
+    run(X).backward()
+    return log, layer.weight.grad.tolist()
 
 
 @program

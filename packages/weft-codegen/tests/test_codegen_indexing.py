@@ -43,6 +43,7 @@ WRITES = [
     lambda w, i, v: (w.scatter_add(0, i, v[:, :, 0]), w.scatter(1, i, v[:, :, 1])),
     lambda w, i, v: (w.scatter(0, i, 2.0), w.index_add(0, i[0], v[0], alpha=2)),
     lambda w, i, v: w.index_copy(0, torch.arange(5), v[0]),
+    lambda w, i, v: (w.index_fill(1, -1 - i[0].clamp(max=2), 2.0), w.index_fill(0, i[0], v.sum())),
     lambda w, i, v: torch.ops.aten.embedding_dense_backward(v, i, 10, 3, False),
     lambda w, i, v: w.to(torch.bfloat16).index_put((i,), v.to(torch.bfloat16), accumulate=True),
     lambda w, i, v: w.clone().index_put_((i[0],), v[0].relu(), accumulate=True).sum(0),

@@ -1,7 +1,8 @@
 """What real operators refuse, and fake ones take: `check` asks the real ones.
 
 A pointwise operator runs for real on single elements, once for each combination of dtypes and
-numbers. Of others, the numbers must fit the dtype. None may write over itself or an operand.
+numbers. Of others, the numbers must fit the dtype, and with dtypes that many of them do not take they
+run on zeros of the same shapes. None may write over itself or an operand.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter
 from typing import Any, cast
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _NUMBERS = (bool, int, float, complex)
 _PLAIN = (*_NUMBERS, str, type(None), torch.dtype, torch.memory_format)
@@ -29,7 +31,7 @@ def check(func: Any, args: Any, kwargs: Any) -> None:
         _check_overlap(func, args, kwargs)
     refusal = None
     if torch.Tag.pointwise not in func.tags:
-        refusal = _refused_number(func, args, kwargs)
+        refusal = _refused_number(func, args, kwargs) or _refused_dtypes(func, args, kwargs)
     elif torch.Tag.nondeterministic_seeded not in func.tags:
         given = (*args, *kwargs.values())
         if all(isinstance(one, torch.Tensor) or type(one) in _PLAIN for one in given):
@@ -87,6 +89,37 @@ def _refused_number(func: Any, args: Any, kwargs: Any) -> str | None:
             if refusal is not None:
                 return refusal
     return None
+
+
+_LARGE = 1 << 22
+"""Elements from which an operator is not asked about dtypes."""
+
+
+def _refused_dtypes(func: Any, args: Any, kwargs: Any) -> str | None:
+    """Ask about unlike floats, about integers alone, and about indices of other dtypes."""
+    given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    dtypes = {one.dtype for one in given if one.dim()}
+    floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
+    alias = any(one.alias_info for one in func._schema.returns) and not func._schema.is_mutable
+    usual = len(floats) == 1 and not dtypes - floats - {torch.int64, torch.bool}
+    if usual or not dtypes or alias or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    plain = all(_spec(one) and type(one.numel()) is int for one in given)
+    if not plain or not 0 < sum(one.numel() for one in given) < _LARGE:
+        return None
+    key = tree_map_only(torch.Tensor, lambda one: (one.dtype, *one.shape), (args, kwargs))
+    known = (func, str(key))
+    if len(_ASKED) > 4096:
+        _ASKED.clear()
+    if known not in _ASKED:
+        made = tree_map_only(
+            torch.Tensor, lambda one: torch.zeros(one.shape, dtype=one.dtype), (args, kwargs)
+        )
+        _ASKED[known] = _said(func, *made[0], **made[1])
+    return _ASKED[known]
+
+
+_ASKED: dict[Any, str | None] = {}
 
 
 def _said(function: Any, *args: Any, **kwargs: Any) -> str | None:

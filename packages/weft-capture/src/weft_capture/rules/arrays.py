@@ -180,7 +180,7 @@ def _in_graph(tx: Tracer, plain: Any, to_float: bool) -> Value:
     if type(plain) in (list, tuple):
         items = [_in_graph(tx, item, to_float) for item in plain]
         return ListValue(items) if type(plain) is list else TupleValue(items)
-    return tx.literal(plain)
+    return tx.literal(plain.item() if isinstance(plain, np.generic) else plain)
 
 
 def _example(value: ArrayValue, scalar: bool = True) -> Any:
@@ -237,6 +237,7 @@ def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any
         args, kwargs = tree_map_only(
             ArrayValue, lambda one: tensors[one].double() if to_float else tensors[one], given
         )
+        args, kwargs = tree_map_only(np.generic, np.generic.item, (args, kwargs))  # as in the graph
         found = _target(path)(*args, **kwargs)
     except Exception as error:
         raise Break("op-failed", f"{path}: {error}") from None

@@ -95,26 +95,36 @@ def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
         Break: when it does more, such as changing an object that was there before.
     """
     made: list[Node] = []
-    journal, last = tx.journal, next(iter(reversed(tx.graph.graph.nodes)), None)
-    begun, journal.oldest_touched = journal.oldest_touched, sys.maxsize
-    born, before = next(BIRTHS), _outside(tx)
+    last, sent = next(iter(reversed(tx.graph.graph.nodes)), None), tx.graph.collectives
     try:
-        yield made
+        with watched(tx) as has_effects:
+            yield made
     except Raised as error:
         raise Break("unknown-call", f"{name} raises {error.value.describe()}") from None
-    finally:
-        touched = journal.oldest_touched
-        journal.oldest_touched = min(begun, touched)
-    if touched < born or _outside(tx) != before:
+    if has_effects() or tx.graph.collectives != sent:
         raise Break("unsupported-value", f"{name} has effects outside of itself")
     made += nodes_after(tx, last)
     if any(node.target is CHECK for node in made):
         raise Break("data-dependent-branch", f"{name} may raise")
 
 
+@contextmanager
+def watched(tx: Tracer) -> Iterator[Callable[[], bool]]:
+    """Execute code of which, behind the block, can be asked whether it did more than compute."""
+    journal = tx.journal
+    begun, journal.oldest_touched = journal.oldest_touched, sys.maxsize
+    born, before = next(BIRTHS), _outside(tx)
+    touched = born
+    try:
+        yield lambda: touched < born or _outside(tx) != before
+    finally:
+        touched = journal.oldest_touched
+        journal.oldest_touched = min(begun, touched)
+
+
 def _outside(tx: Tracer) -> tuple[object, ...]:
     """Return what changes with effects, and with the modes that the program is in."""
-    effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count, tx.graph.collectives
+    effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count
     return *effects, *modes_of(tx)
 
 

@@ -228,7 +228,8 @@ def _extremum(
     items: Iterable[Value] = steps(tx, *args) if len(args) < 2 else args
     if key is NONE:  # else the key is called in between
         items = list(items)
-    if key is NONE and any(isinstance(item, SymValue) for item in items):
+    alike = key is NONE and len({item.python_type() for item in items}) == 1
+    if alike and any(isinstance(item, SymValue) for item in items):
         # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
         def join(left: Value, right: Value) -> Value:
             return tx.graph.emit("call_function", _IN_GRAPH[function], [left, right], {})

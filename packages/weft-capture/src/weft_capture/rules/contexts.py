@@ -11,6 +11,7 @@ from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from weft_capture.breaks import Break
+from weft_capture.rules.autograd_functions import watched
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, TRUE
@@ -79,17 +80,19 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
     """Trace the function itself; its nodes are marked as those to compute again in the backward.
 
     What a `context_fn` would keep is not known here: the partitioner chooses. A function that
-    writes to what was there before (BatchNorm's statistics) does so twice, so it is no such region.
+    writes to what was there before (BatchNorm's statistics, a counter) does so twice, so it is no
+    such region.
     """
     kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
-    before, effects = tx.graph.region, (tx.calls.count, tx.graph.writes())
+    before, writes = tx.graph.region, tx.graph.writes()
     if "context_fn" not in kwargs:
         tx.graph.region = next(_REGIONS)
     try:
-        result = function.call(tx, list(args), kept)
+        with watched(tx) as has_effects:
+            result = function.call(tx, list(args), kept)
     finally:
         tx.graph.region = before
-    if (tx.calls.count, tx.graph.writes()) != effects:
+    if torch.is_grad_enabled() and (tx.graph.writes() != writes or has_effects()):
         raise Break("unknown-call", "effects in a function that the backward pass runs again")
     return result
 

@@ -77,7 +77,8 @@ class CachedFunction(ObjectConstant, MutableValue):
     def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
         from weft_capture.rules.autograd_functions import apart  # noqa: PLC0415 - import cycle
 
-        if is_trusted(self.obj.__module__):
+        known = all(type(one) in (Constant, SymValue, TupleValue) for one in map(tx.force, args))
+        if is_trusted(self.obj.__module__) or not known:  # an object may have changed since
             return None
         with apart(tx, self.describe()) as made:
             result = tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)

@@ -241,7 +241,7 @@ def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> 
     if known is None or any(origins(known[0])):
         return None
     source, number = known
-    if type(number) is bool:
+    if type(number) is bool or getattr(number, "dtype", None) == "bool":
         tx.guard_constant(source, number)
         return constant(number)
     if not may_vary(number) and type(number) is not int:

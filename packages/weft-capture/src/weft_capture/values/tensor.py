@@ -243,7 +243,10 @@ class SymValue(Varying):
         return isinstance(self.sym, torch.SymBool) and not self.is_data()
 
     def reconstruct(self, out: Output) -> None:
-        out.load_graph_output(self)
+        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
+
+        settled = self._is_flag() and symbolic_shapes.has_static_value(self.sym)
+        out.load(constant(self.as_constant())) if settled else out.load_graph_output(self)
 
     def is_data(self) -> bool:
         """Say whether the number depends on one that was read out of a tensor."""

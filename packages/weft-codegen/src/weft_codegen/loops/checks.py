@@ -24,8 +24,9 @@ def _raise(code: torch.Tensor, extent: int, dim: int, kind: str) -> None:
     index = number // 2 if number % 2 else -(number // 2)
     if kind == "lookup":
         raise IndexError("index out of range in self")
-    error = IndexError if kind == "index" else RuntimeError
-    raise error(f"index {index} is out of bounds for dimension {dim} with size {extent}")
+    error = RuntimeError if kind == "scatter" else IndexError
+    said = "index_copy_(): " if kind == "copy" else ""
+    raise error(f"{said}index {index} is out of bounds for dimension {dim} with size {extent}")
 
 
 _library.impl("check_index", _raise, "CompositeExplicitAutograd")

@@ -143,6 +143,8 @@ class Walk:
                 if ZERO not in value.shape and any(n is not ONE and a is not b for n, a, b in dims):
                     raise NoLowering("the strides of a result are not known to be those of memory")
                 self._outputs.append(ir.Ref(buffer.name))
+            elif isinstance(value, bool):
+                raise NoLowering("a bool as a result")
             else:
                 self._outputs.append(None if value is None else to_index(value))
 

@@ -241,7 +241,7 @@ def _index_rows(mode: str) -> Callable[..., LazyTensor]:
         require(len(x.shape) == len(source.shape) > 0 and len(index.shape) == 1, "scalars")
         _addable(call, mode)
         dim = normalise_dim(dim, len(x.shape))
-        rows = _positions(call, index, x.shape[dim], dim, "lookup")
+        rows = _positions(call, index, x.shape[dim], dim, "scatter" if mode == "add" else "copy")
         dtype = compute_dtype(call.fake.dtype)
 
         def value(place: Indices) -> Expr:
@@ -257,3 +257,20 @@ def _index_rows(mode: str) -> Callable[..., LazyTensor]:
 
 lowers("aten.index_add")(_index_rows("add"))
 lowers("aten.index_copy")(_index_rows("set"))
+
+
+@lowers("aten.index_fill")
+def _index_fill(
+    call: Call, x: LazyTensor, dim: int, index: LazyTensor, value: Any
+) -> LazyTensor:
+    require(len(x.shape) > 0 and len(index.shape) == 1, "scalars")
+    _addable(call, "set")
+    dim = normalise_dim(dim, len(x.shape))
+    rows = _positions(call, index, x.shape[dim], dim, "index", wraps=True)
+    dtype = compute_dtype(call.fake.dtype)
+
+    def target(place: Indices) -> list[IndexExpr]:
+        return [*place[:dim], rows.at([place[dim]]), *place[dim + 1 :]]
+
+    over = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    return call.graph.updated(call, x, over, target, lambda i: operand_at(value, i, dtype), "set")
