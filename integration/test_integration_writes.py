@@ -104,3 +104,15 @@ def test_writes_to_each_kind_of_tensor(program, dynamic):
         got, want = (outcome(function, make, twice) for function in (compiled, program))
         assert got[0] == want[0]
         torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_diagonals_of_views_are_filled(dynamic):
+    def fill(x, number):
+        return x.fill_diagonal_(number).sum()
+
+    compiled = weft.compile(fill, dynamic=dynamic, backend="aot_eager")
+    for number in (3, 2.5):
+        whole, other = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
+        assert fill(whole[1:3, 2:5], number) == compiled(other[1:3, 2:5], number)
+        assert torch.equal(whole, other)

@@ -247,6 +247,16 @@ def test_scalars_of_numpy_are_numbers_of_their_own_types(use):
         assert same(USES[use](X, scalar), captured(X, scalar))
 
 
+@pytest.mark.parametrize("scalar", SCALARS, ids=repr)
+def test_arrays_of_scalars_have_their_dtypes(scalar):
+    def make(x, a):
+        return np.array(a), np.asarray([a, a]), x + 1
+
+    expected, actual = make(X, scalar), weft_capture.capture(make, eager_backend)(X, scalar)
+    assert same(expected, actual)
+    assert [one.dtype for one in expected] == [one.dtype for one in actual]
+
+
 SCHEDULE = np.cumprod(1 - np.linspace(1e-4, 0.02, 12))
 
 

@@ -454,3 +454,13 @@ def test_writes_that_overlap_are_real(write):
         compiled(y)
     assert torch.equal(x, y)
     assert {one.code for one in compiled._weft_capture.breaks} == {"op-failed"}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_conjugates_and_negatives_from_outside():
+    def run(z):
+        return (z * 2).tolist(), z.is_conj(), z.is_neg(), (z.resolve_conj() + z).tolist()
+
+    compiled, z = weft_capture.capture(run, eager_backend), torch.tensor([1 + 2j, 3 - 1j])
+    for one in (z, z.conj(), z.imag, z.conj().imag, z):
+        assert compiled(one) == run(one)

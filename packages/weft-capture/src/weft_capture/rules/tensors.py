@@ -19,7 +19,7 @@ from weft_capture.rules.packed import numbers
 from weft_capture.rules.table import GRAPH
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Tracer, Value, method
-from weft_capture.values.constant import NONE, constant
+from weft_capture.values.constant import FALSE, NONE, constant
 from weft_capture.values.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue, tensor_attribute
 from weft_capture.values.wrappers import WrapperValue
@@ -89,6 +89,15 @@ def _new(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
     """Make a tensor of a size, or of numbers: in a graph a size would be a tuple of numbers."""
     name = "new_empty" if any(isinstance(arg, SizeValue) for arg in args) else "new"
     return tx.graph.emit("call_method", name, [self, *args], kwargs)
+
+
+@method(TensorValue, "fill_diagonal_")
+def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value = FALSE) -> Value:
+    """Fill a view: the operator computes one from strides, which are others where it is traced."""
+    if self.fake.dim() != 2 or wrap.truth(tx) or tx.transforms:
+        raise Break("unsupported-method", "fill_diagonal_ of more than one diagonal")
+    self.call_method(tx, "diagonal", [], {}).call_method(tx, "fill_", [fill_value], {})
+    return self
 
 
 @method(TensorValue, "item")
