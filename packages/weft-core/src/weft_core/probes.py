@@ -1,8 +1,8 @@
 """What real operators refuse, and fake ones take: `check` asks the real ones.
 
 A pointwise operator runs for real on single elements, once for each combination of dtypes and
-numbers. Of others, the numbers must fit the dtype, and with dtypes that many of them do not take they
-run on zeros of the same shapes. None may write over itself or an operand.
+numbers. Of others, the numbers must fit the dtype, and with dtypes that many of them do not take
+they run on zeros of the same shapes. None may write over itself or an operand.
 """
 
 from __future__ import annotations

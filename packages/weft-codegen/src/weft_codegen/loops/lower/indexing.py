@@ -260,9 +260,7 @@ lowers("aten.index_copy")(_index_rows("set"))
 
 
 @lowers("aten.index_fill")
-def _index_fill(
-    call: Call, x: LazyTensor, dim: int, index: LazyTensor, value: Any
-) -> LazyTensor:
+def _index_fill(call: Call, x: LazyTensor, dim: int, index: LazyTensor, value: Any) -> LazyTensor:
     require(len(x.shape) > 0 and len(index.shape) == 1, "scalars")
     _addable(call, "set")
     dim = normalise_dim(dim, len(x.shape))
