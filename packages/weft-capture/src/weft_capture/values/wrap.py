@@ -178,10 +178,8 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
         return OverridingTensor(type(obj), base, obj, source)
     if not is_plain(type(obj)):
         raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
-    if obj.is_sparse or obj.layout is not torch.strided or obj.is_nested:
-        raise Break("unsupported-value", f"a tensor of layout {obj.layout}")
-    if obj.is_conj() or obj.is_neg():
-        raise Break("unsupported-value", "a tensor whose conjugate or negative is yet to be taken")
+    if obj.layout is not torch.strided or obj.is_nested or obj.is_conj() or obj.is_neg():
+        raise Break("unsupported-value", f"a tensor {obj.layout}, or to be conjugated or negated")
     value = tx.graph.tensor_input(obj, source, tx.dynamic_dims(obj, source))
     if not isinstance(source, ConstSource):
         tx.guard(source, "TENSOR", TensorSpec.of(obj, like=value.fake))
