@@ -76,6 +76,16 @@ def defaultdict_with_lambda(x):
     return d["q"] + 1, list(d)
 
 
+class Filled(collections.defaultdict):
+    def __init__(self):
+        self.default_factory = list
+
+
+@case
+def defaultdict_named_in_its_text(x):
+    return x + 1, repr(Filled()), str(Filled())
+
+
 @case
 def ordered_dict(x):
     d = collections.OrderedDict(a=1, b=x)

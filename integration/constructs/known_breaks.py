@@ -37,6 +37,7 @@ KNOWN_BREAKS = {
     "coroutines.finalizer_hook_that_closes_nothing": "unknown-call",
     "collections_module.deque_index_errors": "unsupported-method",
     "collections_module.defaultdict_filled_again": "unsupported-method",
+    "collections_module.defaultdict_named_in_its_text": "unsupported-value",
     "managers.contextmanager_over_break": "data-dependent-value",
     "managers.exit_stack_over_break": "data-dependent-value",
     "managers.exit_stack_of_a_real_error": "op-failed",

@@ -129,13 +129,13 @@ def _object_text(tx: Tracer, value: Any, function: Function) -> str:
     own = _own_text(tx, value, function)
     if own is not None:
         return str(own.as_constant())
-    if value.base is not None and value.base.python_type() in _NAMELESS:
+    if value.base is not None and value.cls.__repr__ in _NAMELESS:
         return text_of(tx, value.base, function)
-    raise Break("unsupported-value", f"the address in the text of a {value.describe()}")
+    raise Break("unsupported-value", f"the text of a {value.describe()}, which may hold an address")
 
 
-_NAMELESS = frozenset([int, float, complex, str, bytes, list, tuple, dict])
-"""Types whose text does not name the class, so that a subclass has the same."""
+_NAMELESS = {t.__repr__ for t in (int, float, complex, str, bytes, list, tuple, dict)}
+"""Texts that do not name the class, so that those of subclasses are the same."""
 
 
 def _exception_text(tx: Tracer, value: Value, function: Function) -> str:
