@@ -11,6 +11,7 @@ from weft_codegen.kernels.plan import make_plan
 from weft_codegen.loops.printer import body_text, kernel_text, program_text
 from weft_codegen.loops.program import Loop, Reduce, Store, statements
 from weft_codegen.loops.schedule import both
+from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.tile import CPU_TILE
 
 X = torch.randn(16, 32)
@@ -279,6 +280,18 @@ def test_a_value_that_all_readers_can_make_again_is_not_stored():
     assert launches(program) == 2  # rows and columns
     large = [name for name, buffer in program.buffers.items() if buffer.storage.value == 64 * 128]
     assert large == ["in0", "in1"]
+
+
+def test_a_group_whose_values_are_all_made_again_is_gone(monkeypatch):
+    def fn(x, g, mean, scale):
+        y = (x - mean) * scale
+        return (g * y).sum(1), (g * y).sum(0), g.sum(0)
+
+    run = Fusion.run
+    monkeypatch.setattr(Fusion, "run", lambda self, **_: run(self, join_groups=False))
+    inputs = [torch.randn(64, 128), torch.randn(64, 128), torch.randn(64, 1), torch.rand(64, 1)]
+    for kernel in check(fn, *inputs, native=True, rtol=1e-4, atol=1e-4).kernels.values():
+        assert any(isinstance(stmt, Store) for stmt in statements(kernel.body))
 
 
 def test_a_value_that_is_updated_in_memory_is_not_made_again():

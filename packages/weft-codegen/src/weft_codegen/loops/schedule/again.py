@@ -53,8 +53,15 @@ def compute_again(units: list[Unit], lowered: Program) -> list[Unit]:
             joined = {k: _joined(member, units[k], readers, lowered.buffers) for k in places}
             if all(joined.values()):
                 units = [joined.get(k) or unit for k, unit in enumerate(units)]
-                readers = outside_readers(units, lowered)
+                units, readers = _without_unread(units, lowered)
     return units
+
+
+def _without_unread(units: list[Unit], lowered: Program) -> tuple[list[Unit], dict[str, set[int]]]:
+    """`units` but for groups that make only what nothing reads, and their `outside_readers`."""
+    readers = outside_readers(units, lowered)
+    read = [u for u in units if not isinstance(u, Group) or u.results.keys() & readers.keys()]
+    return (units, readers) if len(read) == len(units) else _without_unread(read, lowered)
 
 
 def storage_bytes(buffer: Buffer) -> int:
