@@ -49,6 +49,39 @@ def test_objects_that_are_one_in_some_calls(kind, question):
             assert said == ask(one, other)
 
 
+HOLDERS = {
+    "keys": lambda one: {one: 1},
+    "pairs": lambda one: {(one, 1): 1, (int, one): 2},
+    "elements": lambda one: {one},
+    "frozen": lambda one: frozenset([one]),
+    "items": lambda one: [one],
+}
+ASKED = {
+    "keys": lambda one, held: (one in held, held.get(one), len({**held, one: 2})),
+    "pairs": lambda one, held: ((one, 1) in held, held.get((int, one))),
+    "elements": lambda one, held: (one in held, len(held | {one}), len({one} & held)),
+    "frozen": lambda one, held: (one in held, frozenset([one]) == held),
+    "items": lambda one, held: (len({*held} - {one}), dict.fromkeys(held, 1).get(one)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("kind", [*OBJECTS, "exception"])
+def test_objects_that_containers_from_outside_hold(kind, holder):
+    make = {**OBJECTS, "exception": ValueError}[kind]
+    a, b, ask = make(), make(), ASKED[holder]
+
+    def program(x, one, held):
+        return x + 1, ask(one, held)
+
+    for order in ((a, b, a), (b, a, b)):
+        compiled, held = capture(program, lambda graph, inputs: graph.forward), HOLDERS[holder](a)
+        for one in order:
+            made, said = compiled(torch.zeros(1), one, held)
+            assert made == 1
+            assert said == ask(one, held)
+
+
 def test_which_method_of_a_generator_is_guarded():
     drawn, infinite = random.Random(), float("inf")
 

@@ -84,6 +84,8 @@ TABLE = [
      [{"b": 1, "a": 2}, {"a": 1}, {}, None]),
     ("DICT_KEYS", {1: 1, "a": 2}, [{1: 1, "a": 0}], [{True: 1, "a": 2}, {1.0: 1, "a": 2}, {1: 1}]),
     ("DICT_KEYS", {1: 1, one: 2}, [{1: 1, one: 0}], [{True: 1, one: 2}, {1: 1, other: 2}]),
+    ("DICT_KEYS", {(int, (one, 1)): 1}, [{(int, (one, 1)): 0}],
+     [{(int, (other, 1)): 1}, {(int, (one, True)): 1}, {(int, one): 1}, {int: 1}]),
     ("DICT_KEYS", {torch.device("cpu"): 1}, [{torch.device("cpu"): 0}],
      [{torch.device("meta"): 1}, {"cpu": 1}]),
     ("ATTR_ABSENT", "name", [Box(), Box(other=1)], [Box(name=1), 5]),

@@ -112,11 +112,16 @@ class Effects:
 
     def keyed(self, value: Value) -> None:
         """Note an object that is a dict key or set element, or was sought, by its identity."""
-        real = getattr(value, "obj", None)
+        source, real = value.source, getattr(value, "obj", None)
+        if source is None or any(origins(source)):
+            return
         real = getattr(value, "real", None) if real is None else real
-        source = value.source
-        if real is not None and source is not None and not any(origins(source)):
-            self.keys.setdefault(type(real), {})[id(real)] = source
+        kind, at = (value.python_type() if real is None else type(real)), id(real)
+        if real is None:  # of an exception, say
+            at = next((at for at, (known, _) in self.tx.known.items() if known is value), id(value))
+        first = self.keys.setdefault(kind, {}).setdefault(at, source)
+        if real is not None and first != source:
+            self.tx.guard_alias(first, source, real)
 
     def guard_keys(self) -> None:
         """Guard that what was found by identity, or not found, are different objects."""

@@ -243,9 +243,11 @@ class Tracer:
     def guard_alias(self, first: Source, second: Source, obj: Any) -> None:
         """Guard that two sources give the same object, where that can differ."""
         shared = obj is None or isinstance(obj, types.ModuleType | type)
-        if shared or isinstance(first, ConstSource):
+        if isinstance(second, ConstSource):
+            self.guard_identity(first, obj)
+        elif shared or isinstance(first, ConstSource):
             self.guard_identity(second, obj)
-        else:
+        elif first != second:
             self.guard(second, "ALIAS", first)
 
     def guard_distinct(self, first: Source, second: Source) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -97,6 +97,8 @@ def name_of(value: object) -> str:
         return f"{type(value).__qualname__}.{value._name_}"
     if isinstance(value, types.CodeType):
         return f"code of {value.co_qualname} at {value.co_filename}:{value.co_firstlineno}"
+    if type(value) is tuple and not _is_immortal(value):
+        return f"({', '.join(map(name_of, value))})"
     if _is_immortal(value) or type(value) in (range, torch.Size, frozenset):
         try:
             return repr(value)
@@ -219,23 +221,41 @@ class DictKeys:
     @staticmethod
     def of(keys: Sequence[Any]) -> DictKeys:
         """Take the keys of a dict (or the dict)."""
-        return DictKeys(tuple(key if _is_value(key) else Held(key) for key in keys))
+        return DictKeys(tuple(map(_key, keys)))
 
     @property
     def held(self) -> list[Held]:
-        """The keys recognised by identity."""
-        return [key for key in self.keys if isinstance(key, Held)]
+        """The keys, and what tuples among them hold, that are recognised by identity."""
+        return list(_held(self.keys))
 
     def holds(self, keys: Iterable[Any]) -> bool:
         """Say whether keys are the ones seen: values by value and type, others by `is`."""
-        now = list(keys)
-        return len(now) == len(self.keys) and all(
-            a is b.get() if isinstance(b, Held) else same_constant(a, b)
-            for a, b in zip(now, self.keys)
-        )
+        return _is_key(tuple(keys), self.keys)
 
     def __str__(self) -> str:
         return repr(list(self.keys))
+
+
+def _key(key: Any) -> Any:
+    if _is_value(key):
+        return key
+    return tuple(map(_key, key)) if type(key) is tuple else Held(key)
+
+
+def _is_key(now: Any, then: Any) -> bool:
+    if isinstance(then, Held):
+        return now is then.get()
+    if type(now) is tuple is type(then):
+        return len(now) == len(then) and all(map(_is_key, now, then))
+    return same_constant(now, then)
+
+
+def _held(keys: tuple[Any, ...]) -> Iterator[Held]:
+    for key in keys:
+        if isinstance(key, Held):
+            yield key
+        elif type(key) is tuple:
+            yield from _held(key)
 
 
 def find_in_class(cls: type, name: str) -> tuple[type, Any] | None:

@@ -95,8 +95,7 @@ def wrap(tx: Tracer, obj: Any, source: Source) -> Value:
     known = tx.known.get(id(obj))
     if known is not None:
         value, first = known
-        if first != source and not isinstance(source, ConstSource):
-            tx.guard_alias(first, source, obj)
+        tx.guard_alias(first, source, obj)
         return value
     tx.finalizes |= hasattr(type(obj), "__del__") and not isinstance(source, ConstSource)
     wrapper = EXACT.get(type(obj)) or next(row[1] for row in FAMILIES if _is_of(row[0], obj))
