@@ -177,3 +177,16 @@ def inner_steps_under_vmap(x, model):
     loss = torch.func.vmap(adapted)(x).mean()
     loss.backward()
     return loss.detach(), [p.grad for p in model.parameters()]
+
+
+@case
+def images_in_other_memory_formats(x):
+    images = x.reshape(1, 1, 3, -1).expand(2, 3, 3, -1)
+    last, deep = torch.channels_last, images[None].expand(2, 2, 3, 3, -1)
+    return (
+        images.contiguous(memory_format=last),
+        images.clone(memory_format=last),
+        images.to(torch.float64, memory_format=last) * 2,
+        torch.empty_like(images, memory_format=last).stride(),
+        deep.contiguous(memory_format=torch.channels_last_3d) + 1,
+    )

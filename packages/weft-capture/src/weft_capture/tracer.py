@@ -242,10 +242,11 @@ class Tracer:
 
     def guard_alias(self, first: Source, second: Source, obj: Any) -> None:
         """Guard that two sources give the same object, where that can differ."""
-        shared = obj is None or isinstance(obj, types.ModuleType | type)
         if isinstance(second, ConstSource):
-            self.guard_identity(first, obj)
-        elif shared or isinstance(first, ConstSource):
+            first, second = second, first
+        if isinstance(first, ConstSource) or isinstance(
+            obj, types.NoneType | types.ModuleType | type
+        ):
             self.guard_identity(second, obj)
         elif first != second:
             self.guard(second, "ALIAS", first)

@@ -45,6 +45,8 @@ def check(func: Any, args: Any, kwargs: Any) -> None:
 
 def _spec(value: Any) -> Any:
     """What tells operands apart; None for what is not probed."""
+    if isinstance(value, torch.memory_format):  # which asks for a rank
+        value = torch.contiguous_format
     if not isinstance(value, torch.Tensor):
         return type(value), value
     plain = value.device.type == "cpu" and value.layout is torch.strided and not value.is_quantized
