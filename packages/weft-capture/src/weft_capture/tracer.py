@@ -232,7 +232,7 @@ class Tracer:
         try:
             self.guard(CallSource(tuple, (source,)), "CONST", tuple(obj))
         except TypeError:  # classes and the like among them
-            self.guard_same(_same_elements, CallSource(tuple, (source,)), tuple(obj))
+            self.guard_same(same_constant, CallSource(tuple, (source,)), tuple(obj))
 
     def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
         """Guard that a function that is inlined keeps its code, which can be assigned."""
@@ -496,7 +496,3 @@ class Tracer:
         above = frame.above = frame.above or self._stack(frame.parent)  # they stand still meanwhile
         summary, text = frame.place()
         return (*above[0], summary), above[1] + text
-
-
-def _same_elements(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:
-    return now == then and same_constant(now, then)
