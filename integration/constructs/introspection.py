@@ -4,6 +4,7 @@ import base64
 import contextlib
 import contextvars
 import cProfile
+import functools
 import hashlib
 import inspect
 import io
@@ -351,3 +352,46 @@ def class_of_a_module(x):
     seen = module.__class__ is Kind, hasattr(module, "a")
     module.__class__ = types.ModuleType
     return x + 1, seen, hasattr(module, "a")
+
+
+@case
+def signatures_that_change(x):
+    def asked(a, b=2):
+        pass
+
+    found = [str(inspect.signature(asked))]
+    asked.__signature__ = inspect.signature(lambda q: q)
+    found.append(str(inspect.signature(asked)))
+    del asked.__signature__
+    asked.__text_signature__ = "($self, a, /)"
+    return x + 1, found, str(inspect.signature(asked))
+
+
+class Adds(list):
+    def __get__(self, owner, kind=None):
+        return lambda *given: [*self, *given]
+
+
+@case
+def metaclasses_that_others_call_for(x):
+    ways = (len, functools.partial(max, 2), Adds([3]), Adds([4]).index, functools.partial(min))
+    kinds = [type("Meta", (type,), {"__call__": way})("Kind", (), {}) for way in ways]
+    return x + 1, kinds[0]("ab"), kinds[1](1), kinds[2](5), kinds[3](4), kinds[4]([7])
+
+
+@case
+def what_cannot_be_made_or_hashed(x):
+    class Pair(tuple):
+        pass
+
+    texts = []
+    for make in (
+        lambda: type(sys.flags).__new__(type(sys.flags), ()),
+        lambda: int.__new__(bool),
+        lambda: hash(Pair(([],))),
+    ):
+        try:
+            make()
+        except TypeError as error:
+            texts.append(str(error))
+    return x + 1, texts, hash(Pair((1, 2))) == hash((1, 2))

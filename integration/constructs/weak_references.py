@@ -272,3 +272,23 @@ def keys_compared_and_let_go(x):
     assert dict(copy) == dict(known) | {second: 7, third: 8}
     del first
     return x + 1, list(known.values()), list(copy.values())
+
+
+class Counted:
+    def __init__(self, log):
+        self.log = log
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        self.log.append(other is self)
+        return self is other
+
+
+@case
+def weak_keys_that_are_compared(x):
+    table, log = weakref.WeakKeyDictionary(), []
+    one = Counted(log)
+    table[one] = 2
+    return x + 1, table[one], one in table, log

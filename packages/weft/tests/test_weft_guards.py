@@ -1,5 +1,7 @@
 """Guards and caches as `weft.compile` and `weft.config` steer them; docs/coverage/guards.md."""
 
+import functools
+import inspect
 import subprocess
 import sys
 import warnings
@@ -55,6 +57,32 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.fc(x) * self.gain
+
+
+class Asked:
+    def __init__(self, n=1):
+        pass
+
+    def asked(self, a, b=2):
+        pass
+
+
+def signatures(x):
+    of = Asked, Asked.asked, Asked().asked, functools.wraps(Asked.asked)(lambda *a: None)
+    return x + 1, [str(inspect.signature(one)) for one in of]
+
+
+def test_signatures_are_guarded(monkeypatch):
+    function, backend = make(signatures)
+    other = inspect.signature(lambda q: q)
+    changes = [("__defaults__", (3,)), ("__signature__", other), ("__annotations__", {"a": int})]
+    owners = [Asked.__init__, Asked.asked]
+    for owner, name, value in [(None, "", 0), *((o, *c) for c in changes for o in owners)]:
+        if owner is not None:
+            monkeypatch.setattr(owner, name, value, raising=False)
+        for _ in range(2):
+            assert function(torch.ones(2))[1] == signatures(torch.ones(2))[1]
+    assert len(backend) == 7
 
 
 # ---- limits

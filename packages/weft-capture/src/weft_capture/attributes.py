@@ -12,6 +12,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -63,7 +64,8 @@ def check_hashes(keys: Iterable[Any]) -> None:
     Raises:
         Break: when there is one.
     """
-    for cls in {type(key) for key in keys}:
+    referred = (key() if isinstance(key, weakref.ref) else key for key in keys)
+    for cls in {type(key) for key in referred}:
         code = getattr(cls.__hash__, "__code__", None)
         if code is not None and code.co_filename != "<string>" and not is_trusted(cls.__module__):
             raise Break("unsupported-value", "a dict whose keys have a __hash__ in Python")

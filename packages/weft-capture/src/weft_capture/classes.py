@@ -63,6 +63,8 @@ def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) 
         if issubclass(kind, enum.Enum):
             return fold(tx, kind, args, kwargs)
         return BoundMethod(tx.const_object(meta_call[1]), cls).call(tx, args, kwargs)
+    if meta_call is not None and not isinstance(meta_call[1], types.WrapperDescriptorType):
+        raise Break("unsupported-method", f"{type(kind).__qualname__}.__call__")
     return construct(tx, cls, args, kwargs)
 
 
@@ -483,6 +485,8 @@ def _base_new(base: type) -> None:
         if not issubclass(kind, base):
             name, other = base.__name__, kind.__name__
             tx.raise_(TypeError, f"{name}.__new__({other}): {other} is not a subtype of {name}")
+        if kind is not base and not kind.__flags__ & 1 << 9:  # a class in C: Py_TPFLAGS_HEAPTYPE
+            real_call(tx, base.__new__, kind)  # may refuse it
         return _BASES[base](tx, list(args)) if kind is base else new_object(tx, kind, list(args))
 
 

@@ -258,11 +258,15 @@ def _held(keys: tuple[Any, ...]) -> Iterator[Held]:
             yield from _held(key)
 
 
+_dict_of: Any = type.__dict__["__dict__"].__get__
+"""Reads the dict of a class, past what its metaclass makes of `__dict__`."""
+
+
 def find_in_class(cls: type, name: str) -> tuple[type, Any] | None:
     """Find a name in a class and its bases without running descriptors: (definer, attribute)."""
     for kind in cls.__mro__:
-        if name in kind.__dict__:
-            return kind, kind.__dict__[name]
+        if name in (held := _dict_of(kind)):
+            return kind, held[name]
     return None
 
 

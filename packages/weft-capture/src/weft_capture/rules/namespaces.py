@@ -10,6 +10,7 @@ import inspect
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -286,6 +287,10 @@ def _hash(tx: Tracer, value: Value) -> Value:
         if fits and abs(number.as_constant()) <= sys.maxsize and number.as_constant() != -1:
             return number
         return fold(tx, hash, [number], {})
+    if issubclass(value.python_type(), weakref.ref):
+        raise Break("unknown-call", "hash of a weak reference, whose object may be dead")
+    if isinstance(value, UserObject) and value.base is not None:
+        return _hash(tx, value.base)
     if isinstance(value, UserObject | TensorValue | FunctionValue):
         if getattr(value.python_type(), "__hash__", None) is None:
             tx.raise_(TypeError, f"unhashable type: '{value.python_type().__name__}'")

@@ -209,4 +209,5 @@ def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
         return TupleValue(items.unpack(tx))
     if is_named(kind):
         return NamedTupleValue(kind, items.unpack(tx))
+    real_call(tx, tuple.__new__, kind)  # raises for classes in C
     return new_object(tx, kind, [items])

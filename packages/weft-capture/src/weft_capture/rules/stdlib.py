@@ -31,9 +31,10 @@ import weakref
 from typing import Any
 
 import torch
-from weft_guards.sources import CallSource, ConstSource, Source
+from weft_guards import Held
+from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 
-from weft_capture import polyfills
+from weft_capture import attributes, polyfills
 from weft_capture.breaks import Break
 from weft_capture.generators import ASYNC, GeneratorValue
 from weft_capture.rules.operators import combined
@@ -43,7 +44,7 @@ from weft_capture.values.base import Kwargs, Proxy, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold, real_call
 from weft_capture.values.containers import SequenceValue
 from weft_capture.values.exceptions import TRACEBACK
-from weft_capture.values.functions import FunctionValue, PartialValue
+from weft_capture.values.functions import BoundMethod, FunctionValue, PartialValue
 from weft_capture.values.iterators import CombinedIterator, ListedIterator
 from weft_capture.values.objects import UserObject
 from weft_capture.values.replayed import FACTORIES, Log, ReplayedValue
@@ -53,7 +54,6 @@ from weft_capture.values.wrap import EXACT
 _ZERO = Constant(0)
 
 PURE.update(f for f in vars(math).values() if callable(f))
-PURE.update((inspect.signature, inspect.getfullargspec))
 PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
 PURE.update((os.path.join, polyfills.matches, vars(re)["_compile"]))
 PURE.update((importlib.metadata.version, importlib.util.find_spec))
@@ -65,6 +65,37 @@ def _clear_frames(tx: Tracer, where: Value) -> None:
     """Frames that were inlined are gone when they end: nothing holds their variables."""
     if where is not TRACEBACK:
         raise Break("unknown-call", "clear_frames of a traceback from outside")
+
+
+@rule_of_each(inspect.signature, inspect.getfullargspec)
+def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
+    """What it is made of can be assigned: guarded, but for what is the library's."""
+    function = of.function if isinstance(of, BoundMethod) else of
+    if function in tx.effects.changed:
+        raise Break("unsupported-value", "the signature of a function that was just changed")
+    obj, source = getattr(function, "obj", None), getattr(function, "source", None)
+    if isinstance(obj, type):
+        found = [attributes.lookup(obj, name) for name in ("__init__", "__new__", "__signature__")]
+        obj, source = found[0] and found[0][1], None
+    if isinstance(obj, types.FunctionType) and not attributes.is_trusted(obj.__module__):
+        if source is None or isinstance(source, ConstSource):
+            source = ProgramSource(Held(obj))
+        tx.guard_same(_is_made_of, source, _made_of(obj))
+    return fold(tx, asked, [of], options)
+
+
+def _made_of(function: types.FunctionType) -> list[object]:
+    """Return what the signature of a function, and of one that it wraps, is made of."""
+    held = (function.__kwdefaults__, function.__annotations__, function.__dict__)
+    pairs = [part for one in held for pair in (one or {}).items() for part in pair]
+    wrapped = function.__dict__.get("__wrapped__")
+    inner = _made_of(wrapped) if isinstance(wrapped, types.FunctionType) else []
+    return [function.__code__, *(function.__defaults__ or ()), *pairs, *inner]
+
+
+def _is_made_of(function: types.FunctionType, parts: list[object]) -> bool:
+    now = _made_of(function)
+    return len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 # functools

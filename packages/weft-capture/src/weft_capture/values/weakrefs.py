@@ -44,6 +44,11 @@ class WeakRefValue(Value):
     def hash_key(self) -> object:
         if self.ref is not None:
             return self.ref
+        asks = getattr(self.target, "has_special", None)
+        if asks is not None and asks("__eq__"):  # another reference to it is asked by it
+            raise Break(
+                "unsupported-value", "a weak reference, which its object compares, as a key"
+            )
         key = self.target.hash_key()
         real = key is getattr(self.target, "obj", self)
         return weakref.ref(key) if real else (weakref.ref, key)
