@@ -9,12 +9,13 @@ import torch
 import torch.utils.checkpoint
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.rules.autograd_functions import watched
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import FALSE, TRUE
+from weft_capture.values.constant import FALSE, TRUE, fold
 from weft_capture.values.contexts import (
     AttentionContext,
     AutocastContext,
@@ -99,7 +100,16 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
 
 # Answered from the real state: capture keeps it equal to the program's, and guards it.
 PURE.update((torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled))
-PURE.update((torch.get_autocast_dtype, torch.is_autocast_cache_enabled))
 PURE.update((torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled))
 PURE.update((torch.get_autocast_gpu_dtype, torch.get_autocast_cpu_dtype))
 PURE.add(torch.are_deterministic_algorithms_enabled)
+
+
+@rule_of_each(torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads)
+def _setting(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    """Answer from the real state, too; torch's guard has autocast's only while that is on."""
+    result = fold(tx, function, list(args), kwargs)
+    if not any(isinstance(one, torch.autocast) for one in tx.open_contexts):
+        given = tuple(ConstSource(one.as_constant()) for one in (*args, *kwargs.values()))
+        tx.guard(CallSource(function, given), "CONST", result.as_constant())
+    return result

@@ -43,7 +43,7 @@ _REAL = (torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
 
 PURE.update((torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast))
 PURE.update((torch.get_default_dtype, torch.result_type, torch.broadcast_shapes))
-PURE.update((torch.backends.cuda.is_built, torch.cuda.is_available, torch.get_num_threads))
+PURE.update((torch.backends.cuda.is_built, torch.cuda.is_available))
 
 
 @rule(torch.nn.modules.activation._is_make_fx_tracing)
