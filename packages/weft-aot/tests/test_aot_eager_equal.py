@@ -97,6 +97,22 @@ class TestResults:
         compiled(x)[0].add_(1)
         assert compiled(x)[0].tolist() == [1.0, 2.0]
 
+    @pytest.mark.parametrize("grad", [False, True])
+    def test_views_of_a_literal_share_a_new_tensor_at_every_call(self, grad):
+        def fn(x):
+            b, lone = torch.tensor([1.0, 2.0]), torch.tensor(3.0)
+            return b[1:], b, lone.expand(2), x * b
+
+        x = torch.ones(2, requires_grad=grad)
+        compiled = aot_compile(function_graph(fn, 1), [x], fw_compiler=Graphs())
+        for _ in range(2):
+            part, whole, lone, product = compiled(x)
+            assert (part.tolist(), whole.tolist(), lone.tolist()) == ([2.0], [1.0, 2.0], [3.0] * 2)
+            assert product.tolist() == [1.0, 2.0]
+            whole.add_(1)
+            lone[:1].add_(1)
+            assert (part.tolist(), lone.tolist()) == ([3.0], [4.0] * 2)
+
 
 def strict(gm, examples):
     """A compiler whose code insists on the strides it was promised."""

@@ -366,3 +366,21 @@ def test_varying_number_among_constants_has_one_guard():
     (frame,) = [one for one in weft_capture.report().frames if "one_guard" in one.name]
     assert "contains" in str(frame.recompiles)
     assert frame.graphs <= 6
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: torch.nn.functional.scaled_dot_product_attention(
+            query=x, key=x, value=x, scale=s
+        ),
+        lambda x, s: torch.full(size=(3,), fill_value=s * 2) + x.sum(),
+        lambda x, s: torch.clamp(input=x, min=s),
+        lambda x, s: x * torch.tensor(data=s),
+        lambda x, s: torch.add(input=x, other=s),
+    ],
+)
+def test_floats_that_vary_may_be_given_by_name_alone(function):
+    optimised, _ = optimise(function, fullgraph=True)
+    x = torch.randn(1, 2, 3, 3)
+    agree(function, optimised, *((x, scale) for scale in (0.5, 0.25, 0.75)))

@@ -38,6 +38,13 @@ def test_every_error_is_a_weft_error_and_survives_pickling(error):
     assert str(copy.copy(error)) == str(error)
 
 
+@pytest.mark.parametrize("error", EVERY, ids=lambda e: type(e).__name__)
+def test_every_error_can_be_made_again_of_its_text(error):
+    again = type(error)(f"{error}\nmore")
+    assert str(again) == f"{error}\nmore"
+    assert str(pickle.loads(pickle.dumps(again))) == str(copy.deepcopy(again)) == str(again)
+
+
 def test_texts_have_cause_remedy_and_user_line():
     stack = traceback.extract_stack(limit=1)
     text = str(Unsupported("code", "cause", "remedy", stack))

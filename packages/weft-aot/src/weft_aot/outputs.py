@@ -56,11 +56,34 @@ class OutputPlanner:
         for result in sorted(distinct.values(), key=lambda t: not t.requires_grad):
             base: Any = result if result._base is None else result._base
             self._owners.setdefault(storage_of(result), base)
+        for result in distinct.values():
+            self._own_literal(result, sharing)
         plans: dict[int, OutputPlan] = {}
         for result in results:
             if id(result) not in plans:
                 plans[id(result)] = self._plan_one(result, sharing)
         return tuple(plans[id(result)] for result in results)
+
+    def _own_literal(self, result: torch.Tensor, sharing: Counter[int]) -> None:
+        """Copy the literal that `result` shares memory with: each call makes a new one."""
+        recorder = self._tracer.recorder
+        node = recorder.node_of(self._tracer.value(result))
+        root = view_root(node)
+        if str(root.target) not in recorder.literals:
+            return
+        if node is root and sharing[storage_of(result)] == 1:
+            return
+        fake = root.meta["val"]
+        copy = recorder.node_of(fake)
+        if copy is root:
+            with recorder.graph.inserting_after(root):
+                copy = recorder.graph.call_function(torch.ops.aten.clone.default, (root,))
+            root.replace_all_uses_with(copy, lambda user: user is not copy)
+            recorder.bind(copy, fake)
+        for tensor in (result, result if result._base is None else result._base):
+            pure = self._tracer.value(tensor)
+            if recorder.node_of(pure) is root:
+                recorder.alias(pure, fake)
 
     def _plan_one(self, result: Any, sharing: Counter[int]) -> OutputPlan:
         if isinstance(result, SymValue):

@@ -10,6 +10,7 @@
 
 Exceptions that the user's own program raises pass through unchanged.
 Each message has the same four parts: code, what happened, why, what to do.
+Each class also takes a lone text, which is then the message: libraries remake errors so.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Unsupported(WeftError):
         super().__init__(code, cause, remedy, self.user_stack)
 
     def __str__(self) -> str:
-        parts = [f"[{self.code}] {self.cause}".rstrip()]
+        parts = [f"[{self.code}] {self.cause}" if self.cause else self.code]
         if self.remedy:
             parts.append(f"  What to do: {self.remedy}")
         if self.user_stack:
@@ -90,7 +91,7 @@ class BackendCompilerError(WeftError):
     def __init__(
         self,
         stage: str,
-        cause: str,
+        cause: str = "",
         op: str | None = None,
         user_line: str | None = None,
         remedy: str = "",
@@ -109,7 +110,7 @@ class BackendCompilerError(WeftError):
             "What to do": self.remedy,
         }
         known = [f"  {title}: {text}" for title, text in rows.items() if text]
-        return "\n".join([f"[{self.stage}] {self.cause}", *known])
+        return "\n".join([f"[{self.stage}] {self.cause}" if self.cause else self.stage, *known])
 
 
 class CompilerNotFound(BackendCompilerError):
@@ -120,6 +121,11 @@ class CompilerNotFound(BackendCompilerError):
     """
 
     def __init__(self, tried: Sequence[str]) -> None:
+        if isinstance(tried, str):
+            self.tried: tuple[str, ...] = ()
+            super().__init__(tried)
+            self.args = (tried,)
+            return
         self.tried = tuple(tried)
         super().__init__(
             "codegen.build",
@@ -149,6 +155,8 @@ class _UnknownName(WeftError, ValueError):
         super().__init__(name, self.choices, detail)
 
     def __str__(self) -> str:
+        if self.args == (self.name, (), ""):
+            return self.name
         text = self.detail or f"there is no {self.kind} {self.name!r}"
         guess = nearest(self.name, self.choices) if not self.detail else None
         if guess:

@@ -169,8 +169,8 @@ class Recorder(TorchDispatchMode):
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = value
         node = self.graph.get_attr(name)
-        node.meta["val"] = self._fake_mode.from_tensor(value)
-        self._nodes[id(value)] = node
+        node.meta["val"] = fake = self._fake_mode.from_tensor(value)
+        self._nodes[id(value)] = self._nodes[id(fake)] = node
         return node
 
     # -- dispatch ----------------------------------------------------------------------------

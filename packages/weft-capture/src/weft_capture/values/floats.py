@@ -374,11 +374,12 @@ def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) ->
     rate = kwargs.get("lr")
     if isinstance(rate, FloatValue) and _name(target).startswith("fused_"):
         return tx.graph.emit(op, target, args, {**kwargs, "lr": rate.tensor()})
-    if target in (torch.tensor, torch.as_tensor) and issubclass(args[0].python_type(), float):
-        if not kwargs.keys() - {"dtype", "device"} and isinstance(args[0], FloatValue):
+    data, last = (args[0], args[-1]) if args else (None, None)
+    if target in (torch.tensor, torch.as_tensor) and isinstance(data, FloatValue):
+        if issubclass(data.python_type(), float) and not kwargs.keys() - {"dtype", "device"}:
             how = {"dtype": constant(torch.get_default_dtype()), **kwargs, "copy": constant(True)}
-            return tx.graph.emit("call_method", "to", [args[0].tensor()], how)
-    number = kwargs.get("fill_value", args[-1])
+            return tx.graph.emit("call_method", "to", [data.tensor()], how)
+    number = kwargs.get("fill_value", last)
     fills = isinstance(number, FloatValue) and issubclass(number.python_type(), float)
     if _name(target) in _FILLED and fills and "requires_grad" not in kwargs:
         return _full(tx, op, target, args, dict(kwargs))
