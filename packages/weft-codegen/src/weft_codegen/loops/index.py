@@ -96,7 +96,7 @@ class IndexExpr:
         sums = dict(self.terms)
         for monomial, coefficient in other.terms:
             sums[monomial] = sums.get(monomial, 0) + coefficient
-        return _polynomial(sums)
+        return _rejoined(_polynomial(sums))
 
     __radd__ = __add__
 
@@ -173,6 +173,19 @@ def _polynomial(sums: dict[Monomial, int]) -> IndexExpr:
         found.terms = terms
         _interned[terms] = found
     return found
+
+
+def _rejoined(total: IndexExpr) -> IndexExpr:
+    """`total` with x where it has x % n + n * (x // n), as reshapes there and back make it."""
+    sums = dict(total.terms)
+    for monomial, coefficient in total.terms:
+        for atom in monomial:
+            if isinstance(atom, Remainder):
+                rest = _polynomial({_without(monomial, (atom,)) or (): coefficient})
+                above = rest * atom.right * floordiv(atom.left, atom.right)
+                if above.terms and all(sums.get(m) == c for m, c in above.terms):
+                    return total - rest * _atom(atom) - above + rest * atom.left
+    return total
 
 
 def _times(left: Monomial, right: Monomial) -> Monomial:
