@@ -36,6 +36,14 @@ def test_division_uses_the_ranges_of_axes():
     assert (flat // 2) // 4 is ROW
 
 
+def test_reshaping_there_and_back_is_nothing():
+    flat = axis("f", 256)
+    assert flat % 16 + flat // 16 * 16 is flat
+    assert (flat % 16) * S - 3 * ROW + flat // 16 * 16 * S is flat * S - 3 * ROW
+    assert flat % 4 + flat // 4 % 4 * 4 + flat // 16 * 16 is flat
+    assert flat % 16 + flat // 16 * 32 is not flat
+
+
 def test_symbolic_sizes_divide_like_constants():
     row, column = axis("r", S), axis("c", T)
     flat = row * T + column

@@ -11,6 +11,7 @@ import pytest
 import torch
 from kernel_programs import F32, ZERO, buffer, loop, pointwise, program, softmax_program
 from weft_codegen.kernels import CompiledGraph, compile_program
+from weft_codegen.kernels.simd import adds_rows
 from weft_codegen.loops.expr import Local, apply, cast, constant, load, read
 from weft_codegen.loops.index import ONE, axis, const, size
 from weft_codegen.loops.program import (
@@ -178,6 +179,15 @@ def test_an_input_updated_in_place() -> None:
     assert x._version == version + 1
     with pytest.raises(RuntimeError, match="updated in place"):
         graph(torch.zeros(32)[::2])
+
+
+@pytest.mark.parametrize("stride", [1, 1024])
+def test_rows_are_summed_together_where_their_elements_follow_each_other(stride: int) -> None:
+    """Of other rows, gcc 12 makes vectors for minutes."""
+    row, column, sums = axis("i0", 256), axis("i1", 4), Local("t0", F32, const(4))
+    element = load("a0", row * 4 + column * stride, F32)
+    nest = loop(row, loop(column, Reduce("sum", (sums,), column, (element,))))
+    assert adds_rows(nest) == (stride == 1)
 
 
 def test_sizes_may_be_symbols() -> None:
