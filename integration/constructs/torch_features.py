@@ -586,3 +586,13 @@ def numbers_that_real_operators_refuse(x):
         said(x.__and__, 3),
         x + 1e40,
     )
+
+
+@case(inputs=lambda: (torch.ones(2, 3), Weight(torch.ones(3)), torch.ones(2).double()))
+def classes_of_one_dtype(x, w, d):
+    kinds = (torch.FloatTensor, torch.LongTensor, torch.cuda.FloatTensor, torch.sparse.FloatTensor)
+    tensors = (x, w, d, x.long(), x.new_zeros(1), x.detach(), x.to("meta"), 3, [x])
+    found = [[isinstance(value, kind) for kind in kinds] for value in tensors]
+    either = isinstance(x, (int, torch.DoubleTensor)), isinstance(d, (int, torch.DoubleTensor))
+    below = issubclass(torch.Tensor, kinds), issubclass(torch.FloatTensor, torch.FloatTensor)
+    return x * 2, found, either, below

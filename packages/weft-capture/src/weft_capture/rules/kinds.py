@@ -37,7 +37,17 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
             mark = value.own_attribute(tx, name) if marked in wanted else None
             if mark is not None and mark.truth(tx):
                 return TRUE
+    typed = tuple(one for one in wanted if type(one) is _TYPED)
+    if typed and not known and issubclass(kind, torch.Tensor):
+        plain = value.base if isinstance(value, UserObject) else value
+        if not isinstance(plain, TensorValue):
+            raise Break("unsupported-value", "what a tensor that is not in the graph holds")
+        known = isinstance(plain.fake, typed)
     return constant(known)
+
+
+_TYPED: type = type(torch.FloatTensor)
+"""The metaclass of classes whose instances are all tensors of one dtype, device and layout."""
 
 
 _MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
@@ -62,8 +72,7 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     hooks = [lookup(type(one), name) for one in found for name in names]
     look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
     hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
-    by_dtype = any(type(one).__name__ == "tensortype" for one in found)  # torch.FloatTensor
-    if by_dtype or look or any(hook is not None and is_programs(hook) for hook in hooks):
+    if look or any(hook is not None and is_programs(hook) for hook in hooks):
         raise Break("unsupported-value", "a class that says itself what its instances are")
     return tuple(found)
 
