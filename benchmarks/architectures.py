@@ -2,6 +2,7 @@
 
     python benchmarks/architectures.py [NAME ...]
     python benchmarks/architectures.py --timm [MODULE ...]
+    python benchmarks/architectures.py --libraries [NAME ...]    models of library_models.py
 
 For each one a forward and backward: breaks by code, graphs, seconds of the first call (C kernels
 included). *equal*: outputs and gradients are eager's, or not further from float64's than twice
@@ -29,6 +30,7 @@ from unittest import mock
 import torch
 import transformers
 import weft
+from library_models import LIBRARY_MODELS
 from torch.utils import _pytree as pytree
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -186,6 +188,14 @@ def made_of_timm(module: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     return None
 
 
+def made_of_library(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A model of library_models.py, after a run in which its libraries fill their caches."""
+    torch.manual_seed(0)
+    model, inputs = LIBRARY_MODELS[name]()
+    run(model, inputs)
+    return model, inputs
+
+
 def rows(names: list[str], make: Make) -> Iterator[tuple[str, str, dict[str, int], int, float]]:
     """Yield name, verdict, breaks, graphs and seconds of the first call."""
     signal.signal(signal.SIGALRM, late)
@@ -216,6 +226,8 @@ def main() -> None:
     names, make = sys.argv[1:], made
     if names[:1] == ["--timm"]:
         names, make = names[1:] or importlib.import_module("timm").list_modules(), made_of_timm
+    elif names[:1] == ["--libraries"]:
+        names, make = names[1:] or [*LIBRARY_MODELS], made_of_library
     for name, verdict, breaks, graphs, seconds in rows(names or sorted(CONFIG_MAPPING_NAMES), make):
         whole = not breaks and graphs == 1
         totals.update({verdict[:11]: 1, "one graph": whole, "models": 1})

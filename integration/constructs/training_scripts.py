@@ -190,3 +190,11 @@ def images_in_other_memory_formats(x):
         torch.empty_like(images, memory_format=last).stride(),
         deep.contiguous(memory_format=torch.channels_last_3d) + 1,
     )
+
+
+TRACED = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU())).requires_grad_(False)
+
+
+@case
+def graph_modules_as_parts(x):
+    return TRACED(x[..., :3]) * 2 + TRACED(x[..., :3].sin())

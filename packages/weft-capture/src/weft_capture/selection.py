@@ -164,6 +164,7 @@ def skip_disabled(function: types.FunctionType) -> bool:
 
 
 _NEVER = ("weft_", *foreign.STAGES, "torch.fx", "logging")
+_CALLS_OF_GRAPHS = ("torch.fx.graph_module", "torch.fx._pytree")
 
 
 def check_inlinable(function: types.FunctionType) -> None:
@@ -179,5 +180,6 @@ def check_inlinable(function: types.FunctionType) -> None:
         # torch's own marker: its wrapper would import torch's compiler.
         raise Break("disabled", function.__qualname__)
     module = function.__module__ or ""
-    if module.startswith(_NEVER) and not namespace.get("_weft_inline"):
+    never = module.startswith(_NEVER) and module not in _CALLS_OF_GRAPHS
+    if never and not namespace.get("_weft_inline"):
         raise Break("unknown-call", f"{module}.{function.__qualname__}")
