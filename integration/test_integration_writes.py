@@ -116,3 +116,45 @@ def test_diagonals_of_views_are_filled(dynamic):
         whole, other = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
         assert fill(whole[1:3, 2:5], number) == compiled(other[1:3, 2:5], number)
         assert torch.equal(whole, other)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("sizes", "mask", "value"),
+    [((4, 5), (4,), (5,)), ((4, 5), (4,), (1, 1)), ((4, 5), (4, 5), ()), ((4, 5, 3), (4, 5), (3,))],
+)
+def test_what_a_mask_sets_everywhere_has_a_gradient_in_the_graph(
+    sizes, mask, value, dynamic, recwarn
+):
+    def program(x, mask, value):
+        y = x * 1.5
+        y[mask] = value * 2
+        return y.sin()
+
+    compiled = weft.compile(program, dynamic=dynamic)
+    for share in (0.5, 0.0, 1.0):
+        x, value = torch.randn(sizes).requires_grad_(), torch.randn(value).requires_grad_()
+        chosen = torch.rand(mask) < share
+        results = [each(x, chosen, value) for each in (compiled, program)]
+        torch.testing.assert_close(*results)
+        grads = [torch.autograd.grad(one.sum(), (x, value)) for one in results]
+        torch.testing.assert_close(*grads)
+        value = value.shape
+    assert not [one for one in recwarn if "without compiling" in str(one.message)]
+
+
+def test_values_that_no_place_takes_are_refused_as_in_eager():
+    def program(x, mask, value):
+        y = x * 1.5
+        y[mask] = value
+        return y
+
+    x, mask = torch.randn(4, 5), torch.tensor([True, False, True, False])
+    for value in (torch.randn(2, 5), torch.randn(3, 5), torch.randn(4)):
+        results = []
+        for each in (program, weft.compile(program, backend="aot_eager")):
+            try:
+                results.append(each(x, mask, value.clone().requires_grad_()).tolist())
+            except RuntimeError as error:
+                results.append(str(error))
+        assert results[0] == results[1]

@@ -25,7 +25,8 @@ class AdapterMode(TorchFunctionMode):
     needs (see `weft_core.lstm`). What torch traces of an RNN of several layers misses the dropout
     between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain
     order; traced, it stands for `bernoulli_`, which draws in the order of memory. Functionalisation
-    writes zeros beside windows of `unfold`, and sums what is written to elements in one place.
+    writes zeros beside windows of `unfold`, and sums what is written to elements in one place. The
+    gradient of what `x[mask] = value` sets everywhere would ask how many places these are.
     """
 
     def __init__(self) -> None:
@@ -166,6 +167,21 @@ def _one_hot(x: Any, num_classes: Any = -1) -> Any:
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 
+def _set_where(x: Any, key: Any, value: Any) -> Any:
+    masked = isinstance(key, torch.Tensor) and key.dtype is torch.bool and key.dim() > 0
+    if not (masked and isinstance(value, torch.Tensor) and value.requires_grad):
+        return None
+    rest = x.dim() - key.dim()
+    if rest < 0 or key.shape != x.shape[: key.dim()] or key.device != x.device:
+        return None
+    if value.dim() == rest + 1 and value.shape[0] == 1:
+        value = value[0]
+    sizes = zip(reversed(value.shape), reversed(x.shape))
+    if value.dim() > rest or not all(one == 1 or one == wide for one, wide in sizes):
+        return None
+    return x.copy_(torch.where(key[(..., *[None] * rest)], value.to(x.dtype), x))
+
+
 _WRITES = re.compile(
     r"(?!requires_grad_|detach_)[^_].*_|__setitem__"
     r"|__i(add|sub|mul|(true|floor)?div|mod|pow|and|or|xor|[lr]shift)__"
@@ -179,6 +195,7 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.bernoulli: _bernoulli,
     F.one_hot: _one_hot,
     torch.Tensor.unfold: _unfold,
+    torch.Tensor.__setitem__: _set_where,
     aten.unfold.default: _unfold,
     torch.lstm: _lstm,
     **{
