@@ -214,7 +214,10 @@ def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
         return by_methods(tx, "divmod()", left, right)
     if left.is_constant() and right.is_constant():
         return fold(tx, divmod, [left, right], {})
-    return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
+    try:
+        return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
+    except Raised:  # in the words of `//`
+        raise Break("unknown-call", "an error of divmod") from None
 
 
 def _sort_key(tx: Tracer, key: Value) -> Any:

@@ -209,7 +209,9 @@ def _check_real(real: Any, count: int, names: tuple[str, ...]) -> None:
 
 
 _UNSURE = ("builtins", "itertools", "math")
-_SURE = (len, iter, next, list, tuple, set, frozenset, sorted, any, all, zip, map, enumerate)
+_SURE = (
+    len, iter, next, list, tuple, set, frozenset, sorted, any, all, zip, map, enumerate, divmod
+)  # fmt: skip
 _PLAIN = (
     *SCALARS, list, tuple, dict, set, frozenset, range, slice,
     collections.deque, collections.OrderedDict, collections.defaultdict,

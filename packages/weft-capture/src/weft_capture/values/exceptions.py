@@ -314,6 +314,18 @@ def _str(tx: Tracer, self: ExceptionValue) -> Value:
     return _text(tx, self, str)
 
 
+def class_by_number(kind: type[OSError], args: list[Value]) -> type[OSError]:
+    """Return the class that OSError chooses by an error's number (CPython: Objects/exceptions.c).
+
+    Raises:
+        Break: where that depends on what is not known, or the arguments are not kept as given.
+    """
+    plain = kind.__module__ == "builtins" and len(args) == 2  # with a third, `args` leaves it out
+    if not (plain and all(arg.is_constant() for arg in args)):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    return type(kind(*(arg.as_constant() for arg in args)))
+
+
 @method(ExceptionValue, "__repr__")
 def _repr(tx: Tracer, self: ExceptionValue) -> Value:
     real = _text(tx, self, repr).as_constant()
