@@ -711,3 +711,15 @@ def variables_of_an_error(x):
     error.__dict__ = {"second": 2}
     error.third = 3
     return kept, hasattr(error, "first"), error.second, sorted(vars(error))
+
+
+class Weighed(float):
+    pass
+
+
+NAN = Weighed("nan")
+
+
+@case
+def hash_of_a_nan_of_a_class(x):
+    return x + 1, hash(NAN), hash(Weighed(2.5)) == hash(2.5)

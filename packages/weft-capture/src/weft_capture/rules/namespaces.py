@@ -289,8 +289,9 @@ def _hash(tx: Tracer, value: Value) -> Value:
         return fold(tx, hash, [number], {})
     if issubclass(value.python_type(), weakref.ref):
         raise Break("unknown-call", "hash of a weak reference, whose object may be dead")
-    if isinstance(value, UserObject) and value.base is not None:
-        return _hash(tx, value.base)
+    base = value.base if isinstance(value, UserObject) else None
+    if base is not None and base.python_type() not in (float, complex):  # NaN has its address
+        return _hash(tx, base)
     if isinstance(value, UserObject | TensorValue | FunctionValue):
         if getattr(value.python_type(), "__hash__", None) is None:
             tx.raise_(TypeError, f"unhashable type: '{value.python_type().__name__}'")
