@@ -96,7 +96,7 @@ def _refused_number(func: Any, args: Any, kwargs: Any) -> str | None:
 
 
 _ARGUMENTS = frozenset((*_PLAIN, torch.device, torch.layout, torch.Tensor, FakeTensor))
-_LARGE = 1 << 22
+_LARGE = 1 << 20
 """Elements from which an operator is not asked about dtypes."""
 
 
