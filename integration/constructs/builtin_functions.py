@@ -463,3 +463,19 @@ def repr_nested_custom(x):
     a = [N(1), {"z": N([2])}]
     a.append(a)
     return x + 1, repr(a), str(a), f"{a}", "%s" % (a,)
+
+
+@case
+def sums_of_floats(x):
+    known = [0.1 * i for i in range(10)]
+    read = [(x[0, i].item() + 0.5) * 0.1 for i in range(3)] * 5
+    far = [1e16 + read[0], 1.0, read[1], -1e16]
+    return (
+        x,
+        sum(known),
+        sum(known, 1),
+        sum(read),
+        sum(read, 0.5),
+        sum([*read, 1, *known]),
+        sum(far),
+    )
