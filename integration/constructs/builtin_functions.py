@@ -313,6 +313,17 @@ def dir_function(x):
 
 
 @case
+def slices_by_objects_with_an_index(x):
+    class Place:
+        def __index__(self):
+            return 1
+
+    items = [x, x + 1, x + 2]
+    del items[: Place()]
+    return items[Place() :], items[:: Place()], (3, 4)[: Place()]
+
+
+@case
 def slice_objects(x):
     s = slice(0, 2)
     return x[s, slice(1, None)], [1, 2, 3][s], s.stop, slice(5).indices(3)
