@@ -278,3 +278,12 @@ def tensors_of_arrays(x, a, turned):
         torch.asarray(obj=a),
         torch.tensor(a[1]),
     )
+
+
+@case(inputs=lambda: (torch.ones(2), np.arange(20.0).reshape(10, 1, 2), np.array([3, -2, 1])))
+def arrays_indexed_by_arrays(x, rows, places):
+    first = np.zeros_like(places)
+    changed = places.copy()
+    changed[first] = 5
+    picked = rows[places, first, :], rows[(places + 12) % 10, first] * 2, (places - 5) // 2
+    return x + 1, picked, changed, places**2, (places - 5) % 3

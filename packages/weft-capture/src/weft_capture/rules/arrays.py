@@ -57,6 +57,7 @@ _DUNDERS = {f"__{kind}{name}__" for name in _OPERATORS.split() for kind in ("", 
 _DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__"}
 _DUNDERS |= {"__abs__", "__invert__", "__getitem__", "__setitem__"}
 _KNOWN_METHODS = {*_METHODS.split(), *_DUNDERS}
+_INDEXED = ("ndarray.__getitem__", "ndarray.__setitem__")
 _BY_ZERO = ("div", "mod", "remainder", "pow")
 """Parts of the names of what torch refuses for some integers, and NumPy does not."""
 
@@ -183,13 +184,18 @@ def _in_graph(tx: Tracer, plain: Any, to_float: bool) -> Value:
     return tx.literal(plain.item() if isinstance(plain, np.generic) else plain)
 
 
-def _example(value: ArrayValue, scalar: bool = True) -> Any:
-    """Return an array (or a scalar) of the same shape, strides and dtype, of numbers near 1."""
+def _example(value: ArrayValue, place: bool = False, scalar: bool = True) -> Any:
+    """Return an array (or a scalar) of the same shape, strides and dtype, of numbers near 1.
+
+    One that is a `place` in another one is of zeros.
+    """
     fake = value.tensor.fake
     layout = [[int(n) for n in numbers] for numbers in (fake.shape, fake.stride())]
     with unset_fake_temporarily():
         example = torch.empty_strided(*layout, dtype=fake.dtype).numpy()
     example[...] = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
+    if place and example.dtype.kind in "iu":
+        example[...] = 0
     return example[()] if scalar and value.cls is not np.ndarray else example
 
 
@@ -201,12 +207,13 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
     """
     tx.guard(CallSource(numpy_is_quiet, ()), "CONST", numpy_is_quiet())
     given = [_plain(tx, arg) for arg in args], {name: _plain(tx, v) for name, v in kwargs.items()}
-    leaves = tree_leaves(given)
-    arrays = {leaf: _example(leaf) for leaf in leaves if isinstance(leaf, ArrayValue)}
+    leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, ArrayValue)]
+    places = set(leaves) - {given[0][0]} if path in _INDEXED else set()
+    arrays = {leaf: _example(leaf, leaf in places) for leaf in leaves}
     if path in ("array", "asarray") and type(given[0][0]) is list and arrays:
         path = "stack"
     with unset_fake_temporarily():
-        wanted, to_float = _rehearse(path, given, arrays)
+        wanted, to_float = _rehearse(path, given, arrays, places)
     if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
         return constant(wanted)
     node_args = [_in_graph(tx, arg, to_float) for arg in given[0]]
@@ -215,13 +222,15 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
     return _result(tx, path, arrays, result, wanted)
 
 
-def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any, bool]:
+def _rehearse(
+    path: str, given: Any, arrays: dict[ArrayValue, Any], places: set[Any]
+) -> tuple[Any, bool]:
     """Return what NumPy makes of what is made up, and whether torch needs its integers as floats.
 
     Raises:
         Break: where NumPy or torch fails, or they do not agree.
     """
-    tensors = {array: torch.from_numpy(_example(array, scalar=False)) for array in arrays}
+    tensors = {one: torch.from_numpy(_example(one, one in places, False)) for one in arrays}
     args, kwargs = tree_map_only(ArrayValue, arrays.__getitem__, given)
     of_array = path.startswith("ndarray.")
     function = operator.attrgetter(path.removeprefix("ndarray."))(type(args[0]) if of_array else np)
@@ -242,7 +251,9 @@ def _rehearse(path: str, given: Any, arrays: dict[ArrayValue, Any]) -> tuple[Any
     except Exception as error:
         raise Break("op-failed", f"{path}: {error}") from None
     whole_result = kind is not None and kind.kind in "iub"
-    divides = arrays and whole_result and any(part in path for part in _BY_ZERO)
+    divisor = given[0][1] if len(given[0]) > 1 and "__r" not in path else None
+    by_more = type(divisor) is int and divisor > 0
+    divides = arrays and whole_result and not by_more and any(part in path for part in _BY_ZERO)
     agree = all(_agree(arrays[one], tensors[one]) for one in arrays) and _agree(wanted, found)
     if not agree or divides or with_scalar or not numpy_is_quiet():
         raise Break("unknown-call", f"{path}, which torch does in another way")
