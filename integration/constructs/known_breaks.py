@@ -8,6 +8,7 @@ KNOWN_BREAKS = {
     "dataclasses_enum.annotations_of_a_dataclass_that_change": "unsupported-value",
     "data_model.dict_of_a_function_under_the_name_of_a_field": "unsupported-value",
     "data_model.inverted_flag_that_may_warn": "unknown-call",  # from CPython 3.12 on
+    "numeric_modules.arrays_read_only_turned_and_of_texts": "unsupported-method",
     "comprehensions.variables_called_as_cells": "data-dependent-branch",
     "control_flow.if_on_tensor": "data-dependent-branch",
     "control_flow.while_on_tensor": "data-dependent-branch",
@@ -52,7 +53,6 @@ KNOWN_BREAKS = {
     "operator_module.errors_of_wrong_arguments": "unknown-call",
     "introspection.signatures_that_change": "unsupported-value",
     "introspection.metaclasses_that_others_call_for": "unknown-call",
-    "introspection.variables_shown_after_a_break": "data-dependent-value",
     "introspection.import_submodule": "unknown-call",
     "functools_module.partial_of_own_partial": "unknown-call",
     "functools_module.partial_of_a_partial_over_break": "data-dependent-value",

@@ -263,6 +263,27 @@ def deepcopy_keeps_what_is_shared(x):
     return x + 1, knot.pair[0] is knot.pair[1], knot.pair[0] is knot.shared, knot.me is knot
 
 
+def arrays_that_torch_cannot_share():
+    fixed = np.arange(3.0)
+    fixed.flags.writeable = False
+    return torch.ones(3), fixed, np.arange(3.0)[::-1], np.array(["a", "b"])
+
+
+@case(inputs=arrays_that_torch_cannot_share)
+def arrays_read_only_turned_and_of_texts(x, fixed, turned, texts):
+    y = x * 2
+    try:
+        fixed[0] = 1
+    except ValueError as error:
+        y = y + len(str(error))
+    return y + torch.tensor(turned.copy()), fixed, turned[0], len(texts), list(texts), texts
+
+
+@case(inputs=arrays_that_torch_cannot_share)
+def arrays_that_go_through(x, fixed, turned, texts):
+    return x + 1, {"names": texts, "rest": [fixed, turned]}, texts is fixed
+
+
 @case(inputs=lambda: (torch.ones(2), np.array([1.0, 2.0]), np.arange(6).reshape(2, 3).T))
 def tensors_of_arrays(x, a, turned):
     copied, shared = torch.tensor(a), torch.as_tensor(a)

@@ -1,6 +1,5 @@
 """torch: modules, hooks, autograd functions, optimizers, function transforms."""
 
-import numpy as np
 import torch
 from torch import nn
 from torch._higher_order_ops import associative_scan, scan, while_loop
@@ -520,6 +519,18 @@ def tensors_from_outside_that_grow(x, out, other):
     return y, out * 2, other
 
 
+@case(inputs=lambda: (torch.arange(24.0).reshape(4, 6), torch.arange(12.0).reshape(2, 6)))
+def operators_that_write_their_first_operand(x, other):
+    out = []
+    for one in (x, other):  # of other sizes
+        square, left, right = torch.ones(len(one), len(one)), one[:, :3], one[:, 3:]
+        torch.addmm(square, one, one.mT, beta=0.5, out=square)
+        torch.cumsum(one, 1, out=one)
+        left.add_(right)
+        out += [square, one * 1]
+    return out
+
+
 class DoubledInPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -597,21 +608,3 @@ def classes_of_one_dtype(x, w, d):
     either = isinstance(x, (int, torch.DoubleTensor)), isinstance(d, (int, torch.DoubleTensor))
     below = issubclass(torch.Tensor, kinds), issubclass(torch.FloatTensor, torch.FloatTensor)
     return x * 2, found, either, below
-
-
-@case(inputs=lambda: (torch.ones(2), 3, np.array([1.5, 2.0])))
-def tensors_made_by_their_class(x, n, array):
-    made = torch.Tensor([1, n]), torch.LongTensor((1.5, True)), torch.BoolTensor([[n], [0]])
-    filled = torch.Tensor(x.shape[0], 3).fill_(n), torch.DoubleTensor(), torch.FloatTensor(n).shape
-    return x + torch.FloatTensor(array), torch.LongTensor(array), made, filled
-
-
-@case
-def numbers_bound_the_elements_of_many(x):
-    tensors = [x.clone(), x * -2]
-    above, below = (
-        torch._foreach_maximum(tensors, 1.5),
-        torch._foreach_minimum(tensors, [0.5, -3.0]),
-    )
-    torch._foreach_maximum_(tensors, 2)
-    return above, below, tensors, torch._foreach_maximum(tensors, [x, x + 9])

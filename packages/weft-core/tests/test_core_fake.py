@@ -71,6 +71,17 @@ def test_meta_kernels_that_call_other_operators_take_symbolic_sizes() -> None:
         assert torch.linalg.solve_triangular(a, b, upper=True).shape == (3, 4, 2)
 
 
+def test_operators_that_read_sizes_as_plain_ints_take_symbolic_ones() -> None:
+    x = to_fake(
+        fake_mode(make_shape_env()), torch.randn(1, 2, 6, 8, requires_grad=True), [2, 3], "x"
+    )
+    with x.fake_mode:
+        larger = torch.nn.functional.interpolate(x, size=x.shape[3], mode="bicubic", antialias=True)
+        assert torch.autograd.grad(larger.sum(), x)[0].shape == x.shape
+        for drawn in (torch.rand, torch.randn, lambda *a, **k: torch.randint(1, 5, *a, **k)):
+            assert drawn(x.shape, generator=None).shape == x.shape
+
+
 def test_negative_pads_of_symbolic_sizes_keep_the_layout() -> None:
     real = torch.randn(5, 7, 10).transpose(1, 2)
     x = to_fake(fake_mode(make_shape_env()), real, [0, 1, 2], "x")

@@ -1,6 +1,7 @@
 """The compiled module: one state with the original, no prefix, hooks, copies."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_forward_in_the_instance_is_the_one_compiled(model):
     assert twin(1) == ("compiled", "own")
     twin.forward = lambda x: "newer"
     assert twin(1) == ("compiled", "newer")
+
+
+def test_the_class_shows_the_forward_of_the_original():
+    class Scaled(nn.Module):
+        def forward(self, x, labels=None):
+            return x * 2
+
+    twin = compile_again(Scaled())
+    assert list(inspect.signature(type(twin).forward).parameters) == ["self", "x", "labels"]
+    assert type(twin).forward(twin, 2) == 4
+    assert twin.forward(2) == ("compiled", 4)
 
 
 def test_inside_another_module_names_stay(model):

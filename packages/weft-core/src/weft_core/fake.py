@@ -104,6 +104,9 @@ class _Mode(FakeTensorMode):
         if crops and all(_holds(p <= 0) for p in args[1]):
             with self:
                 return _cropped(args[0], args[1])
+        if symbolic and func in _PLAIN_SIZES:
+            with self:
+                return _PLAIN_SIZES[func](*args, **kwargs)
         result = _dispatch_impl(self, func, types, args, kwargs)
         if func is _FLASH and result[0].dtype is torch.float64:  # which torch 2.11 takes for float
             with self:
@@ -113,6 +116,26 @@ class _Mode(FakeTensorMode):
             with self:
                 result = result.new_empty_strided(result.shape, strides)
         return result
+
+
+def _without_generator(draw: Any) -> Callable[..., Any]:
+    def drawn(*args: Any, generator: Any, **kwargs: Any) -> Any:
+        return draw(*args, **kwargs)
+
+    return drawn
+
+
+_aten = torch.ops.aten
+# Operators whose kernels read sizes as plain ints, by what says the same of symbolic ones.
+_PLAIN_SIZES: dict[Any, Callable[..., Any]] = {
+    _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, sizes, *__: grad.new_empty(
+        sizes
+    ),
+    _aten.rand.generator: _without_generator(_aten.rand.default),
+    _aten.randn.generator: _without_generator(_aten.randn.default),
+    _aten.randint.generator: _without_generator(_aten.randint.default),
+    _aten.randint.low_generator: _without_generator(_aten.randint.low),
+}
 
 
 def _lacks_freedom(tensor: Any, dim: Any = None, *, correction: Any = 1, **_: Any) -> bool:
@@ -139,7 +162,6 @@ def _says_nondeterministic_elsewhere(tensor: torch.Tensor, *_: Any, **__: Any) -
     return tensor.device.type != "cpu" and torch.are_deterministic_algorithms_enabled()
 
 
-_aten = torch.ops.aten
 _VARIES_ELSEWHERE = (
     _aten.nll_loss2d_forward.default, _aten.histc.default, _aten.median.dim,
     _aten.cumsum.default, _aten.scatter_reduce.two,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from typing import Any, cast
 
 import torch
@@ -149,11 +148,13 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
     given = [(t, named[name]) for name, t in {**dict(zip(named, args)), **kwargs}.items()]
     tensors = [(t, info) for t, info in given if getattr(t, "layout", None) is torch.strided]
     whole = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
+    # What has a form in place may write its first operand: `addmm(x, a, b, out=x)` is `addmm_`.
+    in_place = hasattr(torch.ops.aten, func._schema.name.split("::")[1] + "_")
     for index, (tensor, info) in enumerate(tensors):
         if info is not None and info.is_write:
-            others = [one for one, _ in tensors[:index] + tensors[index + 1 :]]
+            others = [(i, one) for i, (one, _) in enumerate(tensors) if i != index]
             inside = torch._debug_has_internal_overlap(tensor) and folds(tensor)
-            if inside or any(_overlap(tensor, other, whole) for other in others):
+            if inside or any(_overlap(tensor, t, whole or (in_place and not i)) for i, t in others):
                 raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
 
 
@@ -174,25 +175,30 @@ def _overlap(one: torch.Tensor, other: torch.Tensor, whole: bool) -> bool:
     alike = one.storage_offset() == other.storage_offset() and one.stride() == other.stride()
     if whole and alike and one.shape == other.shape:
         return False
-    steps, distance = Counter[Any](), cast(Any, 0)  # in bytes, to the last one of the other
-    for tensor, sign in ((one, -1), (other, 1)):
+    steps: dict[str, Any] = {}  # in bytes, by their text, for symbolic ones have no hash
+    distance = cast(Any, 0)
+    for tensor, sign in ((one, 1), (other, -1)):
         width = tensor.itemsize
-        distance += sign * tensor.storage_offset() * width
+        distance -= sign * tensor.storage_offset() * width
         rows = [(stride * width, size - 1) for stride, size in zip(tensor.stride(), tensor.shape)]
         for step, count in [(1, width - 1), *rows]:
-            steps[step] += count
-            distance += step * count if tensor is other else 0
-    steps.pop(0, None)
-    return _meets(distance, sorted(steps.items()))
+            _, back, on = steps.get(str(step), (step, 0, 0))
+            steps[str(step)] = (step, back, on + count) if sign > 0 else (step, back - count, on)
+    steps.pop("0", None)
+    return _meets(distance, sorted(steps.values()))
 
 
-def _meets(distance: Any, steps: list[tuple[Any, Any]]) -> bool:
-    """Say whether a distance is made of steps, up to so many of each; the last is the longest."""
-    if not steps or distance % math.gcd(*(step for step, _ in steps)):
+def _meets(distance: Any, steps: list[tuple[Any, Any, Any]]) -> bool:
+    """Say whether a distance is made of steps, so many back or on of each; the last is the longest.
+
+    The numbers of the longest may be symbolic: only their order is asked.
+    """
+    if not steps or distance % math.gcd(*(step for step, *_ in steps)):
         return bool(distance == 0)
-    *rest, (step, most) = steps
-    least = -((sum(one * count for one, count in rest) - distance) // step)
-    tries = range(max(0, least), min(most, distance // step) + 1)
+    *rest, (step, back, on) = steps
+    least = -((sum(one * most for one, _, most in rest) - distance) // step)
+    greatest = (distance - sum(one * fewest for one, fewest, _ in rest)) // step
+    tries = range(max(least, back), min(greatest, on) + 1)
     return any(_meets(distance - count * step, rest) for count in tries)
 
 

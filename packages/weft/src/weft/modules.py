@@ -16,6 +16,26 @@ from torch import nn
 Module = TypeVar("Module", bound=nn.Module)
 
 
+class _Forward:
+    """The compiled forward; a descriptor with a setter, to win over one in the instance.
+
+    Of the class it is the eager one, of which libraries ask the signature. A forward that was
+    replaced since, in the instance or in its class, is compiled anew.
+    """
+
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        if module is None:
+            return cast(Any, super)(_Compiled, owner).forward
+        if _plain_forward(module._weft_original) is not module._weft_forward:
+            fresh: Any = module._weft_compile(module._weft_original)
+            object.__setattr__(module, "_weft_call", fresh._weft_call)
+            object.__setattr__(module, "_weft_forward", fresh._weft_forward)
+        return module._weft_call
+
+    def __set__(self, module: Any, function: Callable[..., Any]) -> None:
+        module.__dict__["forward"] = function
+
+
 class _Compiled:
     """What a compiled module's class adds to the class of the original."""
 
@@ -26,21 +46,7 @@ class _Compiled:
     _weft_original: nn.Module
     _weft_compile: Callable[[nn.Module], nn.Module]
 
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """The compiled forward; a property, because it must win over one in the instance.
-
-        A forward that was replaced since, in the instance or in its class, is compiled anew.
-        """
-        if _plain_forward(self._weft_original) is not self._weft_forward:
-            fresh: Any = self._weft_compile(self._weft_original)
-            object.__setattr__(self, "_weft_call", fresh._weft_call)
-            object.__setattr__(self, "_weft_forward", fresh._weft_forward)
-        return self._weft_call
-
-    @forward.setter
-    def forward(self, function: Callable[..., Any]) -> None:
-        self.__dict__["forward"] = function
+    forward = _Forward()
 
     def __repr__(self) -> str:
         return f"weft.compile({self._weft_original!r})"

@@ -29,6 +29,7 @@ from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
 from weft_capture.values.constant import CONSTANT_TYPES, NONE, Constant, constant, real_call
 from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.values.floats import FloatValue, numpy_is_quiet, numpy_scalar
+from weft_capture.values.iterators import ExternalIterator
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.wrap import EXACT, wrap
 
@@ -389,8 +390,8 @@ def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
     try:
         with unset_fake_temporarily():
             tensor = shared(obj)
-    except (TypeError, ValueError) as error:
-        raise Break("unsupported-value", str(error)) from None
+    except (TypeError, ValueError):
+        return ExternalIterator(obj, source)  # what is asked of it breaks
     return ArrayValue(wrap(tx, tensor, CallSource(shared, (source,))), np.ndarray, source)
 
 
