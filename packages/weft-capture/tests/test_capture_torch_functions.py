@@ -364,3 +364,30 @@ def test_inner_gradient_of_nothing_raises_as_in_eager():
     x, w = X.clone().requires_grad_(), X.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="not have been used"):
         compiled(x, w)
+
+
+def grown(x, times: int = 2, more: torch.Tensor | None = None):
+    for _ in range(times):
+        x = torch.tanh(x) * 1.5
+    return x if more is None else x + more
+
+
+def scripts(x):
+    return x + 2 if torch.jit.is_scripting() else x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripted_functions_are_captured_where_torchscript_converts_no_argument():
+    script, special = torch.jit.script(grown), torch.jit.script(scripts)
+    traced = torch.jit.trace(lambda x: x * 2, X)
+
+    def whole(x):
+        return script(x), script(x, 1, x), script(times=3, x=x), script is script
+
+    torch.testing.assert_close(
+        weft_capture.capture(whole, eager_backend, fullgraph=True)(X), whole(X)
+    )
+    for refused in (lambda x: script(x, 1.5), special, traced, lambda x: script()):
+        with pytest.raises(Unsupported):
+            weft_capture.capture(lambda x, f=refused: f(x), eager_backend, fullgraph=True)(X)
+    assert torch.equal(weft_capture.capture(lambda x: special(x), eager_backend)(X), X + 2)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
 from weft_capture.values.base import (
@@ -360,6 +361,38 @@ class ObjectConstant(Value):
             return tx.const_object(getattr(self.obj, name))
         except AttributeError as error:
             tx.raise_(AttributeError, *error.args)
+
+
+class ScriptedFunction(ObjectConstant):
+    """A function that `torch.jit.script` compiled: captured is the Python that it was made of."""
+
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs] | None:
+        python = getattr(self.obj, "_torchdynamo_inline", None)
+        scripted = getattr(self.obj, "__name__", "") == "ScriptFunction"  # else traced
+        if not scripted or not isinstance(python, types.FunctionType):
+            return None
+        if "is_scripting" in python.__code__.co_names or not _as_declared(python, args, kwargs):
+            return None
+        return tx.const_object(python), args, kwargs
+
+
+def _as_declared(python: types.FunctionType, args: list[Value], kwargs: Kwargs) -> bool:
+    """Say whether arguments are of the declared types, so that TorchScript converts none."""
+    signature = inspect.signature(python)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return False
+    for name, declared in signature.parameters.items():
+        kind = given[name].python_type() if name in given else type(declared.default)
+        wanted = torch.Tensor if declared.annotation is declared.empty else declared.annotation
+        kind = torch.Tensor if kind is torch.nn.Parameter else kind
+        either = typing.get_origin(wanted) in (typing.Union, types.UnionType)
+        if kind not in (typing.get_args(wanted) if either else (wanted,)):
+            return False
+    return True
 
 
 class BuiltinValue(ObjectConstant):
