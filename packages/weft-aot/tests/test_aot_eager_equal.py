@@ -199,6 +199,17 @@ class TestMutation:
         compiled = aot_compile(function_graph(fn, 2), [base[:3], base[1:]], fw_compiler=Graphs())
         assert compiled(base[:3], base[1:])[0].tolist() == [2.0, 2.0, 1.0]
 
+    def test_others_may_overlap_where_one_input_is_written(self):
+        compiled = aot_compile(
+            function_graph(lambda a, b, c: (a.add_(b) * c, b), 3),
+            [torch.zeros(3), *torch.arange(6.0).view(3, 2).unbind(1)],
+            fw_compiler=Graphs(),
+        )
+        assert not isinstance(compiled, torch.fx.GraphModule)  # not the program as it is
+        base, x = torch.arange(6.0).view(3, 2) + 1, torch.ones(3)
+        assert compiled(x, *base.unbind(1))[0].tolist() == [4.0, 16.0, 36.0]
+        assert x.tolist() == [2.0, 4.0, 6.0]
+
     def test_data_dependent_shape_runs_eagerly(self):
         x = torch.tensor([1.0, 0.0, 2.0])
 

@@ -61,7 +61,7 @@ def aot_compile(
             else:
                 _, inputs = flat.flatten(inputs)
                 joint = flat.trace(lambda given: _trace_flat(flat, given, decompositions, inputs))
-        if joint.mutations and _inputs_overlap(inputs):
+        if _written_overlap(joint, inputs):
             raise Unsupported(
                 "overlapping-inputs",
                 "the program writes an input that shares memory with another input",
@@ -138,8 +138,11 @@ def _show(artifact: str, title: str, module: fx.GraphModule) -> None:
         events.logger("aot", artifact).info("%s\n%s", title, text)
 
 
-def _inputs_overlap(inputs: Sequence[Any]) -> bool:
-    """Whether two different input tensors share memory."""
+def _written_overlap(joint: JointGraph, inputs: Sequence[Any]) -> bool:
+    """Whether an input that the program writes shares memory with another input tensor."""
     distinct = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}.values()
     storages = [t.untyped_storage()._cdata for t in distinct if t.layout is torch.strided]
-    return len(set(storages)) < len(storages)
+    written = [inputs[mutation.index] for mutation in joint.mutations]
+    return any(
+        storages.count(t.untyped_storage()._cdata) > 1 for t in written if t.layout is torch.strided
+    )
