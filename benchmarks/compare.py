@@ -1,11 +1,11 @@
 """Compare weft, torch.compile and eager, in turn, in one run.
 
-For each model and mode (inference, training) three processes are started: one a system. With
-fresh cache folders their first call is the cold compile; a second pair of processes shows what a
-warm cache gives. Then all three are timed in rounds, one after the other in each round, and the
-ratio to eager is the median over rounds, so that noise on the machine hits all alike. At the end
-each says how much memory one call takes. Last, bandwidth.py shows what memory-bound kernels move
-beside a plain copy.
+For each model and mode (inference, training) three processes are started: one a system. With fresh
+cache folders their first call is the cold compile; a second pair of processes shows what a warm
+cache gives. Then all three are timed in rounds, one after the other in each round, and the
+quickest round of each counts: where another process takes a core, calls on two threads wait for
+each other, and those of eager are the most. At the end each says how much memory one call takes.
+Last, bandwidth.py shows what memory-bound kernels move beside a plain copy.
 
     python benchmarks/compare.py --only gpt,tiny_mlp --modes training --quick
 """
@@ -131,18 +131,15 @@ def steady(workers: dict[str, Worker], rounds: int) -> tuple[dict[str, float], f
     """Time all in turn; returns eager's time over each one's, and eager's seconds a call."""
     for worker in workers.values():
         worker.seconds(3)
-    calls = max(1, math.ceil(ROUND_SECONDS / max(workers["eager"].seconds(3) / 3, 1e-7)))
-    ratios: dict[str, list[float]] = {system: [] for system in workers}
-    eager_calls = []
-    for number in range(rounds):
-        order = list(workers)
-        order = order[number % 3 :] + order[: number % 3]
-        took = {system: workers[system].seconds(calls) for system in order}
-        eager_calls.append(took["eager"] / calls)
-        for system, seconds in took.items():
-            ratios[system].append(took["eager"] / seconds)
-    medians = {system: statistics.median(values) for system, values in ratios.items()}
-    return medians, statistics.median(eager_calls)
+    call = min(workers["eager"].seconds(3) for _ in range(5)) / 3
+    calls = max(1, math.ceil(ROUND_SECONDS / max(call, 1e-7)))
+    least = dict.fromkeys(workers, math.inf)
+    order = list(workers)
+    for _ in range(rounds):
+        order.append(order.pop(0))
+        for system in order:
+            least[system] = min(least[system], workers[system].seconds(calls))
+    return {system: least["eager"] / least[system] for system in workers}, least["eager"] / calls
 
 
 def geometric_mean(values: list[float]) -> float:

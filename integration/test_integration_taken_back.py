@@ -13,7 +13,6 @@ _BREAKING = ("CALL", "BINARY", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "FOR_IT
 """Instructions that break in programs, too."""
 
 _SEES_MORE = {
-    "closures.locals_function": "locals() for real lists what the replacement code keeps",
     "introspection.a_tracer_that_the_program_calls": "a tracer sees a frame for each piece",
 }
 

@@ -121,8 +121,12 @@ def test_diagonals_of_views_are_filled(dynamic):
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
     ("sizes", "mask", "value"),
-    [((4, 5), (4,), (5,)), ((4, 5), (4,), (1, 1)), ((4, 5), (4, 5), ()), ((4, 5, 3), (4, 5), (3,))],
-)
+    [
+        ((4, 5), (4,), (5,)), ((4, 5), (4,), (1, 1)), ((4, 5), (4, 5), ()),
+        ((4, 5, 3), (4, 5), (3,)), ((4, 5, 3), (4, 5), (None, 3)),
+        ((4, 5), (4,), (None, 1)), ((4, 5), (4, 5), (None,)),
+    ],
+)  # fmt: skip
 def test_what_a_mask_sets_everywhere_has_a_gradient_in_the_graph(
     sizes, mask, value, dynamic, caplog
 ):
@@ -133,13 +137,13 @@ def test_what_a_mask_sets_everywhere_has_a_gradient_in_the_graph(
 
     compiled = weft.compile(program, dynamic=dynamic)
     for share in (0.5, 0.0, 1.0):
-        x, value = torch.randn(sizes).requires_grad_(), torch.randn(value).requires_grad_()
         chosen = torch.rand(mask) < share
-        results = [each(x, chosen, value) for each in (compiled, program)]
+        rows = [chosen.sum().item() if size is None else size for size in value]
+        x, given = torch.randn(sizes).requires_grad_(), torch.randn(rows).requires_grad_()
+        results = [each(x, chosen, given) for each in (compiled, program)]
         torch.testing.assert_close(*results)
-        grads = [torch.autograd.grad(one.sum(), (x, value)) for one in results]
+        grads = [torch.autograd.grad(one.sum(), (x, given)) for one in results]
         torch.testing.assert_close(*grads)
-        value = value.shape
     assert "without compiling" not in caplog.text
 
 

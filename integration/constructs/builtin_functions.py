@@ -313,6 +313,17 @@ def dir_function(x):
 
 
 @case
+def slices_by_objects_with_an_index(x):
+    class Place:
+        def __index__(self):
+            return 1
+
+    items = [x, x + 1, x + 2]
+    del items[: Place()]
+    return items[Place() :], items[:: Place()], (3, 4)[: Place()]
+
+
+@case
 def slice_objects(x):
     s = slice(0, 2)
     return x[s, slice(1, None)], [1, 2, 3][s], s.stop, slice(5).indices(3)
@@ -463,3 +474,19 @@ def repr_nested_custom(x):
     a = [N(1), {"z": N([2])}]
     a.append(a)
     return x + 1, repr(a), str(a), f"{a}", "%s" % (a,)
+
+
+@case
+def sums_of_floats(x):
+    known = [0.1 * i for i in range(10)]
+    read = [(x[0, i].item() + 0.5) * 0.1 for i in range(3)] * 5
+    far = [1e16 + read[0], 1.0, read[1], -1e16]
+    return (
+        x,
+        sum(known),
+        sum(known, 1),
+        sum(read),
+        sum(read, 0.5),
+        sum([*read, 1, *known]),
+        sum(far),
+    )

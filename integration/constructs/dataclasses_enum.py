@@ -192,6 +192,14 @@ def flags_in_loops(x):
     return x, [one.name for one in Flags], sum(one.value for one in Flags), list(reversed(Flags))
 
 
+COSTS = {torch.int8: 1, Colour.RED: 2, Colour.GREEN: 3}
+
+
+@case
+def enums_as_keys_of_a_table_from_outside(x):
+    return x * COSTS[Colour.GREEN], COSTS.get(Level.LOW), Colour.RED in COSTS, COSTS[torch.int8]
+
+
 @case
 def enum_in_dict_and_match(x):
     table = {Colour.RED: x + 1, Colour.GREEN: x + 2}

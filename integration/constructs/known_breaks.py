@@ -53,6 +53,7 @@ KNOWN_BREAKS = {
     "operator_module.errors_of_wrong_arguments": "unknown-call",
     "introspection.signatures_that_change": "unsupported-value",
     "introspection.metaclasses_that_others_call_for": "unknown-call",
+    "introspection.variables_shown_after_a_break": "data-dependent-value",
     "introspection.import_submodule": "unknown-call",
     "functools_module.partial_of_own_partial": "unknown-call",
     "functools_module.partial_of_a_partial_over_break": "data-dependent-value",

@@ -1,5 +1,6 @@
 """torch: modules, hooks, autograd functions, optimizers, function transforms."""
 
+import numpy as np
 import torch
 from torch import nn
 from torch._higher_order_ops import associative_scan, scan, while_loop
@@ -608,3 +609,21 @@ def classes_of_one_dtype(x, w, d):
     either = isinstance(x, (int, torch.DoubleTensor)), isinstance(d, (int, torch.DoubleTensor))
     below = issubclass(torch.Tensor, kinds), issubclass(torch.FloatTensor, torch.FloatTensor)
     return x * 2, found, either, below
+
+
+@case(inputs=lambda: (torch.ones(2), 3, np.array([1.5, 2.0])))
+def tensors_made_by_their_class(x, n, array):
+    made = torch.Tensor([1, n]), torch.LongTensor((1.5, True)), torch.BoolTensor([[n], [0]])
+    filled = torch.Tensor(x.shape[0], 3).fill_(n), torch.DoubleTensor(), torch.FloatTensor(n).shape
+    return x + torch.FloatTensor(array), torch.LongTensor(array), made, filled
+
+
+@case
+def numbers_bound_the_elements_of_many(x):
+    tensors = [x.clone(), x * -2]
+    above, below = (
+        torch._foreach_maximum(tensors, 1.5),
+        torch._foreach_minimum(tensors, [0.5, -3.0]),
+    )
+    torch._foreach_maximum_(tensors, 2)
+    return above, below, tensors, torch._foreach_maximum(tensors, [x, x + 9])

@@ -304,3 +304,19 @@ def test_what_a_capture_looked_at_dies_when_the_program_lets_go():
         assert weft_capture.capture(function, run)(X) == expected
     finally:
         gc.enable()
+
+
+def test_what_was_a_key_dies_when_the_program_lets_go():
+    def function(x, table):
+        return x + len(dict(table)), list(set(table))
+
+    gc.disable()
+    try:
+        key = Held()
+        table = weakref.WeakKeyDictionary({key: 1})
+        x, keys = weft_capture.capture(function, run)(X, table)
+        assert torch.equal(x, X + 1) and keys == [key]
+        del key, keys
+        assert len(table) == 0
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """Tensor subclasses with a `__torch_dispatch__` that can be taken apart are values of the graph."""
 
 import copy
+import inspect
 import types
 
 import pytest
@@ -18,6 +19,7 @@ from weft_core.wrappers import is_wrapper, leaves
 aten = torch.ops.aten
 GAIN = 1.0
 TABLE = {aten.neg.default: torch.abs}
+MORE = [{"gain": (1.0,)}]
 LOG = []
 
 
@@ -59,7 +61,7 @@ class Scaled(torch.Tensor):
             made = cls(func(x.inner, *args[1:], **kwargs), x.scale, x.kind)
             return return_and_correct_aliasing(func, args, kwargs, made)
         args, kwargs = pytree.tree_map_only(cls, lambda x: x.dense() * cls.unit, (args, kwargs))
-        return TABLE.get(func, func)(*args, **kwargs) * GAIN
+        return TABLE.get(func, func)(*args, **kwargs) * GAIN * MORE[0]["gain"][0]
 
 
 class Int8(torch.Tensor):
@@ -305,7 +307,7 @@ def test_changes_of_a_tensor_are_seen():
     same(optimised(x, y), x * y)
 
 
-@pytest.mark.parametrize("change", ["GAIN", "TABLE", "unit", "method", "dispatch"])
+@pytest.mark.parametrize("change", ["GAIN", "TABLE", "MORE", "unit", "method", "dispatch"])
 def test_what_handlers_read_is_guarded(change, monkeypatch):
     optimised, graphs = counted(lambda x: -x)
     x = Scaled(torch.randn(3))
@@ -314,6 +316,8 @@ def test_what_handlers_read_is_guarded(change, monkeypatch):
         monkeypatch.setitem(globals(), "GAIN", 7.0)
     elif change == "TABLE":
         monkeypatch.setitem(globals(), "TABLE", {aten.neg.default: torch.neg})
+    elif change == "MORE":
+        monkeypatch.setitem(MORE[0], "gain", (4.0,))
     elif change == "unit":
         monkeypatch.setattr(Scaled, "unit", 3.0)
     elif change == "method":
@@ -343,15 +347,27 @@ def _counts(cls, func, types, args=(), kwargs=None):
     return Scaled.__torch_dispatch__(func, types, args, kwargs)
 
 
+def _remembering():
+    calls = 0
+
+    def handler(cls, func, types, args=(), kwargs=None):
+        nonlocal calls
+        calls += 1
+        return Scaled.__torch_dispatch__(func, types, args, kwargs)
+
+    return handler
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
-@pytest.mark.parametrize("handler", [_logs, _prints, _counts])
+@pytest.mark.parametrize("handler", [_logs, _prints, _counts, _remembering()])
 def test_handlers_with_effects_break(handler, capsys):
     kind = types.new_class("Effects", (Scaled,))
     kind.__torch_dispatch__ = classmethod(handler)
     optimised = weft_capture.capture(lambda x: x + 1, eager_backend)
     x = kind(torch.ones(2))
     results = [optimised(x), optimised(x)]
-    seen = len(LOG), capsys.readouterr().out.count("add"), getattr(kind, "calls", 0)
+    held = inspect.getclosurevars(handler).nonlocals.get("calls", 0)
+    seen = len(LOG), capsys.readouterr().out.count("add"), getattr(kind, "calls", 0), held
     assert max(seen) == 2
     LOG.clear()
     same(results, [x + 1, x + 1])

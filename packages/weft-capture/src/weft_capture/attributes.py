@@ -67,7 +67,9 @@ def check_hashes(keys: Iterable[Any]) -> None:
     referred = (key() if isinstance(key, weakref.ref) else key for key in keys)
     for cls in {type(key) for key in referred}:
         code = getattr(cls.__hash__, "__code__", None)
-        if code is not None and code.co_filename != "<string>" and not is_trusted(cls.__module__):
+        if code is None or code.co_filename == "<string>":
+            continue
+        if not is_trusted(cls.__module__) and not is_trusted(cls.__hash__.__module__):
             raise Break("unsupported-value", "a dict whose keys have a __hash__ in Python")
 
 

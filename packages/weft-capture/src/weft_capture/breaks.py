@@ -154,8 +154,8 @@ class NeedsSymbols(Exception):
 class NotConstant(Break):
     """A Python constant was asked of a value that is not one."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__("unsupported-value", f"{what} where a constant is needed")
+    def __init__(self, what: str, code: str = "unsupported-value") -> None:
+        super().__init__(code, f"{what} where a constant is needed")
         self.what = what
 
     def __str__(self) -> str:

@@ -446,8 +446,9 @@ class Tracer:
             tensor.real = None
         for one in self.watched:
             vars(one).clear()  # weak references lead to what leads to them
-        for held in (self.known, self.keep_alive, self.effects.changed, self.effects.globals,
-                     self.steps.raised_at, self.graph.inputs, self.graph.input_at):  # fmt: skip
+        effects, graph = self.effects, self.graph
+        for held in (self.known, self.keep_alive, effects.changed, effects.globals, effects.keys,
+                     self.steps.raised_at, graph.inputs, graph.input_at):  # fmt: skip
             held.clear()
         self.journal.forget()
         for frame in self.frames:

@@ -171,15 +171,27 @@ def _set_where(x: Any, key: Any, value: Any) -> Any:
     masked = isinstance(key, torch.Tensor) and key.dtype is torch.bool and key.dim() > 0
     if not (masked and isinstance(value, torch.Tensor) and value.requires_grad):
         return None
-    rest = x.dim() - key.dim()
+    rest, count = x.dim() - key.dim(), value.shape[0] if value.dim() else 1
     if rest < 0 or key.shape != x.shape[: key.dim()] or key.device != x.device:
         return None
-    if value.dim() == rest + 1 and value.shape[0] == 1:
-        value = value[0]
-    sizes = zip(reversed(value.shape), reversed(x.shape))
-    if value.dim() > rest or not all(one == 1 or one == wide for one, wide in sizes):
+    sizes = zip(reversed(value.shape[-rest:] if rest else ()), reversed(x.shape))
+    fits = value.dim() <= rest + 1 and all(one == 1 or one == wide for one, wide in sizes)
+    if not fits or (value.dtype != x.dtype and value.numel() != 1):
         return None
+    if value.dim() == rest + 1:
+        value = value[0] if count == 1 else _rows_where(key, value)
     return x.copy_(torch.where(key[(..., *[None] * rest)], value.to(x.dtype), x))
+
+
+def _rows_where(key: Any, rows: Any) -> Any:
+    """Rows laid out where a mask is true, which must be as many places; any of them elsewhere."""
+    count, flat = rows.shape[0], key.flatten()
+    text = f"shape mismatch: {count} rows cannot be written where a mask is true elsewhere"
+    aten._assert_async.msg(flat.sum() == count, text)
+    if count == 0:
+        return rows.sum(0)  # whose gradient has no rows either
+    places = (flat.cumsum(0) - 1).clamp(0, count - 1)
+    return rows.index_select(0, places).unflatten(0, key.shape)
 
 
 _WRITES = re.compile(

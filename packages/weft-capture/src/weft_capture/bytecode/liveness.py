@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bdb
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from .instr import NO_FALL_THROUGH, Decoded, Instr
@@ -29,6 +30,8 @@ _USES = frozenset(
 _READS_FRAME = frozenset(
     {"eval", "exec", "locals", "_getframe", "currentframe", "breakpoint", "set_trace"}
 )
+_READS_FRAME_ALONE = frozenset({"dir", "vars"})
+"""Without arguments."""
 
 _SHOWS_FRAME = frozenset(
     {"_getframe", "currentframe", "breakpoint", "set_trace", "settrace", "setprofile", "set_events"}
@@ -107,8 +110,7 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
     bit = {name: 1 << i for i, name in enumerate(names)}
     first = first_argument_of_super(decoded)
     effects = [_uses_and_kills(instr, bit, first, decoded.cells) for instr in decoded.instrs]
-    reads = (i.opname.startswith("LOAD") and i.argval in _READS_FRAME for i in decoded.instrs)
-    if _is_debugged() or any(reads):
+    if _is_debugged() or any(_reads_frame(decoded.instrs, i) for i in range(len(decoded.instrs))):
         return names, [-1] * (len(decoded.instrs) + 1)  # what they call sees every variable
     live = [0] * (len(decoded.instrs) + 1)
     follow = [successors(decoded, i) for i in range(len(decoded.instrs))]
@@ -127,6 +129,15 @@ def _solve(decoded: Decoded) -> tuple[list[str], list[int]]:
                 live[index] = out
                 changed = True
     return names, live
+
+
+def _reads_frame(instrs: Sequence[Instr], index: int) -> bool:
+    """Whether this loads what, called, sees every variable of the frame."""
+    if not instrs[index].opname.startswith("LOAD"):
+        return False
+    alone = any((i.opname, i.arg) == ("CALL", 0) for i in instrs[index + 1 : index + 3])
+    name = instrs[index].argval
+    return name in _READS_FRAME or (alone and name in _READS_FRAME_ALONE)
 
 
 def _uses_and_kills(

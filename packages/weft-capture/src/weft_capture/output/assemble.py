@@ -24,7 +24,7 @@ from weft_guards.sources import ClosureSource, LocalSource
 from weft_capture import config
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
-from weft_capture.bytecode import Writer, live_at
+from weft_capture.bytecode import Writer, live_at, shows_frame
 from weft_capture.function_modes import handlers_off
 from weft_capture.inputs import GraphInput
 from weft_capture.output.entry import InnerFrames, from_the_start
@@ -335,8 +335,9 @@ class Assembly:
         index = frame.ip - 1 if inlined else frame.ip
         instr = frame.decoded.instrs[index]
         writer.at(instr)
-        fails = self.stopped is not None and self.stopped.error.code in _RAISES
-        keep = out.kept(frame.locals)
+        shown = self._is_shown(inlined)
+        fails = (self.stopped is not None and self.stopped.error.code in _RAISES) or shown
+        keep = frozenset(frame.locals) if shown else out.kept(frame.locals)
         live = frame.locals if fails else live_at(frame.decoded, index) | keep
         locals_ = {name: value for name, value in frame.locals.items() if name in live}
         temps = {name: out.load_temp(value) for name, value in locals_.items()}
@@ -366,6 +367,10 @@ class Assembly:
             return
         inner.call()
         step.returned(index)
+
+    def _is_shown(self, inlined: Sequence[Frame]) -> bool:
+        """Say whether an inlined function asks for frames, those of its callers perhaps."""
+        return bool(inlined) and shows_frame(inlined[-1].decoded, inlined[-1].ip)
 
     def _is_rebound(self, name: str) -> bool:
         """Say whether an argument's variable holds it no more: it may have to die."""

@@ -61,13 +61,17 @@ def make_entry(
         def write(tail_call: Any) -> types.CodeType:
             writer = Writer(decoded, tail_call=tail_call, shape=shape)
             writer.at(decoded.instrs[index])
-            writer.load_stack([stack_name(i) if full else None for i, full in enumerate(stack)])
+            places = [stack_name(i) if full else None for i, full in enumerate(stack)]
+            writer.load_stack(places)
+            for name in filter(None, places):  # the stack alone holds it
+                writer.delete_local(name)
             known = tuple(name for name in decoded.varnames if name in bound)
             step = RealStep(writer, decoded, stack, known, keep)
             if inner:
                 writer.begin_call()
                 writer.load_const(hook.enter)
                 writer.load_local(_INNER)
+                writer.delete_local(_INNER)
                 writer.call(1)
                 step.returned(index)
             else:

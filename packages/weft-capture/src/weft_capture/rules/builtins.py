@@ -19,7 +19,7 @@ from weft_capture.classes import SuperValue
 from weft_capture.generators import AsyncStep, GeneratorValue
 from weft_capture.rules.identity import identical
 from weft_capture.rules.kinds import converted
-from weft_capture.rules.operators import binary, by_methods, combined, compare, stepped
+from weft_capture.rules.operators import binary, by_methods, compare, stepped
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
@@ -42,6 +42,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue, chain, thrown
+from weft_capture.values.floats import FloatValue
 from weft_capture.values.iterators import CombinedIterator, IteratorValue, SequenceIterator
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject, steps
@@ -247,7 +248,54 @@ def _extremum(
 def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
     if start.python_type() in (str, bytes, bytearray):
         raise Break("unknown-call", "sum of text")
-    return combined(tx, "+", start, items)
+    numbers, left, exact = [start], stepped(tx, items), (int, float)
+    while (item := next(left, None)) is not None:
+        kinds = start.python_type(), item.python_type()
+        if kinds[0] not in exact or kinds[1] not in (*exact, bool):
+            first = binary(tx, "+", _total(tx, numbers), item)
+            return functools.reduce(functools.partial(binary, tx, "+"), left, first)
+        numbers.append(item)
+    return _total(tx, numbers)
+
+
+def _total(tx: Tracer, numbers: list[Value]) -> Value:
+    """Add numbers as `sum` does, which from CPython 3.12 on also adds what floats lose."""
+    if all(isinstance(one, Constant) for one in numbers):
+        start, *others = (one.as_constant() for one in numbers)
+        return constant(real_call(tx, sum, others, start))
+    if not _COMPENSATES or all(one.python_type() is not float for one in numbers):
+        return functools.reduce(functools.partial(binary, tx, "+"), numbers)
+    known = floats.by_python(tx, _added, numbers)
+    if known is not None:
+        return known
+    operands: list[Value] = [
+        one.tensor() if isinstance(one, FloatValue) else constant(one.as_constant())
+        for one in numbers
+    ]
+    return floats.computed(tx, tx.graph.emit_plain("call_function", _compensated, operands, {}))
+
+
+_COMPENSATES = sum([1e16, 1.0, -1e16]) == 1.0
+
+
+def _added(start: float, *numbers: float) -> float:
+    return sum(numbers, start)
+
+
+def _compensated(total: Any, *numbers: Any) -> torch.Tensor:
+    """Add numbers and 0-dim tensors, with the sum of what each addition of floats rounds away."""
+    lost = torch.zeros((), dtype=torch.float64)
+    for number in numbers:
+        whole = [not torch.as_tensor(one).is_floating_point() for one in (total, number)]
+        if all(whole):
+            total = total + number
+            continue
+        before, one = (torch.as_tensor(part, dtype=torch.float64) for part in (total, number))
+        total = before + one
+        if not any(whole):
+            larger = before.abs() >= one.abs()
+            lost = lost + torch.where(larger, before - total + one, one - total + before)
+    return torch.where(lost.isfinite() & (lost != 0), total + lost, total)
 
 
 @rule(any)

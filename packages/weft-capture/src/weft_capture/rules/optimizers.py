@@ -142,6 +142,7 @@ def _group_tensors(tx: Tracer, lists: Value, with_indices: Value = NONE) -> Valu
 # ---- _foreach functions
 
 _SPECIAL = {"norm": torch.linalg.vector_norm}
+_OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 _SCALARS = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
 
 
@@ -162,6 +163,9 @@ def _foreach(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
         named = {key.removesuffix("s"): _element(v, index) for key, v in kwargs.items()}
         if single in _SCALARS and len(row) == 4:
             named[_SCALARS[single]] = row.pop()
+        plain = single.removesuffix("_")
+        if plain in _OF_NUMBERS and not isinstance(row[-1], TensorValue):
+            target = single.replace(plain, _OF_NUMBERS[plain])
         results.append(_one(tx, target, row, named))
     if single.endswith("_"):
         return args[0]

@@ -26,6 +26,7 @@ from weft_capture.values.containers import (
     SequenceValue,
     SetValue,
     SizeValue,
+    SliceValue,
     TupleValue,
     is_named,
 )
@@ -38,6 +39,8 @@ def _key(tx: Tracer, value: Value) -> Any:
     """Return an index or slice as a real method takes it."""
     if isinstance(value, UserObject) and value.has_special("__index__"):
         value = converted(tx, value, "__index__")
+    if isinstance(value, SliceValue):
+        return slice(*(_key(tx, part) for part in value.parts))
     try:
         return value.as_constant()
     except NotConstant:

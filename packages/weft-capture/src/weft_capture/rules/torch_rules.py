@@ -12,12 +12,13 @@ from weft_core.tracing import ASSERT
 from weft_guards.sources import CallSource
 
 from weft_capture.breaks import Break
+from weft_capture.rules.arrays import ArrayValue
 from weft_capture.rules.checks import emit_check
 from weft_capture.rules.operators import compare
-from weft_capture.rules.table import PURE, decline, hashes_silently, rule
-from weft_capture.values.base import Tracer, Value
+from weft_capture.rules.table import PURE, decline, hashes_silently, rule, rule_of_each
+from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
-from weft_capture.values.containers import SizeValue
+from weft_capture.values.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue
 
 F = torch.nn.functional
@@ -159,3 +160,33 @@ def _check(tx: Tracer, condition: Value, message: Value = NONE) -> Value:
         text = "Expected cond to be True" if message is NONE else message.call(tx, [], {})
         tx.raise_(RuntimeError, text if isinstance(text, str) else text.as_constant())
     return NONE
+
+
+# `torch.Tensor([...])`: classes from before torch 0.4, which programs still call.
+
+_LEGACY = (torch.Tensor, *(
+    getattr(torch, f"{name}Tensor") for name in
+    "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()  # noqa: SIM905
+))  # fmt: skip
+
+
+@rule_of_each(*_LEGACY)
+def _legacy(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    """Make a tensor of a sequence or an array, or an uninitialised one of a size."""
+    plain = not kwargs and torch._C._get_default_device() == "cpu"
+    dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
+    how: Kwargs = {"dtype": constant(dtype), "device": constant("cpu")}
+    if plain and len(args) == 1 and (isinstance(args[0], ArrayValue) or _is_data(args[0])):
+        return tx.call_builtin(torch.tensor, list(args), how)
+    if plain and all(arg.python_type() is int for arg in args):
+        return tx.call_builtin(torch.empty, list(args) or [constant(0)], how)
+    raise Break("unknown-call", f"making a {kind.__qualname__}")
+
+
+def _is_data(value: Value) -> bool:
+    if isinstance(value, SequenceValue) and type(value) in (ListValue, TupleValue):
+        return all(_is_data(item) or item.python_type() in _NUMBERS for item in value.items)
+    return False
+
+
+_NUMBERS = (int, float, bool)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import enum
+import itertools
 import operator
 import types
 from collections.abc import Iterator
@@ -27,6 +28,11 @@ _MAKING = ("__new__", "__init__", "__setattr__", "__tensor_unflatten__")
 _ENTRIES = (*_MAKING, "__tensor_flatten__", "__torch_dispatch__", "__torch_function__")
 _WRITES = frozenset("STORE_GLOBAL DELETE_GLOBAL DELETE_ATTR IMPORT_NAME".split())  # noqa: SIM905
 _SETS = frozenset(["STORE_SUBSCR", "DELETE_SUBSCR"])
+_READS, _LOCALS = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_FAST", "LOAD_FAST_CHECK")
+_CHANGES = frozenset(
+    "append extend insert pop popitem remove reverse sort clear update setdefault".split()  # noqa: SIM905
+)
+_CONTAINERS = (dict, list, tuple)
 _SHOWS = frozenset(["print", "open", "input", "exec", "eval", "globals", "setattr", "breakpoint"])
 _NAMED = (
     type, types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType,
@@ -57,13 +63,25 @@ def _look_through(tx: Tracer, kind: type, function: Any, seen: set[Any], makes: 
         return
     seen.add(function)
     for code in _codes(function.__code__):
-        done = {one.opname for one in dis.get_instructions(code)}
+        steps = list(dis.get_instructions(code))
+        done = {one.opname for one in steps}
         stores = "STORE_ATTR" in done and not makes
+        outer = function.__code__.co_freevars
+        stores |= any(one.opname == "STORE_DEREF" and one.argval in outer for one in steps)
         if done & _WRITES or stores or _SHOWS.intersection(code.co_names):
             raise Break("unsupported-value", f"a handler of {kind.__name__} that has effects")
+        changes = bool(done & _SETS) or _changes_others(steps)
         for value, read, *where in _named(kind, function, code):
-            table = type(value) is dict and not done & _SETS
-            _depend(tx, kind, value, CallSource(read, tuple(map(ConstSource, where))), seen, table)
+            source = CallSource(read, tuple(map(ConstSource, where)))
+            _depend(tx, kind, value, source, seen, changes)
+
+
+def _changes_others(steps: list[dis.Instruction]) -> bool:
+    """Say whether code calls a method that changes a container which is no local variable."""
+    return any(
+        now.argval in _CHANGES and now.opname in _READS and before.opname not in _LOCALS
+        for before, now in itertools.pairwise(steps)
+    )
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -92,27 +110,49 @@ def _of_class(kind: type, name: str) -> Any:
     return found and _function(found[1])
 
 
-def _is_table(table: Any, before: dict[Any, Any]) -> bool:
-    """Say whether a dict of handlers has the entries that it had."""
-    return len(table) == len(before) and all(table.get(key) is before[key] for key in before)
-
-
 def _depend(
-    tx: Tracer, kind: type, value: Any, source: CallSource, seen: set[Any], table: bool
+    tx: Tracer, kind: type, value: Any, source: CallSource, seen: set[Any], changes: bool
 ) -> None:
     """Guard something that a handler names, or refuse it."""
-    of_torch = type(value).__module__.startswith("torch")
     if is_constant_object(value):
         tx.guard_constant(source, value)
     elif isinstance(value, types.FunctionType):
         _look_through(tx, kind, value, seen, False)
         tx.guard_identity(source, value)
-    elif table:
-        for entry in value.values():
-            _look_through(tx, kind, entry, seen, False)
-        tx.guard(CallSource(_is_table, (source, ConstSource(dict(value)))), "CONST", True)
-    elif isinstance(value, torch.Tensor | torch.nn.Module) or not (
-        of_torch or isinstance(value, _NAMED)
-    ):
+    elif type(value) in _CONTAINERS and not changes:
+        kept = _kept(tx, kind, value, seen)
+        tx.guard(CallSource(_is_still, (source, ConstSource(kept))), "CONST", True)
+    else:
+        _refuse_unknown(kind, value)
+
+
+def _kept(tx: Tracer, kind: type, value: Any, seen: set[Any]) -> Any:
+    """Return a copy of a container that a handler reads, of whose objects each may be named."""
+    if type(value) is dict:
+        return {key: _kept(tx, kind, entry, seen) for key, entry in value.items()}
+    if type(value) in _CONTAINERS:
+        return type(value)(_kept(tx, kind, entry, seen) for entry in value)
+    if isinstance(value, types.FunctionType):
+        _look_through(tx, kind, value, seen, False)
+    elif not is_constant_object(value):
+        _refuse_unknown(kind, value)
+    return value
+
+
+def _is_still(value: Any, before: Any) -> bool:
+    """Say whether what a handler reads holds what it held."""
+    if type(value) is not type(before):
+        return False
+    if type(value) is dict:
+        same = len(value) == len(before) and all(map(value.__contains__, before))
+        return same and all(_is_still(value[key], before[key]) for key in before)
+    if type(value) in _CONTAINERS:
+        return len(value) == len(before) and all(map(_is_still, value, before))
+    return value is before or (is_constant_object(value) and value == before)
+
+
+def _refuse_unknown(kind: type, value: Any) -> None:
+    known = type(value).__module__.startswith("torch") or isinstance(value, _NAMED)
+    if isinstance(value, torch.Tensor | torch.nn.Module) or not known:
         what = type(value).__name__
         raise Break("unsupported-value", f"a {what} that a handler of {kind.__name__} uses")

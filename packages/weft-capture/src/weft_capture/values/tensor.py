@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import (
     Handler,
     Kwargs,
@@ -83,6 +83,10 @@ class TensorValue(Value):
 
     def describe(self) -> str:
         return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
+
+    def as_constant(self) -> Any:
+        code = "unsupported-value" if self.fake.dim() else "data-dependent-value"
+        raise NotConstant(self.describe(), code)
 
     def graph_arg(self) -> Any:
         if self.overlay is not None and "data" in self.overlay.attrs:

@@ -177,10 +177,10 @@ def _polynomial(sums: dict[Monomial, int]) -> IndexExpr:
 
 def _rejoined(total: IndexExpr) -> IndexExpr:
     """`total` with x where it has x % n + n * (x // n), as reshapes there and back make it."""
-    sums = dict(total.terms)
     for monomial, coefficient in total.terms:
         for atom in monomial:
             if isinstance(atom, Remainder):
+                sums = dict(total.terms)
                 rest = _polynomial({_without(monomial, (atom,)) or (): coefficient})
                 above = rest * atom.right * floordiv(atom.left, atom.right)
                 if above.terms and all(sums.get(m) == c for m, c in above.terms):

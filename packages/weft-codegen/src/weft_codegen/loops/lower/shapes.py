@@ -44,9 +44,8 @@ def _from_sympy(expr: Any) -> IndexExpr:
             raise NoLowering(f"size {expr} is only known while running")
         return size(expr.name)
     name = type(expr).__name__
-    if name in _ROUNDED:
-        over, under = _ratio(expr.args[0])
-        return _ROUNDED[name](over, under)
+    if name in _ROUNDED and (quotient := _ratio(expr.args[0])):
+        return _ROUNDED[name](*quotient)
     parts = [_from_sympy(arg) for arg in expr.args] if name in _BUILD else []
     if name == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return product([_from_sympy(expr.base)] * int(expr.exp))
@@ -55,7 +54,7 @@ def _from_sympy(expr: Any) -> IndexExpr:
     return _BUILD[name](parts)
 
 
-def _ratio(expr: Any) -> tuple[IndexExpr, IndexExpr]:
+def _ratio(expr: Any) -> tuple[IndexExpr, IndexExpr] | None:
     """The two sizes whose true quotient a float is, where floats are exact enough to round it.
 
     A factor of few binary digits times a size is exact below 2**53, and a quotient of two sizes
@@ -70,15 +69,12 @@ def _ratio(expr: Any) -> tuple[IndexExpr, IndexExpr]:
                 factor *= float(part)
             case "IntTrueDiv" if not expr.is_Mul:
                 top, bottom = map(_from_sympy, part.args)
-                if nonnegative(top) and nonnegative(bottom):
-                    return top, bottom
-                raise NoLowering(f"size expression {expr}")
+                return (top, bottom) if nonnegative(top) and nonnegative(bottom) else None
             case _:
-                raise NoLowering(f"size expression {expr}")
+                return None
     over, under = factor.as_integer_ratio()
-    if max(over, under) >= _FEW or over < 0 or not nonnegative(ints):
-        raise NoLowering(f"size expression {expr}")
-    return const(over) * ints, const(under)
+    exact = max(over, under) < _FEW and over >= 0 and nonnegative(ints)
+    return (const(over) * ints, const(under)) if exact else None
 
 
 _FEW = 2**12
