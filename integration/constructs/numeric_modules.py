@@ -284,6 +284,12 @@ def arrays_that_go_through(x, fixed, turned, texts):
     return x + 1, {"names": texts, "rest": [fixed, turned]}, texts is fixed
 
 
+@case(inputs=lambda: (torch.ones(3, 2),))
+def arrays_of_tuples_of_arrays(x):
+    sizes = np.asarray(tuple(np.asarray(size) for size in x.shape))
+    return x + 1, sizes, np.array((sizes, sizes))
+
+
 @case(inputs=lambda: (torch.ones(2), np.array([1.0, 2.0]), np.arange(6).reshape(2, 3).T))
 def tensors_of_arrays(x, a, turned):
     copied, shared = torch.tensor(a), torch.as_tensor(a)

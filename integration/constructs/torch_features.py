@@ -532,6 +532,20 @@ def operators_that_write_their_first_operand(x, other):
     return out
 
 
+@case(inputs=lambda: (torch.ones(1, 4), [torch.ones(1)]))
+def types_that_torch_asks_for(x, rows):
+    asked = [torch.jit.isinstance(x, torch.Tensor), torch.jit.isinstance(rows, list[torch.Tensor])]
+    return F.max_pool1d(x, 2), asked, x.type(torch.DoubleTensor), x.type(torch.FloatTensor) is x
+
+
+@case(inputs=lambda: (torch.tensor([0.5, 2.0]),))
+def draws_of_distributions(x):
+    torch.manual_seed(0)
+    beta = torch.distributions.Beta(x, x, validate_args=False).rsample()
+    few = torch.distributions.Binomial(4, x / 4, validate_args=False).sample()
+    return beta, few, torch.distributions.Gamma(x, x, validate_args=False).rsample()
+
+
 class DoubledInPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

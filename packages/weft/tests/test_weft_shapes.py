@@ -3,6 +3,7 @@
 import importlib
 import math
 
+import numpy as np
 import pytest
 import torch
 import weft
@@ -159,6 +160,25 @@ def test_a_size_that_the_program_fixes_cannot_vary():
     compiled, _ = graphs(lambda x: x + z(4), shapes_spec={"x": [weft.varying()]})
     with pytest.raises(weft.Unsupported, match="dimension 0"):
         compiled(z(4))
+
+
+def test_a_graph_of_numbers_alone():
+    def weights(size):
+        return torch.arange(-(size - 1) / 2, (size - 1) / 2 + 1, dtype=torch.float32)
+
+    compiled = weft.compile(weights, dynamic=True, fullgraph=True)
+    for size in (5, 8, 9):
+        torch.testing.assert_close(compiled(size), weights(size))
+
+
+def test_tensors_of_arrays_whose_sizes_vary():
+    def tensors(array):
+        return torch.tensor(array), torch.as_tensor(array, dtype=torch.float64) + len(array)
+
+    compiled = weft.compile(tensors, dynamic=True, fullgraph=True)
+    for size in (5, 8, 9):
+        array = np.arange(size, dtype=np.float32)
+        torch.testing.assert_close(compiled(array), tensors(array))
 
 
 def test_other_functions_are_not_meant():

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 from weft_core.errors import Unsupported
-from weft_core.fake import detect_mode, fake_mode, to_fake
+from weft_core.fake import mode_for, to_fake
 from weft_core.tracing import Decompositions, Tracer, write_back
 from weft_core.wrapper_tracing import WrapperTracer
 
@@ -54,7 +54,7 @@ def trace_joint(
         Unsupported: the program changes the shape of an input or does something with it that a
             functional graph cannot express.
     """
-    mode = detect_mode(args) or fake_mode()
+    mode = mode_for(args)
     same_as = first_occurrences(args) if same_as is None else same_as
     fakes = [to_fake(mode, arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     try:

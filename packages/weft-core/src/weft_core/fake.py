@@ -38,15 +38,15 @@ __all__ = [
     "fake_mode",
     "fresh_fake",
     "make_shape_env",
+    "mode_for",
     "new_symint",
     "to_fake",
 ]
 
 _dispatch_impl = foreign.rebind(FakeTensorMode._dispatch_impl)
+_UNIQUE = torch.ops.aten._unique.default
 # Results sized by data, which torch 2.11 does not say: it would take the sizes of zeros.
-_UNTAGGED = frozenset(
-    op for op in (torch.ops.aten._unique.default,) if torch.Tag.dynamic_output_shape not in op.tags
-)
+_UNTAGGED = () if torch.Tag.dynamic_output_shape in _UNIQUE.tags else (_UNIQUE,)
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -99,14 +99,13 @@ class _Mode(FakeTensorMode):
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in _UNTAGGED:
             raise DynamicOutputShapeException(func)
-        symbolic = self.shape_env is not None
-        crops = symbolic and func is torch.ops.aten.constant_pad_nd.default
+        crops = func is torch.ops.aten.constant_pad_nd.default and self.shape_env is not None
         if crops and all(_holds(p <= 0) for p in args[1]):
             with self:
                 return _cropped(args[0], args[1])
-        if symbolic and func in _PLAIN_SIZES:
+        if func in _FAKES:
             with self:
-                return _PLAIN_SIZES[func](*args, **kwargs)
+                return _FAKES[func](*args, **kwargs)
         result = _dispatch_impl(self, func, types, args, kwargs)
         if func is _FLASH and result[0].dtype is torch.float64:  # which torch 2.11 takes for float
             with self:
@@ -118,29 +117,28 @@ class _Mode(FakeTensorMode):
         return result
 
 
-def _without_generator(draw: Any) -> Callable[..., Any]:
-    def drawn(*args: Any, generator: Any, **kwargs: Any) -> Any:
-        return draw(*args, **kwargs)
-
-    return drawn
+def _without_generator(draw: Any) -> Any:
+    return lambda *args, generator, **kwargs: draw(*args, **kwargs)
 
 
 _aten = torch.ops.aten
-# Operators whose kernels read sizes as plain ints, by what says the same of symbolic ones.
-_PLAIN_SIZES: dict[Any, Callable[..., Any]] = {
-    _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, sizes, *__: grad.new_empty(
-        sizes
-    ),
+# Operators without meta kernels, or with one that reads sizes as plain ints.
+_FAKES: dict[Any, Callable[..., Any]] = {
+    _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, size, *__: grad.new_empty(size),
     _aten.rand.generator: _without_generator(_aten.rand.default),
     _aten.randn.generator: _without_generator(_aten.randn.default),
     _aten.randint.generator: _without_generator(_aten.randint.default),
     _aten.randint.low_generator: _without_generator(_aten.randint.low),
-}
+    **dict.fromkeys(
+        (_aten._sample_dirichlet.default, _aten._dirichlet_grad.default, _aten.binomial.default,
+         _aten._standard_gamma_grad.default),
+        lambda first, *_, **__: first.new_empty(first.shape),
+    ),
+}  # fmt: skip
 
 
 def _lacks_freedom(tensor: Any, dim: Any = None, *, correction: Any = 1, **_: Any) -> bool:
-    dims = range(tensor.dim()) if dim is None or dim == [] else dim
-    count = math.prod([tensor.shape[d] for d in dims])
+    count = math.prod([tensor.shape[d] for d in dim or range(tensor.dim())])
     return not _holds(count > (1 if correction is None else correction))
 
 
@@ -468,6 +466,12 @@ def detect_mode(values: Iterable[object]) -> FakeTensorMode | None:
     return next((leaf.fake_mode for leaf in found if isinstance(leaf, FakeTensor)), None)
 
 
+def mode_for(values: Sequence[object]) -> FakeTensorMode:
+    """The fake mode of `values`; else a new one, in which sizes may be of symbols among them."""
+    envs = (one.node.shape_env for one in values if isinstance(one, torch.SymInt | torch.SymFloat))
+    return detect_mode(values) or fake_mode(next(envs, None))
+
+
 def fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """One fake per input: the one that capture made where there is one, else a new one.
 
@@ -482,7 +486,7 @@ def fake_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     if len(placeholders) != len(inputs):
         raise ValueError(f"the graph takes {len(placeholders)} inputs, got {len(inputs)} examples")
     known = [node.meta.get("example_value") for node in placeholders]
-    mode = detect_mode(known) or detect_mode(inputs) or fake_mode()
+    mode = mode_for([*known, *inputs])
     return [_fake_input(mode, example, given) for example, given in zip(known, inputs, strict=True)]
 
 

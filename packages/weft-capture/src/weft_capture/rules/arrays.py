@@ -211,7 +211,9 @@ def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
     leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, ArrayValue)]
     places = set(leaves) - {given[0][0]} if path in _INDEXED else set()
     arrays = {leaf: _example(leaf, leaf in places) for leaf in leaves}
-    if path in ("array", "asarray") and type(given[0][0]) is list and arrays:
+    if path in ("array", "asarray") and type(given[0][0]) in (list, tuple) and arrays:
+        if any(type(row) in (list, tuple) for row in given[0][0]):
+            raise Break("unknown-call", f"numpy.{path} of rows of arrays")
         path = "stack"
     with unset_fake_temporarily():
         wanted, to_float = _rehearse(path, given, arrays, places)
@@ -357,10 +359,10 @@ def _of_arrays(
     maker: Any, tx: Tracer, data: Value, dtype: Value = NONE, device: Value = NONE, **more: Value
 ) -> Value:
     rows: list[Any] = data.items if isinstance(data, SequenceValue) else [data]
-    kinds = {(one.tensor.fake.dtype, tuple(one.tensor.fake.shape)) for one in rows}
+    kinds = [(one.tensor.fake.dtype, tuple(one.tensor.fake.shape)) for one in rows]
     listed = rows[0] is not data
     warns = listed and any(one.cls is np.ndarray for one in rows)
-    if more or warns or len(kinds) > 1 or (listed and maker is torch.asarray):
+    if more or warns or kinds.count(kinds[0]) < len(rows) or (listed and maker is torch.asarray):
         raise Break("unknown-call", "a tensor of a list of arrays, or with more arguments")
     tensors = [_shared(tx, one) for one in rows]
     made = tensors[0]

@@ -102,6 +102,8 @@ class Value:
         except NotConstant:
             raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
         if isinstance(known, type):
+            if type(known) is type(torch.FloatTensor):  # `x.type(torch.FloatTensor)` takes its name
+                return f"{known.__module__}.{known.__name__}"
             return _DTYPES.get(known, known)
         if type(known).__module__ != "numpy":
             return known
