@@ -66,8 +66,8 @@ def exec_of_variables(x):
 @case
 def exec_of_functions(x):
     names = {"x": x}
-    exec("def f(y):\n    return x + y\nz = f(2)", names)
-    return names["z"]
+    exec("def make():\n    y = x + 1\n    return lambda: (y, own)\nown = []\nget = make()", names)
+    return names["get"]()[0], names["get"]()[1] is names["own"]
 
 
 @case

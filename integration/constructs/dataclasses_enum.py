@@ -92,6 +92,16 @@ class Area(typing.Protocol):
 
 
 @case
+def what_making_a_class_saw(x):
+    @typing.final
+    @typing.runtime_checkable
+    class Named(typing.Protocol):
+        def startswith(self, text): ...
+
+    return x, isinstance("a", Named), T.__module__, int.__repr__(Level.LOW), int.__str__(Level.LOW)
+
+
+@case
 def dataclass_instance(x):
     c = Config(width=4)
     c.names.append("n")

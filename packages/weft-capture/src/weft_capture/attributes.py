@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import sys
 import threading
 import types
@@ -366,6 +367,9 @@ def read_past(source: Source, obj: object, name: str) -> Source:
 def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | None:
     """Read the dict of an instance from outside, guarding absence."""
     instance_dict = dict_of(self.obj)
+    if instance_dict is _NO_DICT and frame.has_dict(self.obj):  # a type parameter (3.12) hides it
+        if any(type(one) is dict and name in one for one in gc.get_referents(self.obj)):
+            raise Break("unsupported-value", f"{name} of {self.describe()}, which hides its dict")
     tx.check_namespace(instance_dict)
     if name in instance_dict:
         real = instance_dict[name]

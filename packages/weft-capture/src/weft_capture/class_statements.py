@@ -79,8 +79,9 @@ class MadeClass(ClassValue):
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        # A class that is made again with it would call its `__set_name__`.
-        if hasattr(value.python_type(), "__set_name__"):
+        # A class that is made again with it would call its `__set_name__`, or show it to others.
+        metaclass = type(self.obj) not in (type, abc.ABCMeta)
+        if metaclass or hasattr(value.python_type(), "__set_name__"):
             raise Break("unsupported-value", f"setting {name} of {self.describe()}")
         self._change(tx, name)[name] = value
         type.__setattr__(self.obj, name, stand_in(tx, value))

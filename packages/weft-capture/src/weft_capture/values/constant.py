@@ -119,6 +119,14 @@ class Constant(Value):
             return MethodOf(self, name)
         return tx.literal(attribute)
 
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        name = "__repr__" if (kind, name) == (object, "__str__") else name
+        plain = type(self.value) is kind or kind not in (int, float, str, bytes)
+        value = self.value if plain else plain_scalar(self.value)
+        return constant(value).call_method(tx, name, args, kwargs)
+
     def call_method_fallback(
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:

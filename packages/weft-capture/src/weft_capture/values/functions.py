@@ -228,7 +228,12 @@ class FunctionValue(MutableValue):
     def reconstruct(self, out: Output) -> None:
         if self.stands_in:
             raise Break("unsupported-value", f"{self.describe()} is needed after a graph break")
-        made_of = [constant(self.code), constant(self.globals), constant(self.name)]
+        own = self.globals is out.tx.function.__globals__  # equal code may run in another dict
+        made_of = [
+            constant(self.code),
+            constant(None if own else self.globals),
+            constant(self.name),
+        ]
         parts = [TupleValue(self.defaults), TupleValue(self.cells)]
         out.call(rebuild_function, [*made_of, *parts], self.kwdefaults)
         out.remember(self)
@@ -273,7 +278,7 @@ def _binder(code: types.CodeType) -> types.CodeType:
 
 def rebuild_function(
     code: types.CodeType,
-    global_dict: dict[str, Any],
+    global_dict: dict[str, Any] | None,
     name: str,
     defaults: tuple[object, ...],
     cells: tuple[types.CellType, ...],
@@ -281,6 +286,7 @@ def rebuild_function(
     **kwdefaults: object,
 ) -> types.FunctionType:
     """Make the function that a MAKE_FUNCTION in the captured frame would have made."""
+    global_dict = sys._getframe(1).f_globals if global_dict is None else global_dict
     function = types.FunctionType(code, global_dict, code.co_name, defaults or None, cells or None)
     function.__qualname__ = name
     if kwdefaults:
