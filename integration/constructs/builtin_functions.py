@@ -481,12 +481,4 @@ def sums_of_floats(x):
     known = [0.1 * i for i in range(10)]
     read = [(x[0, i].item() + 0.5) * 0.1 for i in range(3)] * 5
     far = [1e16 + read[0], 1.0, read[1], -1e16]
-    return (
-        x,
-        sum(known),
-        sum(known, 1),
-        sum(read),
-        sum(read, 0.5),
-        sum([*read, 1, *known]),
-        sum(far),
-    )
+    return x, [sum(n, s) for n in (known, read, far, [*read, 1, *known]) for s in (0, 1, 0.5)]

@@ -368,6 +368,17 @@ def except_group_rest_raised(x):
 
 
 @case
+def groups_that_may_be_refused(x):
+    errors = [ValueError(1)]
+    for given in ((3, errors), ("m", []), ("m", [KeyboardInterrupt()])):
+        with contextlib.suppress(TypeError, ValueError):
+            x = x + len(ExceptionGroup(*given).exceptions)
+    group = BaseExceptionGroup("m", errors)
+    group.add_note("n")
+    return x, type(group), group.split(ValueError)[0].add_note("o"), group.__notes__
+
+
+@case
 def suppress(x):
     with contextlib.suppress(KeyError, ValueError):
         fail(1)

@@ -13,6 +13,7 @@ KNOWN_BREAKS = {
     "control_flow.if_on_tensor": "data-dependent-branch",
     "control_flow.while_on_tensor": "data-dependent-branch",
     "dataclasses_enum.what_making_a_class_saw": "unsupported-value",
+    "exceptions.groups_that_may_be_refused": "unknown-call",
     "exceptions.exception_made_by_its_own_new": "unknown-call",
     "strings.text_of_a_set_of_a_class": "unsupported-method",
     "strings.text_in_a_type_hint": "unsupported-value",

@@ -24,7 +24,7 @@ from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tra
 from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
 from weft_capture.values.containers import ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue
-from weft_capture.values.exceptions import ExceptionValue, class_by_number
+from weft_capture.values.exceptions import ExceptionValue, checked_exception, class_by_number
 from weft_capture.values.functions import BoundMethod, ObjectConstant, parametrised
 from weft_capture.values.iterators import DequeValue
 from weft_capture.values.objects import OBJECT_METHODS, ModuleValue, UserObject
@@ -77,7 +77,7 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
         if new is not None and isinstance(new[1], staticmethod) and not numbered:
             raise Break("unknown-call", f"making a {kind.__qualname__}")
         kind = class_by_number(kind, args) if numbered else kind
-        instance: Value = ExceptionValue(kind, list(args))
+        instance: Value = checked_exception(tx, kind, args)
     elif table.is_pure(kind):
         plainly = functools.partial(fold, tx, kind)
         return tx.overrides.evaluate(kind, args, kwargs, plainly)

@@ -30,8 +30,7 @@ _USES = frozenset(
 _READS_FRAME = frozenset(
     {"eval", "exec", "locals", "_getframe", "currentframe", "breakpoint", "set_trace"}
 )
-_READS_FRAME_ALONE = frozenset({"dir", "vars"})
-"""Without arguments."""
+_READS_FRAME_ALONE = frozenset({"dir", "vars"})  # without arguments
 
 _SHOWS_FRAME = frozenset(
     {"_getframe", "currentframe", "breakpoint", "set_trace", "settrace", "setprofile", "set_events"}

@@ -335,7 +335,8 @@ class Assembly:
         index = frame.ip - 1 if inlined else frame.ip
         instr = frame.decoded.instrs[index]
         writer.at(instr)
-        shown = self._is_shown(inlined)
+        # An inlined function asks for frames, those of its callers perhaps.
+        shown = bool(inlined) and shows_frame(inlined[-1].decoded, inlined[-1].ip)
         fails = (self.stopped is not None and self.stopped.error.code in _RAISES) or shown
         keep = frozenset(frame.locals) if shown else out.kept(frame.locals)
         live = frame.locals if fails else live_at(frame.decoded, index) | keep
@@ -367,10 +368,6 @@ class Assembly:
             return
         inner.call()
         step.returned(index)
-
-    def _is_shown(self, inlined: Sequence[Frame]) -> bool:
-        """Say whether an inlined function asks for frames, those of its callers perhaps."""
-        return bool(inlined) and shows_frame(inlined[-1].decoded, inlined[-1].ip)
 
     def _is_rebound(self, name: str) -> bool:
         """Say whether an argument's variable holds it no more: it may have to die."""

@@ -265,8 +265,7 @@ def _total(tx: Tracer, numbers: list[Value]) -> Value:
         return constant(real_call(tx, sum, others, start))
     if not _COMPENSATES or all(one.python_type() is not float for one in numbers):
         return functools.reduce(functools.partial(binary, tx, "+"), numbers)
-    known = floats.by_python(tx, _added, numbers)
-    if known is not None:
+    if (known := floats.by_python(tx, _added, numbers)) is not None:
         return known
     operands: list[Value] = [
         one.tensor() if isinstance(one, FloatValue) else constant(one.as_constant())

@@ -274,7 +274,7 @@ def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> No
         raise Break("unsupported-value", f"keyword arguments of {self.describe()}")
     self._check_is_ours()
     tx.mutate(self)
-    self.args = list(args)
+    self.args = self.args if issubclass(self.cls, BaseExceptionGroup) else list(args)
     for name in fields:
         self.attributes.pop(name, None)
     self.attributes.update(kwargs)
@@ -349,6 +349,20 @@ def make_group(message: Value, parts: list[Value]) -> ExceptionValue:
     )
 
 
+def checked_exception(tx: Tracer, kind: type, args: list[Value]) -> ExceptionValue:
+    """Return a new exception; a Break for a group whose class may refuse the arguments."""
+    if not issubclass(kind, BaseExceptionGroup):
+        return ExceptionValue(kind, list(args))
+    message, given = args if len(args) == 2 else (NONE, NONE)
+    parts = [*map(tx.force, given.unpack(tx))] if type(given) in (ListValue, TupleValue) else []
+    known = parts and all(isinstance(part, ExceptionValue) for part in parts)
+    plain = all(issubclass(part.python_type(), Exception) for part in parts)
+    if not known or message.python_type() is not str or plain < issubclass(kind, Exception):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    kind = ExceptionGroup if plain and kind is BaseExceptionGroup else kind
+    return ExceptionValue(kind, [message, type(given)(parts)])  # type: ignore[call-arg]
+
+
 def _parts(group: ExceptionValue) -> list[Value]:
     if group.cls not in (ExceptionGroup, BaseExceptionGroup):
         raise Break("unsupported-value", f"splitting a {group.cls.__name__}")
@@ -361,6 +375,8 @@ def _derive(group: ExceptionValue, parts: list[Value]) -> Value:
         return NONE
     part = make_group(group.args[0], parts)
     part.attributes = dict(group.attributes)
+    if (notes := part.attributes.get("__notes__")) is not None:
+        part.attributes["__notes__"] = ListValue(list(notes.items))  # type: ignore[attr-defined]
     part.origin = group.origin or group
     part.raised = group.raised
     return part
