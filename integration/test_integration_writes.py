@@ -162,3 +162,24 @@ def test_values_that_no_place_takes_are_refused_as_in_eager():
             except RuntimeError as error:
                 results.append(str(error))
         assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: x.add_(1) * y,
+        lambda x, y: (x.mul_(2), x[:, 0].add_(y), x.sin())[2],
+        lambda x, y: (x.transpose(0, 1)[1:].mul_(y), x.diagonal().add_(2), x.cumsum_(0))[2],
+        lambda x, y: (x.detach().add_(y), x.is_contiguous(), x + 1)[2],
+        lambda x, y: (x.__setitem__((0, 1), y), torch.add(x, y, out=x), x.reshape(-1))[2],
+    ],
+)
+def test_inputs_with_gaps_in_memory_are_written_in_the_graph(program, dynamic, caplog):
+    compiled = weft.compile(program, dynamic=dynamic)
+    for cut in (lambda base: base[:, :, :3], lambda base: base.transpose(0, 2)[1:4, ::2]):
+        bases = [torch.arange(120.0).view(4, 5, 6) for _ in range(2)]
+        views, y = [cut(base) for base in bases], torch.tensor(1.5)
+        torch.testing.assert_close(compiled(views[0], y), program(views[1], y))
+        assert torch.equal(*bases) and views[0].stride() == views[1].stride()
+    assert "without compiling" not in caplog.text

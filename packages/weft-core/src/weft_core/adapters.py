@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ class AdapterMode(TorchFunctionMode):
     between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain
     order; traced, it stands for `bernoulli_`, which draws in the order of memory. Functionalisation
     writes zeros beside windows of `unfold`, and sums what is written to elements in one place. The
-    gradient of what `x[mask] = value` sets everywhere would ask how many places these are.
+    gradient of what `x[mask] = value` sets everywhere would ask how many places these are. A write
+    to an input with gaps between its elements makes a tensor without gaps of it.
     """
 
     def __init__(self) -> None:
@@ -38,29 +39,71 @@ class AdapterMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = func.__name__.partition(".")[0]
-        if kwargs.get("inplace") or _WRITES(name):
-            self._refuse_folded(args[0])
-        if isinstance(kwargs.get("out"), torch.Tensor):
-            self._refuse_folded(kwargs["out"])
+        writes = kwargs.get("inplace") or _WRITES(name)
+        written = args[0] if writes else kwargs.get("out")
+        views = list(self._views(written))
+        if any(map(folds, views)):
+            raise Unsupported(
+                "overlapping-write",
+                "the program writes through a view whose elements share memory",
+                "clone the view before writing to it",
+            )
+        whole = views[-1] if views and _has_gaps(views[-1]) and _keeps_layout(name) else None
+        layout = () if whole is None else whole.stride()
         adapter = _ADAPTERS.get(func)
         result = None if adapter is None else adapter(*args, **kwargs)
         result = func(*args, **kwargs) if result is None else result
+        if whole is not None:
+            _lay_out(whole, layout)
         for made in result if isinstance(result, tuple | list) else (result,):
             if args and isinstance(made, torch.Tensor):
                 self._made_of.setdefault(id(made), (made, args[0]))
         return result
 
-    def _refuse_folded(self, view: Any) -> None:
-        """Refuse a write to a view, or to a view of one, whose elements may lie in one place."""
+    def _views(self, view: Any) -> Iterator[torch.Tensor]:
+        """Yield a tensor, what it is a view of, and so on to the first."""
         while isinstance(view, torch.Tensor) and torch._is_functional_tensor(view):
-            if folds(view):
-                raise Unsupported(
-                    "overlapping-write",
-                    "the program writes through a view whose elements share memory",
-                    "clone the view before writing to it",
-                )
+            yield view
             _, made_of = self._made_of.get(id(view), (view, None))
             view = made_of if made_of is not view and _shares(made_of, view) else None
+
+
+def _keeps_layout(name: str) -> bool:
+    """Say whether an operation writes contents only, the same wherever they lie in memory."""
+    found: Any = getattr(aten, name, None)
+    tags = {tag for one in found.overloads() for tag in getattr(found, one).tags} if found else ()
+    return torch.Tag.inplace_view not in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _has_gaps(x: torch.Tensor) -> bool:
+    """Say whether other memory is between the elements of a tensor, by its sizes at capture."""
+    if x.layout is not torch.strided:
+        return False
+    sizes: tuple[Any, ...] = (*x.stride(), *x.shape)
+    numbers = [n if type(n) is int else n.node.hint for n in sizes]
+    if None in numbers:
+        return False
+    end, rank = 1, x.dim()
+    for stride, size in sorted(zip(numbers[:rank], numbers[rank:], strict=True)):
+        if size != 1 and stride != end:
+            return True
+        end *= size
+    return False
+
+
+def _lay_out(x: Any, strides: Any) -> None:
+    """Give a tensor the strides back that it had: functionalisation closes gaps in memory."""
+    functional: Any = torch
+    functional._sync(x)
+    if x.stride() == strides:
+        return
+    with torch.no_grad():
+        laid_out = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+        laid_out.copy_(x.detach())
+        functional._sync(laid_out)
+        functional._functionalize_replace(x, functional._from_functional_tensor(laid_out))
+        functional._functionalize_commit_update(x)
+        functional._sync(x)
 
 
 def _shares(one: Any, view: torch.Tensor) -> bool:
