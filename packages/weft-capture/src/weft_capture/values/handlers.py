@@ -28,7 +28,7 @@ _MAKING = ("__new__", "__init__", "__setattr__", "__tensor_unflatten__")
 _ENTRIES = (*_MAKING, "__tensor_flatten__", "__torch_dispatch__", "__torch_function__")
 _WRITES = frozenset("STORE_GLOBAL DELETE_GLOBAL DELETE_ATTR IMPORT_NAME".split())  # noqa: SIM905
 _SETS = frozenset(["STORE_SUBSCR", "DELETE_SUBSCR"])
-_READS, _LOCALS = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_FAST", "LOAD_FAST_CHECK")
+_READS = ("LOAD_ATTR", "LOAD_METHOD")
 _CHANGES = frozenset(
     "append extend insert pop popitem remove reverse sort clear update setdefault".split()  # noqa: SIM905
 )
@@ -79,7 +79,7 @@ def _look_through(tx: Tracer, kind: type, function: Any, seen: set[Any], makes: 
 def _changes_others(steps: list[dis.Instruction]) -> bool:
     """Say whether code calls a method that changes a container which is no local variable."""
     return any(
-        now.argval in _CHANGES and now.opname in _READS and before.opname not in _LOCALS
+        now.argval in _CHANGES and now.opname in _READS and "LOAD_FAST" not in before.opname
         for before, now in itertools.pairwise(steps)
     )
 
