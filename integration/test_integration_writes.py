@@ -183,3 +183,22 @@ def test_inputs_with_gaps_in_memory_are_written_in_the_graph(program, dynamic, c
         torch.testing.assert_close(compiled(views[0], y), program(views[1], y))
         assert torch.equal(*bases) and views[0].stride() == views[1].stride()
     assert "without compiling" not in caplog.text
+
+
+def test_tensors_sized_by_data_are_written_in_the_graph():
+    def program(x, mask):
+        y = x[mask]
+        y.add_(1)
+        y[:, :2].mul_(2)
+        z = x.clone()
+        z[mask] = y
+        return y.clamp_(-1, 3), y[:, 1:], z
+
+    compiled = weft.compile(program, fullgraph=True)
+    with weft.config.patch(capture_scalar_outputs=True):
+        for share in (0.5, 0.9, 0.0):
+            x, mask = torch.randn(12, 4).requires_grad_(), torch.rand(12) < share
+            results = [each(x, mask) for each in (compiled, program)]
+            torch.testing.assert_close(*results)
+            grads = [torch.autograd.grad(sum(part.sum() for part in each), x) for each in results]
+            torch.testing.assert_close(*grads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -141,8 +142,7 @@ def _show(artifact: str, title: str, module: fx.GraphModule) -> None:
 def _written_overlap(joint: JointGraph, inputs: Sequence[Any]) -> bool:
     """Whether an input that the program writes shares memory with another input tensor."""
     distinct = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}.values()
-    storages = [t.untyped_storage()._cdata for t in distinct if t.layout is torch.strided]
-    written = [inputs[mutation.index] for mutation in joint.mutations]
-    return any(
-        storages.count(t.untyped_storage()._cdata) > 1 for t in written if t.layout is torch.strided
-    )
+    storage = {id(t): t.untyped_storage()._cdata for t in distinct if t.layout is torch.strided}
+    count = collections.Counter(storage.values())
+    written = (storage.get(id(inputs[mutation.index]), 0) for mutation in joint.mutations)
+    return any(count[one] > 1 for one in written)

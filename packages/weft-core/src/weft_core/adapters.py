@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from weft_core.errors import Unsupported
-from weft_core.probes import folds
+from weft_core.probes import folds, is_known
 
 aten = torch.ops.aten
 
@@ -80,9 +80,9 @@ def _has_gaps(x: torch.Tensor) -> bool:
     if x.layout is not torch.strided:
         return False
     sizes: tuple[Any, ...] = (*x.stride(), *x.shape)
-    numbers = [n if type(n) is int else n.node.hint for n in sizes]
-    if None in numbers:
+    if not all(map(is_known, sizes)):
         return False
+    numbers = [n if type(n) is int else n.node.hint for n in sizes]
     end, rank = 1, x.dim()
     for stride, size in sorted(zip(numbers[:rank], numbers[rank:], strict=True)):
         if size != 1 and stride != end:
@@ -222,7 +222,7 @@ def _set_where(x: Any, key: Any, value: Any) -> Any:
     if not fits or (value.dtype != x.dtype and value.numel() != 1):
         return None
     if value.dim() == rest + 1:
-        value = value[0] if count == 1 else _rows_where(key, value)
+        value = value[0] if is_known(count) and count == 1 else _rows_where(key, value)
     return x.copy_(torch.where(key[(..., *[None] * rest)], value.to(x.dtype), x))
 
 
@@ -231,7 +231,7 @@ def _rows_where(key: Any, rows: Any) -> Any:
     count, flat = rows.shape[0], key.flatten()
     text = f"shape mismatch: {count} rows cannot be written where a mask is true elsewhere"
     aten._assert_async.msg(flat.sum() == count, text)
-    if count == 0:
+    if is_known(count) and count == 0:
         return rows.sum(0)  # whose gradient has no rows either
     places = (flat.cumsum(0) - 1).clamp(0, count - 1)
     return rows.index_select(0, places).unflatten(0, key.shape)

@@ -158,8 +158,18 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
                 raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
 
 
+def is_known(size: Any) -> bool:
+    """Say whether a size is a number, or a symbol for one: those out of data are known later."""
+    return type(size) is int or bool(size.node.has_hint())
+
+
 def folds(tensor: torch.Tensor) -> bool:
-    """Say whether two elements of a tensor may lie in one place."""
+    """Say whether two elements of a tensor may lie in one place.
+
+    Of sizes out of data only what `expand` makes is known.
+    """
+    if not all(map(is_known, (*tensor.stride(), *tensor.shape))):
+        return any(type(stride) is int and stride == 0 for stride in tensor.stride())
     reach: Any = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size > 1 and stride <= reach:
