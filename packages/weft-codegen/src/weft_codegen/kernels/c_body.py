@@ -26,7 +26,14 @@ from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
 from weft_codegen.kernels.exprs import changed, reads_of
-from weft_codegen.kernels.simd import SimdLoop, adds_rows, analyse, in_registers, walks
+from weft_codegen.kernels.simd import (
+    SimdLoop,
+    adds_rows,
+    analyse,
+    in_registers,
+    mixes_masked,
+    walks,
+)
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
 from weft_codegen.loops.expr import Cast, Local, Op
@@ -56,12 +63,14 @@ class BodyWriter:
         self._count = 0
         self._staged: dict[Store, str] = {}
         self._nest: Counter[Local] = Counter()
+        self._in_order: frozenset[Local] = frozenset()
         self._ahead: Ahead = {}
 
     def begin(self, body: tuple[Stmt, ...], row: Axis | None) -> frozenset[Local]:
         """Start a nest whose iterations along `row` follow one another; gives the locals that its
         simd loops declare themselves."""
         self._nest = _uses(body)
+        self._in_order = _added_to_often(body)
         self._ahead = read_ahead(body, row)
         found: set[Local] = set()
         for stmt in statements(body):
@@ -159,10 +168,15 @@ class BodyWriter:
         if fused and dtype is torch.float32:
             factors = ", ".join(map(self._exprs.text, value.children))
             self._text.line(f"{targets[0]} = WEFT_FMA({factors}, {targets[0]});")
-            return
-        row = OPS[REDUCTIONS[stmt.op].combine]
-        text = row.c.format(values[0], targets[0], t=C_TYPES[dtype].suffix)
-        self._text.line(f"{targets[0]} = {wrap(text, dtype)};")
+        else:
+            row = OPS[REDUCTIONS[stmt.op].combine]
+            text = row.c.format(values[0], targets[0], t=C_TYPES[dtype].suffix)
+            self._text.line(f"{targets[0]} = {wrap(text, dtype)};")
+        self._keep_order(stmt, targets[0])
+
+    def _keep_order(self, stmt: Reduce, target: str) -> None:
+        if stmt.targets[0] in self._in_order and target == stmt.targets[0].name:
+            self._text.line(f"WEFT_IN_ORDER({target});")
 
     def _extreme_position(self, stmt: Reduce, targets: Sequence[str], values: list[str]) -> None:
         """argmax, argmin: the first of equals wins, and nan beats everything."""
@@ -201,6 +215,8 @@ class BodyWriter:
         simd = self.simd(loop)
         if simd is None:
             with self._text.block(for_head(loop.axis, start, end)):
+                if mixes_masked(loop):
+                    self._text.line('__asm__ volatile("");  // not to be vectorised')
                 self.body(loop.body)
             return
         staged = find_staged(loop)
@@ -229,6 +245,7 @@ class BodyWriter:
         for stmt, name in registers.items():
             target = self._exprs.local(stmt.targets[0], stmt.index)
             self._text.line(f"{target} {'+=' if stmt.op == 'sum' else '='} {name};")
+            self._keep_order(stmt, target)
 
     def _stream(self, simd: SimdLoop, start: str, end: str) -> bool:
         """Write a loop without reductions in chunks, where results go past the caches or memory is
@@ -404,6 +421,14 @@ def _uses(body: tuple[Stmt, ...]) -> Counter[Local]:
         if not isinstance(stmt, Loop)
         for local in reads_of([stmt]) | changed((stmt,))
     )
+
+
+def _added_to_often(body: tuple[Stmt, ...]) -> frozenset[Local]:
+    """The floats that several statements add to."""
+    adding = [stmt for stmt in statements(body) if isinstance(stmt, Reduce)]
+    count = Counter(stmt.targets[0] for stmt in adding if stmt.op in ("sum", "prod"))
+    often = (local for local, times in count.items() if times > 1 and local.is_scalar)
+    return frozenset(local for local in often if local.dtype in (torch.float32, torch.float64))
 
 
 def _may_be_nan(stmt: Reduce) -> bool:

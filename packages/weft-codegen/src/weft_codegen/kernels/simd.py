@@ -53,6 +53,8 @@ def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:
     Args:
         elsewhere: locals that statements outside this loop use.
     """
+    if mixes_masked(loop):
+        return None
     carried: list[Reduce] = []
     private: dict[Local, None] = {}
     for position, stmt in enumerate(loop.body):
@@ -71,6 +73,23 @@ def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:
     if not _carried_apart(loop.body, carried):
         return None
     return SimdLoop(loop, tuple(carried), tuple(private))
+
+
+def mixes_masked(loop: Loop) -> bool:
+    """Whether a loop reads several places of a row under masks, and skips elements of it.
+
+    gcc 12 takes such elements for neighbours in memory, in whatever order they are read.
+    """
+    exprs = [expr for stmt in loop.body if not isinstance(stmt, Loop) for expr in stmt_exprs(stmt)]
+    loads = {x for x in walk(*exprs) if isinstance(x, Load) and x.mask is not None}
+    places = {(load.buffer, load.index) for load in loads}
+    skipping = [buffer for buffer, where in places if _skips(where, loop.axis)]
+    return len(set(skipping)) < len(skipping)
+
+
+def _skips(where: IndexExpr, along: Axis) -> bool:
+    step = coefficient(where, along)
+    return step is not None and step.is_const and abs(step.value) > 1
 
 
 def _store_is_independent(stmt: Store, axis: Axis) -> bool:

@@ -51,6 +51,17 @@ static inline float logaddexp_f32(float a, float b) { return (float)logaddexp_f6
 #define WEFT_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
+/* Where a loop adds several elements to one float, and not as they lie in memory, gcc 12 vectorises
+ * the sum and takes some twice.  Behind this it sees no sum.
+ */
+#if defined(__x86_64__)
+#define WEFT_IN_ORDER(total) __asm__("" : "+x"(total))
+#elif defined(__aarch64__)
+#define WEFT_IN_ORDER(total) __asm__("" : "+w"(total))
+#else
+#define WEFT_IN_ORDER(total) __asm__("" : "+m"(total))
+#endif
+
 /* exp(a) = 2^n exp(r), r = a - n ln 2 in [-0.35, 0.35]; a minimax polynomial for exp(r), n rounded
  * by adding 1.5 * 2^23.  254 more leaves the sum of two biased exponents in the low bits: the power
  * takes two steps, so that subnormal results round once.  Below, a is clamped (which keeps nan) and

@@ -330,6 +330,8 @@ def _slice_scatter(
     stride = to_index(step)
     last = begin + (source.shape[dim] - 1) * stride + 1
     require(source.shape[dim] is not ZERO, "empty slice")
+    if stride is ONE and source.shape[dim] == x.shape[dim] and source.dtype is x.dtype:
+        return call.lazy(source.at)
 
     def inside(place: Indices) -> Expr:
         at = place[dim]
