@@ -129,11 +129,12 @@ SHUFFLED = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("program", SHUFFLED.values(), ids=SHUFFLED.keys())
-def test_rows_of_few_elements_in_another_order(program, dynamic):
+def test_rows_of_few_elements_in_another_order(program, dtype, dynamic):
     compiled = weft.compile(program, dynamic=dynamic)
     for shape in ((16, 2), (37, 2), (33, 3), (20, 4)):
-        x = torch.randn(shape).requires_grad_()
+        x = torch.rand(shape, dtype=dtype).requires_grad_()
         results = [each(x) for each in (compiled, program)]
         torch.testing.assert_close(*results)
         torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x) for each in results))
