@@ -395,14 +395,3 @@ def what_cannot_be_made_or_hashed(x):
         except TypeError as error:
             texts.append(str(error))
     return x + 1, texts, hash(Pair((1, 2))) == hash((1, 2))
-
-
-@case
-def variables_shown_after_a_break(x):
-    unread, count = 1, int(x.sum())
-
-    def callers():
-        return sorted(sys._getframe(1).f_locals)
-
-    shown = [(lambda: [sorted(locals()) for _ in (int(x.sum()),)])() for _ in range(2)]
-    return x + count, dir(), sorted(vars()), callers(), shown

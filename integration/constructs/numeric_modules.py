@@ -270,16 +270,6 @@ def arrays_that_torch_cannot_share():
 
 
 @case(inputs=arrays_that_torch_cannot_share)
-def arrays_read_only_turned_and_of_texts(x, fixed, turned, texts):
-    y = x * 2
-    try:
-        fixed[0] = 1
-    except ValueError as error:
-        y = y + len(str(error))
-    return y + torch.tensor(turned.copy()), fixed, turned[0], len(texts), list(texts), texts
-
-
-@case(inputs=arrays_that_torch_cannot_share)
 def arrays_that_go_through(x, fixed, turned, texts):
     return x + 1, {"names": texts, "rest": [fixed, turned]}, texts is fixed
 

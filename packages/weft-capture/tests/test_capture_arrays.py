@@ -296,3 +296,22 @@ def test_errors_of_scalars_are_the_programs(items):
     for mode in ("ignore", "raise", "ignore"):
         with np.errstate(all=mode):
             assert same(f(X, np.float32(1e38)), captured(X, np.float32(1e38)))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_arrays_that_torch_cannot_share():
+    def function(x, fixed, turned, texts):
+        y = x * 2
+        try:
+            fixed[0] = 1
+        except ValueError as error:
+            y = y + len(str(error))
+        y = y + torch.tensor(turned.copy()).sum()
+        return y.tolist(), fixed.tolist(), turned[0], len(texts), list(texts)
+
+    fixed = np.ones(3)
+    fixed.flags.writeable = False
+    arrays = fixed, np.arange(3.0)[::-1], np.array(["a", "b"])
+    captured = weft_capture.capture(function, eager_backend)
+    for _ in range(2):
+        assert captured(X, *arrays) == function(X, *arrays)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import sys
 import warnings
 from collections import deque
 
@@ -420,3 +421,19 @@ def test_a_long_loop_inside_of_one_instruction_is_given_up():
         captured = weft_capture.capture(function, eager_backend)
         assert captured(X)[0] == 100
     assert [record.code for record in captured._weft_capture.breaks][:1] == ["too-long"]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_every_variable_is_shown_behind_a_break():
+    def function(x):
+        _unread, count = 1, int(x.sum())
+
+        def callers():
+            return sorted(sys._getframe(1).f_locals)
+
+        shown = [(lambda: [sorted(locals()) for _ in (int(x.sum()),)])() for _ in range(2)]
+        return (x + count).tolist(), dir(), sorted(vars()), callers(), shown
+
+    captured = weft_capture.capture(function, eager_backend)
+    for _ in range(2):
+        assert captured(X) == function(X)
