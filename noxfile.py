@@ -167,6 +167,14 @@ def coverage(session: nox.Session) -> None:
     session.run("python", "benchmarks/op_coverage.py", "report", "--write")
 
 
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Run random programs in eager and under weft: -- --generator all --seeds 0:100 --minutes 5."""
+    _install_all(session)
+    default = ["--generator", "all", "--minutes", "10"]
+    session.run("python", "-m", "integration.fuzz", *(session.posargs or default))
+
+
 @nox.session(venv_backend="none")
 def size(session: nox.Session) -> None:
     """Count the lines of every package, and its longest files and functions."""

@@ -1,0 +1,126 @@
+"""What differs between two outcomes of a call, and whether that is a defect.
+
+Stands alone: files of failing programs hold a copy of it.
+"""
+
+import torch
+
+FACTOR = 4  # weft's error may be as many times eager's
+
+
+def differences(eager, weft, reference=None, nudged=None):
+    """Yield (kind, text) for each difference; without a reference, every rounding counts.
+
+    `reference` and `nudged` are outcomes in float64, the second for slightly different inputs.
+    """
+    if "error" in eager or "error" in weft:
+        yield from _errors(eager, weft)
+        return
+    for label in {**eager, **weft}:
+        a, b = eager.get(label), weft.get(label)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            exact = [_tensor(run, label) for run in (reference, nudged)]
+            yield from _values(label, a, b, *exact)
+        elif isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or not _same(a, b):
+            yield _kind(label), f"{label}: eager {_short(a)}, weft {_short(b)}"
+
+
+def _errors(eager, weft):
+    a, b = eager.get("error"), weft.get("error")
+    if a != b:
+        text = f"eager: {eager.get('error text')}\nweft: {weft.get('error text')}"
+        yield f"exception {a} -> {b}", text
+
+
+def _kind(label):
+    for kind in ("strides", "type", "aliases", "gradient"):
+        if kind in label:
+            return kind
+    return "result"
+
+
+def _same(a, b):
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        return all(map(_same, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or abs(a - b) <= 1e-4 * abs(a)
+    return a == b
+
+
+def _short(value):
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {str(value)[:300]}"
+    return repr(value)[:300]
+
+
+def _tensor(run, label):
+    found = (run or {}).get(label)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _values(label, eager, weft, reference, nudged):
+    if eager.dtype != weft.dtype or eager.shape != weft.shape:
+        return  # the label `type` tells
+    kind = label.split(" ")[0].split("[")[0]
+    kind = {"result": "values", "argument": "mutation"}.get(kind, kind)
+    if any(t.layout != torch.strided for t in (eager, weft)):
+        return
+    bad = ~_close(eager, weft)
+    if not bad.any():
+        return
+    known = [t for t in (reference, nudged) if t is not None and t.shape == eager.shape]
+    if len(known) < 2:
+        yield kind if reference is None else "doubtful", _report(label, eager, weft, None, bad)
+        return
+    exact, moved = known
+    bad &= ~_allowed(eager, weft, exact, moved)
+    if bad.any():
+        # Where a rounding of the inputs makes another number altogether, nobody is right.
+        sure = _close(eager, exact.to(eager.dtype), 64) & _close(eager, moved.to(eager.dtype), 64)
+        sure |= bool(eager.dtype.is_floating_point and not _jumps(exact, moved))
+        yield kind if (bad & sure).any() else "doubtful", _report(label, eager, weft, exact, bad)
+
+
+def _jumps(exact, moved):
+    """Whether a slightly different input makes a very different number somewhere."""
+    scale = exact.abs().nan_to_num(0, 0, 0).max() if exact.numel() else 0
+    both = exact.isfinite() & moved.isfinite()
+    far = torch.where(both, (exact - moved).abs(), 0) > 1e-2 * scale
+    return bool(far.any() or (exact.isfinite() != moved.isfinite()).any())
+
+
+def _close(a, b, factor=8):
+    """Where two tensors agree but for a rounding."""
+    if a.dtype.is_complex:
+        return _close(torch.view_as_real(a), torch.view_as_real(b), factor).all(-1)
+    if not a.dtype.is_floating_point:
+        return a == b
+    a, b, eps = a.double(), b.double(), torch.finfo(a.dtype).eps * factor
+    same = (a == b) | (a.isnan() & b.isnan())
+    return same | ((a - b).abs() <= eps * a.abs().clamp(max=1e300))
+
+
+def _allowed(eager, weft, exact, moved):
+    """Where weft's error against float64 is that of rounding."""
+    if not (eager.dtype.is_floating_point or eager.dtype.is_complex):
+        return weft == exact.to(weft.dtype)
+    if eager.dtype.is_complex:
+        real = [torch.view_as_real(t.resolve_conj()) for t in (eager, weft, exact, moved)]
+        return _allowed(*real).all(-1)
+    limits = torch.finfo(eager.dtype)
+    eager, weft, exact, moved = (t.double() for t in (eager, weft, exact, moved))
+    errors = [torch.where(t.isfinite() & exact.isfinite(), (t - exact).abs(), 0.0)
+              for t in (eager, moved)]  # fmt: skip
+    scale = torch.where(exact.isfinite(), exact.abs(), 0.0).clamp(max=limits.max)
+    worst = sum(e.max() for e in errors) * FACTOR + 16 * limits.eps * scale.max() + limits.tiny
+    beyond = exact.abs() > limits.max * 0.99
+    exact = torch.where(beyond, exact.sign() * torch.inf, exact)
+    same = (weft == exact) | (weft.isnan() & exact.isnan())
+    return same | ((weft - exact).abs() <= worst)
+
+
+def _report(label, eager, weft, exact, bad):
+    place = tuple(bad.nonzero()[0].tolist()) if bad.dim() else ()
+    text = f"{label}: {int(bad.sum())} of {bad.numel()} differ, first at {place}: "
+    text += f"eager {eager[place].item()!r}, weft {weft[place].item()!r}"
+    return text if exact is None else f"{text}, float64 {exact[place].item()!r}"

@@ -1,0 +1,142 @@
+"""The smallest program that fails as a given one does: what is not needed is dropped."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from .program import Program
+
+Fails = Callable[[Program], bool]
+
+
+def minimise(program: Program, fails: Fails, seconds: float = 120.0) -> Program:
+    """Drop calls, statements, operands and results as long as `fails` stays true."""
+    end = time.monotonic() + seconds
+    changed = True
+    while changed and time.monotonic() < end:
+        changed = False
+        for smaller in _smaller(program):
+            if time.monotonic() > end:
+                break
+            if fails(smaller):
+                program, changed = smaller, True
+                break
+    return program
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Programs with something less, those with much less first."""
+    calls = program.calls
+    if len(calls) > 1:
+        yield from (replace(program, calls=(call,)) for call in calls)
+        yield from (replace(program, calls=calls[:n] + calls[n + 1 :]) for n in range(len(calls)))
+    if program.order:
+        yield replace(program, order=program.order - 1)
+    if program.dynamic is not None:
+        yield replace(program, dynamic=None)
+    tree = ast.parse(program.source)
+    for smaller in _trees(tree):
+        text = ast.unparse(smaller)
+        if text != ast.unparse(tree):
+            yield replace(program, source=text + "\n", parts=1)
+    yield from _fewer_arguments(program, tree)
+
+
+def _blocks(tree: ast.AST) -> list[list[ast.stmt]]:
+    """The lists of statements of a tree, always in the same order."""
+    fields = ("body", "orelse", "finalbody")
+    found = [getattr(node, field, None) for node in ast.walk(tree) for field in fields]
+    return [block for block in found if isinstance(block, list) and block]
+
+
+def _trees(tree: ast.Module) -> Iterator[ast.Module]:
+    sizes = [len(block) for block in _blocks(tree)]
+    for number, size in enumerate(sizes):
+        for step in _steps(size):
+            for start in range(0, size, step):
+                yield _without(tree, number, start, step)
+    yield from _fewer_results(tree)
+    for number, size in enumerate(sizes):
+        for place in range(size):
+            yield from _plainer(tree, number, place)
+
+
+def _steps(size: int) -> Iterator[int]:
+    step = size // 2
+    while step:
+        yield step
+        step //= 2
+    if size == 1:
+        yield 1
+
+
+def _without(tree: ast.Module, number: int, start: int, step: int) -> ast.Module:
+    tree = copy.deepcopy(tree)
+    block = _blocks(tree)[number]
+    del block[start : start + step]
+    if not block and number:
+        block.append(ast.Pass())
+    return tree
+
+
+def _fewer_results(tree: ast.Module) -> Iterator[ast.Module]:
+    """Without one of what is returned, or with one alone."""
+    returns = [n for n in ast.walk(tree) if isinstance(n, ast.Return)]
+    for number, node in enumerate(returns):
+        if isinstance(node.value, ast.Tuple):
+            for place in range(len(node.value.elts)):
+                for alone in (True, False):
+                    smaller = copy.deepcopy(tree)
+                    found = [n for n in ast.walk(smaller) if isinstance(n, ast.Return)][number]
+                    assert isinstance(found.value, ast.Tuple)
+                    if alone:
+                        found.value = found.value.elts[place]
+                    else:
+                        del found.value.elts[place]
+                    yield smaller
+
+
+def _plainer(tree: ast.Module, number: int, place: int) -> Iterator[ast.Module]:
+    """With one of its operands in the place of what a statement computes."""
+    node = _blocks(tree)[number][place]
+    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+        return
+    names = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    for name in sorted(names - {"torch", "F", node.targets[0].id}):
+        smaller = copy.deepcopy(tree)
+        block = _blocks(smaller)[number]
+        del block[place]
+        for later in block[place:]:
+            for found in ast.walk(later):
+                if isinstance(found, ast.Name) and found.id == node.targets[0].id:
+                    found.id = name
+        yield smaller
+
+
+def _fewer_arguments(program: Program, tree: ast.Module) -> Iterator[Program]:
+    """Without a parameter that nothing uses, in the definition and in all calls."""
+    named = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "f"]
+    function = named[0] if named else None
+    if function is None:
+        return
+    used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+    for place, parameter in enumerate(function.args.args):
+        if parameter.arg not in used and not function.args.defaults:
+            smaller = copy.deepcopy(tree)
+            found = next(n for n in smaller.body if getattr(n, "name", "") == "f")
+            assert isinstance(found, ast.FunctionDef)
+            del found.args.args[place]
+            calls = tuple(_without_argument(call, place) for call in program.calls)
+            yield replace(program, source=ast.unparse(smaller) + "\n", calls=calls)
+
+
+def _without_argument(call: str, place: int) -> str:
+    tree = ast.parse(call)
+    last = tree.body[-1]
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Tuple):
+        del last.value.elts[place : place + 1]
+    return ast.unparse(tree)

@@ -1,0 +1,25 @@
+"""Statements of random operator programs, as templates: operators.txt.
+
+In a template `{a}` is any value, `{b}` and `{c}` others, `{f}`, `{g}` and `{h}` floats, `{m}` and
+`{n}` bool tensors, `{i}` and `{j}` integer tensors, `{w}` a value that is written, `{d}` and `{e}`
+dimensions, `{k}` a small integer, `{s}` a size, `{x}` a number and `{t}` a dtype. A template that
+does not fit the values at hand raises when the generator tries it, and another one is chosen.
+"""
+
+from pathlib import Path
+
+
+def _tables() -> dict[str, tuple[int, list[str]]]:
+    """Sections `[name weight]`, and the templates below them."""
+    found: dict[str, tuple[int, list[str]]] = {}
+    name = ""
+    for line in Path(__file__).with_name("operators.txt").read_text().splitlines():
+        if line.startswith("[") and line.endswith("]") and "{" not in line:
+            name, weight = line[1:-1].split()
+            found[name] = (int(weight), [])
+        elif line:
+            found[name][1].append(line)
+    return found
+
+
+TABLES = _tables()

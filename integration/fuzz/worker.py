@@ -1,0 +1,57 @@
+"""Run programs that come as lines of JSON, and answer in lines of JSON.
+
+Started by pool.py with a cache folder of its own. What programs print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import sys
+import traceback
+import warnings
+from dataclasses import asdict
+from typing import Any
+
+
+def verdict_of(task: dict[str, Any]) -> dict[str, Any]:
+    """Run the program of a task: its own, or the generator's for a seed."""
+    from . import Program, Verdict, generator
+    from .runner import run
+
+    parts = 1
+    try:
+        if "generator" in task:
+            program = generator(task["generator"])(task["seed"])
+        else:
+            program = Program(**{**task["program"], "calls": tuple(task["program"]["calls"])})
+        parts = program.parts
+    except Exception:
+        return {**asdict(Verdict("generator", traceback.format_exc())), "parts": parts}
+    try:
+        verdict = run(program, task["backend"])
+    except Exception:
+        verdict = Verdict("harness", traceback.format_exc())
+    return {**asdict(verdict), "parts": parts}
+
+
+def main() -> None:
+    """Answer until there is nothing to read."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    for number, line in enumerate(sys.stdin):
+        found = verdict_of(json.loads(line))
+        if number % 8 == 0:
+            gc.collect()
+        print(json.dumps(found), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A fixed sample of every registered generator, and what the harness itself promises."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.fuzz import REGISTRY, Program, generator
+from integration.fuzz.alone import write
+from integration.fuzz.hunt import hunt
+from integration.fuzz.minimise import minimise
+from integration.fuzz.pool import Worker
+from integration.fuzz.runner import run
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = 8  # programs of each generator
+KNOWN = {"operators": {1}}  # fail, to be mended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REGISTRY)
+def test_sample_of_each_generator(name):
+    seeds = set(range(SAMPLE)) - KNOWN.get(name, set())
+    assert hunt(name, sorted(seeds), say=lambda text: None).failures == []
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_seed_makes_the_same_program_each_time(name):
+    make = generator(name)
+    assert [make(seed) for seed in range(3)] == [make(seed) for seed in range(3)]
+
+
+WRONG = Program(
+    source=(
+        "def f(x, y):\n"
+        "    z = x * 2\n"
+        "    z = z + y\n"
+        "    if isinstance(f.__globals__['wrong'], list):\n"
+        "        return z, z * 0\n"
+        "    return z, z\n"
+    ),
+    calls=(
+        "wrong = [1]\n(tensor((3,)), tensor((3,), seed=1))",
+        "(tensor((2,)), tensor((2,), seed=1))",
+    ),
+    order=1,
+)
+
+
+def test_minimise_drops_what_is_not_needed():
+    def fails(program):
+        return "z * 0" in program.source and "wrong = [1]" in program.calls[0]
+
+    smaller = minimise(WRONG, fails)
+    assert len(smaller.calls) == 1 and smaller.order == 0
+    assert "y" not in smaller.source and "z + y" not in smaller.source
+
+
+def test_a_hang_and_a_crash_are_results():
+    worker = Worker(timeout=20)
+    try:
+        assert worker.program(Program("def f(): return 1\n", ("()",))).kind == "pass"
+        crash = Program("import os\ndef f(): return 1\n", ("os.abort()\n()",))
+        assert worker.program(crash).kind == "crash"
+        worker.timeout = 0.5
+        worker.program(Program("def f(): return 1\n", ("()",)))
+        worker.timeout = 3
+        assert worker.program(Program("def f():\n    while True: pass\n", ("()",))).kind == "hang"
+    finally:
+        worker.close()
+
+
+def test_what_differs_is_seen():
+    """Values, dtypes, strides, aliases, writes, gradients and exceptions each have a verdict."""
+    seen = "import torch.compiler\nimport weft\n" + "def f(x):\n    return g(x)\n"
+    other = "def g(x):\n    if weft.is_compiling():\n        {}\n    return x * 2\n"
+    for line, kind in [
+        ("return x * 3", "values"),
+        ("return (x * 2).double()", "type"),
+        ("return (x.t().contiguous() * 2).t()", "strides"),
+        ("return x.mul_(2)", "mutation"),
+        ("raise KeyError(1)", "exception None -> KeyError"),
+        ("return x * 2, x", "result"),
+    ]:
+        program = Program(seen + other.format(line), ("(tensor((3, 4)),)",))
+        assert run(program, "eager").kind == kind, line
+
+
+def test_the_file_of_a_failure_runs_alone(tmp_path):
+    program = Program("def f(x):\n    '''a\\n'''\n    return x.sin()\n", ("(tensor((3, 4)),)",), 0)
+    path = tmp_path / "alone.py"
+    write(path, program, run(program, "eager"), "eager", "test")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "as eager"), done.stderr
+    assert ROOT.name not in path.read_text()
