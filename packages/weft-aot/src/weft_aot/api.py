@@ -144,5 +144,6 @@ def _written_overlap(joint: JointGraph, inputs: Sequence[Any]) -> bool:
     distinct = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}.values()
     storage = {id(t): t.untyped_storage()._cdata for t in distinct if t.layout is torch.strided}
     count = collections.Counter(storage.values())
-    written = (storage.get(id(inputs[mutation.index]), 0) for mutation in joint.mutations)
+    changed = (mutation.index for mutation in joint.mutations if mutation.written)
+    written = (storage.get(id(inputs[index]), 0) for index in changed)
     return any(count[one] > 1 for one in written)

@@ -7,11 +7,12 @@ of (`escaping`) are therefore never replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
+from weft_core.symnodes import equal_sizes
 from weft_core.tracing import drop_dead_nodes, has_effect
 
 from weft_aot.walk import copies_input, view_chain
@@ -80,19 +81,7 @@ def same_layout(node: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes' tensors have one dtype, device, size and strides."""
     a, b = node.meta["val"], other.meta["val"]
     same = a.dtype == b.dtype and a.device == b.device and a.dim() == b.dim()
-    return same and _equal(a.shape, b.shape) and _equal(a.stride(), b.stride())
-
-
-def _equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Whether sizes are equal for every value of their symbols; asks for no guards."""
-    return all(
-        a == b if isinstance(a, int) and isinstance(b, int) else _expression(a) == _expression(b)
-        for a, b in zip(left, right, strict=True)
-    )
-
-
-def _expression(size: Any) -> Any:
-    return size if isinstance(size, int) else size.node.expr
+    return same and equal_sizes(a.shape, b.shape) and equal_sizes(a.stride(), b.stride())
 
 
 def _by_one(node: fx.Node, source: fx.Node) -> fx.Node | None:

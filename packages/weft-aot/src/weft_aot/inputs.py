@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from weft_core.errors import Unsupported
 from weft_core.fake import Intermediate
+from weft_core.symnodes import SymValue, equal_sizes
 from weft_core.tracing import Tracer
 from weft_core.versions import version_of
 
-from weft_aot.records import Mutation
+from weft_aot.records import Mutation, Ref, ViewStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class TracedInput:
         storage: identity of its storage.
         version: how often it was written.
         same_as: index of the first input that is the same object.
+        whole: an alias of `program` that keeps its layout, where the program changes that.
     """
 
     fake: Any
@@ -38,6 +40,15 @@ class TracedInput:
     storage: int
     version: int
     same_as: int
+    whole: Any = None
+
+
+class InputsReshaped(Exception):
+    """The program changes the layout of these of its inputs in place."""
+
+    def __init__(self, indices: Collection[int]) -> None:
+        super().__init__(f"inputs {sorted(indices)} get another layout")
+        self.indices = frozenset(indices)
 
 
 class ValueTable:
@@ -57,12 +68,20 @@ class ValueTable:
         return self._index[id(program)]
 
 
-def add_inputs(tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int]) -> list[TracedInput]:
-    """Add a placeholder per input to an active trace; equal objects become one program value."""
+def add_inputs(
+    tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int], reshaped: Collection[int] = ()
+) -> list[TracedInput]:
+    """Add a placeholder per input to an active trace; equal objects become one program value.
+
+    `reshaped` are inputs whose layout the program changes in place.
+    """
     inputs: list[TracedInput] = []
     for index, (fake, first) in enumerate(zip(fakes, same_as, strict=True)):
         leaf = tracer.input(fake)
-        inputs.append(inputs[first] if first != index else _add(tracer, fake, leaf, index))
+        given = inputs[first] if first != index else _add(tracer, fake, leaf, index)
+        if index in reshaped:
+            given = dataclasses.replace(given, whole=given.program.detach())
+        inputs.append(given)
     return inputs
 
 
@@ -86,9 +105,10 @@ def find_mutations(
     """Which inputs the program wrote; final values that autograd must see are added to `values`.
 
     Raises:
-        Unsupported: a change of an input that is not one of its contents.
+        Unsupported: the program sets an input's data or requires_grad.
+        InputsReshaped: it changes the layout of inputs that have no `whole`.
     """
-    found = []
+    found, reshaped = [], []
     for index, given in enumerate(inputs):
         if given.same_as != index or not isinstance(given.fake, torch.Tensor):
             continue
@@ -96,13 +116,86 @@ def find_mutations(
         final = tracer.value(given.program)
         if final is given.start:
             continue
-        _refuse_reshaping(index, given.start, final)
+        layout = None
+        if not same_layout(given.start, final):
+            if given.whole is None:
+                reshaped.append(index)
+                continue
+            step = restride(final, tracer.value(given.whole), inputs, values)
+            layout = dataclasses.replace(step, op=as_strided_in_place)
+        node_of = tracer.recorder.node_of
+        written = given.whole is None or node_of(final_contents(tracer, given)) is not node_of(
+            given.start
+        )
         # With its old history, autograd saw nothing of the write: a buffer, no_grad or detach.
         unseen = given.program.grad_fn is given.history
         silent = given.version == version_of(given.program) and not given.fake.is_inference()
-        value = None if unseen else values.add(given.program, final)
-        found.append(Mutation(index, value, silent))
+        value = None if unseen or not written else values.add(given.program, final)
+        found.append(Mutation(index, value, silent, written, layout))
+    if reshaped:
+        raise InputsReshaped(reshaped)
     return found
+
+
+def refuse_reshaping(tracer: Tracer, inputs: Sequence[TracedInput]) -> None:
+    """Refuse a program that changes the layout of an input in place."""
+    for index, given in enumerate(inputs):
+        if isinstance(given.fake, torch.Tensor) and not same_layout(
+            given.start, tracer.value(given.program)
+        ):
+            raise Unsupported(
+                "input-metadata-mutation",
+                f"the program changes the shape or strides of its input {index} in place",
+                "return the reshaped tensor instead of changing the argument",
+            )
+
+
+def final_contents(tracer: Tracer, given: TracedInput) -> Any:
+    """The final value of an input, in the layout that it came in."""
+    return tracer.value(given.program if given.whole is None else given.whole)
+
+
+def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have one size, strides and offset, for all values of symbols."""
+    return one.dim() == other.dim() and all(
+        equal_sizes(a, b)
+        for a, b in (
+            (one.shape, other.shape),
+            (one.stride(), other.stride()),
+            ([one.storage_offset()], [other.storage_offset()]),
+        )
+    )
+
+
+def restride(
+    result: torch.Tensor, base: torch.Tensor, inputs: Sequence[TracedInput], values: ValueTable
+) -> ViewStep:
+    """What makes a view like `result` of the tensor that is `base` in the trace."""
+
+    def plain(number: Any) -> Any:
+        return find_symbol(number, inputs, values) if isinstance(number, SymValue) else int(number)
+
+    sizes, strides = [*map(plain, result.shape)], [*map(plain, result.stride())]
+    offset = plain(result.storage_offset() - base.storage_offset())
+    return ViewStep(as_strided_from, (sizes, strides, offset), {})
+
+
+def as_strided_from(base: torch.Tensor, sizes: Any, strides: Any, offset: int) -> torch.Tensor:
+    """`as_strided` with an offset from the first element of `base`, not of its memory."""
+    return base.as_strided(sizes, strides, base.storage_offset() + offset)
+
+
+def as_strided_in_place(base: torch.Tensor, sizes: Any, strides: Any, offset: int) -> None:
+    """Give a tensor another layout, with an offset from its first element so far."""
+    base.as_strided_(sizes, strides, base.storage_offset() + offset)
+
+
+def find_symbol(value: Any, inputs: Sequence[TracedInput], values: ValueTable) -> Ref:
+    """Where a symbolic number is found at run time; it becomes a forward value if need be."""
+    for i, given in enumerate(inputs):
+        if isinstance(given.fake, SymValue) and given.fake.node.expr == value.node.expr:
+            return Ref("input", i)
+    return Ref("value", values.add(value, value))
 
 
 def _refuse_rebinding(index: int, given: TracedInput) -> None:
@@ -113,13 +206,4 @@ def _refuse_rebinding(index: int, given: TracedInput) -> None:
             "input-rebinding",
             f"the program sets .data or .requires_grad of its input {index}",
             "do it outside the compiled function",
-        )
-
-
-def _refuse_reshaping(index: int, start: torch.Tensor, final: torch.Tensor) -> None:
-    if final.shape != start.shape or final.stride() != start.stride():
-        raise Unsupported(
-            "input-metadata-mutation",
-            f"the program changes the shape or strides of its input {index} in place",
-            "return the reshaped tensor instead of changing the argument",
         )

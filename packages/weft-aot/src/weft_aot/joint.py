@@ -9,7 +9,8 @@ fakes between the two.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,15 @@ from weft_core.tracing import Decompositions, Tracer, write_back
 from weft_core.wrapper_tracing import WrapperTracer
 
 from weft_aot.cleanup import clean
-from weft_aot.inputs import TracedInput, ValueTable, add_inputs, find_mutations
+from weft_aot.inputs import (
+    InputsReshaped,
+    TracedInput,
+    ValueTable,
+    add_inputs,
+    final_contents,
+    find_mutations,
+    refuse_reshaping,
+)
 from weft_aot.layout import memory_order
 from weft_aot.outputs import OutputPlanner
 from weft_aot.records import JointGraph
@@ -57,14 +66,26 @@ def trace_joint(
     mode = mode_for(args)
     same_as = first_occurrences(args) if same_as is None else same_as
     fakes = [to_fake(mode, arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    trace = functools.partial(_JointTrace, fn, mode, decompositions or {})
     try:
-        return _JointTrace(fn, mode, decompositions or {}).run(fakes, same_as)
+        return _trace_again_if_reshaped(trace, fakes, same_as)
     except RuntimeError as error:
         if str(error).startswith("A view was created in"):  # which eager need not come to say
             raise Unsupported("view-refused", str(error), "write where views are made") from error
         if not str(error).startswith("Inplace update to inference tensor"):
             raise
-    return _JointTrace(fn, mode, decompositions or {}, contextlib.nullcontext).run(fakes, same_as)
+    trace = functools.partial(trace, block=contextlib.nullcontext)
+    return _trace_again_if_reshaped(trace, fakes, same_as)
+
+
+def _trace_again_if_reshaped(
+    trace: Callable[..., _JointTrace], fakes: Sequence[Any], same_as: Sequence[int]
+) -> JointGraph:
+    """Trace; again, with aliases that keep their layout, if the program changes that of inputs."""
+    try:
+        return trace().run(fakes, same_as)
+    except InputsReshaped as found:
+        return trace(reshaped=found.indices).run(fakes, same_as)
 
 
 def first_occurrences(values: Sequence[Any]) -> list[int]:
@@ -84,6 +105,9 @@ _REFUSED = {
     "Cannot set version_counter for inference tensor": (
         "inference-write", "write to tensors of inference mode alone, or to none of them",
     ),
+    "a tensor being mutated that has internal overlap": (
+        "overlapping-write", "clone the view before writing to it",
+    ),
 }  # what functionalisation says: code and remedy  # fmt: skip
 
 
@@ -96,8 +120,10 @@ class _JointTrace:
         mode: FakeTensorMode,
         decompositions: Decompositions,
         block: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+        reshaped: Collection[int] = (),
     ) -> None:
         self.fn, self.mode, self.block = fn, mode, block or _counting
+        self.reshaped = reshaped
         make = WrapperTracer if isinstance(fn, FlatProgram) else Tracer
         self.tracer = make(mode, decompositions)
         self.inputs: list[TracedInput] = []
@@ -106,9 +132,11 @@ class _JointTrace:
     def run(self, fakes: Sequence[Any], same_as: Sequence[int]) -> JointGraph:
         tracer, values = self.tracer, self.values
         with self.block(), tracer.active():
-            self.inputs = add_inputs(tracer, fakes, same_as)
+            self.inputs = add_inputs(tracer, fakes, same_as, self.reshaped)
             results = self._run_program()
         with self.block(), tracer.active():
+            if isinstance(self.fn, FlatProgram):
+                refuse_reshaping(tracer, self.inputs)
             mutations = find_mutations(tracer, self.inputs, values)
             plans = OutputPlanner(tracer, self.inputs, values).plan(results)
         tangents = self._tangent_indices()
@@ -123,8 +151,8 @@ class _JointTrace:
         order = self._follow([] if isinstance(self.fn, FlatProgram) else leaves)
         with tracer.active():
             gradients = self._differentiate(tangents, fake_tangents)
-        written = [self.inputs[m.index] for m in mutations if m.value is None]
-        write_back(tracer.recorder, [(i.fake, tracer.value(i.program)) for i in written])
+        written = [self.inputs[m.index] for m in mutations if m.written and m.value is None]
+        write_back(tracer.recorder, [(i.fake, final_contents(tracer, i)) for i in written])
         module = tracer.finish(values.pures + [grad for _, grad in gradients])
         clean(module, len(values.pures))
         return JointGraph(
@@ -163,8 +191,8 @@ class _JointTrace:
                 "register a fake kernel for it",
             ) from error
         except RuntimeError as error:
-            for start, refusal in _REFUSED.items():
-                if str(error).startswith(start):
+            for part, refusal in _REFUSED.items():
+                if part in str(error):
                     raise Unsupported(refusal[0], str(error), refusal[1]) from error
             raise
         leaves = pytree.tree_leaves(results, lambda value: value is None)

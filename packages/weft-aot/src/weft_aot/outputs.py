@@ -8,6 +8,7 @@ ops that the program used. Results that are inputs are returned as the same obje
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,9 +21,16 @@ from weft_core.symnodes import SymValue
 from weft_core.tracing import Tracer
 from weft_core.wrapper_tracing import storage_of
 
-from weft_aot.inputs import TracedInput, ValueTable
+from weft_aot.inputs import (
+    TracedInput,
+    ValueTable,
+    final_contents,
+    find_symbol,
+    restride,
+    same_layout,
+)
 from weft_aot.records import OutputPlan, Ref, ViewStep
-from weft_aot.walk import is_view, view_root
+from weft_aot.walk import is_view, view_chain, view_root
 
 
 class OutputPlanner:
@@ -87,7 +95,7 @@ class OutputPlanner:
 
     def _plan_one(self, result: Any, sharing: Counter[int]) -> OutputPlan:
         if isinstance(result, SymValue):
-            return OutputPlan(self._symbol(result))
+            return OutputPlan(find_symbol(result, self._inputs, self._values))
         if not isinstance(result, torch.Tensor):
             return OutputPlan(None, constant=result)
         if id(result) in self._input_at:
@@ -114,11 +122,21 @@ class OutputPlanner:
     def _view_of_input(self, result: torch.Tensor, node: fx.Node, owner: int) -> OutputPlan:
         node_of, base = self._tracer.recorder.node_of, self._inputs[owner]
         _refuse_function(result, base.history, f"input {owner}")
-        roots = {node_of(base.start), node_of(self._tracer.value(base.program))}
+        whole = final_contents(self._tracer, base)
+        if not same_layout(whole, base.start):
+            raise Unsupported(
+                "input-relaid",
+                f"functionalisation lays the written input {owner} out anew",
+                "write to a tensor without gaps or overlap",
+            )
+        chain = [node_of(base.start), *view_chain(node_of(whole))]
+        roots = {one for one in chain if same_layout(one.meta["val"], base.start)}
         steps = self._chain(node, roots.__contains__)
         if steps is None:
-            steps = (self._as_strided(result),)
-        return self._view(result, Ref("input", owner), steps)
+            pure = self._tracer.value(result)
+            steps = (restride(pure, whole, self._inputs, self._values),)
+        view = self._view(result, Ref("input", owner), steps)
+        return dataclasses.replace(view, early=base.whole is not None)
 
     def _view_of_hidden_base(self, result: torch.Tensor, node: fx.Node) -> OutputPlan:
         root = view_root(node)
@@ -130,7 +148,8 @@ class OutputPlanner:
         index = self._base_index(root, base)
         steps = self._chain(node, lambda candidate: candidate is root)
         if steps is None:
-            steps = (self._as_strided(result),)
+            pure = self._tracer.value
+            steps = (restride(pure(result), pure(base), self._inputs, self._values),)
         if result is base:
             return OutputPlan(Ref("value", index))
         return self._view(result, Ref("value", index), steps)
@@ -171,22 +190,8 @@ class OutputPlanner:
             node = node.args[0]  # type: ignore[assignment]
         return tuple(reversed(steps))
 
-    def _as_strided(self, result: torch.Tensor) -> ViewStep:
-        def plain(number: Any) -> Any:
-            return self._symbol(number) if isinstance(number, SymValue) else int(number)
-
-        sizes, strides = [*map(plain, result.shape)], [*map(plain, result.stride())]
-        offset = plain(result.storage_offset())
-        return ViewStep(torch.ops.aten.as_strided.default, (sizes, strides, offset), {})
-
     def _symbol_of_node(self, node: fx.Node) -> Any:
-        return self._symbol(node.meta["val"])
-
-    def _symbol(self, value: Any) -> Ref:
-        for i, given in enumerate(self._inputs):
-            if isinstance(given.fake, SymValue) and given.fake.node.expr == value.node.expr:
-                return Ref("input", i)
-        return Ref("value", self._values.add(value, value))
+        return find_symbol(node.meta["val"], self._inputs, self._values)
 
 
 def _counted_together(one: torch.Tensor, other: torch.Tensor) -> bool:

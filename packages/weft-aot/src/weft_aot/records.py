@@ -49,6 +49,7 @@ class OutputPlan:
             by itself) or "".
         creation: how the view was made, where the steps do not tell autograd themselves.
         recorded: it has a history.
+        early: it is made before inputs get another layout.
     """
 
     source: Ref | None
@@ -57,21 +58,27 @@ class OutputPlan:
     apart: Literal["", ".detach()", ".data"] = ""
     creation: Any = None
     recorded: bool = False
+    early: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """Input `index` ends the call with other contents.
+    """Input `index` ends the call with other contents, or another layout.
 
     Attributes:
         value: forward value to copy into it with autograd recording; None where the graph itself
             ends with the `copy_`, which is so whenever autograd need not know.
         silent: the write is through `.data`, which leaves the input's version as it is.
+        written: its contents change.
+        layout: what changes its sizes, strides and offset in place (`t_`), before `value` is
+            copied into it; None where they stay.
     """
 
     index: int
     value: int | None
     silent: bool = False
+    written: bool = True
+    layout: ViewStep | None = None
 
 
 @dataclasses.dataclass(frozen=True)

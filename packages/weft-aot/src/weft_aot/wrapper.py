@@ -92,12 +92,16 @@ def _wrapped(joint: JointGraph, args: str, calls: Iterable[tuple[Any, str]]) -> 
     for index in silent:
         restore = source.constant(torch._C._autograd._unsafe_set_version_counter)
         source.line(f"{restore}((args[{index}],), (v{index},))")
-    loud = [mutation for mutation in joint.mutations if not mutation.silent]
-    for mutation in loud:
-        if mutation.value is not None:
-            source.line(f"args[{mutation.index}].copy_(values[{mutation.value}])")
-    results = _results(source, joint.plans)
-    source.line(f"return ({results})")
+    names: dict[int, str] = {}
+    _make_results(source, [plan for plan in joint.plans if plan.early], names)
+    for mutation in joint.mutations:
+        argument = f"args[{mutation.index}]"
+        if mutation.layout is not None:
+            source.line(_replay(source, mutation.layout, argument))
+        if mutation.value is not None and not mutation.silent:
+            source.line(f"{argument}.copy_(values[{mutation.value}])")
+    _make_results(source, joint.plans, names)
+    source.line(f"return ({''.join(f'{names[id(plan)]}, ' for plan in joint.plans)})")
     return source.build()
 
 
@@ -107,13 +111,13 @@ def _returns_values_as_they_are(joint: JointGraph) -> bool:
     )
 
 
-def _results(source: WrapperSource, plans: Iterable[OutputPlan]) -> str:
-    """Emit code for each distinct plan; equal plan objects are one result object."""
-    names: dict[int, str] = {}
+def _make_results(
+    source: WrapperSource, plans: Iterable[OutputPlan], names: dict[int, str]
+) -> None:
+    """Emit code for each plan without a name; equal plan objects are one result object."""
     for plan in plans:
         if id(plan) not in names:
             names[id(plan)] = _result(source, plan, f"r{len(names)}")
-    return "".join(f"{names[id(plan)]}, " for plan in plans)
 
 
 def _result(source: WrapperSource, plan: OutputPlan, name: str) -> str:

@@ -31,7 +31,13 @@ from weft_guards.sources import Source, TensorProperty
 
 from weft_capture import config
 from weft_capture.breaks import Break, NeedsSymbols
-from weft_capture.inputs import GraphInput, check_views, check_writes, note_writes
+from weft_capture.inputs import (
+    GraphInput,
+    check_views,
+    check_writes,
+    note_layouts,
+    note_writes,
+)
 from weft_capture.values import floats, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
@@ -268,7 +274,7 @@ class GraphBuilder:
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
         _refuse_reshaping(target, args, kwargs)
         _quiet_fake_errors()
-        before = states([*fake_args, *fake_kwargs.values()])
+        before = states([*fake_args, *fake_kwargs.values()], target)
         self.mode.is_checked = True
         function = target if callable(target) else getattr(fake_args.pop(0), target)
         try:
@@ -291,7 +297,8 @@ class GraphBuilder:
             self.shape_env.pending_fresh_unbacked_symbols.clear()
             if not self.reads_data():
                 raise Break("dynamic-output-shape", str(target))
-        if states([fake for fake, *_ in before]) != before:
+        if states([fake for fake, *_ in before], target) != before:
+            self.tx.journal.on_rollback(note_layouts(self.inputs, before))
             self.tx.journal.on_rollback(note_writes(self.inputs, self.tx.steps.now))
             self.tx.journal.on_rollback(functools.partial(restore, before))
             check_writes(self.inputs)
@@ -420,6 +427,8 @@ class GraphBuilder:
                 used.append(entry)
             else:
                 self.graph.erase_node(entry.node)
+            if entry.layout is not None:  # a backend traces the graph from the start
+                entry.node.meta["example_value"] = fake.fresh_fake(entry.node_example, entry.layout)
         module = GraphModule(self.root, self.graph)
         return module, used
 

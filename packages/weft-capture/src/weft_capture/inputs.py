@@ -17,6 +17,7 @@ from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
 from weft_capture.values import floats, wrappers
+from weft_capture.written import Layout, State
 
 
 @dataclass(eq=False)
@@ -25,7 +26,7 @@ class GraphInput:
 
     `history` is the `grad_fn` of the fake, `recorded_at` the step of the first write that autograd
     records; `requires_grad` is what the program makes it before the graph, None while it leaves it
-    alone.
+    alone; `layout` is the fake's at the start of the graph, where the graph changes it in place.
     """
 
     node: Node
@@ -36,6 +37,7 @@ class GraphInput:
     history: object
     recorded_at: int = -1
     requires_grad: bool | None = None
+    layout: Layout | None = None
 
     def given(self) -> object:
         """Return the example as the graph will get such an object."""
@@ -85,6 +87,20 @@ def note_writes(inputs: list[GraphInput], step: int) -> Callable[[], None]:
     def forget() -> None:
         for entry, before in found:
             entry.recorded_at, entry.history = before, getattr(entry.node_example, "grad_fn", None)
+
+    return forget
+
+
+def note_layouts(inputs: list[GraphInput], before: list[State]) -> Callable[[], None]:
+    """Note the layout of inputs that an operation changed; returns what takes the notes back."""
+    layouts = {id(one): layout for one, *_, layout in before if layout is not None}
+    found = [e for e in inputs if e.layout is None and id(e.node_example) in layouts]
+    for entry in found:
+        entry.layout = layouts[id(entry.node_example)]
+
+    def forget() -> None:
+        for entry in found:
+            entry.layout = None
 
     return forget
 

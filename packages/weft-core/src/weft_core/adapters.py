@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft_core.errors import Unsupported
 from weft_core.probes import folds, is_known
+from weft_core.symnodes import equal_sizes
 
 aten = torch.ops.aten
 
@@ -27,7 +28,7 @@ class AdapterMode(TorchFunctionMode):
     order; traced, it stands for `bernoulli_`, which draws in the order of memory. Functionalisation
     writes zeros beside windows of `unfold`, and sums what is written to elements in one place. The
     gradient of what `x[mask] = value` sets everywhere would ask how many places these are. A write
-    to an input with gaps between its elements makes a tensor without gaps of it.
+    in place, or to `out`, makes a tensor of it that is laid out as the operation has it.
     """
 
     def __init__(self) -> None:
@@ -41,20 +42,22 @@ class AdapterMode(TorchFunctionMode):
         name = func.__name__.partition(".")[0]
         writes = kwargs.get("inplace") or _WRITES(name)
         written = args[0] if writes else kwargs.get("out")
-        views = list(self._views(written))
-        if any(map(folds, views)):
-            raise Unsupported(
-                "overlapping-write",
-                "the program writes through a view whose elements share memory",
-                "clone the view before writing to it",
-            )
-        whole = views[-1] if views and _has_gaps(views[-1]) and _keeps_layout(name) else None
-        layout = () if whole is None else whole.stride()
+        layouts = []
+        for one in written if isinstance(written, tuple | list) else (written,):
+            views = list(self._views(one))
+            if any(map(folds, views)):
+                raise Unsupported(
+                    "overlapping-write",
+                    "the program writes through a view whose elements share memory",
+                    "clone the view before writing to it",
+                )
+            if views and _keeps_layout(name):
+                layouts.append((views[-1], views[-1].shape, views[-1].stride()))
         adapter = _ADAPTERS.get(func)
         result = None if adapter is None else adapter(*args, **kwargs)
         result = func(*args, **kwargs) if result is None else result
-        if whole is not None:
-            _lay_out(whole, layout)
+        for whole, shape, strides in layouts:
+            _lay_out(whole, shape, strides)
         for made in result if isinstance(result, tuple | list) else (result,):
             if args and isinstance(made, torch.Tensor):
                 self._made_of.setdefault(id(made), (made, args[0]))
@@ -75,27 +78,16 @@ def _keeps_layout(name: str) -> bool:
     return torch.Tag.inplace_view not in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
-def _has_gaps(x: torch.Tensor) -> bool:
-    """Say whether other memory is between the elements of a tensor, by its sizes at capture."""
-    if x.layout is not torch.strided:
-        return False
-    sizes: tuple[Any, ...] = (*x.stride(), *x.shape)
-    if not all(map(is_known, sizes)):
-        return False
-    numbers = [n if type(n) is int else n.node.hint for n in sizes]
-    end, rank = 1, x.dim()
-    for stride, size in sorted(zip(numbers[:rank], numbers[rank:], strict=True)):
-        if size != 1 and stride != end:
-            return True
-        end *= size
-    return False
+def _lay_out(x: Any, shape: Any, strides: Any) -> None:
+    """Give a written tensor the strides back that it had, unless it was resized.
 
-
-def _lay_out(x: Any, strides: Any) -> None:
-    """Give a tensor the strides back that it had: functionalisation closes gaps in memory."""
+    What functionalisation puts in its place has strides of its own.
+    """
     functional: Any = torch
     functional._sync(x)
-    if x.stride() == strides:
+    if x.layout is not torch.strided or not equal_sizes(x.shape, shape):
+        return
+    if equal_sizes(x.stride(), strides):
         return
     with torch.no_grad():
         laid_out = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)

@@ -25,7 +25,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from weft_core import foreign, jagged, probes, static_shapes
+from weft_core import foreign, jagged, probes, python_kernels, static_shapes
 from weft_core.wrappers import Layout, leaves
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ __all__ = [
 ]
 
 _dispatch_impl = foreign.rebind(FakeTensorMode._dispatch_impl)
-_UNIQUE = torch.ops.aten._unique.default
+_aten = torch.ops.aten
+_UNIQUE = _aten._unique.default
 # Results sized by data, which torch 2.11 does not say: it would take the sizes of zeros.
 _UNTAGGED = () if torch.Tag.dynamic_output_shape in _UNIQUE.tags else (_UNIQUE,)
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class _Mode(FakeTensorMode):
@@ -121,7 +122,6 @@ def _without_generator(draw: Any) -> Any:
     return lambda *args, generator, **kwargs: draw(*args, **kwargs)
 
 
-_aten = torch.ops.aten
 # Operators without meta kernels, or with one that reads sizes as plain ints.
 _FAKES: dict[Any, Callable[..., Any]] = {
     _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, size, *__: grad.new_empty(size),
@@ -226,9 +226,7 @@ def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     return tuple(packed[order.index(d)] for d in range(tensor.dim()))
 
 
-_STRIDES = {torch.ops.aten._fft_r2c.default: _fft_strides}
-
-
+_STRIDES = {_aten._fft_r2c.default: _fft_strides}
 # Functions of torch._prims_common that import sympy for values that need not be symbolic.
 _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_false")
 
@@ -237,6 +235,7 @@ _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_fals
 def _prepare_torch() -> None:
     """Once a process: the stand-ins for foreign modules, the functions that would import them."""
     static_shapes.install()
+    python_kernels.correct()
     foreign.put_off()
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.")]
     scopes = [vars(module) for module in modules if isinstance(module, types.ModuleType)]
@@ -326,9 +325,8 @@ def new_symint(
         return size
     source = NamedSource(name)
     dynamic = DimDynamic.DUCK if duck else DimDynamic.DYNAMIC
-    symbol = shape_env.create_symbol(
-        hint, source, dynamic_dim=dynamic, positive=True if hint >= 0 else None
-    )
+    positive = True if hint >= 0 else None
+    symbol = shape_env.create_symbol(hint, source, dynamic_dim=dynamic, positive=positive)
     return shape_env.create_symintnode(symbol, hint=hint, source=source)
 
 
@@ -429,10 +427,11 @@ def to_fake(
     return _followed(mode, fake, tensor)
 
 
-def fresh_fake(fake: Any) -> torch.Tensor:
-    """A fake like another one, with memory and history of its own."""
+def fresh_fake(fake: Any, layout: Any = None) -> torch.Tensor:
+    """A fake like another one, or laid out otherwise, with memory and history of its own."""
+    shape, strides = layout[:2] if layout else (fake.shape, fake.stride())
     with fake.fake_mode, torch.inference_mode(fake.is_inference()), torch.no_grad():
-        made = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+        made = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
     return _followed(fake.fake_mode, made, fake)
 
 

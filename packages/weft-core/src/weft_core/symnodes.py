@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -143,3 +143,15 @@ def _constant(expr: sympy.Basic) -> int | float | bool:
     if expr.is_Boolean:
         return bool(expr)
     return int(expr) if expr.is_integer else float(expr)
+
+
+def equal_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether sizes are equal for every value of their symbols; asks for no guards."""
+    return len(left) == len(right) and all(
+        a == b if isinstance(a, int) and isinstance(b, int) else _expression(a) == _expression(b)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def _expression(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr

@@ -1,0 +1,168 @@
+"""Views of inputs with offsets, layouts changed in place, layouts of what is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+import weft
+
+
+def told(tensors, inputs):
+    """Values, layouts, sharing and identity of results, and the memory of all inputs.
+
+    Generated code may choose the strides of dimensions of size one.
+    """
+    rows = [
+        (
+            t.shape,
+            [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1],
+            t.storage_offset(),
+            t.detach().tolist(),
+        )
+        for t in tensors
+    ]
+    memory = [t.untyped_storage().tolist() for t in inputs]
+    shared = [
+        (a is b, a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
+        for i, a in enumerate(tensors)
+        for b in tensors[:i]
+    ]
+    return rows, memory, shared
+
+
+def compare(program, makers, backend, dynamic):
+    """Call a program and its compiled twin with inputs of each maker in turn."""
+    compiled = weft.compile(program, backend=backend, dynamic=dynamic)
+    for maker in makers:
+        found = []
+        for function in (program, compiled):
+            inputs = maker()
+            results = function(*inputs)
+            results = results if isinstance(results, tuple) else (results,)
+            found.append(told([*results, *inputs], inputs))
+        assert found[0] == found[1]
+
+
+def counted(*shape):
+    """Return a maker of a tensor with an offset in larger memory."""
+    size = torch.Size(shape)
+    return lambda: (torch.arange(float(size.numel() + 5))[3 : 3 + size.numel()].view(size),)
+
+
+def turned(*shape):
+    return lambda: (counted(*shape[::-1])()[0].t(),)
+
+
+def shared_base():
+    base = torch.arange(12.0)
+    return base[2:6].view(2, 2), base[6:10].view(2, 2)
+
+
+def reshaped(name, *args):
+    """Return a program that changes the layout of its input in place, between reads and writes."""
+
+    def program(x):
+        early = x[0]
+        early.mul_(2)
+        getattr(x, name)(*args)
+        x.add_(1)
+        return early, x[-1], x * 3
+
+    return program
+
+
+def changed_only(name, *args):
+    def program(x):
+        early = x[:1]
+        getattr(x, name)(*args)
+        return x + 1, early, x
+
+    return program
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+class TestInputs:
+    @pytest.mark.parametrize("make", [reshaped, changed_only])
+    @pytest.mark.parametrize(
+        "how",
+        [("t_",), ("transpose_", 0, 1), ("swapaxes_", 0, -1), ("squeeze_",), ("squeeze_", 1),
+         ("unsqueeze_", 0), ("unsqueeze_", -1)],
+        ids=str,
+    )  # fmt: skip
+    def test_layout_changed_in_place(self, make, how, backend, dynamic):
+        makers = [counted(3, 2), counted(5, 2), counted(4, 1), turned(4, 3)]
+        compare(make(*how), makers, backend, dynamic)
+
+    def test_size_that_is_one_later(self, backend, dynamic):
+        def program(x):
+            view = x[0]
+            x.squeeze_()
+            return x + 1, view
+
+        compare(program, [counted(3, 2), counted(5, 2), counted(1, 2)], backend, dynamic)
+
+    def test_new_layout_beside_what_has_the_old_shape(self, backend, dynamic):
+        def program(x):
+            y = x + torch.zeros(x.shape)
+            x.t_()
+            return y, x * 2
+
+        compare(program, [counted(2, 3), counted(2, 4)], backend, dynamic)
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            lambda a, b: (a.squeeze_(), b[1:], b.t()),
+            lambda a, b: (a.t_(), a + b, b.unsqueeze(0)[0]),
+        ],
+    )
+    def test_inputs_of_one_base(self, program, backend, dynamic):
+        compare(program, [shared_base], backend, dynamic)
+
+    @pytest.mark.parametrize("drop", [F.dropout, torch.dropout])
+    def test_dropout_that_drops_nothing(self, drop, backend, dynamic):
+        compare(lambda x: drop(x, 0.5, False), [counted(2, 3)], backend, dynamic)
+
+    def test_windows_that_are_one(self, backend, dynamic):
+        compare(lambda x: x.unfold(0, 2, 1).zero_(), [counted(2), counted(3)], backend, dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.cumsum_(0),
+        lambda x: x.masked_fill_(x > 2, 0),
+        lambda x: x.mul_(torch.ones(x.shape)),
+        lambda x: torch.sin(x.contiguous(), out=x),
+        lambda x: torch.max(x.contiguous(), 0, out=(x[0], torch.zeros(x.shape[1]).long())),
+        lambda x: x.__setitem__(0, 7),
+        lambda x: x.index_fill_(0, torch.tensor([1]), 3),
+    ],
+)
+def test_written_tensor_keeps_its_strides(write, dynamic):
+    def program(x):
+        x = x.clone()
+        write(x)
+        return x, x.t().view(-1)
+
+    compare(program, [turned(3, 2)], "codegen", dynamic)
+
+
+def test_layout_changed_in_place_with_a_gradient():
+    def change(x):
+        early = x[0]
+        x.t_()
+        x.mul_(3)
+        return early, x.exp()
+
+    found = []
+    for program in (change, weft.compile(change)):
+        w = torch.arange(6.0).view(2, 3).div(9).requires_grad_()
+        x = w * 2
+        early, result = program(x)
+        (result.sum() + early.sum() + (x * x).sum()).backward()
+        found.append([x.detach(), early.detach(), result.detach(), w.grad])
+    torch.testing.assert_close(found[0], found[1])
