@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from weft_core.versions import version_of
 
-Layout = tuple[torch.Size, tuple[int, ...], int]
+Layout = tuple[Any, Any, Any]
 """Sizes, strides and storage offset."""
 State = tuple[torch.Tensor, int, bool, Layout | None]
 """A fake, how often it was written, whether it requires grad, its layout if that may change."""
