@@ -7,7 +7,6 @@ from weft_codegen.loops.index import (
     ZERO,
     as_axis,
     axis,
-    coefficient,
     const,
     evaluate,
     in_range,
@@ -16,6 +15,7 @@ from weft_codegen.loops.index import (
     size,
     substitute,
 )
+from weft_codegen.loops.steps import coefficient
 
 ROW = axis("i", 6)
 J = axis("j", 8)

@@ -15,17 +15,9 @@ from weft_codegen.kernels.simd import walks
 from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.kernels.turn import Turn, match_turn
 from weft_codegen.loops.expr import Expr, Load, load, walk
-from weft_codegen.loops.index import (
-    ZERO,
-    Atom,
-    Axis,
-    IndexExpr,
-    atoms,
-    coefficient,
-    product,
-    substitute,
-)
+from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms, product, substitute
 from weft_codegen.loops.program import Loop, Stmt, stmt_exprs
+from weft_codegen.loops.steps import coefficient
 
 
 @dataclass(frozen=True)

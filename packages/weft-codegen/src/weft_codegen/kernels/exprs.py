@@ -110,7 +110,7 @@ def division(sign: str, exact: str) -> Callable[[Atom, str, str], str]:
 
     def write(atom: Atom, left: str, right: str) -> str:
         assert isinstance(atom, Pair)
-        if nonnegative(atom.left):
+        if nonnegative(atom.left) and nonnegative(atom.right):
             return f"({_operand(left)} {sign} {_operand(right)})"
         return exact.format(left, right)
 

@@ -13,8 +13,9 @@ import torch
 
 from weft_codegen.kernels.exprs import reads_of
 from weft_codegen.loops.expr import Load, Local, Op, index_value, walk
-from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, apart, atoms, coefficient
+from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, atoms
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.steps import apart, coefficient
 
 # Elements of a block whose rows are unrolled.
 _IN_REGISTERS = 256

@@ -14,8 +14,9 @@ import torch
 
 from weft_codegen.kernels.c_types import HALVES
 from weft_codegen.loops.expr import Cast, Load, walk
-from weft_codegen.loops.index import ONE, Axis, coefficient
+from weft_codegen.loops.index import ONE, Axis
 from weft_codegen.loops.program import Loop, Store, stmt_exprs
+from weft_codegen.loops.steps import coefficient
 
 
 @dataclass(frozen=True)

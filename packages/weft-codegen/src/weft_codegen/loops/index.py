@@ -4,7 +4,8 @@ An `IndexExpr` is a polynomial with integer coefficients over *atoms*: loop axes
 floor quotients, remainders, minima and integers computed at run time.  It is kept in one canonical
 form (sorted monomials, interned), so equal expressions are the same object and `is` compares them.
 Sizes may be symbolic (`s0`); every size is taken to be at least one, because an axis of length
-zero never runs.  No sympy: `shapes.py` converts from it when a graph is symbolic.
+zero never runs; other integers may have any sign.  No sympy: `shapes.py` converts from it when a
+graph is symbolic.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Axis(Atom):
 
 @dataclass(frozen=True, eq=False)
 class Size(Atom):
-    """A size known when the program is called, at least one."""
+    """An integer known when the program is called: at least one if `sign` is 1, as sizes are, at
+    most minus one if it is -1, anything if it is 0, as arguments of the caller's may be."""
+
+    sign: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +185,7 @@ def _rejoined(total: IndexExpr) -> IndexExpr:
         for atom in monomial:
             if isinstance(atom, Remainder):
                 sums = dict(total.terms)
-                rest = _polynomial({_without(monomial, (atom,)) or (): coefficient})
+                rest = _polynomial({without(monomial, (atom,)) or (): coefficient})
                 above = rest * atom.right * floordiv(atom.left, atom.right)
                 if above.terms and all(sums.get(m) == c for m, c in above.terms):
                     return total - rest * _atom(atom) - above + rest * atom.left
@@ -231,9 +235,9 @@ def as_axis(expr: IndexExpr) -> Axis:
     raise TypeError(f"{expr} is not a loop axis")
 
 
-def size(name: str) -> IndexExpr:
-    """The symbolic size `name`."""
-    return _atom(_intern((Size, name), lambda: Size(name)))
+def size(name: str, sign: int = 1) -> IndexExpr:
+    """The symbolic size `name`, or another integer if `sign` is not 1 (see Size)."""
+    return _atom(_intern((Size, name, sign), lambda: Size(name, sign)))
 
 
 def computed(expr: Any, extent: IndexLike) -> IndexExpr:
@@ -259,6 +263,11 @@ def product(factors: Iterable[IndexLike]) -> IndexExpr:
     return index(prod(factors, start=ONE))
 
 
+def from_atoms(factors: Iterable[Atom]) -> IndexExpr:
+    """The product of atoms."""
+    return _polynomial({tuple(sorted(factors, key=lambda atom: atom.key)): 1})
+
+
 def _divide_terms(num: IndexExpr, den: IndexExpr) -> tuple[IndexExpr, IndexExpr]:
     """Split num = den * whole + rest, taking into `whole` each term that den divides."""
     if len(den.terms) != 1:
@@ -267,7 +276,7 @@ def _divide_terms(num: IndexExpr, den: IndexExpr) -> tuple[IndexExpr, IndexExpr]
     whole: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for monomial, coefficient in num.terms:
-        left = _without(monomial, factor)
+        left = without(monomial, factor)
         if left is None:
             rest[monomial] = coefficient
             continue
@@ -280,7 +289,8 @@ def _divide_terms(num: IndexExpr, den: IndexExpr) -> tuple[IndexExpr, IndexExpr]
     return _polynomial(whole), _polynomial(rest)
 
 
-def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+def without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+    """`monomial` divided by `factor`; None where it has no such factor."""
     left = list(monomial)
     for atom in factor:
         if atom not in left:
@@ -354,10 +364,12 @@ def _atom_max(atom: Atom) -> IndexExpr:
 
 def _atom_nonnegative(atom: Atom) -> bool:
     if isinstance(atom, Quotient):
-        return nonnegative(atom.left)
+        return nonnegative(atom.left) and nonnegative(atom.right)
+    if isinstance(atom, Remainder):
+        return nonnegative(atom.right)
     if isinstance(atom, Least):
         return nonnegative(atom.left) and nonnegative(atom.right)
-    return True
+    return not isinstance(atom, Size) or atom.sign > 0
 
 
 def upper(expr: IndexExpr) -> IndexExpr | None:
@@ -380,7 +392,9 @@ def nonnegative(expr: IndexExpr) -> bool:
     """Whether `expr` >= 0 is certain (sizes are at least one, axes at least zero)."""
     low = 0
     for monomial, coefficient in expr.terms:
-        if not all(_atom_nonnegative(atom) for atom in monomial):
+        if len(monomial) == 1 and isinstance(monomial[0], Size) and monomial[0].sign:
+            coefficient *= monomial[0].sign
+        elif not all(_atom_nonnegative(atom) for atom in monomial):
             return False
         if coefficient < 0:
             if monomial:
@@ -437,40 +451,6 @@ def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> 
         return _atom(atom) if new is None else new
 
     return index(evaluate(expr, leaf))
-
-
-@_remembered
-def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
-    """The stride of `expr` along `loop`: zero when absent, None when not linear in it."""
-    total = ZERO
-    for monomial, scale in expr.terms:
-        if loop in monomial:
-            rest = list(monomial)
-            rest.remove(loop)
-            if loop in rest:
-                return None
-            total = total + _polynomial({tuple(rest): scale})
-            monomial = tuple(rest)
-        for atom in monomial:
-            if any(inner is loop for piece in parts(atom) for inner in atoms(piece)):
-                return None
-            if isinstance(atom, Value) and loop in atom.expr.axes:
-                return None
-    return total
-
-
-def apart(position: IndexExpr, axes: Iterable[Axis]) -> bool:
-    """Whether other values of `axes`, outermost first, are certain to give other positions.
-
-    What comes on top of an axis's steps may depend on it: it only has to stay below one step.
-    """
-    for loop in axes:
-        steps = {m: scale for m, scale in position.terms if loop in m}
-        step = _polynomial({tuple(a for a in m if a is not loop): n for m, n in steps.items()})
-        position = position - step * loop.at
-        if not (in_range(position, step) and all(isinstance(a, Size) for a in atoms(step))):
-            return False
-    return True
 
 
 def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:

@@ -310,6 +310,33 @@ def size_places(program: Program) -> dict[str, tuple[int, int | None]]:
     return found
 
 
+def index_exprs(program: Program) -> Iterator[IndexExpr]:
+    """Every index expression outside of kernels."""
+    for buffer in program.buffers.values():
+        yield from (*buffer.shape, *buffer.strides)
+    for step in program.steps:
+        if isinstance(step, Compute):
+            yield step.index
+            yield from (axis.extent for axis in (*step.axes, *step.reduced))
+            for node in walk(*step.values, *computed_parts(step.index)):
+                yield from node.indices
+        elif isinstance(step, Launch):
+            yield from step.sizes
+        elif isinstance(step, Alias):
+            yield step.offset
+        else:
+            yield from _index_arguments([step.args, [value for _, value in step.kwargs]])
+    yield from _index_arguments(program.outputs)
+
+
+def _index_arguments(value: Any) -> Iterator[IndexExpr]:
+    if isinstance(value, IndexExpr):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _index_arguments(item)
+
+
 def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
     """Every statement in `body` and below, in program order."""
     for stmt in body:

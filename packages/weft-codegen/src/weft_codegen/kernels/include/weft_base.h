@@ -27,12 +27,11 @@ static inline int64_t weft_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline int64_t weft_floordiv(int64_t a, int64_t b)
 {
-    int64_t q = a / b;
-    return q - (q * b > a);
+    return a / b - (a % b && (a ^ b) < 0);
 }
 
 static inline int64_t weft_mod(int64_t a, int64_t b)
 {
     int64_t r = a % b;
-    return r < 0 ? r + b : r;
+    return r && (r ^ b) < 0 ? r + b : r;
 }

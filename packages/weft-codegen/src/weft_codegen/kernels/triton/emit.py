@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from weft_codegen.kernels.exprs import changed, locals_of, reads_of
 from weft_codegen.kernels.triton.values import Lanes, NoTritonForm, ValueWriter, literal, type_name
 from weft_codegen.loops.expr import Const, Local
-from weft_codegen.loops.index import Axis, IndexExpr, coefficient, evaluate, product
+from weft_codegen.loops.index import Axis, IndexExpr, evaluate, product
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import (
     Kernel,
@@ -34,6 +34,7 @@ from weft_codegen.loops.program import (
     stmt_exprs,
 )
 from weft_codegen.loops.schedule.assemble import identity
+from weft_codegen.loops.steps import coefficient
 
 POINTWISE_BLOCK = 1024
 LARGEST_BLOCK = 16384  # lanes of one program: beyond it a row no longer fits the registers

@@ -20,11 +20,12 @@ from weft_core.tracing import ASSERT, must_run
 from weft_codegen.loops import checks
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, atoms, single
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, single
 from weft_codegen.loops.lower import fxnodes, install
 from weft_codegen.loops.lower.decompose import VARYING
 from weft_codegen.loops.lower.origins import origin_text
-from weft_codegen.loops.lower.shapes import NoLowering, to_index, to_shape
+from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index, to_shape
+from weft_codegen.loops.lower.sizes import bound_sizes, learn
 from weft_codegen.loops.lower.table import LOWERINGS, Call, Place, Shape, require
 from weft_codegen.loops.lower.values import (
     Element,
@@ -56,7 +57,8 @@ def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> ir.Program:
     NoLowering when the graph as a whole has no program (unbacked sizes, other mutations).
     """
     install()
-    return Walk(gm, fallback_random).run()
+    with rewritten(learn(gm)):
+        return Walk(gm, fallback_random).run()
 
 
 class Walk:
@@ -95,8 +97,8 @@ class Walk:
                 raise NoLowering(f"{node.target} makes a quantised tensor")
             visit[node.op](node)
         mutations = self._mutate()
-        return ir.Program(
-            self._bound_sizes(),
+        program = ir.Program(
+            (),
             tuple(self._inputs),
             self._constants,
             self._buffers,
@@ -105,6 +107,7 @@ class Walk:
             tuple(self._outputs),
             mutations,
         )
+        return replace(program, sizes=bound_sizes(program))
 
     # ---- the graph's boundary
 
@@ -147,21 +150,6 @@ class Walk:
                 raise NoLowering("a bool as a result")
             else:
                 self._outputs.append(None if value is None else to_index(value))
-
-    def _bound_sizes(self) -> tuple[str, ...]:
-        """The size symbols that inputs bind.  Raises NoLowering if the program needs another."""
-        bound = {item.name: None for item in self._inputs if item.kind == "size"}
-        for item in self._inputs:
-            if item.kind == "tensor":
-                for extent in self._buffers[item.name].shape:
-                    if isinstance(single(extent), Size):
-                        bound.setdefault(str(extent))
-        for buffer in self._buffers.values():
-            for where in (*buffer.shape, *buffer.strides):
-                for atom in atoms(where):
-                    if isinstance(atom, Size) and atom.key not in bound:
-                        raise NoLowering(f"size {atom.key} is only known while running")
-        return tuple(bound)
 
     # ---- operators
 

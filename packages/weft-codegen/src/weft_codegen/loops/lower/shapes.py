@@ -7,7 +7,9 @@ node by node; what the index language lacks raises NoLowering and the graph runs
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -27,7 +29,9 @@ def to_index(value: Any) -> IndexExpr:
         return const(int(value))
     if isinstance(value, torch.SymInt):
         known = value.node.maybe_as_int()
-        return const(known) if known is not None else _from_sympy(value.node.expr)
+        if known is not None:
+            return const(known)
+        return from_sympy(value.node.expr, value.node.shape_env)
     raise NoLowering(f"{value!r} is not a size")
 
 
@@ -36,25 +40,51 @@ def to_shape(sizes: Any) -> tuple[IndexExpr, ...]:
     return tuple(const(n) if type(n) is int else to_index(n) for n in sizes)
 
 
-def _from_sympy(expr: Any) -> IndexExpr:
+Rewrite = Callable[[IndexExpr], IndexExpr]
+_rewrite: ContextVar[Rewrite] = ContextVar("_rewrite", default=lambda expr: expr)
+
+
+@contextmanager
+def rewritten(rewrite: Rewrite) -> Iterator[None]:
+    """Every size converted meanwhile goes through `rewrite`, and so does each part of it."""
+    token = _rewrite.set(rewrite)
+    try:
+        yield
+    finally:
+        _rewrite.reset(token)
+
+
+def from_sympy(expr: Any, env: Any) -> IndexExpr:
+    """A sympy expression of a ShapeEnv as an index expression.  Raises NoLowering."""
+    return _rewrite.get()(_converted(expr, env))
+
+
+def _converted(expr: Any, env: Any) -> IndexExpr:
     if expr.is_Integer:
         return const(int(expr))
     if expr.is_Symbol:
         if _is_data(expr):  # may be 0 or 1, unlike other sizes
             raise NoLowering(f"size {expr} is only known while running")
-        return size(expr.name)
+        return size(expr.name, _sign(env.var_to_range.get(expr)))
     name = type(expr).__name__
-    if name in _ROUNDED and (quotient := _ratio(expr.args[0])):
+    if name in _ROUNDED and (quotient := _ratio(expr.args[0], env)):
         return _ROUNDED[name](*quotient)
-    parts = [_from_sympy(arg) for arg in expr.args] if name in _BUILD else []
+    parts = [from_sympy(arg, env) for arg in expr.args] if name in _BUILD else []
     if name == "Pow" and expr.exp.is_Integer and expr.exp > 0:
-        return product([_from_sympy(expr.base)] * int(expr.exp))
+        return product([from_sympy(expr.base, env)] * int(expr.exp))
     if not parts:
         raise NoLowering(f"size expression {expr}")
     return _BUILD[name](parts)
 
 
-def _ratio(expr: Any) -> tuple[IndexExpr, IndexExpr] | None:
+def _sign(bounds: Any) -> int:
+    """The sign that all numbers of a range have; 0 if they have none in common."""
+    if bounds is None:
+        return 0
+    return bool(bounds.lower >= 1) - bool(bounds.upper <= -1)
+
+
+def _ratio(expr: Any, env: Any) -> tuple[IndexExpr, IndexExpr] | None:
     """The two sizes whose true quotient a float is, where floats are exact enough to round it.
 
     A factor of few binary digits times a size is exact below 2**53, and a quotient of two sizes
@@ -64,11 +94,11 @@ def _ratio(expr: Any) -> tuple[IndexExpr, IndexExpr] | None:
     for part in expr.args if expr.is_Mul else (expr,):
         match type(part).__name__:
             case "ToFloat":
-                ints = ints * _from_sympy(part.args[0])
+                ints = ints * from_sympy(part.args[0], env)
             case "Float":
                 factor *= float(part)
             case "IntTrueDiv" if not expr.is_Mul:
-                top, bottom = map(_from_sympy, part.args)
+                top, bottom = (from_sympy(arg, env) for arg in part.args)
                 return (top, bottom) if nonnegative(top) and nonnegative(bottom) else None
             case _:
                 return None

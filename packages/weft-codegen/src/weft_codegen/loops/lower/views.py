@@ -138,7 +138,8 @@ def _slice(
 def _select(call: Call, x: LazyTensor, dim: int, index: Any) -> LazyTensor:
     dim = normalise_dim(dim, len(x.shape))
     where_ = to_index(index)
-    if where_.is_const and where_.value < 0:
+    if not nonnegative(where_):
+        require(nonnegative(-where_ - 1), "index of unknown sign")
         where_ = where_ + x.shape[dim]
 
     def element(place: Indices) -> Expr:

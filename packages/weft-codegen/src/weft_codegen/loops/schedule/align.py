@@ -20,11 +20,11 @@ from weft_codegen.loops.index import (
     IndexExpr,
     atoms,
     axis,
-    coefficient,
     nonnegative,
     substitute,
 )
 from weft_codegen.loops.lower.values import flatten
+from weft_codegen.loops.steps import coefficient
 
 _fresh = itertools.count()
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, cast, compute_dtype, constant, read
-from weft_codegen.loops.index import ONE, Axis, IndexExpr, apart, product
+from weft_codegen.loops.index import ONE, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
 from weft_codegen.loops.schedule.align import linear, replacing, row_major
@@ -40,6 +40,7 @@ from weft_codegen.loops.schedule.tile import (
     transposed,
     turned,
 )
+from weft_codegen.loops.steps import apart
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64

@@ -52,6 +52,9 @@ def launch(
     return ir.Launch(kernel.name, tuple(naming.buffers), actual_sizes, origins)
 
 
+_LETTERS = {1: "n", 0: "z", -1: "m"}
+
+
 class _Naming(Rewriter):
     """Renames one nest; dicts keep the order of first use."""
 
@@ -68,7 +71,9 @@ class _Naming(Rewriter):
                 self._axes[atom] = axis(f"i{len(self._axes)}", self.index(atom.extent))
             return self._axes[atom]
         if isinstance(atom, Size):
-            return size(self.sizes.setdefault(atom.key, f"n{len(self.sizes)}"))
+            # The sign is part of the name, since equal texts are one kernel.
+            name = f"{_LETTERS[atom.sign]}{len(self.sizes)}"
+            return size(self.sizes.setdefault(atom.key, name), atom.sign)
         return None
 
     def axis(self, loop: Axis) -> Axis:

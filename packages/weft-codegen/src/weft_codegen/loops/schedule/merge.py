@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft_codegen.loops.expr import computed_parts, walk
-from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, coefficient, product
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, product
 from weft_codegen.loops.schedule.align import new_axis
 from weft_codegen.loops.schedule.group import Group, rewritten
+from weft_codegen.loops.steps import coefficient
 
 
 def merge_axes(group: Group) -> Group:

@@ -18,13 +18,13 @@ from weft_codegen.loops.index import (
     IndexExpr,
     as_axis,
     axis,
-    coefficient,
     nonnegative,
     substitute,
     upper,
 )
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
 from weft_codegen.loops.schedule.align import replacing
+from weft_codegen.loops.steps import coefficient
 
 # More parts than this cost more in code than they save.
 _MOST_CUTS = 8
