@@ -1,9 +1,11 @@
 """Compiled autograd in the whole stack: compiled forwards, inlined backwards, hooks, settings."""
 
+import re
 import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -149,6 +151,104 @@ def test_the_setting_covers_a_backward_that_a_compiled_function_runs():
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
     assert weft.counters["compiled_autograd"]["captures"] == 1
     assert weft.counters["compiled_autograd"]["eager"] == 0
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 3))
+
+
+def reached(model, x):
+    model(x).square().sum().backward()
+
+
+def test_the_tutorials_training_function(capfd):
+    model, x = net(), torch.randn(4, 10)
+    want = gradients(model, model(x).square().sum().backward)
+    step = weft.compile(reached)
+    weft.set_logs(compiled_autograd=True)
+    with weft.config.patch(compiled_autograd=True):
+        got = gradients(model, lambda: step(model, x))
+    weft.set_logs(compiled_autograd=False)
+    torch.testing.assert_close(got, want)
+    assert weft.counters["compiled_autograd"] == {"captures": 1, "graphs": 1}
+    assert re.search(r"aot\d+_mm_default", capfd.readouterr().err)
+
+
+def test_the_setting_decides_at_each_call_who_captures():
+    model, x = net(), torch.randn(4, 10)
+    want = gradients(model, model(x).square().sum().backward)
+    step = weft.compile(reached)
+    for on in (False, True, False, True):
+        with weft.config.patch(compiled_autograd=on):
+            torch.testing.assert_close(gradients(model, lambda: step(model, x)), want)
+        with weft.config.patch(compiled_autograd=on), weft.compiled_autograd.disable():
+            torch.testing.assert_close(gradients(model, lambda: step(model, x)), want)
+    assert weft.counters["compiled_autograd"]["captures"] == 1
+    assert weft.counters["stats"]["unique_graphs"] == 3
+
+
+def test_a_backward_has_the_flags_of_the_function_that_reaches_it():
+    model, graphs = net(), []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    for dynamic, count in ((None, 4), (True, 2), (False, 8)):
+        weft.reset()
+        graphs.clear()
+        step = weft.compile(reached, backend=backend, dynamic=dynamic)
+        for rows in (4, 5, 6, 7):
+            x = torch.randn(rows, 10)
+            want = gradients(model, model(x).square().sum().backward)
+            with weft.config.patch(compiled_autograd=True):
+                torch.testing.assert_close(gradients(model, partial(step, model, x)), want)
+        assert len(graphs) == count
+
+
+def test_fullgraph_forbids_breaks_of_hooks_alone():
+    model, x = net(), torch.randn(4, 10)
+
+    @weft.compile(fullgraph=True)
+    def step(x):
+        grads = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+        return [grad * 2 for grad in grads]
+
+    want = gradients(model, model(x).square().sum().backward)
+    with weft.config.patch(compiled_autograd=True):
+        torch.testing.assert_close(step(x), [grad * 2 for grad in want])
+    assert dict(weft.counters["graph_break"]) == {"backward": 1}
+    model[0].weight.register_hook(lambda grad: weft.graph_break())
+    with weft.config.patch(compiled_autograd=True), pytest.raises(weft.Unsupported):
+        weft.compile(reached, fullgraph=True)(model, x)
+
+
+@pytest.mark.parametrize("scope", ["setting", "enable"])
+def test_equal_requests_share_the_graphs_of_a_backward(scope):
+    model, x = net(), torch.randn(4, 10)
+    want = gradients(model, model(x).square().sum().backward)
+    for _ in range(12):
+        model.zero_grad()
+        loss = model(x).square().sum()
+        if scope == "setting":
+            with weft.config.patch(compiled_autograd=True):
+                weft.compile(lambda loss=loss: loss.backward(), fullgraph=True)()
+        else:
+            with weft.compiled_autograd.enable(weft.compile(backend="aot_eager")):
+                loss.backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], want)
+    assert weft.counters["compiled_autograd"] == {"captures": 1, "graphs": 1}
+
+
+def test_a_captured_backward_frees_its_history_at_once():
+    x = torch.randn(3, requires_grad=True)
+    with weft.config.patch(compiled_autograd=True):
+        y = x.exp()
+        died = weakref.ref(y)
+        y.sum().backward()
+    del y
+    assert died() is None
 
 
 def test_the_setting_covers_other_threads():

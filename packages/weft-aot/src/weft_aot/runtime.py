@@ -23,7 +23,7 @@ from weft_aot.records import JointGraph, Part, Partition
 from weft_aot.replay import Replay
 
 Compiled = Callable[..., Any]
-_IDS = itertools.count(1)
+_IDS = itertools.count()
 _TRANSFORMS_ACTIVE = torch._C._are_functorch_transforms_active
 
 

@@ -7,6 +7,7 @@ makes of it. `convert` is the pipeline; values, opcodes and rules are what it co
 from weft_capture.api import Capture, Explanation, capture, explain, report, reset
 from weft_capture.breaks import REASONS, Break, BreakRecord
 from weft_capture.config import settings
+from weft_capture.engine import leave_backwards, running
 from weft_capture.markers import (
     allow_in_graph,
     assume_constant_result,
@@ -35,8 +36,10 @@ __all__ = [
     "explain",
     "graph_break",
     "is_compiling",
+    "leave_backwards",
     "report",
     "reset",
+    "running",
     "set_stance",
     "settings",
     "substitute_in_graph",

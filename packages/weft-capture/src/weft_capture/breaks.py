@@ -96,6 +96,11 @@ REASONS: dict[str, Reason] = {
         "other processes wait for it, or for what the program did before it, in its own order",
         "none needed: what lies between is compiled; for one graph, do it before or behind",
     ),
+    "backward": Reason(
+        "compiled autograd is on, which captures the backward pass as a graph of its own",
+        "none needed: what lies before and behind it is compiled; for one graph of the whole step, "
+        "turn compiled autograd off",
+    ),
     "recompile-limit": Reason(
         "the function was compiled as often as the recompile limit allows",
         "see the warning for the failing guards, or raise the limit",

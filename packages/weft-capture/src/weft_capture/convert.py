@@ -80,8 +80,9 @@ DUAL_LEVEL = AttrSource(ModuleSource(forward_ad.__name__), "_current_level")
 _TRIES = 100
 """How many steps to go back, one by one, to a state that can be rebuilt."""
 
-# An exception that leaves the function ends the graph, a wait is not avoidable: no splits.
-_ENDS = ("uncaught-exception", "suspends")
+# An exception that leaves the function ends the graph, a wait is not avoidable, and a backward pass
+# was asked to be a graph of its own: no splits.
+_ENDS = ("uncaught-exception", "suspends", "backward")
 
 
 @dataclass(frozen=True)

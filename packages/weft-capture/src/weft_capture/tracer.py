@@ -100,6 +100,7 @@ class Tracer:
         self.calls = RealCalls(self)
         self.frame: Frame | None = None
         self.depth = 0
+        self.apart = 0  # how many pieces of code around this are one call in the graph
         self.frames: list[Frame] = []  # all that ran
         self.known: dict[int, tuple[Value, Source]] = {}
         self.keep_alive: list[object] = []

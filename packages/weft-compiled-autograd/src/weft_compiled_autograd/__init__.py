@@ -11,16 +11,23 @@ graph), `cache.py` (which graph runs).
 
 from weft_core.events import counters
 
-from weft_compiled_autograd.api import disable, enable, enable_everywhere, reset
+from weft_compiled_autograd.api import disable, enable, enable_everywhere, is_enabled, reset
 from weft_compiled_autograd.config import settings
-from weft_compiled_autograd.pieces import graph_compiler, runs_user_code, taken_inputs
+from weft_compiled_autograd.pieces import (
+    compile_pieces,
+    graph_compiler,
+    runs_user_code,
+    taken_inputs,
+)
 
 __all__ = [
+    "compile_pieces",
     "counters",
     "disable",
     "enable",
     "enable_everywhere",
     "graph_compiler",
+    "is_enabled",
     "reset",
     "runs_user_code",
     "settings",

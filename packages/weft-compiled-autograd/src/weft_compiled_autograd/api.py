@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from weft_core.events import counters
@@ -18,7 +18,8 @@ def enable(compiler: Compiler) -> Iterator[None]:
     Args:
         compiler: `gm -> callable`, called once for each captured graph. The graph module takes
             `(inputs, sizes, scalars, hooks, packed_data)` and returns a tuple of tensors.
-            `torch.compile`, `weft.compile(...)` and `lambda gm: gm` are compilers.
+            `torch.compile`, `weft.compile(...)` and `lambda gm: gm` are compilers. With an
+            attribute `dynamic`, True makes all sizes symbolic from the start, False none ever.
 
     Blocks nest; the innermost compiler is used. What cannot be captured runs on the eager engine,
     with the reason logged once.
@@ -41,11 +42,14 @@ def _innermost(compiler: Compiler | None) -> Iterator[None]:
         engine.thread.compilers.pop()
 
 
-def enable_everywhere(compiler: Compiler | None) -> None:
+def enable_everywhere(
+    compiler: Compiler | None, choose: Callable[[], Compiler] | None = None
+) -> None:
     """Capture the backwards of all threads, except in `enable` and `disable` blocks of their own.
 
     Args:
         compiler: as of `enable`; None ends it.
+        choose: asked for the compiler of each backward, in its thread, instead.
 
     Raises:
         TypeError: when `compiler` is not callable.
@@ -53,7 +57,16 @@ def enable_everywhere(compiler: Compiler | None) -> None:
     if compiler is not None:
         _check(compiler)
         engine.install()
-    engine.Everywhere.compiler = compiler
+    chosen = compiler and choose
+    engine.Everywhere.choose = staticmethod(chosen or (lambda: compiler))
+
+
+def is_enabled() -> bool:
+    """Say whether a backward that this thread begins now is one to capture."""
+    if engine.thread.session is not None:
+        return False  # one inside of a captured backward runs on the eager engine
+    compilers = engine.thread.compilers
+    return (compilers[-1] if compilers else engine.Everywhere.choose()) is not None
 
 
 def _check(compiler: Compiler) -> None:

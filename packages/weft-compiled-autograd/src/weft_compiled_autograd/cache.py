@@ -40,6 +40,11 @@ def compiler_key(compiler: Compiler) -> Hashable:
     return id(compiler)
 
 
+def dynamic_of(compiler: Compiler) -> bool | None:
+    """Which sizes a compiler wants symbolic: None for those that change, True, False for none."""
+    return getattr(compiler, "dynamic", None)
+
+
 def _global_state() -> Hashable:
     """Process state that a trace depends on."""
     cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
@@ -126,7 +131,11 @@ class Entry:
         seen = _seen_shapes.setdefault(program, guards.SeenShapes())
         dynamic = seen.update([tensor.shape for tensor in inputs])
         symbolic = set(range(len(sizes)))
-        if self.origins is not None:
+        if dynamic_of(compiler) is False:
+            dynamic, symbolic = [[] for _ in inputs], set()
+        elif dynamic_of(compiler):
+            dynamic = [_varying(tensor) for tensor in inputs]
+        elif self.origins is not None:
             dynamic, values = with_aot_sizes(self.tape, contexts, inputs, dynamic)
             symbolic = {k for k, size in enumerate(sizes) if size in values} | self.changed
         with span("compiled_autograd", f"{len(self.tape.names)} autograd nodes"):
@@ -224,6 +233,13 @@ class Entry:
                 raise
             self._give_up(str(problem))
             return None
+
+
+def _varying(tensor: torch.Tensor) -> list[int]:
+    """The dimensions that may vary from the start: none of a parameter; 0 and 1 broadcast."""
+    of: Any = tensor if tensor._base is None else tensor._base
+    fixed = isinstance(of, torch.nn.Parameter)
+    return [] if fixed else [dim for dim, size in enumerate(tensor.shape) if size > 1]
 
 
 def with_aot_sizes(

@@ -21,7 +21,7 @@ from weft_core.events import counters
 
 from weft_compiled_autograd import ddp, report
 from weft_compiled_autograd.aot import reaches_dynamic
-from weft_compiled_autograd.cache import Compiler, Entry
+from weft_compiled_autograd.cache import Compiler, Entry, dynamic_of
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.order import eager_order
 from weft_compiled_autograd.tape import EngineOp, Recorder, exposes_graph
@@ -57,7 +57,7 @@ class Session:
         self.compiler = compiler
         self.roots = roots
         self.inputs = inputs
-        self.dynamic = reaches_dynamic(roots)
+        self.dynamic = dynamic_of(compiler) or reaches_dynamic(roots)
         self.capture: Capture | None = None
         self.started = False
         self.compiler_failed = False
@@ -76,9 +76,9 @@ thread = _ThreadState()
 
 
 class Everywhere:
-    """The compiler of threads that are in no `enable` or `disable` block."""
+    """Gives the compiler of threads that are in no `enable` or `disable` block."""
 
-    compiler: Compiler | None = None
+    choose: Callable[[], Compiler | None] = staticmethod(lambda: None)
 
 
 _one_at_a_time = threading.Lock()
@@ -206,7 +206,7 @@ class EngineGate:
         self, tensors: Any, grads: Any, keep_graph: bool, create_graph: bool, *rest: Any, **kw: Any
     ) -> Any:
         """Run a backward, captured where that is enabled and possible."""
-        compiler = thread.compilers[-1] if thread.compilers else Everywhere.compiler
+        compiler = thread.compilers[-1] if thread.compilers else Everywhere.choose()
         call = (tensors, grads, keep_graph, create_graph, *rest)
         if compiler is None or _in_a_trace():
             return self._eager(call, kw)
@@ -245,6 +245,7 @@ class EngineGate:
             thread.session = None
             if session.capture is not None:
                 session.capture.close()  # leaves what a failed capture left open
+                session.capture = None  # the two refer to each other, and to the autograd graph
             window.close()
             _one_at_a_time.release()
 

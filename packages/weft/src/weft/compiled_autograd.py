@@ -3,23 +3,28 @@
     with weft.compiled_autograd.enable(weft.compile):
         loss.backward()
 
-`weft.config.compiled_autograd = True` does the same, with the code generator, for every backward
-of every thread, until it is set to False.
+`weft.config.compiled_autograd = True` does the same for every backward of every thread, until it is
+set to False: one that a compiled function reaches is compiled as that function is, others by the
+code generator.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import weft_capture
 from torch.fx import GraphModule
 from weft_compiled_autograd import (
+    compile_pieces,
     disable,
     enable_everywhere,
-    graph_compiler,
+    is_enabled,
     runs_user_code,
     taken_inputs,
 )
@@ -31,16 +36,8 @@ from weft.api import compile, request_of
 
 __all__ = ["disable", "enable"]
 
-# A captured backward is aten ops already: the backend takes it without a second capture.
-_backend = pipeline.graph_compiler(pipeline.Request())
-_in_pieces = graph_compiler(_backend)
 _CHANGES = 3
-
-
-def _compile(module: GraphModule) -> Callable[..., Any]:
-    if runs_user_code(module):
-        return _WithUserCode(module, pipeline.Request(fullgraph=True))
-    return _in_pieces(module)
+_KEPT = 64
 
 
 class _Captured:
@@ -92,18 +89,84 @@ class _WithUserCode(_Captured):
     of them would break that graph, the reason is counted and logged as any graph break is, and the
     backward runs in pieces, with the user's code called between them. So it does once the hooks
     were found changed (other closures, a list that grows) more than `_CHANGES` times.
+    With `fullgraph` a break is an error, as it is in a forward.
     """
+
+    def __init__(self, module: GraphModule, request: pipeline.Request) -> None:
+        super().__init__(module, replace(request, fullgraph=True))
+        self.is_strict = request.fullgraph
 
     def __call__(self, inputs: list[Any], *rest: Any) -> Any:
         """Run the backward; one at a time does."""
         if self.graphs <= _CHANGES:
             try:
                 return super().__call__(inputs, *rest)
-            except (Unsupported, RecompileLimit):  # nothing of it has run
+            except Unsupported:  # nothing of it has run
+                if self.is_strict:
+                    raise
+                self.graphs = _CHANGES + 1
+            except RecompileLimit:
                 self.graphs = _CHANGES + 1
         if not isinstance(self.run, GraphModule):
-            self.run = _in_pieces(self.module)
+            self.run = compile_pieces(self.module, self.backend)
         return self.run(inputs, *rest)
+
+
+class _Compiler:
+    """Compiles captured backwards as a request says; graphs are found by this object."""
+
+    def __init__(self, request: pipeline.Request) -> None:
+        self.request = request
+        self.dynamic = request.rules.get("dynamic")
+
+    def __call__(self, module: GraphModule) -> Callable[..., Any]:
+        raise NotImplementedError
+
+
+class _InPieces(_Compiler):
+    """A captured backward is aten ops already: without user code, no second capture is needed."""
+
+    def __call__(self, module: GraphModule) -> Callable[..., Any]:
+        if runs_user_code(module):
+            return _WithUserCode(module, self.request)
+        return compile_pieces(module, pipeline.graph_compiler(self.request))
+
+
+class _Whole(_Compiler):
+    """What `weft.compile(...)` makes of a captured backward given to it."""
+
+    def __call__(self, module: GraphModule) -> Callable[..., Any]:
+        return _Captured(module, self.request)
+
+
+_recent: deque[_Compiler] = deque(maxlen=_KEPT)
+
+
+def _compiler(kind: type[_Compiler], request: pipeline.Request) -> _Compiler:
+    """Return one compiler for equal requests: what it has compiled serves all who ask alike."""
+    options = {name: value for name, value in request.options.items() if name != "freezing"}
+    rules = {name: request.rules.get(name) for name in ("dynamic", "recompile_limit")}
+    request = replace(request, options=options, rules=rules)
+    for known in _recent:
+        if type(known) is kind and known.request == request:
+            return known
+    _recent.append(kind(request))
+    return _recent[-1]
+
+
+_chosen: WeakKeyDictionary[Any, _Compiler] = WeakKeyDictionary()
+_default = _compiler(_InPieces, pipeline.Request())
+
+
+def _choose() -> _Compiler:
+    """Return the compiler that has the flags of the function that reached a backward."""
+    running = weft_capture.running()
+    request = pipeline.requests.get(running) if running is not None else None
+    if request is None:
+        return _default
+    if running not in _chosen:
+        _chosen[running] = _compiler(_InPieces, request)
+    return _chosen[running]
 
 
 def enable(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
@@ -117,14 +180,15 @@ def enable(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
         InvalidBackend, InvalidOption: for flags that `weft.compile` refuses.
     """
     if compiler is compile or getattr(compiler, "func", None) is compile:
-        known, flags = vars(compiler), getattr(compiler, "keywords", {})
+        flags = getattr(compiler, "keywords", {})
         if not flags.get("disable"):
-            if "backward" not in known:  # one object for good: graphs are found by it
-                known["backward"] = partial(_Captured, request=request_of(flags))
-            compiler = known["backward"]
+            compiler = _compiler(_Whole, request_of(flags))
     return enable_compiler(compiler)
 
 
 def switch(on: bool) -> None:
     """Follow `config.compiled_autograd`."""
-    enable_everywhere(_compile if on else None)
+    enable_everywhere(_default if on else None, _choose)
+
+
+weft_capture.leave_backwards(is_enabled)

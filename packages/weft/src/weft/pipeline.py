@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import weft_aot
 import weft_capture
@@ -49,13 +50,17 @@ class Request:
     rules: dict[str, Any] = field(default_factory=dict)
 
 
+requests: WeakKeyDictionary[weft_capture.Capture, Request] = WeakKeyDictionary()
+"""What was asked for each compiled function: a backward that it reaches is compiled alike."""
+
+
 def compile_function(function: Callable[..., Any], request: Request) -> Callable[..., Any]:
     """Return `function` with steps 1 and 6 around it; steps 2 to 5 run when it is called.
 
     Raises:
         InvalidBackend: for an unknown backend.
     """
-    return weft_capture.capture(
+    compiled: Any = weft_capture.capture(
         function,
         graph_compiler(request),
         fullgraph=request.fullgraph,
@@ -63,6 +68,8 @@ def compile_function(function: Callable[..., Any], request: Request) -> Callable
         marks_modules=bool(request.options.get(DEDUPLICATE)),
         **request.rules,
     )
+    requests[compiled._weft_capture] = request
+    return compiled  # type: ignore[no-any-return]
 
 
 def graph_compiler(request: Request) -> Backend:

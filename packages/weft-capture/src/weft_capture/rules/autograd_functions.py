@@ -17,6 +17,7 @@ import torch
 from torch.autograd import function as autograd_function
 from torch.fx import Node
 
+from weft_capture import engine
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import ClassValue
 from weft_capture.regions import modes_of, nodes_after
@@ -74,7 +75,7 @@ def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
     before = torch.is_grad_enabled()
     policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
     try:
-        with apart(tx, name) as made:
+        with apart(tx, name) as made, engine.kept_inside(tx):
             tx.set_grad_mode(False)
             yield
             tx.set_grad_mode(before)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from weft_guards.sources import CallSource
 
-from weft_capture import config
+from weft_capture import config, engine
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Kwargs, Tracer, Value, method
@@ -35,6 +35,7 @@ def _backward(
     tx: Tracer, tensors: Value, grad_tensors: Value = NONE, retain_graph: Value = NONE,
     create_graph: Value = FALSE, grad_variables: Value = NONE, inputs: Value = NONE,
 ) -> None:  # fmt: skip
+    engine.check(tx, "backward()")
     if not config.settings.capture_backward:
         raise _refused("while config.capture_backward is off")
     if not {retain_graph, create_graph, grad_variables, inputs} <= {NONE, FALSE}:

@@ -19,6 +19,7 @@ from weft_core import control
 from weft_core.marks import inlinable
 from weft_core.versions import version_of
 
+from weft_capture import engine
 from weft_capture.breaks import Break
 from weft_capture.rules.autograd_functions import apart
 from weft_capture.rules.polyfilled import polyfill
@@ -83,7 +84,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
         raise Break("unknown-call", f"{name} in such a graph")
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
-    with apart(tx, name) as made:
+    with apart(tx, name) as made, engine.kept_inside(tx):
         result = function.call(tx, list(args), {})
         leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
         inside = {id(value) for value in graph.tensors()} - set(map(id, old))

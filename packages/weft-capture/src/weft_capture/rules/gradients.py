@@ -15,6 +15,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from weft_guards.sources import AttrSource
 
+from weft_capture import engine
 from weft_capture.breaks import Break
 from weft_capture.inputs import GraphInput, check_views
 from weft_capture.rules.autograd_functions import rehearsal
@@ -146,6 +147,8 @@ def _gradients(
 
     What it went through is kept for another time, since results of the graph may need it.
     """
+    if FALSE is create_graph is is_grads_batched and not tx.transforms:
+        engine.check(tx, "torch.autograd.grad")
     if tx.transforms:
         raise Break("unknown-call", "torch.autograd.grad under vmap")
     if only_inputs is not TRUE:
