@@ -149,3 +149,22 @@ assert not loaded, loaded
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_stride_that_no_size_decides_varies_by_itself():
+    policy = DynamicPolicy()
+    assert policy.free_strides(X, torch.zeros(2, 40)[:, -32:]) == ()
+    assert policy.free_strides(X, torch.zeros(2, 40)[:, -32:]) == ()
+    assert policy.free_strides(X, torch.zeros(2, 41)[:, -32:]) == (0,)
+    assert policy.free_strides(X, torch.zeros(2, 40)[:, -32:]) == (0,)
+    assert policy.free_strides(X, torch.zeros(40, 2).t()) == ()  # another order in memory
+
+
+def test_the_strides_of_whole_tensors_follow_their_sizes():
+    policy = DynamicPolicy()
+    for rows in (3, 4, 5):
+        assert policy.free_strides(X, torch.zeros(2, rows, 4)) == ()
+    assert policy.free_strides(X, torch.zeros(2, 9, 4)[:, :5]) == (0,)
+    assert policy.free_strides(X, torch.nn.Parameter(torch.zeros(2, 8, 4)[:, :5])) == ()
+    assert DynamicPolicy(False).free_strides(X, torch.zeros(2, 9)[:, :5]) == ()
+    assert DynamicPolicy(True).free_strides(X, torch.zeros(2, 9)[:, :5]) == (0,)

@@ -138,7 +138,7 @@ def _refused(record: BreakRecord) -> Unsupported:
 def _convert(do: Task) -> Converted:
     steps = Steps(not has_tensor_work(do.function, do.flat_args), do.break_at, do.reason)
     tx = Tracer(do.function, do.symbolic, do.policy, steps)
-    tx.answers, tx.marks_modules = do.answers, do.marks_modules
+    tx.answers, tx.marks_modules, tx.fullgraph = do.answers, do.marks_modules, do.fullgraph
     try:
         return _capture(do, tx, steps)
     finally:

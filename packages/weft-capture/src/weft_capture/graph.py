@@ -91,26 +91,31 @@ class GraphBuilder:
         self,
         tensor: torch.Tensor,
         source: Source,
-        dynamic_dims: tuple[int, ...],
+        dynamic_dims: tuple[int, ...] = (),
+        free_strides: tuple[int, ...] = (),
         inner: dict[str, Any] | None = None,
     ) -> TensorValue:
         """Return the value of a tensor from outside, a new placeholder of the graph.
 
-        `inner` are the fakes inside of a tensor of a wrapper class.
+        The dimensions `dynamic_dims` get symbols, and so do the strides of `free_strides`; `inner`
+        are the fakes inside of a tensor of a wrapper class.
         """
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
             unbacked = [dim for dim, mark in marks.items() if mark.kind is Kind.UNBACKED]
-            twin = fake.to_fake(self.mode, tensor, dynamic_dims, name, unbacked, inner)
+            twin = fake.to_fake(
+                self.mode, tensor, dynamic_dims, name, unbacked, inner, free_strides
+            )
         for dim in dynamic_dims:
-            size = twin.shape[dim]
             if dim in marks and marks[dim].admits(tensor.shape[dim]):
-                fake.limit(size, marks[dim].min, marks[dim].max)
-            if isinstance(size, torch.SymInt) and size.node.expr not in self.symbols:
-                self.symbols[size.node.expr] = self._placeholder(
-                    TensorProperty(source, "size", dim), size, tensor.shape[dim]
-                )
+                fake.limit(twin.shape[dim], marks[dim].min, marks[dim].max)
+        amounts = [("size", dim, twin.size(dim), tensor.size(dim)) for dim in dynamic_dims]
+        amounts += [("stride", d, twin.stride(d), tensor.stride(d)) for d in free_strides]
+        for prop, dim, amount, now in amounts:
+            if isinstance(amount, torch.SymInt) and amount.node.expr not in self.symbols:
+                place = TensorProperty(source, prop, dim)
+                self.symbols[amount.node.expr] = self._placeholder(place, amount, now)
         node = self._placeholder(source, twin, tensor)
         kind = TensorValue if inner is None else WrapperValue
         self.has_wrappers = self.has_wrappers or inner is not None

@@ -51,8 +51,9 @@ _KEPT_META = ("stack_trace", "recompute", "source_name")
 
 Rows = tuple[tuple[Any, ...], ...]
 """(op, name, target, args, kwargs, metadata) of each node of a graph."""
-Inputs = tuple[tuple[Source, tuple[int, ...]], ...]
-"""Source and symbolic dimensions of each input of a graph."""
+Dims = tuple[int, ...]
+Inputs = tuple[tuple[Source, Dims, Dims], ...]
+"""Source, symbolic dimensions and free strides of each input of a graph."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ class Saved:
         module, guards = None, list[Guard]()
         if self.graph:
             module = _graph(self.graph)
-            sources = [source for source, _ in self.inputs]
-            symbolic = any(dims for _, dims in self.inputs) or int in map(type, values)
+            sources = [source for source, *_ in self.inputs]
+            symbolic = any(dims or strides for _, dims, strides in self.inputs)
+            symbolic |= int in map(type, values)
             env = fake.make_shape_env() if symbolic else None
             fakes = _fakes(self.inputs, values, env) if symbolic else []
             for node, example in zip(module.graph.find_nodes(op="placeholder"), fakes):
@@ -127,15 +129,16 @@ def _fakes(inputs: Inputs, values: list[Any], env: Any) -> list[Any]:
     """Return fakes of a graph's inputs, with new symbols in the places of the old ones."""
     mode = fake.fake_mode(env)
     made: dict[Source, Any] = {}
-    for (source, dims), value in zip(inputs, values):
+    for (source, dims, free), value in zip(inputs, values):
         if isinstance(value, torch.Tensor):
-            made[source] = fake.to_fake(mode, value, dims, source.expr())
-    for (source, _), value in zip(inputs, values):
+            name = source.expr()
+            made[source] = fake.to_fake(mode, value, dims, name, free_strides=free)
+    for (source, *_), value in zip(inputs, values):
         if isinstance(source, TensorProperty):
-            made[source] = made[source.base].shape[source.dim]
+            made[source] = getattr(made[source.base], source.prop)(source.dim)
         elif source not in made:
             made[source] = fake.new_symint(env, value, source.expr(), duck=False)
-    return [made[source] for source, _ in inputs]
+    return [made[source] for source, *_ in inputs]
 
 
 # ---- from a capture to bytes
@@ -212,8 +215,8 @@ def to_bytes(
     return file.getvalue()
 
 
-def _readable(inputs: list[GraphInput]) -> Iterator[tuple[Source, tuple[int, ...]]]:
-    """Yield source and symbolic dimensions of each input, if another process can read it."""
+def _readable(inputs: list[GraphInput]) -> Iterator[tuple[Source, Dims, Dims]]:
+    """Yield what `Inputs` has of each input, if another process can read it."""
     sources = {entry.source for entry in inputs}
     for entry in inputs:
         source, example = entry.source, entry.node_example
@@ -223,7 +226,9 @@ def _readable(inputs: list[GraphInput]) -> Iterator[tuple[Source, tuple[int, ...
         unknown = not all(sizes[dim].node.has_hint() for dim in dims)
         if alone or unknown or isinstance(source, ConstSource) or any(origins(source)):
             raise NotSaved("process-bound", f"input {source} of the graph")
-        yield source, dims
+        free = {one.source.dim for one in inputs if isinstance(one.source, TensorProperty)
+                and (one.source.base, one.source.prop) == (source, "stride")}  # fmt: skip
+        yield source, dims, tuple(sorted(free))
 
 
 # ---- from bytes to code
@@ -272,7 +277,7 @@ class Kept:
                 _log.info("%s: %s", function.__qualname__, reason)
                 continue
             self.entries.remove(entry)
-            values = read_sources([source for source, _ in entry.inputs], function, flat_args)
+            values = read_sources([source for source, *_ in entry.inputs], function, flat_args)
             code, graph, more = entry.rebuild(function, values, backend)
             return code, guards + more, graph, entry.stopped
         return None

@@ -13,23 +13,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
-from weft_core.wrappers import is_distributed
 from weft_guards import DynamicPolicy, Guard, GuardSet, Held
 from weft_guards.payloads import same_constant
 from weft_guards.sources import (
     AttrSource,
     CallSource,
     ConstSource,
-    DictSource,
     InstanceAttrSource,
     ItemSource,
-    LocalSource,
     ProgramSource,
     Source,
 )
 
-from weft_capture import attributes, class_statements, classes, config
-from weft_capture.breaks import Break, NeedsSymbols, Raised
+from weft_capture import attributes, class_statements, classes, config, dynamic
+from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import decode
 from weft_capture.effects import Effects, weakly
 from weft_capture.frames import Frame
@@ -91,6 +88,7 @@ class Tracer:
         self.let_go: set[int] = set()
         self.namespaces: set[int] = set()  # ids of dicts that hold variables
         self.marks_modules = False  # see `regions`
+        self.fullgraph = False  # a break is an error
         self.finalizes = False  # whether an object with a `__del__` was met
         self.watched: list[Any] = []  # what may not be dropped unseen: `check` tells
         self.journal = Journal()
@@ -128,6 +126,8 @@ class Tracer:
     base_method = classes.BaseMethod
     globals_of = GlobalsValue
     place = floats.place
+    dynamic_layout = dynamic.dynamic_layout
+    dynamic_int = dynamic.dynamic_int
 
     # ---- objects to values
 
@@ -258,34 +258,7 @@ class Tracer:
         if not (fixed or any(origins(first)) or any(origins(second))):  # what is made is new
             self.guards.add(weakly(first), "DISTINCT", weakly(second), self.user_stack())
 
-    # ---- dynamic shapes
-
-    def dynamic_dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
-        """Return which dimensions of an input become symbolic."""
-        spread = is_distributed(type(tensor)) or getattr(source, "name", "") == "_local_tensor"
-        if self.policy is None or spread or isinstance(source, ConstSource):
-            return ()
-        dims = tuple(d for d, varies in enumerate(self.policy.dims(source, tensor)) if varies)
-        if dims and not self.symbolic:
-            raise NeedsSymbols
-        return dims
-
-    def dynamic_int(self, number: int, source: Source) -> Value | None:
-        """Return a symbolic int for an input that varies; None to keep it constant."""
-        root = source
-        while isinstance(root, ItemSource) and not isinstance(root.base, DictSource):
-            root = root.base
-        if self.policy is None or (root is not source and self.steps.aimless):
-            return None  # hundreds of symbols for nothing
-        argument = isinstance(root, LocalSource)
-        if not self.policy.int_is_dynamic(source, number, argument=argument):
-            return None
-        if not self.symbolic:
-            raise NeedsSymbols
-        value = self.graph.symint_input(number, source)
-        if value is not None:
-            self.guard(source, "TYPE", int)
-        return value
+    # ---- the finished capture
 
     def all_guards(self) -> list[Guard]:
         """Return every guard of the capture, those on symbolic sizes included."""

@@ -16,16 +16,15 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import Source
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
 from weft_core import foreign, jagged, probes, python_kernels, static_shapes
+from weft_core.symbolic_sizes import NamedSource, limit, new_symint, symbolic_layout
 from weft_core.wrappers import Layout, leaves
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ __all__ = [
     "fake_inputs",
     "fake_mode",
     "fresh_fake",
+    "limit",
     "make_shape_env",
     "mode_for",
     "new_symint",
@@ -248,18 +248,6 @@ def _prepare_torch() -> None:
     foreign.stand_in()
 
 
-@dataclass(frozen=True)
-class NamedSource(Source):
-    """Where a symbolic size comes from, as a name; equal names are the same source."""
-
-    text: str
-
-    @property
-    def name(self) -> str:
-        """The printed form, such as ``L['x'].size()[0]``."""
-        return self.text
-
-
 def fake_mode(shape_env: ShapeEnv | None = None) -> _Mode:
     """A fresh fake mode; with `shape_env` (see `make_shape_env`) sizes may be symbolic."""
     _prepare_torch()
@@ -307,59 +295,6 @@ def make_shape_env() -> ShapeEnv:
     return _shape_env_class()()
 
 
-def new_symint(
-    shape_env: ShapeEnv, hint: int | None, name: str, *, duck: bool = True
-) -> torch.SymInt | int:
-    """A symbolic int for the value called `name` with example value `hint`.
-
-    `duck` lets values with equal hints share a symbol. Hints 0 and 1 come back as plain ints,
-    because broadcasting and emptiness give them a meaning of their own. Without a hint it is a
-    size of which nothing is known but that it is neither, and which no node of a graph makes.
-    """
-    from torch.fx.experimental.symbolic_shapes import DimDynamic  # noqa: PLC0415 - sympy
-
-    if hint is None:
-        size = shape_env.create_unbacked_symint()
-        shape_env.pending_fresh_unbacked_symbols.clear()
-        shape_env._constrain_range_for_size(size.node.expr, min=2)
-        return size
-    source = NamedSource(name)
-    dynamic = DimDynamic.DUCK if duck else DimDynamic.DYNAMIC
-    positive = True if hint >= 0 else None
-    symbol = shape_env.create_symbol(hint, source, dynamic_dim=dynamic, positive=positive)
-    return shape_env.create_symintnode(symbol, hint=hint, source=source)
-
-
-def limit(size: Any, least: int | None, greatest: int | None) -> None:
-    """Tell a symbolic size that it lies in a range; None is no limit."""
-    from torch.fx.experimental.symbolic_shapes import constrain_range  # noqa: PLC0415 - sympy
-
-    constrain_range(size, min=least, max=greatest)
-
-
-def _symbolic_layout(
-    tensor: torch.Tensor,
-    shape_env: ShapeEnv,
-    dims: Iterable[int],
-    name: str,
-    unbacked: Collection[int],
-) -> tuple[list[int | torch.SymInt], list[int | torch.SymInt]]:
-    """Sizes with `dims` symbolic; strides as products of sizes wherever they are such products."""
-    sizes: list[int | torch.SymInt] = [*tensor.shape]
-    for dim in sorted(dims):
-        hint = None if dim in unbacked else tensor.shape[dim]
-        sizes[dim] = new_symint(shape_env, hint, f"{name}.size()[{dim}]")
-    strides: list[int | torch.SymInt] = list(tensor.stride())
-    span_hint, span = 1, 1  # extent of the inner dimensions seen so far: the number and its symbol
-    for dim in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), -d)):
-        if tensor.stride(dim) == span_hint:
-            strides[dim] = span
-        if tensor.stride(dim) > 0:
-            span_hint = tensor.stride(dim) * tensor.size(dim)
-            span = strides[dim] * sizes[dim]  # type: ignore[assignment]
-    return sizes, strides
-
-
 # What a subclass may define for itself without a difference to what operations do.
 _HARMLESS = frozenset(
     """
@@ -390,12 +325,14 @@ def to_fake(
     source_name: str = "input",
     unbacked: Collection[int] = (),
     inner: dict[str, Any] | None = None,
+    free_strides: Collection[int] = (),
 ) -> torch.Tensor:
     """A fake twin of `tensor`: size, stride, dtype, device, requires_grad, leaf or not, Parameter.
 
     `dynamic_dims` names the dimensions that become symbolic (the mode needs a shape environment),
     `unbacked` those among them whose symbols have no example value;
-    strides that are products of sizes become the same products of symbols. Tensors of wrapper
+    strides that are products of sizes become the same products of symbols, and those of the
+    dimensions `free_strides` symbols of their own. Tensors of wrapper
     classes are put together around fakes (`inner`, else made here); other subclasses go
     through torch's converter. A tensor that already is fake in `mode` is returned as it is.
     """
@@ -410,11 +347,11 @@ def to_fake(
         return mode.from_tensor(tensor, source=NamedSource(source_name), static_shapes=True)
     sizes: Any = tensor.shape
     strides: Any = tensor.stride()
-    if dynamic_dims:
+    if dynamic_dims or free_strides:
         if mode.shape_env is None:
             raise ValueError("dynamic dimensions need a fake mode made with a shape environment")
-        sizes, strides = _symbolic_layout(
-            tensor, mode.shape_env, dynamic_dims, source_name, unbacked
+        sizes, strides = symbolic_layout(
+            tensor, mode.shape_env, dynamic_dims or (), free_strides, source_name, unbacked
         )
     if layout and inner is None:
         inner = {name: to_fake(mode, getattr(tensor, name)) for name in layout.parts}

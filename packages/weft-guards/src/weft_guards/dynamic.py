@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from weft_core.errors import Unsupported
 from weft_core.events import logger
+from weft_core.symbolic_sizes import packed_dims
 
 from weft_guards.config import settings
 from weft_guards.profile import Fact, Profile
@@ -57,6 +58,8 @@ def varying(*, min: int | None = None, max: int | None = None) -> Mark:
 
 Dims = int | Iterable[int]  # dimensions; negative ones count from the last
 _ATTRIBUTE = "_weft_marks"
+_STRIDE = "stride"  # in what a profile says
+_PACKED = -1  # stands for a stride that sizes decide
 # Programs written for torch.compile leave their marks in these attributes.
 _FOREIGN = (
     ("_dynamo_dynamic_indices", Kind.DYNAMIC),
@@ -143,6 +146,7 @@ class DynamicPolicy:
     _varied: set[Fact] | None = None  # what the profile says; None until it is asked
     _new: set[Fact] = field(default_factory=set)  # what it does not say yet
     _sizes: dict[tuple[Source, int], list[int | None]] = field(default_factory=dict)
+    _strides: dict[tuple[Source, tuple[int, ...]], list[int | None]] = field(default_factory=dict)
     _numbers: dict[Source, float | None] = field(default_factory=dict)
 
     def dims(self, source: Source, tensor: torch.Tensor) -> tuple[bool, ...]:
@@ -168,6 +172,36 @@ class DynamicPolicy:
             wish = is_listed(source, dim) or self._decide(changed, marks.get(dim), parameter)
             dims.append(wish and size not in (0, 1))
         return tuple(dims)
+
+    def free_strides(self, source: Source, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Return the dimensions whose strides are symbols of their own, and remember the strides.
+
+        A stride that is the extent of the inner dimensions varies with sizes alone, and any other
+        is a number that may vary. Other orders of the dimensions in memory are other cases.
+        """
+        if tensor.layout is not torch.strided:
+            return ()
+        packed = packed_dims(tensor)
+        order = tuple(dim for dim, _ in packed)
+        now = {dim: _PACKED if inside else tensor.stride(dim) for dim, inside in packed}
+        if (source, order) not in self._strides:
+            known = (self._has_varied(source, len(order), dim, _STRIDE) for dim in sorted(order))
+            strides = [None if varied else now[dim] for dim, varied in enumerate(known)]
+            self._strides[source, order] = strides
+        seen = self._strides[source, order]
+        fixed = isinstance(tensor, torch.nn.Parameter)
+        free = []
+        for dim, stride in sorted(now.items()):
+            if seen[dim] not in (None, stride):
+                text = "stride %d of %s has changed, to %d"
+                _log.info(text, dim, source, tensor.stride(dim))
+                self._new.add((source.expr(), len(order), dim, _STRIDE))
+                seen[dim] = None
+            changed = seen[dim] is None
+            wish = (changed or stride != _PACKED) and self._decide(changed, None, fixed)
+            if wish and tensor.stride(dim) not in (0, 1):
+                free.append(dim)
+        return tuple(free)
 
     def _decide(self, changed: bool, mark: Mark | None, fixed: bool) -> bool:
         if mark is not None:
@@ -207,6 +241,7 @@ class DynamicPolicy:
         """Remember the size or value of an argument of a call that is not compiled."""
         if isinstance(value, torch.Tensor):
             self.dims(source, value)
+            self.free_strides(source, value)
         elif type(value) in (int, float):
             self._changed(source, value)  # type: ignore[arg-type]
 
@@ -238,8 +273,11 @@ class DynamicPolicy:
             self._new.add((source.expr(),))
         return self._numbers[source] is None
 
-    def _has_varied(self, source: Source, *dim: int) -> bool:
-        """Say whether a number, or a size (of rank, dimension), varied in an earlier process."""
+    def _has_varied(self, source: Source, *dim: int | str) -> bool:
+        """Say whether a number, or a size (of rank, dimension), varied in an earlier process.
+
+        Of a stride, `_STRIDE` comes last.
+        """
         if self._varied is None:
             self._varied = self.profile.load() if self.profile and self._is_automatic() else set()
         return bool(self._varied) and (source.expr(), *dim) in self._varied

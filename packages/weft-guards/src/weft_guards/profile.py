@@ -18,7 +18,8 @@ from weft_core.events import logger
 
 _log = logger("guards", "dynamic")
 
-# (source, number of dimensions, dimension) for a size, (source,) for an int or a float.
+# (source, number of dimensions, dimension) for a size, with "stride" behind it for a stride,
+# (source,) for an int or a float.
 Fact = tuple[str | int, ...]
 
 _written: set[Path] = set()  # a process starts from what others have left, also after a reset

@@ -10,7 +10,7 @@ from weft_guards.sources import CallSource, ConstSource, Source
 from weft_capture.breaks import Break
 from weft_capture.values import floats
 from weft_capture.values.base import Tracer, Value
-from weft_capture.values.constant import Constant, is_shared
+from weft_capture.values.constant import Constant, Varying, is_shared
 from weft_capture.values.tensor import SymValue
 
 
@@ -27,9 +27,12 @@ def identical(tx: Tracer, left: Value, right: Value) -> bool:
 
 
 def one_object(tx: Tracer, left: Value, right: Value) -> bool:
-    """Say whether two values, of which numbers go by their value, are one object."""
+    """Say whether two values are one object; numbers and texts only where they are one value.
+
+    That two of them are different objects is not guarded: equal ones may be one object or two.
+    """
     same = left is right or left.same_object(right) or right.same_object(left)
-    alike = left.python_type() is right.python_type() and not isinstance(left, Constant)
+    alike = left.python_type() is right.python_type() and not isinstance(left, Constant | Varying)
     if alike and not (same or left.source is None or right.source is None):
         tx.guard_distinct(left.source, right.source)
     return same

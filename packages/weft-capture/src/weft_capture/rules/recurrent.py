@@ -31,6 +31,10 @@ def _check_steps(tx: Tracer, function: Any, args: tuple[Value, ...]) -> None:
         examples = ([one.example() for one in args[at].unpack(tx)] for at in (1, 2))
         if lstm.takes(x, *examples):
             return
-    steps = int(x.shape[1 if turned and x.dim() == 3 else 0]) * layers * (1 + both)
+    length: Any = x.shape[1 if turned and x.dim() == 3 else 0]
+    varies = isinstance(length, torch.SymInt) and length.node.maybe_as_int() is None
+    if varies and not tx.fullgraph:  # there each number of steps is a graph
+        raise Break("unrolled", f"{function.__name__} of a number of steps that varies")
+    steps = int(length) * layers * (1 + both)
     if steps > settings.unrolled_steps:
         raise Break("unrolled", f"{function.__name__} of {steps} steps")

@@ -180,7 +180,7 @@ def _wrap_tensor(tx: Tracer, obj: torch.Tensor, source: Source) -> Value:
         raise Break("unsupported-value", f"tensor subclass {type(obj).__name__}")
     if obj.layout is not torch.strided or obj.is_nested or obj.is_conj() or obj.is_neg():
         raise Break("unsupported-value", f"a tensor {obj.layout}, or to be conjugated or negated")
-    value = tx.graph.tensor_input(obj, source, tx.dynamic_dims(obj, source))
+    value = tx.graph.tensor_input(obj, source, *tx.dynamic_layout(obj, source))
     if not isinstance(source, ConstSource):
         tx.guard(source, "TENSOR", TensorSpec.of(obj, like=value.fake))
     return value

@@ -143,8 +143,8 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
             raise Break("unsupported-value", f"a {kind.__name__} whose {name} is no plain tensor")
         inner[name] = value.fake
     try:
-        dims = () if is_jagged(kind) else tx.dynamic_dims(obj, source)
-        made = tx.graph.tensor_input(obj, source, dims, inner)
+        dims = () if is_jagged(kind) else tx.dynamic_layout(obj, source)[0]
+        made = tx.graph.tensor_input(obj, source, dims, (), inner)
         kept = copy.deepcopy(layout)
         whole = is_whole(made.fake) and kept.fits(made.fake)
     except (Break, NeedsSymbols):

@@ -1,0 +1,103 @@
+"""Lists, deques and iterators that grow or move on."""
+
+import collections
+import itertools
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from recompiles.table import Compile, pattern
+
+
+@pattern(3)
+def losses_in_a_growing_list(compile: Compile, calls: int) -> list[Any]:
+    losses: list[Any] = []
+
+    @compile
+    def step(x: Any) -> Any:
+        y = x * 2
+        losses.append(y.sum())
+        return y
+
+    return [step(torch.ones(3)) for _ in range(calls)] + [len(losses)]
+
+
+@pattern(3)
+def history_in_a_deque(compile: Compile, calls: int) -> list[Any]:
+    window: collections.deque[Any] = collections.deque(maxlen=4)
+
+    @compile
+    def step(x: Any) -> Any:
+        y = x * 2
+        window.append(y.sum().detach())
+        return y
+
+    return [step(torch.ones(3)) for _ in range(calls)] + [len(window)]
+
+
+@pattern(3)
+def iterators_over_a_break(compile: Compile, calls: int) -> list[Any]:
+    def train(batches: Any) -> Any:
+        source = iter(batches)
+        total = torch.zeros(3)
+        for _ in range(calls):
+            total = total + next(source)
+            os.getpid()
+            total = total * 2
+        return total
+
+    step = compile(train)
+    return [step([torch.ones(3) for _ in range(calls)])]
+
+
+@pattern(3)
+def next_of_a_loader(compile: Compile, calls: int) -> list[Any]:
+    batches = iter(torch.utils.data.DataLoader(torch.ones(2 * calls, 3), batch_size=2))
+
+    @compile
+    def step(weight: Any) -> Any:
+        x = next(batches)
+        return (x * weight).sum()
+
+    return [step(torch.ones(3)) for _ in range(calls)]
+
+
+@pattern(3)
+def cycle_of_batches(compile: Compile, calls: int) -> list[Any]:
+    batches = itertools.cycle([torch.ones(3), torch.zeros(3)])
+
+    @compile
+    def step(weight: Any) -> Any:
+        return (next(batches) * weight).sum()
+
+    return [step(torch.ones(3)) for _ in range(calls)]
+
+
+@pattern(3)
+def count_of_steps(compile: Compile, calls: int) -> list[Any]:
+    steps = itertools.count(2)
+
+    @compile
+    def step(x: Any) -> Any:
+        return x * next(steps)
+
+    return [step(torch.ones(3)) for _ in range(calls)]
+
+
+@pattern(4)
+def epoch_over_a_loader(compile: Compile, calls: int) -> list[Any]:
+    model = nn.Linear(3, 1)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+
+    @compile
+    def epoch(loader: Any) -> Any:
+        total = 0.0
+        for x in loader:
+            total += model(x).sum().item()
+        return total
+
+    data = torch.ones(2 * calls, 3)
+    return [epoch(torch.utils.data.DataLoader(data, batch_size=2)) for _ in range(2)]

@@ -1,0 +1,79 @@
+"""Records, flags and objects that are made anew."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from recompiles.table import Compile, pattern
+
+
+@dataclasses.dataclass
+class Batch:
+    """A record of a loader."""
+
+    x: Any
+    index: int
+    name: str
+
+
+class Mode(enum.Enum):
+    """Two ways to go."""
+
+    TRAIN = 1
+    TEST = 2
+
+
+@pattern(2)
+def dataclass_records(compile: Compile, calls: int) -> list[Any]:
+    step = compile(lambda batch: batch.x * 2)
+    return [step(Batch(torch.ones(n + 2), n, f"{n}")) for n in range(calls)]
+
+
+@pattern(2)
+def dicts_with_new_values(compile: Compile, calls: int) -> list[Any]:
+    step = compile(lambda d: d["x"] * d["scale"])
+    return [step({"x": torch.ones(3), "scale": n + 0.5}) for n in range(calls)]
+
+
+@pattern(2)
+def switching_modes(compile: Compile, calls: int) -> list[Any]:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0))
+    step, seen = compile(model), []
+    for n in range(calls):
+        model.train(n % 2 == 0)
+        seen.append(step(torch.ones(2, 3)).shape)
+    return seen
+
+
+@pattern(2)
+def enum_arguments(compile: Compile, calls: int) -> list[Any]:
+    step = compile(lambda x, mode: x * 2 if mode is Mode.TRAIN else x)
+    return [step(torch.ones(3), Mode(n % 2 + 1)) for n in range(calls)]
+
+
+@pattern(1)
+def objects_made_anew(compile: Compile, calls: int) -> list[Any]:
+    class Scale:
+        def __init__(self) -> None:
+            self.weight = torch.ones(3)
+
+    step = compile(lambda x, scale: x * scale.weight)
+    return [step(torch.ones(3), Scale()) for _ in range(calls)]
+
+
+@pattern(2)
+def shapes_in_records(compile: Compile, calls: int) -> list[Any]:
+    @dataclasses.dataclass
+    class Size:
+        rows: int
+        columns: int
+
+    def step(x: Any, y: Any) -> Any:
+        same = Size(*x.shape) == Size(*y.shape)
+        return x + y if same and list(x.shape).index(x.shape[1]) >= 0 else x
+
+    compiled = compile(step)
+    return [compiled(torch.ones(n + 2, 1), torch.ones(n + 2, 1)) for n in range(calls)]
