@@ -90,5 +90,5 @@ def symbolic_layout(
         elif packed:
             strides[dim] = span
         if tensor.stride(dim) > 0:
-            span = strides[dim] * sizes[dim]  # type: ignore[assignment]
+            span = strides[dim] * sizes[dim]
     return sizes, strides
