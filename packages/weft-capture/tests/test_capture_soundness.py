@@ -281,7 +281,7 @@ def test_inputs_that_share_memory(order):
             assert same(actual, expected)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.torch.jit.script:FutureWarning")
 def test_tangents_of_forward_mode_are_not_lost():
     forward_ad = torch.autograd.forward_ad
     compiled = weft_capture.capture(lambda x: x.sin() * 2, lambda graph, inputs: graph.forward)

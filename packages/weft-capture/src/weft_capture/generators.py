@@ -185,7 +185,7 @@ class GeneratorValue(IteratorValue):
 
     def _ends_silently(self, tx: Tracer) -> bool:
         """Say whether its handlers do nothing when it is closed."""
-        from weft_capture.rules.autograd_functions import apart  # noqa: PLC0415 - import cycle
+        from weft_capture.rehearsals import apart  # noqa: PLC0415 - import cycle
 
         born, self.born = self.born, sys.maxsize  # what it changes of its own, nobody sees
         try:

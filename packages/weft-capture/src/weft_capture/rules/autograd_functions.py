@@ -8,32 +8,27 @@ are not arguments, branches on values).
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import function as autograd_function
-from torch.fx import Node
 
-from weft_capture import engine
-from weft_capture.breaks import Break, Raised
+from weft_capture import torch_compat
+from weft_capture.breaks import Break
 from weft_capture.classes import ClassValue
-from weft_capture.regions import modes_of, nodes_after
-from weft_capture.rules.checks import CHECK
+from weft_capture.rehearsals import rehearsal
 from weft_capture.rules.table import rule
-from weft_capture.values.base import BIRTHS, Tracer, Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import SequenceValue, TupleValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import TensorValue
 
-_APPLY: Any = torch.autograd.Function.apply
 _NO_SETUP = autograd_function._SingleLevelFunction.setup_context
 
 
-@rule(_APPLY.__func__)
+@rule(torch_compat.FUNCTION_APPLY)
 def _apply(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
     assert isinstance(cls, ClassValue)
     if kwargs:
@@ -65,70 +60,6 @@ def _rehearse(tx: Tracer, cls: ClassValue, args: list[Value]) -> None:
             _backward(tx, cls, ctx, outputs)
 
 
-@contextmanager
-def rehearsal(tx: Tracer, name: str, args: Sequence[Value]) -> Iterator[None]:
-    """Execute code of the program symbolically that whatever traces the graph will call.
-
-    Raises:
-        Break: when it cannot be captured, or does more than compute with `args`.
-    """
-    before = torch.is_grad_enabled()
-    policy, tx.policy = tx.policy, None  # numbers it reads may not become inputs of the graph
-    try:
-        with apart(tx, name) as made, engine.kept_inside(tx):
-            tx.set_grad_mode(False)
-            yield
-            tx.set_grad_mode(before)
-    finally:
-        tx.policy = policy
-    foreign = {n for node in made for n in node.all_input_nodes} - set(made) - _nodes_of(args)
-    if foreign:
-        raise Break("unsupported-value", f"{name} uses tensors that are not its arguments")
-    for node in reversed(made):
-        tx.graph.discard(node)
-
-
-@contextmanager
-def apart(tx: Tracer, name: str) -> Iterator[list[Node]]:
-    """Execute code that does nothing but compute; the operations it adds are then in the list.
-
-    Raises:
-        Break: when it does more, such as changing an object that was there before.
-    """
-    made: list[Node] = []
-    last, sent = next(iter(reversed(tx.graph.graph.nodes)), None), tx.graph.collectives
-    try:
-        with watched(tx) as has_effects:
-            yield made
-    except Raised as error:
-        raise Break("unknown-call", f"{name} raises {error.value.describe()}") from None
-    if has_effects() or tx.graph.collectives != sent:
-        raise Break("unsupported-value", f"{name} has effects outside of itself")
-    made += nodes_after(tx, last)
-    if any(node.target is CHECK for node in made):
-        raise Break("data-dependent-branch", f"{name} may raise")
-
-
-@contextmanager
-def watched(tx: Tracer) -> Iterator[Callable[[], bool]]:
-    """Execute code of which, behind the block, can be asked whether it did more than compute."""
-    journal = tx.journal
-    begun, journal.oldest_touched = journal.oldest_touched, sys.maxsize
-    born, before = next(BIRTHS), _outside(tx)
-    touched = born
-    try:
-        yield lambda: touched < born or _outside(tx) != before
-    finally:
-        touched = journal.oldest_touched
-        journal.oldest_touched = min(begun, touched)
-
-
-def _outside(tx: Tracer) -> tuple[object, ...]:
-    """Return what changes with effects, and with the modes that the program is in."""
-    effects = len(tx.effects.changed), len(tx.effects.globals), tx.calls.count
-    return *effects, *modes_of(tx)
-
-
 def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) -> list[Value]:
     forward = cls.getattr(tx, "forward")
     if cls.obj.setup_context is _NO_SETUP:
@@ -147,13 +78,3 @@ def _backward(tx: Tracer, cls: ClassValue, ctx: UserObject, outputs: list[Value]
         is_tensor = isinstance(output, TensorValue)
         grads.append(output.call_method(tx, "clone", [], {}) if is_tensor else NONE)
     cls.getattr(tx, "backward").call(tx, [ctx, *grads], {})
-
-
-def _nodes_of(values: Sequence[Value]) -> set[Node]:
-    found: set[Node] = set()
-    for value in values:
-        if isinstance(value, TensorValue):
-            found.add(value.node)
-        elif isinstance(value, SequenceValue):
-            found |= _nodes_of(value.items)
-    return found

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
-from weft_capture.rules.autograd_functions import watched
+from weft_capture.rehearsals import watched
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import FALSE, TRUE, fold

@@ -21,7 +21,7 @@ from weft_core.versions import version_of
 
 from weft_capture import engine
 from weft_capture.breaks import Break
-from weft_capture.rules.autograd_functions import apart
+from weft_capture.rehearsals import apart
 from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.pytree import real_tree, tree_value
 from weft_capture.rules.table import rule

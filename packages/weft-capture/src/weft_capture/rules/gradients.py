@@ -18,7 +18,7 @@ from weft_guards.sources import AttrSource
 from weft_capture import engine
 from weft_capture.breaks import Break
 from weft_capture.inputs import GraphInput, check_views
-from weft_capture.rules.autograd_functions import rehearsal
+from weft_capture.rehearsals import rehearsal
 from weft_capture.rules.table import rule
 from weft_capture.values.base import MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant

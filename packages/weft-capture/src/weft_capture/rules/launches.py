@@ -13,7 +13,7 @@ from weft_core.errors import Unsupported
 from weft_core.launches import KERNELS, LAUNCH_, bind
 
 from weft_capture.breaks import Break
-from weft_capture.rules.autograd_functions import apart
+from weft_capture.rehearsals import apart
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.containers import SequenceValue

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from weft_core.platform import check_torch, fits
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.values.base import H, Handler, Kwargs, Tracer, Value
@@ -79,9 +80,14 @@ def rule_of_each(*callables: object) -> Callable[[H], H]:
 
 @functools.cache
 def load() -> None:
-    """Import every family of rules, so that their rows are in the table."""
+    """Import every family of rules, so that their rows are in the table.
+
+    One that does not fit this torch is left out: what its rows are about then breaks the graph.
+    """
+    check_torch()
     for family in _FAMILIES:
-        importlib.import_module(f"weft_capture.rules.{family}")
+        with fits(f"capture's rules in {family}.py are"):
+            importlib.import_module(f"weft_capture.rules.{family}")
 
 
 def hashes_silently(obj: object) -> bool:
@@ -141,6 +147,10 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
         return args[0].call_method(tx, name, args[1:], kwargs)
     if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
         return args[0].call_base_method(tx, _owner(obj), obj.__name__, args[1:], kwargs)
+    if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, type):
+        for_class = _rule_for_class(obj.__self__, name)
+        if for_class is not None:
+            return apply(tx, for_class, [tx.const_object(obj.__self__), *args], kwargs)
     if is_leaf(obj):
         return tx.graph.emit("call_function", obj, args, kwargs)
     if is_pure(obj):
@@ -150,11 +160,12 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
             if not any(map(_is_callback, (*args, *kwargs.values()))):
                 return fold(tx, obj, args, kwargs)
         return tx.trace_body(obj, args, kwargs)
-    if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, type):
-        for_class = find(getattr(type(obj.__self__), obj.__name__, None))
-        if for_class is not None:
-            return apply(tx, for_class, [tx.const_object(obj.__self__), *args], kwargs)
     raise Break("unknown-call", _name(obj))
+
+
+def _rule_for_class(cls: type, name: str) -> Handler | None:
+    """Return the rule of a method of C that is bound to a class: its own, or its metaclass's."""
+    return find(inspect.getattr_static(cls, name, None)) or find(getattr(type(cls), name, None))
 
 
 def _first_loaded(obj: Any) -> Any:

@@ -19,7 +19,7 @@ from weft_capture.rules.table import PURE, decline, hashes_silently, rule, rule_
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import ListValue, SequenceValue, SizeValue, TupleValue
-from weft_capture.values.tensor import SymValue, TensorValue
+from weft_capture.values.tensor import SymValue, TensorValue, is_data
 
 F = torch.nn.functional
 
@@ -148,6 +148,26 @@ def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
 @rule("torch.fx.experimental.symbolic_shapes.expect_true", "weft_core.static_shapes.expect_true")
 def _expect(tx: Tracer, condition: Value) -> Value:
     return constant(condition.truth(tx))
+
+
+@rule(
+    "torch.fx.experimental.symbolic_shapes.has_free_unbacked_symbols",
+    "weft_core.static_shapes.has_free_unbacked_symbols",
+)
+def _reads_data(tx: Tracer, value: Value) -> Value:
+    """Say whether a number, or a size or stride of a tensor, was read out of a tensor."""
+    if isinstance(value, TensorValue):
+        sizes = (*value.fake.shape, *value.fake.stride(), value.fake.storage_offset())
+        return constant(any(isinstance(n, torch.SymInt) and is_data(n) for n in sizes))
+    if isinstance(value, SequenceValue):
+        return TRUE if any(_reads_data(tx, one) is TRUE for one in value.items) else FALSE
+    return constant(isinstance(value, SymValue) and value.is_data())
+
+
+@rule("torch.distributions.distribution._all_true_or_runtime_assert")
+def _is_valid(tx: Tracer, valid: Value, message: Value) -> Value:
+    """The truth is left to the branch on it, which raises; torch 2.15 has this function."""
+    return tx.call_builtin(torch._is_all_true, [valid], {})
 
 
 @rule(torch._check)

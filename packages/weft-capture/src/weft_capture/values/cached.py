@@ -75,7 +75,7 @@ class CachedFunction(ObjectConstant, MutableValue):
         return tx.literal(result) if plain else None
 
     def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
-        from weft_capture.rules.autograd_functions import apart  # noqa: PLC0415 - import cycle
+        from weft_capture.rehearsals import apart  # noqa: PLC0415 - import cycle
 
         known = all(type(one) in (Constant, SymValue, TupleValue) for one in map(tx.force, args))
         if is_trusted(self.obj.__module__) or not known:  # an object may have changed since

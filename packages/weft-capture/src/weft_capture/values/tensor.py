@@ -254,9 +254,7 @@ class SymValue(Varying):
 
     def is_data(self) -> bool:
         """Say whether the number depends on one that was read out of a tensor."""
-        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
-
-        return symbolic_shapes.has_free_unbacked_symbols(self.sym)
+        return is_data(self.sym)
 
     def as_constant(self) -> Any:
         """Fix the number to its present value with a guard, and return it."""
@@ -271,3 +269,10 @@ class SymValue(Varying):
         if not hasattr(self.python_type(), name):
             return self.getattr_fallback(tx, name)
         return self if name in ("real", "numerator") else super().getattr(tx, name)
+
+
+def is_data(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Say whether a symbolic number depends on one that was read out of a tensor."""
+    from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
+
+    return symbolic_shapes.has_free_unbacked_symbols(number)
