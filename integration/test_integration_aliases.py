@@ -125,6 +125,25 @@ class TestInputs:
     def test_dropout_that_drops_nothing(self, drop, backend, dynamic):
         compare(lambda x: drop(x, 0.5, False), [counted(2, 3)], backend, dynamic)
 
+    @pytest.mark.parametrize(
+        "program",
+        [
+            lambda x: torch.as_strided(x, (3,), (1,), 0) * 1,
+            lambda x: x[1:3].as_strided((2,), (1,), 0) * 2,
+            lambda x: x[1:3].as_strided((2,), (2,)) * 2,
+            lambda x: (x + 1)[1:3].as_strided((3,), (1,), 0) * 2,
+            lambda x: torch.as_strided_copy(x, (3,), (1,), 1),
+            lambda x: x.as_strided((x.shape[0] - 1, 2), (1, 1)) * 1,
+            lambda x: x.add_(1).as_strided((2,), (1,), 1).mul_(2),
+            lambda x: x.as_strided((4,), (1,), 1),
+        ],
+    )
+    def test_as_strided(self, program, backend, dynamic):
+        def whole():
+            return (torch.arange(6.0),)
+
+        compare(program, [counted(6), whole, counted(7)], backend, dynamic)
+
     def test_windows_that_are_one(self, backend, dynamic):
         compare(lambda x: x.unfold(0, 2, 1).zero_(), [counted(2), counted(3)], backend, dynamic)
 

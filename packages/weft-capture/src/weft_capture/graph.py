@@ -38,6 +38,7 @@ from weft_capture.inputs import (
     note_layouts,
     note_writes,
 )
+from weft_capture.strided import guard_strided
 from weft_capture.values import floats, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
@@ -278,6 +279,7 @@ class GraphBuilder:
         fake_args = [arg.example() for arg in args]
         fake_kwargs = {name: value.example() for name, value in kwargs.items()}
         _refuse_reshaping(target, args, kwargs)
+        guard_strided(self.tx, target, fake_args, fake_kwargs)
         _quiet_fake_errors()
         before = states([*fake_args, *fake_kwargs.values()], target)
         self.mode.is_checked = True
