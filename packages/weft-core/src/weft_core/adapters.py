@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from weft_core import mutating_ops
 from weft_core.errors import Unsupported
 from weft_core.probes import folds, is_known
 from weft_core.symnodes import equal_sizes
@@ -39,6 +40,8 @@ class AdapterMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if (operator := mutating_ops.mutating(func)) is not None:
+            return mutating_ops.call(operator, args, kwargs, self)
         name = func.__name__.partition(".")[0]
         writes = kwargs.get("inplace") or _WRITES(name)
         written = args[0] if writes else kwargs.get("out")
