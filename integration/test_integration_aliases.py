@@ -116,10 +116,15 @@ class TestInputs:
         [
             lambda a, b: (a.squeeze_(), b[1:], b.t()),
             lambda a, b: (a.t_(), a + b, b.unsqueeze(0)[0]),
+            lambda a, b: (a.mul_(2), b + 1),
+            lambda a, b: (a.add_(b), b.sub_(a), a[0], b[1:]),
         ],
     )
     def test_inputs_of_one_base(self, program, backend, dynamic):
-        compare(program, [shared_base], backend, dynamic)
+        def columns():
+            return torch.arange(12.0).view(2, 6)[:, 1:5].chunk(2, 1)
+
+        compare(program, [shared_base, columns], backend, dynamic)
 
     @pytest.mark.parametrize("drop", [F.dropout, torch.dropout])
     def test_dropout_that_drops_nothing(self, drop, backend, dynamic):
@@ -185,3 +190,11 @@ def test_layout_changed_in_place_with_a_gradient():
         (result.sum() + early.sum() + (x * x).sum()).backward()
         found.append([x.detach(), early.detach(), result.detach(), w.grad])
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_tensors_without_memory_of_their_own_run_eagerly():
+    compiled = weft.compile(lambda x: x + 1)
+    plain = compiled(torch.ones(2))
+    functional = compiled(torch._to_functional_tensor(torch.ones(2)))
+    assert torch.equal(torch._from_functional_tensor(functional), plain)
+    assert torch.equal(compiled(torch._efficientzerotensor(2)), torch.ones(2))

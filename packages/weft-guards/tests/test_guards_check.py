@@ -144,14 +144,15 @@ def test_alias(kind, one):
     assert "object" in explain_miss(guards, two, (a, b if one else a))[0].new
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_memory(shared):
+@pytest.mark.parametrize("shared, elements_apart", [(False, False), (True, False), (True, True)])
+def test_memory(shared, elements_apart):
     names = [f"x{i}" for i in range(5)]
     sources = tuple(map(LocalSource, names))
     guards = GuardSet()
     for source in sources:
         guards.add(source, "TYPE", torch.Tensor)
-    guards.add(sources[0], "MEMORY", MemoryUse(sources[:2], sources[2:], shared))
+    use = MemoryUse(sources[:2], sources[2:], shared, elements_apart)
+    guards.add(sources[0], "MEMORY", use)
     check = compile_check(guards, names)
     apart = [torch.zeros(4) for _ in names]
     only_read = [*apart[:3], apart[4][1:], apart[4]]
@@ -160,11 +161,12 @@ def test_memory(shared):
     both_written = [apart[0][:2], apart[0][2:], *apart[2:]]
     for values in (apart, only_read):
         assert check(one, *values) is not shared
-    for values in (one_twice, views, both_written):
-        assert check(one, *values) is shared
+    for values in (one_twice, views):
+        assert check(one, *values) is (shared and not elements_apart)
+    assert check(one, *both_written) is elements_apart
     texts = str(explain_miss(guards, lambda x0, x1, x2, x3, x4: 0, apart if shared else views)[0])
     assert "shared" in texts
-    assert check(one, *(apart if not shared else views))
+    assert check(one, *(apart if not shared else both_written if elements_apart else views))
 
 
 def test_torch_state():

@@ -14,6 +14,7 @@ from weft_core import events
 from weft_core.dumps import dump_graph
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_inputs
+from weft_core.memory import is_apart
 from weft_core.tracing import Decompositions
 
 from weft_aot.config import settings
@@ -140,10 +141,19 @@ def _show(artifact: str, title: str, module: fx.GraphModule) -> None:
 
 
 def _written_overlap(joint: JointGraph, inputs: Sequence[Any]) -> bool:
-    """Whether an input that the program writes shares memory with another input tensor."""
-    distinct = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}.values()
-    storage = {id(t): t.untyped_storage()._cdata for t in distinct if t.layout is torch.strided}
-    count = collections.Counter(storage.values())
-    changed = (mutation.index for mutation in joint.mutations if mutation.written)
-    written = (storage.get(id(inputs[index]), 0) for index in changed)
-    return any(count[one] > 1 for one in written)
+    """Whether an input that the program writes has elements of another input tensor.
+
+    Views of one tensor that autograd records writes to are histories of each other.
+    """
+    tensors = {id(t): t for t in inputs if isinstance(t, torch.Tensor)}
+    strided = [t for t in tensors.values() if t.layout is torch.strided]
+    count = collections.Counter(t.untyped_storage()._cdata for t in strided)
+    for mutation in joint.mutations:
+        given = inputs[mutation.index]
+        if not mutation.written or given.layout is not torch.strided:
+            continue
+        if count[given.untyped_storage()._cdata] > 1 and (
+            mutation.value is not None or not all(t is given or is_apart(given, t) for t in strided)
+        ):
+            return True
+    return False

@@ -101,6 +101,8 @@ class GraphBuilder:
         The dimensions `dynamic_dims` get symbols, and so do the strides of `free_strides`; `inner`
         are the fakes inside of a tensor of a wrapper class.
         """
+        if torch._is_functional_tensor(tensor) or torch._is_zerotensor(tensor):
+            raise Break("unsupported-value", "a tensor that stands for memory it does not have")
         name = source.expr()
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}

@@ -12,7 +12,7 @@ from torch.fx import Node
 from weft_core.jagged import is_jagged
 from weft_core.versions import version_of
 from weft_guards import Guard, MemoryUse
-from weft_guards.payloads import shares_memory
+from weft_guards.payloads import are_apart, shares_memory
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
@@ -144,8 +144,9 @@ def write_guards(inputs: list[GraphInput]) -> list[Guard]:
     read = {at: t for at, t in read.items() if all(t is not one for one in written.values())}
     if not written or len(written) + len(read) == 1:
         return guards
-    shared = shares_memory(list(written.values()), list(read.values()))
-    use = MemoryUse(tuple(written), tuple(read), shared)
+    tensors = list(written.values()), list(read.values())
+    shared = shares_memory(*tensors)
+    use = MemoryUse(tuple(written), tuple(read), shared, shared and are_apart(*tensors))
     return [*guards, Guard.of(use.written[0], "MEMORY", use)]
 
 

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from weft_core.memory import is_apart
 
 from weft_guards.abi import dispatch_keys, extension
 from weft_guards.sources import Source, is_literal
@@ -325,16 +326,20 @@ class MemoryUse:
         written: sources of the tensors that are written.
         read: sources of the others.
         shared: whether any of the first shares its storage with another tensor.
+        apart: whether they share no elements although they share storages.
     """
 
     written: tuple[Source, ...]
     read: tuple[Source, ...]
     shared: bool = False
+    apart: bool = False
 
     def holds(self, *tensors: torch.Tensor) -> bool:
         """Test the tensors of all sources, the written ones first."""
-        first = len(self.written)
-        return shares_memory(tensors[:first], tensors[first:]) is self.shared
+        written, read = tensors[: len(self.written)], tensors[len(self.written) :]
+        if shares_memory(written, read) is not self.shared:
+            return False
+        return not self.shared or are_apart(written, read) is self.apart
 
     def __str__(self) -> str:
         return ", ".join(source.expr() for source in self.written)
@@ -345,6 +350,12 @@ def shares_memory(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor])
     storages = [t.untyped_storage()._cdata for t in written]
     found = set(storages)
     return len(found) < len(storages) or any(t.untyped_storage()._cdata in found for t in read)
+
+
+def are_apart(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
+    """Say whether no written tensor has an element of another one."""
+    others = [*written, *read]
+    return all(is_apart(t, other) for i, t in enumerate(written) for other in others[i + 1 :])
 
 
 @dataclass(frozen=True)
