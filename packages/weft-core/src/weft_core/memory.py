@@ -29,7 +29,7 @@ def is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _begin(tensor: torch.Tensor) -> int:
-    return tensor.storage_offset() * tensor.element_size()
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _spans(tensor: torch.Tensor) -> dict[int, int]:
