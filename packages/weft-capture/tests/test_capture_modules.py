@@ -200,3 +200,61 @@ def test_layers_of_one_class_share_a_graph():
     assert torch.equal(optimised(x), model(x))
     # The first layer up to its break, the rest of any layer, any next layer up to its break.
     assert len(optimised._weft_capture.graphs) == 3
+
+
+class Shadowed(nn.Module):
+    """Class attributes come before members of the same name, as Python has it."""
+
+    scale = 3.0
+    part = None
+    buffer = property(lambda self: 7.0)
+
+    def __init__(self):
+        super().__init__()
+        self._parameters["scale"] = nn.Parameter(torch.zeros(3))
+        self._modules["part"] = nn.Linear(3, 3)
+        self._buffers["buffer"] = torch.zeros(3)
+        self.register_buffer("weight", torch.ones(3))
+
+    def forward(self, x):
+        return x * self.scale * self.weight + self.buffer, self.part
+
+
+class Forwarding(nn.Module):
+    """A `__getattr__` of the program sees the names of members, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.inner = [], Shadowed()
+
+    def __getattr__(self, name):
+        if "seen" in self.__dict__:
+            self.seen.append(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+    def forward(self, x):
+        self.seen.clear()
+        return self.inner(x)[0] * self.weight + len(self.seen), list(self.seen)
+
+
+class Failing(nn.Module):
+    @property
+    def value(self):
+        raise AttributeError("inside")
+
+    def forward(self, x):
+        try:
+            return self.value
+        except AttributeError as error:
+            return str(error), x * 2
+
+
+@pytest.mark.parametrize("kind", [Shadowed, Forwarding, Failing])
+def test_order_of_attributes(kind):
+    eager, module = kind(), kind()
+    captured = weft_capture.capture(module, eager_backend)
+    for _ in range(3):
+        assert same(eager(torch.ones(3)), captured(torch.ones(3)))

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import types
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 from weft_guards.check import arg_names_of, compile_check
 from weft_guards.explain import explain_miss
-from weft_guards.guards import KINDS, GuardSet
-from weft_guards.payloads import MemoryUse, ShapeExpr, TensorSpec
+from weft_guards.guards import KINDS, Guard, GuardSet
+from weft_guards.payloads import Held, MemoryUse, NamespaceUse, ShapeExpr, TensorSpec
 from weft_guards.sources import (
     AttrSource,
     CellSource,
@@ -19,6 +20,7 @@ from weft_guards.sources import (
     InstanceAttrSource,
     ItemSource,
     LocalSource,
+    ProgramSource,
     TensorProperty,
     TorchStateSource,
 )
@@ -124,8 +126,29 @@ def test_kind(kind, seen, same, different):
         assert str(guard) in str(misses[0])
 
 
+def test_namespace():
+    module = types.ModuleType("library")
+    vars(module).update(function=one, number=1000)
+    use = NamespaceUse.of({"function": one, "number": 1000})
+    guards = [Guard.of(ProgramSource(Held(module)), "NAMESPACE", use)]
+    check = check_of(guards)
+    for _ in range(4):  # the later runs have a memo
+        assert check(one, 0)
+    module.other, module.number = 1, int("1000")
+    assert check(one, 0)
+    module.function = check
+    assert not check(one, 0)
+    (miss,) = explain_miss(guards, one, (0,))
+    assert (miss.what, miss.new) == ("module library", "changed: function")
+    module.function = one
+    assert check(one, 0)
+    del module.number
+    assert not check(one, 0)
+
+
 def test_every_kind_is_tested():
     relational = {"ALIAS", "DISTINCT", "MEMORY", "GRAD_MODE", "GLOBAL_STATE", "CELL_EMPTY", "CLASS"}
+    relational.add("NAMESPACE")
     assert {row[0] for row in TABLE} | relational == set(KINDS)
 
 

@@ -33,7 +33,13 @@ from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.precompiled import Kept
 from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
-from weft_capture.selection import LAUNCHERS, has_tensor_work, is_skipped_code, skip_disabled
+from weft_capture.selection import (
+    LAUNCHERS,
+    has_tensor_work,
+    is_skipped_code,
+    replaced_builtins,
+    skip_disabled,
+)
 from weft_capture.suspending import SUSPENDING, driven, in_pieces
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,9 +107,7 @@ class Capture:
         if not resumed and is_skipped_code(code, function.__module__):
             frame.skip(code, (function.__module__ or "").startswith(LAUNCHERS))
             return None
-        if torch._C._len_torch_dispatch_stack():
-            if resumed or has_tensor_work(function, flat_args):
-                self.log(code).lose(code, lost_record(code, "modes", "a TorchDispatchMode"))
+        if self._loses(function, flat_args, resumed):
             return None
         known = self.caches.get(code)
         if known is not None and known.skip_reason is not None:
@@ -130,6 +134,19 @@ class Capture:
                     return self._compile(cache, function, flat_args)
             finally:
                 _busy.on = False
+
+    def _loses(
+        self, function: types.FunctionType, flat_args: tuple[Any, ...], resumed: bool
+    ) -> bool:
+        """Say, and report, whether a frame runs as it is because of the state of the process."""
+        code, lost = function.__code__, None
+        if torch._C._len_torch_dispatch_stack():
+            lost = ("modes", "a TorchDispatchMode")
+        elif replaced := replaced_builtins():
+            lost = ("builtins", ", ".join(replaced))
+        if lost is not None and (resumed or has_tensor_work(function, flat_args)):
+            self.log(code).lose(code, lost_record(code, *lost))
+        return lost is not None
 
     def under_stance(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

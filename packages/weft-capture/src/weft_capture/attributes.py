@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 Found = tuple[type, Any]
 _MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
-_MODULE_GETATTR = torch.nn.Module.__getattr__
 
 
 @functools.cache
@@ -317,17 +316,20 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
 def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
     """Do what `object.__getattribute__` and then `__getattr__` do."""
     fallback = lookup(self.cls, "__getattr__")
-    if fallback is None or (fallback[1] is _MODULE_GETATTR and self.obj is not None):
-        return _own_or_inherited(tx, self, name)
+    found = None
     try:
-        return _own_or_inherited(tx, self, name)
+        found = _own_or_inherited(tx, self, name)
     except Raised as raised:
-        if not issubclass(raised.value.python_type(), AttributeError):
+        if fallback is None or not issubclass(raised.value.python_type(), AttributeError):
             raise
-    return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+    if found is not None:
+        return found
+    if fallback is not None:
+        return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+    tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
 
 
-def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value:
+def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value | None:
     cls = self.cls
     changed = written(tx, cls, name)
     if changed is not None:
@@ -342,7 +344,7 @@ def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value:
         if self.find_method(name) is not None:
             return MethodOf(self, name)
         return bind(tx, found, name, self, cls)
-    tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
+    return None
 
 
 def dict_of(obj: object) -> dict[str, Any]:
@@ -398,6 +400,7 @@ def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
     return None
 
 
+_MODULE_CALL, _CALL_IMPL = torch.nn.Module.__call__, torch.nn.Module._call_impl
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
@@ -422,13 +425,14 @@ def module_call(
 ) -> tuple[Value, list[Value], Kwargs]:
     """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
     cls = self.cls
-    entry = lookup(cls, "__call__")
+    entry, inner = lookup(cls, "__call__"), lookup(cls, "_call_impl")
     by_torch = cls.__module__ == foreign.COMPILED_MODULE
-    if entry is None or (entry[1] is not torch.nn.Module.__call__ and not by_torch):
+    plain = entry is not None and entry[1] is _MODULE_CALL and inner and inner[1] is _CALL_IMPL
+    if not plain and not by_torch:
         return self.special(tx, "__call__"), args, kwargs
     module_dict = self.obj.__dict__
     if global_hooks(tx) or any(_hooks_now(tx, module_dict.get(name)) for name in _HOOKS):
-        return tx.const_object(torch.nn.Module._call_impl), [self, *args], kwargs
+        return tx.const_object(_CALL_IMPL), [self, *args], kwargs
     assert self.source is not None
     for name in _HOOKS:
         tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)

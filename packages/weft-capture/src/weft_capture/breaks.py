@@ -109,6 +109,10 @@ REASONS: dict[str, Reason] = {
         "a mode of the program's own sees every operation, which compiled code does not make",
         "enter the mode inside of what runs eagerly, or leave it before the compiled function",
     ),
+    "builtins": Reason(
+        "the program replaced builtin functions on which capture itself relies",
+        "none needed: calls are compiled again once the builtins are back",
+    ),
     "internal": Reason(
         "capture failed on its own account; this is a bug in weft",
         "please report it with the program; the frame runs eagerly",

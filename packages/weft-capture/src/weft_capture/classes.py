@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from weft_core import foreign
 from weft_core.wrappers import is_wrapper
 from weft_guards.sources import AttrSource, ConstSource
 
@@ -443,25 +441,6 @@ OBJECT_METHODS |= {
     "__init__": _object_init,
     "__init_subclass__": lambda tx, owner, *args, **kwargs: NONE,
 }
-
-
-_MEMBERS = (torch.nn.Parameter, torch.nn.Module, torch.nn.Buffer)
-
-
-@table.rule(torch.nn.Module.__setattr__)
-def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Value:
-    text = name.as_constant()
-    if isinstance(owner, ModuleValue) and not issubclass(value.python_type(), _MEMBERS):
-        if attributes.module_member(tx, owner, text) is None:
-            return _object_setattr(tx, owner, name, value)
-    return tx.trace_body(torch.nn.Module.__setattr__, [owner, name, value], {})
-
-
-@table.rule(foreign.MODULE_INIT)
-def _module_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
-    """Leave out the mark that torch's compiler, once loaded, puts on modules for its own use."""
-    init = inspect.getclosurevars(torch.nn.Module.__init__).nonlocals["init"]
-    return tx.const_object(init).call(tx, [owner, *args], kwargs)
 
 
 @table.rule(object.__new__)

@@ -42,6 +42,7 @@ from weft_capture.inputs import GraphInput
 from weft_capture.output.assemble import Assembly
 from weft_capture.precompiled import Kept, rows_of, to_bytes
 from weft_capture.rules import table
+from weft_capture.scope import library_guards
 from weft_capture.selection import has_tensor_work
 from weft_capture.steps import PROLOGUE, BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import Tracer
@@ -176,7 +177,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(compile_graph)
-    guards = [*tx.all_guards(), *class_guards(reads)]
+    guards = [*tx.all_guards(), *class_guards(reads), *library_guards(tx.library)]
     kept = to_bytes(tx, code, guards, made[0], made[1], record) if keeps else ""
     return Converted(code, guards, graph, record, kept)
 

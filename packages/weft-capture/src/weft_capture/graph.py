@@ -44,7 +44,7 @@ from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
 from weft_capture.values.containers import SequenceValue, sequence_of
 from weft_capture.values.dicts import DictValue
-from weft_capture.values.tensor import SymValue, TensorValue
+from weft_capture.values.tensor import SymValue, TensorValue, check_operator
 from weft_capture.values.wrappers import RaggedSize, WrapperValue
 from weft_capture.written import restore, states
 
@@ -174,6 +174,8 @@ class GraphBuilder:
         """
         function = getattr(torch.Tensor, target, None) if op == "call_method" else target
         of_python = getattr(target, "__module__", None) in ("_operator", "builtins")
+        if of_python:
+            check_operator(target)
         plainly = functools.partial(self._emit, op, target)
         return self.tx.overrides.evaluate(function, args, kwargs, plainly, of_python)
 

@@ -1,7 +1,7 @@
 """Names outside of a frame: globals and builtins, attributes of Python modules.
 
-A global is guarded where it is read; those of torch and the standard library are taken to be
-constant, since nobody changes them and there are thousands.
+A global is guarded where it is read. Those of torch and the standard library are taken to be
+constant, and one guard a module tells when one was replaced (`unittest.mock.patch`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from weft_guards import Guard, Held
+from weft_guards.payloads import NamespaceUse
 from weft_guards.sources import (
     AttrSource,
     ConstSource,
@@ -19,6 +22,7 @@ from weft_guards.sources import (
     GlobalsSource,
     ItemSource,
     ModuleSource,
+    ProgramSource,
     Source,
 )
 
@@ -49,6 +53,8 @@ def load_global(tx: Tracer, function: FunctionValue, name: str) -> Value:
         builtins_dict = builtins_dict.__dict__
     if name not in builtins_dict:
         tx.raise_(NameError, f"name '{name}' is not defined")
+    if builtins_dict is builtins.__dict__:
+        tx.library["builtins", name] = builtins_dict[name]
     return tx.const_object(builtins_dict[name])
 
 
@@ -85,6 +91,18 @@ _CHANGING = {"sys": _OF_SYS, "warnings": ("filters", "showwarning", "_showwarnms
 
 def _is_fixed(module: str | None, name: str) -> bool:
     return attributes.is_trusted(module) and name not in _CHANGING.get(module or "", ())
+
+
+def library_guards(library: dict[tuple[str, str], Any]) -> Iterator[Guard]:
+    """Yield one guard for each module of a library whose globals were read."""
+    found: dict[str, dict[str, object]] = {}
+    for (module, name), obj in library.items():
+        owner = sys.modules.get(module)
+        if owner is not None and vars(owner).get(name) is obj:
+            found.setdefault(module, {})[name] = obj
+    for module, names in found.items():
+        place = ProgramSource(Held(sys.modules[module]))
+        yield Guard.of(place, "NAMESPACE", NamespaceUse.of(names))
 
 
 class ModuleObject(ObjectConstant):

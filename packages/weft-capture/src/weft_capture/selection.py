@@ -6,6 +6,7 @@ after a break the functions that run for real do, down into libraries.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import types
 from collections.abc import Callable, Iterable
@@ -149,6 +150,20 @@ def is_compiled_by_torch(function: types.FunctionType) -> bool:
     return marks.get("_torchdynamo_wrapper_id") == id(function) and not marks.get(
         "_torchdynamo_disable"
     )
+
+
+_OF_PROGRAMS = ("print", "input", "open", "breakpoint", "exit", "quit", "help", "__import__")
+_BUILTINS = {
+    name: obj
+    for name, obj in vars(builtins).items()
+    if callable(obj) and name not in _OF_PROGRAMS and not name.startswith("_")
+}
+
+
+def replaced_builtins() -> list[str]:
+    """Return the builtins that the program replaced, of those on which capture itself relies."""
+    now = vars(builtins)
+    return [name for name, obj in _BUILTINS.items() if now.get(name) is not obj]
 
 
 def skip_disabled(function: types.FunctionType) -> bool:

@@ -107,7 +107,7 @@ class Tracer:
         self.gathering = 0  # blocks of `rules.attention.tensors_as_indices` around the program
         self.overrides = Overrides(self)
         self.entry_grad_mode = torch.is_grad_enabled()
-        self.library: dict[tuple[str, str], Any] = {}  # data in globals of libraries
+        self.library: dict[tuple[str, str], Any] = {}  # what globals of libraries held
         self.answers: dict[object, Any] = {}  # of cached functions, in all attempts
         self.only_here = ""  # what ties the capture to this process
 

@@ -8,6 +8,7 @@
 #define WEFT_GUARDS_CLASSES_H
 
 #include <Python.h>
+#include <stdint.h>
 
 static PyObject *
 referent(PyObject *reference)
@@ -52,7 +53,7 @@ class_version(PyObject *module, PyObject *cls)
 
 /* Whether the class that a weak reference gives is the version last seen. */
 static int
-same_version(PyObject *reference, unsigned int version)
+same_version(PyObject *reference, uint64_t version)
 {
     PyObject *cls = referent(reference);
     int same = cls && version && ((PyTypeObject *)cls)->tp_version_tag == version;
@@ -63,7 +64,7 @@ same_version(PyObject *reference, unsigned int version)
 /* `use` is a tuple (class reference, first version, test); the test is None where only the version
  * can tell, else a Python function that looks the names up again. */
 static int
-test_class(PyObject *use, unsigned int *version)
+test_class(PyObject *use, uint64_t *version)
 {
     PyObject *test = PyTuple_GET_ITEM(use, 2);
     if (same_version(PyTuple_GET_ITEM(use, 0), *version))

@@ -97,6 +97,8 @@ run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *fi
     case TEST:
         if (step->op->code == OP_CLASS) /* else Python would run */
             return same_version(PyTuple_GET_ITEM(step->op->object, 0), step->op->version) ? 1 : STALE;
+        if (step->op->code == OP_NAMESPACE)
+            return same_namespace(step->op->object, step->op->version) ? 1 : STALE;
         return test(step->op, value, other, amounts);
     case TENSOR: return test_tensor_again(step->op->tensor, value, step->metadata);
     case ANCHOR: return registers[step->reg] == step->seen ? 1 : STALE;

@@ -161,14 +161,19 @@ read_op(Check *self, PyObject *row, Op *op)
         (op->code == OP_GRAD && !torch_state.grad_mode) ||
         (op->code == OP_KEYS && !PyTuple_Check(op->object)) ||
         (op->code == OP_CLASS && (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 3)) ||
+        (op->code == OP_NAMESPACE &&
+         (!PyTuple_Check(op->object) || PyTuple_GET_SIZE(op->object) != 2 ||
+          !PyDict_Check(PyTuple_GET_ITEM(op->object, 0)))) ||
         ((op->code == OP_CELL || op->code == OP_INDEX) && op->n < 0)) {
         PyErr_Format(PyExc_ValueError, "not an instruction: %R", row);
         return -1;
     }
     if (op->code == OP_TENSOR && !(op->tensor = new_tensor(op->object)))
         return -1;
+    if (op->code == OP_NAMESPACE && watch_namespace(PyTuple_GET_ITEM(op->object, 0)))
+        return -1;
     if (op->code == OP_CLASS)
-        op->version = (unsigned int)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(op->object, 1));
+        op->version = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(op->object, 1));
     if (IS_FETCH(op))
         self->n_registers++;
     if (IS_AMOUNT(op))

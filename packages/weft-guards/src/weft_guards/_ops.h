@@ -7,6 +7,7 @@
 #include "_amounts.h"
 #include "_classes.h"
 #include "_memory.h"
+#include "_namespaces.h"
 #include "_state.h"
 #include "_tensor.h"
 
@@ -37,6 +38,7 @@
     X(STATE)     /* torch's state is object, the bytes of state_words(); reads no register */    \
     X(GRAD)      /* grad mode is n; reads no register */                                         \
     X(CLASS)     /* names of a class mean what object says; reads no register */                 \
+    X(NAMESPACE) /* names of a module mean what object says; reads no register */                \
     X(SHAPE)     /* amounts are as the code object says (see _amounts.h); reads no register */   \
     X(MEMORY)    /* n tensors are to follow; reads no register */                                \
     X(WRITES)    /* tensor a is written, and shares memory with none before */                   \
@@ -54,7 +56,7 @@ typedef struct {
     Py_ssize_t a, n;
     PyObject *object; /* borrowed from the program tuple */
     Tensor *tensor;
-    unsigned int version; /* of the class, when it was last compared */
+    uint64_t version; /* of the class or dict, when it was last compared */
     Py_ssize_t amount;    /* the amount that it reads */
 } Op;
 
@@ -210,6 +212,7 @@ test(Op *op, PyObject *value, PyObject *other, int64_t *amounts)
     case OP_STATE: return test_state_words(op->object);
     case OP_GRAD: return torch_state.grad_mode() == op->n;
     case OP_CLASS: return test_class(op->object, &op->version);
+    case OP_NAMESPACE: return test_namespace(op->object, &op->version);
     case OP_SHAPE: return test_shape(op->object, amounts);
     case OP_MEMORY: return begin_memory(op->n);
     case OP_WRITES: case OP_READS: return note_storage(value, op->code == OP_WRITES);

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from weft_guards.check import arg_names_of, compile_check, in_order, read_sources
@@ -122,10 +122,10 @@ def _shares(shared: bool) -> str:
     return "memory is shared with another input" if shared else "no memory is shared"
 
 
-def _class_change(payload: Any, cls: type | None) -> str:
-    if cls is None:
+def _change(payload: Any, owner: type | ModuleType | None) -> str:
+    if owner is None:
         return "gone"
-    return f"changed: {', '.join(payload.changed(cls)) or 'something'}"
+    return f"changed: {', '.join(payload.changed(owner)) or 'something'}"
 
 
 _TEXTS: dict[str, Texts] = {
@@ -138,7 +138,8 @@ _TEXTS: dict[str, Texts] = {
     "ALIAS": lambda p, v: ("the same object", "different objects"),
     "DISTINCT": lambda p, v: ("different objects", "the same object"),
     "MEMORY": lambda p, v: (_shares(p.shared), _shares(not p.shared)),
-    "CLASS": lambda p, v: ("unchanged", _class_change(p, v[0])),
+    "CLASS": lambda p, v: ("unchanged", _change(p, v[0])),
+    "NAMESPACE": lambda p, v: ("unchanged", _change(p, v[0])),
     "CELL_EMPTY": lambda p, v: ("empty", "filled"),
     "GRAD_MODE": lambda p, v: (f"grad mode {p}", f"grad mode {not p}"),
     "GLOBAL_STATE": lambda p, v: p.difference(),

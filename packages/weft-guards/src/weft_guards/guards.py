@@ -157,6 +157,10 @@ KINDS: dict[str, KindSpec] = {
         "{x} has the same {p}", lambda use: use, _test_payload,
         "change classes before compiling, or call weft.reset()",
     ),
+    "NAMESPACE": KindSpec(
+        "{x} has the same {p}", lambda use: use, _test_payload,
+        "replace functions of a library before compiling, or expect one compilation for each",
+    ),
     "GRAD_MODE": KindSpec("grad mode is {p}", bool, _test_grad_mode, _MODE),
     "GLOBAL_STATE": KindSpec(
         "torch state: {p}", _as(TorchState, lambda _: TorchState.now()), _test_payload, _MODE

@@ -10,6 +10,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -202,6 +203,14 @@ def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
     return [(asm.code.CLASS, 0, 0, (weakref.ref(cls), use.version, again))]
 
 
+def _test_namespace(asm: Assembler, guard: Guard) -> list[Row]:
+    source = guard.source
+    if not isinstance(source, src.ProgramSource) or (module := source.held.get()) is None:
+        raise NotNative
+    test = partial(guard.payload.holds, module)
+    return [(asm.code.NAMESPACE, 0, 0, (vars(module), test))]
+
+
 def _test_alias(asm: Assembler, guard: Guard) -> list[Row]:
     first, second = map(asm.fetch, guard.sources())
     code = asm.code.IS_REG if guard.kind == "ALIAS" else asm.code.IS_NOT
@@ -250,6 +259,7 @@ _TESTS: dict[str, Callable[[Assembler, Guard], list[Row]]] = {
     "DISTINCT": _test_alias,
     "SHAPE": _test_shape,
     "CLASS": _test_class,
+    "NAMESPACE": _test_namespace,
     "MEMORY": _test_memory,
     "GRAD_MODE": _test_grad_mode,
     "GLOBAL_STATE": _test_state,

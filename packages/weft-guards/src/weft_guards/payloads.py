@@ -305,6 +305,45 @@ class ClassUse:
         return ", ".join(name for name, _ in self.names)
 
 
+@dataclass(frozen=True, eq=False)
+class NamespaceUse:
+    """What code took from the globals of a library's module.
+
+    Args:
+        names: (name, reference), where the reference gives the object found, None once it is gone.
+    """
+
+    names: tuple[tuple[str, Callable[[], object | None]], ...]
+
+    @staticmethod
+    def of(found: Mapping[str, object]) -> NamespaceUse:
+        """Take what was found under names."""
+        return NamespaceUse(tuple((name, _reference(obj)) for name, obj in found.items()))
+
+    def changed(self, module: types.ModuleType) -> list[str]:
+        """Return the names that mean something else by now."""
+        now = module.__dict__
+        return [name for name, wanted in self.names if not _is_same(now.get(name), wanted())]
+
+    def holds(self, module: types.ModuleType | None) -> bool:
+        """Say whether all names mean what they did; False for a module that is gone."""
+        return module is not None and not self.changed(module)
+
+    def __str__(self) -> str:
+        return ", ".join(name for name, _ in self.names)
+
+
+def _is_same(now: object, then: object) -> bool:
+    return now is then or (is_literal(then) and same_constant(now, then))
+
+
+def _reference(value: object) -> Callable[[], object | None]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
 def _held_or_id(value: object) -> Held | int:
     try:
         return Held(value)

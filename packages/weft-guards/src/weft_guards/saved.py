@@ -26,7 +26,8 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from weft_guards.check import arg_names_of, compile_check, read_sources
 from weft_guards.guards import Guard
-from weft_guards.payloads import ClassUse, Held, find_in_class, name_of
+from weft_guards.payloads import ClassUse, Held, NamespaceUse, find_in_class, name_of
+from weft_guards.sources import is_literal
 
 
 class NotSaved(Exception):
@@ -87,7 +88,7 @@ def bind(
     Raises:
         Stale: when one does not, or something that they name is another.
     """
-    marks = [r for r in saved if r.kind == "CLASS" or (r.kind == "ID" and type(r.payload) is str)]
+    marks = [r for r in saved if r.kind in _BY_NAMES or (r.kind == "ID" and type(r.payload) is str)]
     try:
         objects = read_sources([row.source for row in marks], func, flat_locals)
         bound = {id(row): _bound(row, obj) for row, obj in zip(marks, objects, strict=True)}
@@ -107,6 +108,11 @@ def _bound(row: Guard, obj: Any) -> Guard:
         if digest(obj) != row.payload:
             raise Stale(f"{row.source} is another")
         return dataclasses.replace(row, payload=Held(obj))
+    if row.kind == "NAMESPACE":
+        found = {name: vars(obj).get(name) for name, _ in row.payload}
+        if any(_kind_and_place(found[name]) != was for name, was in row.payload):
+            raise Stale(f"{row.source} is another")
+        return dataclasses.replace(row, payload=NamespaceUse.of(found))
     names = {name: find_in_class(obj, name) for name, _ in row.payload}
     if any(_member(names[name]) != was for name, was in row.payload):
         raise Stale(f"{row.source} is another")
@@ -118,6 +124,13 @@ def _member(found: tuple[type, Any] | None) -> tuple[str, ...]:
     return () if found is None else (*(place_of(found[0]) or ()), type(found[1]).__qualname__)
 
 
+def _kind_and_place(obj: object) -> tuple[str, ...]:
+    """Name what a library has under a name; what the program put there has no such place."""
+    place = (repr(obj),) if is_literal(obj) else place_of(obj) or ()
+    return (type(obj).__qualname__, *place)
+
+
+_BY_NAMES = ("CLASS", "NAMESPACE")
 _NAMED = (
     type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
@@ -180,6 +193,8 @@ def _payload(guard: Guard) -> Any:
         cls: Any = guard.source
         names = [name for name, _ in guard.payload.names]
         return tuple((name, _member(find_in_class(cls.held.get(), name))) for name in names)
+    if guard.kind == "NAMESPACE":
+        return tuple((name, _kind_and_place(of())) for name, of in guard.payload.names)
     seen = guard.payload.get() if guard.kind == "ID" else None
     return digest(seen) if isinstance(seen, types.CodeType) else guard.payload
 

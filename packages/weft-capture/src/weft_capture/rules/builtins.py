@@ -46,7 +46,7 @@ from weft_capture.values.floats import FloatValue
 from weft_capture.values.iterators import CombinedIterator, IteratorValue, SequenceIterator
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject, steps
-from weft_capture.values.tensor import SymValue, TensorValue
+from weft_capture.values.tensor import SymValue, TensorValue, check_attributes
 
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
 PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
@@ -58,6 +58,7 @@ PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.
 @rule(len)
 def _len(tx: Tracer, value: Value) -> Value:
     if isinstance(value, TensorValue):
+        check_attributes("__len__")
         if value.fake.dim() == 0:
             tx.raise_(TypeError, "len() of a 0-d tensor")
         return value.getattr(tx, "shape").unpack(tx)[0]

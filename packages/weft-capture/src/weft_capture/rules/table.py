@@ -38,7 +38,7 @@ _FAMILIES = (
     "builtins", "text", "sequences", "dicts", "tensors",
     "gradients", "autograd_functions", "transforms", "pytree", "optimizers",
     "torch_rules", "overrides", "stdlib", "contexts", "polyfilled",
-    "copying", "kinds", "namespaces", "messages", "randomness", "arrays", "control_flow",
+    "copying", "kinds", "modules", "namespaces", "messages", "randomness", "arrays", "control_flow",
     "attention", "backward", "packed", "recurrent", "launches", "collectives",
     "jagged",
 )  # fmt: skip
@@ -96,6 +96,9 @@ def hashes_silently(obj: object) -> bool:
     return isinstance(kind.__hash__, types.WrapperDescriptorType) or kind.__module__ == "torch._ops"
 
 
+_LIBRARIES = ("torch", "contextlib", "functools", "numpy", "weft_core", "weft_capture", "weft")
+
+
 def find(obj: object) -> Handler | None:
     """Return the rule of a callable, or None."""
     found = RULES.get(obj) if hashes_silently(obj) else None
@@ -103,6 +106,10 @@ def find(obj: object) -> Handler | None:
         original = obj.__dict__.get("_torchdynamo_orig_callable")
         if original is not None and (obj.__module__ or "").startswith("torch.optim"):
             return _caller(original)
+        if isinstance(obj, types.FunctionType):  # `functools.wraps` may have given it its name
+            home = str(obj.__globals__.get("__name__")).partition(".")[0]
+            if home not in _LIBRARIES:
+                return None
         return RULES.get(f"{obj.__module__}.{obj.__qualname__}")
     return found
 

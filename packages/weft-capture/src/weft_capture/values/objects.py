@@ -480,10 +480,6 @@ class ModuleValue(UserObject):
         with one_call(tx, self.cls.__qualname__):
             return super().call(tx, args, kwargs)
 
-    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
-        found = super().own_attribute(tx, name)
-        return attributes.module_member(tx, self, name) if found is None else found
-
 
 class StreamValue(UserObject):
     """A text stream of the standard library's own, such as `sys.stdout` (see `rules.messages`)."""

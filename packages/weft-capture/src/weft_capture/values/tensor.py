@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from weft_capture.attributes import bind, lookup
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import (
     Handler,
@@ -56,6 +57,40 @@ _STORAGE_OR_VALUE = """
 """
 REAL_ONLY = frozenset(_STORAGE_OR_VALUE.split())
 """Methods that need the tensor's storage or value; filled out by rules where there is a way."""
+
+
+def _is_of_torch(attribute: object) -> bool:
+    inner: Any = getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
+    if not isinstance(inner, types.FunctionType):
+        return True
+    return str(inner.__globals__.get("__name__")).startswith("torch.")
+
+
+_OWN = {
+    name: attribute
+    for base in (object, torch._C.TensorBase, torch.Tensor)
+    for name, attribute in vars(base).items()
+    if _is_of_torch(attribute)
+}
+"""Attributes of the class that torch gave it."""
+
+
+def check_attributes(*names: str) -> None:
+    """Note that code depends on attributes of the class of tensors.
+
+    Raises:
+        Break: when the program has put one in the place of torch's own.
+    """
+    for name in names:
+        found = lookup(torch.Tensor, name)
+        if name in _OWN and (found is None or found[1] is not _OWN[name]):
+            raise Break("unsupported-method", f"Tensor.{name}, which the program replaced")
+
+
+def check_operator(function: Any) -> None:
+    """Do the same for the special methods behind a function of module `operator`."""
+    name = function.__name__.strip("_")
+    check_attributes(f"__{name}__", f"__r{name}__", f"__{name.removeprefix('i')}__")
 
 
 def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
@@ -108,6 +143,7 @@ class TensorValue(Value):
         return found_by_identity(self, self.real)
 
     def getattr(self, tx: Tracer, name: str) -> Value:
+        check_attributes(name)
         if tx.overrides.modes and name in READERS:
             handled = tx.overrides.dispatch(getattr, [self, constant(name)], {})
             if handled is not None:
@@ -130,8 +166,11 @@ class TensorValue(Value):
         static = getattr(self.cls, name, None)
         if static is None and not hasattr(self.cls, name):
             tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
-        if not hasattr(torch.Tensor, name):
+        found = lookup(torch.Tensor, name)
+        if found is None:
             return self._of_class(tx, name)
+        if name not in _OWN:
+            return bind(tx, found, name, self, torch.Tensor)
         if callable(static):
             return MethodOf(self, name)
         raise Break("unsupported-value", f"attribute {name} of a tensor")
@@ -176,6 +215,7 @@ class TensorValue(Value):
         self.overlay.attrs[name] = value
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        check_attributes(name)
         handler = self.find_method(name)
         if handler is not None:
 
@@ -186,7 +226,7 @@ class TensorValue(Value):
             return tx.overrides.evaluate(function, [self, *args], kwargs, plainly)
         if name in REAL_ONLY:
             raise Break("unsupported-method", f"Tensor.{name}")
-        if not hasattr(torch.Tensor, name):
+        if name not in _OWN:
             return self.getattr(tx, name).call(tx, args, kwargs)
         return tx.graph.emit("call_method", name, [self, *args], kwargs)
 
@@ -194,6 +234,7 @@ class TensorValue(Value):
         raise Break("data-dependent-branch", "truth of a tensor")
 
     def iterate(self, tx: Tracer) -> Value:
+        check_attributes("__iter__")
         if tx.overrides.modes:
             return tx.const_object(torch.Tensor.__iter__).call(tx, [self], {})
         if self.fake.dim() == 0:
