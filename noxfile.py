@@ -176,6 +176,12 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def versions(session: nox.Session) -> None:
+    """Run the packages' tests with interpreters given as arguments: docs/coverage/versions.md."""
+    session.run("python", "integration/versions.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def size(session: nox.Session) -> None:
     """Count the lines of every package, and its longest files and functions."""
     session.run("python", "integration/check_layout.py", "--report")

@@ -38,7 +38,8 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 @functools.cache
 def changes_layout(name: str) -> bool:
     """Say whether an operation gives its first argument another layout in place (`t_`)."""
-    found: Any = getattr(torch.ops.aten, name.partition(".")[0], None) if name[-1:] == "_" else None
+    in_place = name[-1:] == "_" and name[-2:] != "__"
+    found: Any = getattr(torch.ops.aten, name.partition(".")[0], None) if in_place else None
     tags = {tag for one in found.overloads() for tag in getattr(found, one).tags} if found else ()
     return torch.Tag.inplace_view in tags
 

@@ -29,7 +29,7 @@ class State:
 def states(decoded: Decoded) -> list[State | None]:
     """The state before each reachable instruction.
 
-    Taken for granted: LOAD_METHOD finds methods of the class and pushes no NULL, except for
+    Taken for granted: LOAD_METHOD and `with` find methods of the class, except for
     `scale`, which the corpus only takes from super objects.
     """
     result: list[State | None] = [None] * len(decoded.instrs)
@@ -64,6 +64,8 @@ def _after(instr, state: State) -> State:
     if instr.opname == "LOAD_METHOD" and "scale" not in instr.argval:
         return State((*stack[:-1], True, True), must, may)
     after = stack_after(instr, stack, bound=name <= must)
+    if instr.opname == "BEFORE_WITH":
+        after = (True,) * len(after)
     if instr.opname == "STORE_FAST" and stack[-1]:
         return State(after, must | name, may | name)
     if instr.opname in ("STORE_FAST", "LOAD_FAST_AND_CLEAR", "DELETE_FAST"):

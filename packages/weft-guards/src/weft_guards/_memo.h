@@ -71,11 +71,15 @@ forget_memo(Memo *memo)
 
 /* ---- running */
 
+#if PY_VERSION_HEX >= 0x030E0000
+#define version_of(dict) ((uint64_t)0) /* dicts have none; see has_version */
+#else
 static inline uint64_t
 version_of(PyObject *dict)
 {
     return ((PyDictObject *)dict)->ma_version_tag;
 }
+#endif
 
 static int
 run_step(Step *step, PyObject *const *args, PyObject **registers, Py_ssize_t *filled,
@@ -159,7 +163,9 @@ has_version(PyObject *dict)
 {
     if (!PyDict_CheckExact(dict) && !PyODict_CheckExact(dict))
         return 0;
-#if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030E0000
+    return 0;
+#elif PY_VERSION_HEX >= 0x030D0000
     return ((PyDictObject *)dict)->ma_values == NULL;
 #else
     return 1;

@@ -1,4 +1,4 @@
-"""Read, analyse and write CPython 3.11 to 3.13 bytecode through one vocabulary.
+"""Read, analyse and write CPython 3.11 to 3.14 bytecode through one vocabulary.
 
 `decode` turns a code object into `Instr`s that mean the same on every version, `live_at` tells
 which variables an instruction still needs, `Writer` assembles new code objects, and
@@ -8,7 +8,17 @@ Nothing here imports torch. docs/architecture/capture-bytecode.md has the vocabu
 
 from .decode import decode
 from .encode import AssemblyError, stack_after
-from .instr import NO_FALL_THROUGH, NULL_BELOW, Decoded, Handler, Instr, Label, call_pair
+from .instr import (
+    NO_FALL_THROUGH,
+    NULL_BELOW,
+    PY314,
+    Decoded,
+    Handler,
+    Instr,
+    Label,
+    call_pair,
+    docstring_of,
+)
 from .liveness import live_at, reachable, shows_frame
 from .resume import Resume, in_prologue, is_resume, make_resume, original, stack_name, state_at
 from .writer import Writer
@@ -16,6 +26,7 @@ from .writer import Writer
 __all__ = [
     "NO_FALL_THROUGH",
     "NULL_BELOW",
+    "PY314",
     "AssemblyError",
     "Decoded",
     "Handler",
@@ -25,6 +36,7 @@ __all__ = [
     "Writer",
     "call_pair",
     "decode",
+    "docstring_of",
     "in_prologue",
     "is_resume",
     "live_at",

@@ -18,8 +18,10 @@ from typing import Any
 from .instr import (
     BACKWARD,
     CACHE_UNITS,
+    COMMON_CONSTANTS,
     COMPARE_SHIFT,
     COMPARE_TO_BOOL,
+    ENTER_WITH,
     EXTENDED_ARG,
     FOR_ITER_BACK,
     INTRINSICS,
@@ -28,6 +30,8 @@ from .instr import (
     NULL_BELOW,
     PY312,
     PY313,
+    PY314,
+    SUBSCRIBE,
     UNBOUND,
     Decoded,
     FrameShape,
@@ -92,6 +96,7 @@ class _Normal:
         self.kwnames: tuple[str, ...] = ()
         self.offset = 0
         self.follower = ""
+        self.rest = 0  # how many instructions are part of the last one
         self.positions: Positions = NO_POSITION
 
     def emit(
@@ -106,6 +111,9 @@ class _Normal:
         for at, (start, end, op, arg) in enumerate(raws):
             self.follower = dis.opname[raws[at + 1][2]] if at + 1 < len(raws) else ""
             self.index_of[start] = len(self.rows)
+            if self.rest:
+                self.rest -= 1
+                continue
             self.offset = start
             # The EXTENDED_ARG prefix and the opcode share one position entry.
             self.positions = positions[start >> 1]
@@ -208,6 +216,34 @@ class _Normal:
             self.emit("UNARY_NOT")
             self.emit("UNARY_NOT")
 
+    def call_function_ex(self, arg: int) -> None:
+        if PY314:  # a NULL stands for no keywords
+            arg = int(self.rows[-1][0] != "PUSH_NULL")
+            if not arg:
+                self.rows.pop()
+                self.index_of[self.offset] = len(self.rows)
+        self.emit("CALL_FUNCTION_EX", arg & 1, arg & 1)
+
+    def binary(self, arg: int) -> None:
+        if arg == SUBSCRIBE:
+            self.emit("BINARY_SUBSCR")
+        else:
+            self.emit("BINARY_OP", arg, _op_symbol(arg))
+
+    def common_constant(self, arg: int) -> None:
+        value = COMMON_CONSTANTS[arg]
+        if value is AssertionError:
+            self.emit("LOAD_ASSERTION_ERROR")
+        else:
+            self.emit("LOAD_COMMON_CONSTANT", arg, value)
+
+    def load_special(self, arg: int) -> None:
+        """Fold the instructions that enter a `with` block: this is the first lookup of two."""
+        if arg & 1:
+            self.rows.pop()  # COPY
+            self.emit("BEFORE_ASYNC_WITH" if arg & 2 else "BEFORE_WITH")
+            self.rest = len(ENTER_WITH) - 2
+
     def skip(self, arg: int) -> None:
         """Nothing: the instruction carries no meaning of its own in the vocabulary."""
 
@@ -221,7 +257,7 @@ _SLOT = {
     "LOAD_CLOSURE": "LOAD_FAST",  # as `load_fast` took it
 }
 _ASKS_TRUTH = frozenset(("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "UNARY_NOT"))
-_RESTORES = frozenset(("END_FOR", "POP_TOP", "SWAP", "STORE_FAST", "JUMP", "NOP"))
+_RESTORES = frozenset(("END_FOR", "POP_ITER", "POP_TOP", "SWAP", "STORE_FAST", "JUMP", "NOP"))
 
 _Rule = Callable[[_Normal, int], None]
 _SPECIAL: dict[str, _Rule] = {
@@ -231,11 +267,18 @@ _SPECIAL: dict[str, _Rule] = {
     "CALL": _Normal.call,
     "KW_NAMES": _Normal.kw_names,
     "CALL_KW": _Normal.call_kw,
-    "CALL_FUNCTION_EX": lambda n, a: n.emit("CALL_FUNCTION_EX", a & 1, a & 1),
+    "CALL_FUNCTION_EX": _Normal.call_function_ex,
     "LOAD_GLOBAL": _Normal.load_global,
     "LOAD_ATTR": _Normal.load_attr,
     "LOAD_SUPER_ATTR": _Normal.load_super_attr,
     "LOAD_FAST": lambda n, a: n.load_fast(a, 0 if PY312 else 1),
+    "LOAD_FAST_BORROW": lambda n, a: n.load_fast(a, 0),
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": lambda n, a: n.pair("LOAD_FAST", "LOAD_FAST", a),
+    "LOAD_SMALL_INT": lambda n, a: n.emit("LOAD_CONST", 0, a),
+    "LOAD_COMMON_CONSTANT": _Normal.common_constant,
+    "LOAD_SPECIAL": _Normal.load_special,
+    "NOT_TAKEN": _Normal.skip,
+    "END_ASYNC_FOR": lambda n, a: n.emit("END_ASYNC_FOR"),
     "LOAD_FAST_CHECK": lambda n, a: n.load_fast(a, 1),
     "LOAD_FAST_LOAD_FAST": lambda n, a: n.pair("LOAD_FAST", "LOAD_FAST", a),
     "STORE_FAST_LOAD_FAST": lambda n, a: n.pair("STORE_FAST", "LOAD_FAST", a),
@@ -244,7 +287,7 @@ _SPECIAL: dict[str, _Rule] = {
     "COMPARE_OP": _Normal.compare,
     "CONTAINS_OP": lambda n, a: n.emit("CONTAINS_OP", a, bool(a)),
     "IS_OP": lambda n, a: n.emit("IS_OP", a, bool(a)),
-    "BINARY_OP": lambda n, a: n.emit("BINARY_OP", a, _op_symbol(a)),
+    "BINARY_OP": _Normal.binary,
     "BINARY_SLICE": lambda n, a: n.slice_op("BINARY_SUBSCR"),
     "STORE_SLICE": lambda n, a: n.slice_op("STORE_SUBSCR"),
     "CALL_INTRINSIC_1": lambda n, a: n.intrinsic(1, a),

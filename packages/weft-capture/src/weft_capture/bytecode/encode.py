@@ -20,6 +20,7 @@ from .instr import (
     HAS_ARG,
     NO_FALL_THROUGH,
     PY312,
+    PY314,
     FrameShape,
     Instr,
     Item,
@@ -277,7 +278,7 @@ def stack_after(
 
     A LOAD_METHOD (or the method form of LOAD_SUPER_ATTR) is taken to have found an attribute that
     is no method: what it really pushes is known only at run time, so a break at one has to load
-    the attribute and push the NULL itself.
+    the attribute and push the NULL itself. So is what 3.14 pushes for a `with` block's end.
     """
     before = tuple(stack)
     opname = instr.opname
@@ -295,6 +296,8 @@ def stack_after(
         items[-1], items[-instr.arg] = items[-instr.arg], items[-1]
         return tuple(items)
     depth = len(before) + net_effect(instr)
+    if PY314 and opname in ("BEFORE_WITH", "BEFORE_ASYNC_WITH"):
+        return (*before[:-1], *call_pair(True, False), True)
     if opname == "LOAD_METHOD" or (opname == "LOAD_SUPER_ATTR" and instr.argval[1]):
         pair: tuple[bool, bool] = call_pair(True, False)
         return before[: depth - 2] + pair

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
+PY314 = sys.version_info >= (3, 14)
 
 #: On 3.11 and 3.12 the NULL of a call lies below the callable, from 3.13 on above it.
 NULL_BELOW = not PY313
@@ -27,6 +28,17 @@ CO_NESTED = 0x10
 CO_GENERATOR = 0x20
 CO_COROUTINE = 0x80
 CO_ASYNC_GENERATOR = 0x200
+
+_CO_HAS_DOCSTRING = 0x4000000
+
+
+def docstring_of(code: CodeType) -> str | None:
+    """Return the docstring of a function's code, which 3.14 marks with a flag."""
+    if PY314 and not code.co_flags & _CO_HAS_DOCSTRING:
+        return None
+    first = code.co_consts[0] if code.co_consts else None
+    return first if isinstance(first, str) else None
+
 
 # ---- raw opcodes
 
@@ -65,7 +77,17 @@ INTRINSICS = {
     "LIST_TO_TUPLE": (1, 6),
     "PREP_RERAISE_STAR": (2, 1),
 }
-#: How far before its label a FOR_ITER's raw target lies: END_FOR, and POP_TOP on 3.13.
+#: What LOAD_COMMON_CONSTANT loads, by its number (3.14).
+COMMON_CONSTANTS: list[Any] = getattr(opcode, "_common_constants", [])
+#: What BEFORE_WITH is from 3.14 on, and BEFORE_ASYNC_WITH with 2 added to the LOAD_SPECIALs.
+ENTER_WITH = (
+    ("COPY", 1), ("LOAD_SPECIAL", 1), ("SWAP", 2), ("SWAP", 3), ("LOAD_SPECIAL", 0), ("CALL", 0),
+)  # fmt: skip
+#: The number of BINARY_OP that subscribes (3.14).
+SUBSCRIBE = 26 if PY314 else -1
+#: What the loop's end pops the iterator with, behind its END_FOR (from 3.13 on).
+POP_ITER = "POP_ITER" if PY314 else "POP_TOP"
+#: How far before its label a FOR_ITER's raw target lies: END_FOR, and POP_ITER from 3.13 on.
 FOR_ITER_BACK = 2 if PY313 else 1 if PY312 else 0
 
 # ---- instructions

@@ -36,6 +36,7 @@ _SHOWS_FRAME = frozenset(
     {"_getframe", "currentframe", "breakpoint", "set_trace", "settrace", "setprofile", "set_events"}
 )
 
+_LOOP_ENDS = ("END_FOR", "POP_TOP", "POP_ITER")
 
 def shows_frame(decoded: Decoded, index: int) -> bool:
     """Whether instruction `index` calls what shows this frame, where the rest then has to run."""
@@ -93,7 +94,7 @@ def reachable(decoded: Decoded, start: int) -> list[bool]:
     for index, instr in enumerate(decoded.instrs):
         if seen[index] and instr.opname == "FOR_ITER" and instr.target is not None:
             at = instr.target - 1
-            while at >= 0 and decoded.instrs[at].opname in ("END_FOR", "POP_TOP") and not seen[at]:
+            while at >= 0 and decoded.instrs[at].opname in _LOOP_ENDS and not seen[at]:
                 seen[at] = True
                 at -= 1
     return seen

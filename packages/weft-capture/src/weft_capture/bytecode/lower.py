@@ -11,7 +11,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .instr import COMPARE_SHIFT, COMPARE_TO_BOOL, INTRINSICS, KIND, PY312, PY313, Item, Label, Op
+from .instr import (
+    COMMON_CONSTANTS,
+    COMPARE_SHIFT,
+    COMPARE_TO_BOOL,
+    ENTER_WITH,
+    INTRINSICS,
+    KIND,
+    PY312,
+    PY313,
+    PY314,
+    SUBSCRIBE,
+    Item,
+    Label,
+    Op,
+)
 
 _OPS = dis.opmap
 
@@ -96,6 +110,31 @@ class Lowering:
             self.add("PRECALL", op.arg)
         self.add("CALL", op.arg)
 
+    def call_function_ex(self, op: Op) -> None:
+        if PY314 and not op.arg:
+            self.add("PUSH_NULL")
+        self.add("CALL_FUNCTION_EX", 0 if PY314 else op.arg)
+
+    def before_with(self, op: Op) -> None:
+        if not PY314:
+            self.add(op.opname)
+            return
+        for name, arg in ENTER_WITH:
+            asynchronous = name == "LOAD_SPECIAL" and op.opname == "BEFORE_ASYNC_WITH"
+            self.add(name, arg + 2 * asynchronous)
+
+    def subscribe(self, op: Op) -> None:
+        if PY314:
+            self.add("BINARY_OP", SUBSCRIBE)
+        else:
+            self.add("BINARY_SUBSCR")
+
+    def assertion_error(self, op: Op) -> None:
+        if PY314:
+            self.add("LOAD_COMMON_CONSTANT", COMMON_CONSTANTS.index(AssertionError))
+        else:
+            self.add("LOAD_ASSERTION_ERROR")
+
     def load_method(self, op: Op) -> None:
         if PY312:
             self.add("LOAD_ATTR", self.name(op.argval) << 1 | 1)
@@ -111,7 +150,7 @@ class Lowering:
             self.add("MAKE_FUNCTION", op.arg)
             return
         self.add("MAKE_FUNCTION")
-        for flag in (8, 4, 2, 1):
+        for flag in (8, 4, 16, 2, 1):
             if op.arg & flag:
                 self.add("SET_FUNCTION_ATTRIBUTE", flag)
 
@@ -170,6 +209,10 @@ _CHECKED_LOAD = "LOAD_FAST_CHECK" if PY312 else "LOAD_FAST"
 _LOAD_CLOSURE = "LOAD_FAST" if PY313 else "LOAD_CLOSURE"
 _RULES: dict[str, Callable[[Lowering, Op], None]] = {
     "CALL": Lowering.call,
+    "CALL_FUNCTION_EX": Lowering.call_function_ex,
+    "BINARY_SUBSCR": Lowering.subscribe,
+    **dict.fromkeys(("BEFORE_WITH", "BEFORE_ASYNC_WITH"), Lowering.before_with),
+    "LOAD_ASSERTION_ERROR": Lowering.assertion_error,
     "LOAD_METHOD": Lowering.load_method,
     "LOAD_ATTR": lambda w, op: w.add("LOAD_ATTR", w.name(op.argval) << int(PY312)),
     "LOAD_GLOBAL": lambda w, op: w.add("LOAD_GLOBAL", w.name(op.argval) << 1),

@@ -17,6 +17,7 @@ typedef struct {
     PyCodeObject *replacement; /* the next frame of this code is a replacement: run it as it is */
     PyCodeObject *tail;    /* the next frame of this code hands its tail calls to its caller */
     PyObject **held;       /* its arguments, to let go of once that frame holds them itself */
+    Slot *held_slots;      /* the same, where another frame holds them */
     Py_ssize_t held_count;
     PyCodeObject *direct;  /* the next frame of this code is what run() was asked to call */
     int deciding;          /* a lookup or on_miss runs: no other hook sees their frames */
@@ -24,7 +25,7 @@ typedef struct {
     int tracing;           /* how many tracers were at work when run() began */
 } ThreadHook;
 
-static _Thread_local ThreadHook hook = {NULL, NULL, NULL, NULL, 0, NULL, 0, 0, 0};
+static _Thread_local ThreadHook hook = {0};
 static Py_ssize_t extra_index = -1;
 static int active_threads = 0; /* guarded by the GIL */
 static _PyFrameEvalFunction previous_eval = NULL;
@@ -54,14 +55,21 @@ tail_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 }
 
 /* Let go of the arguments of the frame that begins: `del x` in it must end the life of x. A tail
- * call keeps `left` in their places, because tracers and profilers have seen it as a result. */
+ * call keeps None in their places, because tracers and profilers have seen it as a result. */
 static inline void
-release_held(PyObject *left)
+release_held(void)
 {
     PyObject **held = hook.held;
+    Slot *slots = hook.held_slots;
     hook.held = NULL;
-    for (Py_ssize_t i = 0; held != NULL && i < hook.held_count; i++) {
-        Py_XSETREF(held[i], Py_XNewRef(left)); /* never the last reference */
+    hook.held_slots = NULL;
+    for (Py_ssize_t i = 0; i < hook.held_count; i++) { /* never the last references */
+        if (held != NULL) {
+            Py_XSETREF(held[i], Py_NewRef(Py_None));
+        }
+        if (slots != NULL) {
+            clear_slot(&slots[i]);
+        }
     }
 }
 
@@ -206,7 +214,7 @@ check_replacement(PyObject *found, PyFunctionObject *func, Py_ssize_t count)
  * front. */
 static PyObject *
 run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssize_t count,
-                PyObject **slots)
+                Slot *slots)
 {
     if (check_replacement(found, func, count) < 0) {
         return NULL;
@@ -221,13 +229,13 @@ run_replacement(PyObject *found, PyFunctionObject *func, PyObject **args, Py_ssi
     if (run->func_builtins != func->func_builtins) {
         Py_SETREF(run->func_builtins, Py_NewRef(func->func_builtins));
     }
-    hook.held = slots;
+    hook.held_slots = slots;
     hook.held_count = count;
     hook.replacement = (PyCodeObject *)found;
     PyObject *result = PyObject_Vectorcall((PyObject *)run, args + 1,
                                            count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     hook.replacement = NULL;
-    hook.held = NULL;
+    hook.held_slots = NULL;
     Py_DECREF(run);
     return result;
 }
@@ -292,7 +300,9 @@ intercept(Frame *frame, PyCodeObject *code, CodeState *state, int is_tail, PyObj
     }
     /* The frame keeps func and the arguments alive: it is not started, nobody can change it. */
     args[0] = (PyObject *)func;
-    memcpy(args + 1, frame_slots(frame), count * sizeof(PyObject *));
+    for (Py_ssize_t i = 0; i < count; i++) {
+        args[1 + i] = slot_value(frame_slots(frame)[i]);
+    }
     int ours = state != NULL && (state->owner == NULL || state->owner == hook.on_miss);
     PyObject *lookup = ours ? state->lookup : NULL;
     PyObject *found = find_replacement(hook.on_miss, lookup, code, args, count);
@@ -322,13 +332,13 @@ hook_eval(PyThreadState *tstate, Frame *frame, int throwing)
     PyCodeObject *code = frame_code(frame);
     if (hook.replacement == code) {
         hook.replacement = NULL;
-        release_held(NULL);
+        release_held();
         return eval_default(tstate, frame, throwing);
     }
     int is_tail = hook.tail == code;
     hook.tail = NULL;
     if (is_tail) {
-        release_held(Py_None);
+        release_held();
     }
     if (_PyInterpreterState_GetEvalFrameFunc(tstate->interp) != hook_eval) {
         return eval_default(tstate, frame, throwing); /* its frames: what called it runs eagerly */
@@ -397,7 +407,7 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
     int inner = before.on_miss != NULL && tstate->tracing == before.tracing;
     int traced = inner ? before.traced : tstate->c_tracefunc != NULL;
     PyObject *on_miss = args[0] == Py_None ? NULL : Py_NewRef(args[0]);
-    hook = (ThreadHook){on_miss, NULL, NULL, NULL, 0, NULL, 0, traced, tstate->tracing};
+    hook = (ThreadHook){.on_miss = on_miss, .traced = traced, .tracing = tstate->tracing};
     if (PyFunction_Check(func)) {
         hook.direct = (PyCodeObject *)PyFunction_GET_CODE(func);
     }

@@ -1,8 +1,10 @@
-/* Everything in the frame hook that differs between CPython 3.11, 3.12 and 3.13.
+/* Everything in the frame hook that differs between CPython 3.11, 3.12, 3.13 and 3.14.
  *
  * code_get_extra, ...             the code object's extra slots, under their names of the day
  * frame_code(f), frame_func(f)   borrowed; func is NULL when the frame has no function object
- * frame_slots(f)                 the variables; at entry the arguments come first, as plain values
+ * frame_slots(f)                 the variables; at entry the arguments come first, as plain values.
+ *                                From 3.14 on a Slot is a tagged reference, which may be borrowed.
+ * slot_value(s), clear_slot(&s)  what a slot holds, borrowed, or NULL; let go of it
  * finish_frame(ts, f, result)    end a frame that was never run. 3.11: the caller clears it.
  *                                From 3.12 on the evaluator must: clear the variables, then let the
  *                                default evaluator run `return result` (or raise) in this frame.
@@ -17,6 +19,9 @@
 #undef _PyGC_FINALIZED /* the internal headers define it again */
 #include "internal/pycore_frame.h"
 #include "internal/pycore_gc.h"
+#if PY_VERSION_HEX >= 0x030E0000
+#include "internal/pycore_interpframe.h"
+#endif
 #undef Py_BUILD_CORE
 
 typedef struct _PyInterpreterFrame Frame;
@@ -31,7 +36,10 @@ typedef struct _PyInterpreterFrame Frame;
 #define request_code_extra _PyEval_RequestCodeExtraIndex
 #endif
 
-#if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030E0000
+#define frame_code(f) ((PyCodeObject *)PyStackRef_AsPyObjectBorrow((f)->f_executable))
+#define frame_func_slot(f) PyStackRef_AsPyObjectBorrow((f)->f_funcobj)
+#elif PY_VERSION_HEX >= 0x030D0000
 #define frame_code(f) ((PyCodeObject *)(f)->f_executable)
 #define frame_func_slot(f) ((f)->f_funcobj)
 #elif PY_VERSION_HEX >= 0x030C0000
@@ -50,6 +58,29 @@ frame_func(Frame *frame)
 }
 
 #define frame_slots(f) ((f)->localsplus)
+
+#if PY_VERSION_HEX >= 0x030E0000
+
+typedef _PyStackRef Slot;
+
+static inline PyObject *
+slot_value(Slot slot)
+{
+    return PyStackRef_IsNull(slot) ? NULL : PyStackRef_AsPyObjectBorrow(slot);
+}
+
+#define clear_slot(slot) PyStackRef_CLEAR(*(slot))
+#define new_slot(object) ((object) == NULL ? PyStackRef_NULL : PyStackRef_FromPyObjectSteal(object))
+
+#else
+
+typedef PyObject *Slot;
+
+#define slot_value(slot) (slot)
+#define clear_slot(slot) Py_CLEAR(*(slot))
+#define new_slot(object) (object)
+
+#endif
 
 #if PY_VERSION_HEX < 0x030C0000
 
@@ -87,9 +118,16 @@ finish_frame(PyThreadState *tstate, Frame *frame, PyObject *result)
     /* Clearing can run destructors, hence any code, which must not lose the pending exception. */
     PyObject *raised = result == NULL ? PyErr_GetRaisedException() : NULL;
     for (int i = 0; i < code->co_nlocalsplus; i++) {
-        Py_CLEAR(frame->localsplus[i]);
+        clear_slot(&frame->localsplus[i]);
     }
-    frame->localsplus[0] = result;
+    frame->localsplus[0] = new_slot(result);
+#if PY_VERSION_HEX >= 0x030E0000
+    _PyStackRef executable = frame->f_executable;
+    frame->f_executable = PyStackRef_FromPyObjectNew((PyObject *)return_code);
+    frame->instr_ptr = _PyCode_CODE(return_code);
+    frame->stackpointer = frame->localsplus + return_code->co_nlocalsplus;
+    PyStackRef_CLOSE(executable);
+#else
     Py_INCREF(return_code);
 #if PY_VERSION_HEX >= 0x030D0000
     frame->f_executable = (PyObject *)return_code;
@@ -100,6 +138,7 @@ finish_frame(PyThreadState *tstate, Frame *frame, PyObject *result)
 #endif
     frame->stacktop = return_code->co_nlocalsplus;
     Py_DECREF(code);
+#endif
     PyThreadState_EnterTracing(tstate);
     if (raised != NULL) {
         PyErr_SetRaisedException(raised);

@@ -75,6 +75,7 @@ def _make_function(frame: Frame, instr: Instr) -> None:
     cells: tuple[CellValue, ...] = ()
     if instr.arg & 8:
         cells = tuple(cell for cell in stack.pop().unpack(tx) if isinstance(cell, CellValue))
+    annotate = stack.pop() if instr.arg & 16 else None
     annotations = stack.pop().unpack(tx) if instr.arg & 4 else None
     kwdefaults: Kwargs = {}
     if instr.arg & 2:
@@ -93,4 +94,6 @@ def _make_function(frame: Frame, instr: Instr) -> None:
     if annotations is not None:
         pairs = zip(annotations[::2], annotations[1::2], strict=True)
         function.attributes["__annotations__"] = DictValue(list(pairs))
+    if annotate is not None:
+        function.attributes["__annotate__"] = annotate
     stack.append(function)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from weft_capture.breaks import Raised
-from weft_capture.bytecode import Instr
+from weft_capture.bytecode import PY314, Instr
 from weft_capture.classes import ClassValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.values.base import Frame, Tracer, Value
-from weft_capture.values.constant import NONE, constant
+from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.exceptions import (
     TRACEBACK,
     ExceptionValue,
@@ -111,17 +111,25 @@ def _before_with(frame: Frame, instr: Instr) -> None:
     kind = manager.python_type()
     a, manner = ("a", "asynchronous ") if instr.opname == "BEFORE_ASYNC_WITH" else ("", "")
     enter, leave = f"__{a}enter__", f"__{a}exit__"
-    for name, hint in ((enter, ""), (leave, f" (missed {leave} method)")):
+    wanted = ((enter, ""), (leave, f" (missed {leave} method)"))
+    if PY314:
+        wanted = (wanted[1], (enter, f" (missed {enter} method)"))
+    for name, hint in wanted:
         if not hasattr(kind, name) and manager.find_method(name) is None:
             text = f"object does not support the {manner}context manager protocol{hint}"
             tx.raise_(TypeError, f"'{kind.__name__}' {text}")
     exit_method = manager.getattr(tx, leave)
-    frame.stack.extend((exit_method, manager.call_method(tx, enter, [], {})))
+    entered = manager.call_method(tx, enter, [], {})
+    frame.stack.extend((exit_method, NULL, entered) if PY314 else (exit_method, entered))
 
 
 @opcode("WITH_EXCEPT_START")
 def _with_except_start(frame: Frame, instr: Instr) -> None:
     tx, raised = frame.tx, frame.stack[-1]
-    leave = frame.stack[-4]
     kind: Value = tx.const_object(raised.python_type())
-    frame.stack.append(leave.call(tx, [kind, raised, TRACEBACK], {}))
+    args: list[Value] = [kind, raised, TRACEBACK]
+    leave = frame.stack[-4]
+    if PY314:  # the two slots of a call
+        args = args if leave is NULL else [leave, *args]
+        leave = frame.stack[-5]
+    frame.stack.append(leave.call(tx, args, {}))

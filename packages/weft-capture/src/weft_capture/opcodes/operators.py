@@ -36,6 +36,7 @@ on_values(
         "GET_ITER": (1, lambda tx, _, x: x.iterate(tx)),
         "LIST_TO_TUPLE": (1, lambda tx, _, x: TupleValue(x.unpack(tx))),
         "LOAD_CONST": (0, _load_const),
+        "LOAD_COMMON_CONSTANT": (0, lambda tx, value: tx.const_object(value)),
         "LOAD_BUILD_CLASS": (0, lambda tx, _: tx.const_object(builtins.__build_class__)),
         "LOAD_ASSERTION_ERROR": (0, lambda tx, _: tx.const_object(AssertionError)),
         "PUSH_NULL": (0, lambda tx, _: NULL),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import (
     NO_FALL_THROUGH,
     NULL_BELOW,
+    PY314,
     Decoded,
     Instr,
     Writer,
@@ -24,6 +26,30 @@ _NO_WORK = frozenset(
     + ("JUMP", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "RETURN_VALUE")
 )
 """Instructions that a handler may consist of which only takes note of an exception."""
+
+
+_ENTERS = {
+    "BEFORE_WITH": ("__enter__", "__exit__"),
+    "BEFORE_ASYNC_WITH": ("__aenter__", "__aexit__"),
+}
+
+
+def special_method(owner: Any, name: str) -> Any:
+    """Return a method of the `with` protocol as `with` finds it, or raise what `with` does."""
+    for cls in type(owner).__mro__:
+        if name in vars(cls):
+            found = vars(cls)[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, owner, type(owner))
+    if name.startswith("__a"):
+        _use_async(owner).send(None)
+    with owner:
+        raise AssertionError(f"{owner!r} can be used without {name}")
+
+
+async def _use_async(owner: Any) -> None:
+    async with owner:
+        pass
 
 
 @dataclass(frozen=True)
@@ -69,6 +95,9 @@ class RealStep:
             self.resume(index + 1, [*below[: -3 if of_super else -1], *pair])
             self._handle(index)
             return
+        if PY314 and instr.opname in _ENTERS:
+            self._enter(index, *_ENTERS[instr.opname])
+            return
         if instr.opname in ("SEND", "YIELD_VALUE", "ASYNC_GEN_WRAP"):
             self._suspend(index, instr)
             return
@@ -81,6 +110,27 @@ class RealStep:
         if instr.opname not in NO_FALL_THROUGH:
             after = stack_after(instr, below, bound=instr.argval in self.names)
             self.resume(index + 1, after, instr)
+        self._handle(index)
+
+    def _enter(self, index: int, enter: str, leave: str) -> None:
+        """Write what 3.14 enters a `with` block with, but a bound method and a NULL for its end."""
+        writer = self.writer
+        manager = writer.temp()
+        writer.store_local(manager)
+        for name in (leave, enter):
+            if name == enter:
+                writer.begin_call()  # of the method itself
+            writer.begin_call()
+            writer.load_const(special_method)
+            writer.load_local(manager)
+            writer.load_const(name)
+            writer.call(2)
+            writer.in_place_of(index)
+            if name == leave:
+                writer.push_null()
+        writer.call(0)
+        writer.in_place_of(index)
+        self.resume(index + 1, stack_after(self.decoded.instrs[index], self.below))
         self._handle(index)
 
     def returned(self, index: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.bytecode import decode
+from weft_capture.bytecode import PY314, decode, docstring_of
 from weft_capture.values.base import (
     Kwargs,
     MethodOf,
@@ -88,6 +88,7 @@ class CellValue(MutableValue):
 
 FUNCTION_FIELDS = frozenset(
     ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__")
+    + ("__annotate__",) * PY314
 )
 """Attributes of a function that are not in its `__dict__`, and that capture sets."""
 _KINDS = {"__name__": str, "__qualname__": str, "__type_params__": tuple, "__annotations__": dict}
@@ -138,20 +139,21 @@ class FunctionValue(MutableValue):
             "__name__": lambda: constant(sys.intern(self.name.rpartition(".")[2])),
             "__qualname__": lambda: constant(self.name),
             "__module__": lambda: constant(self.globals.get("__name__")),
-            "__doc__": lambda: constant(
-                self.code.co_consts[0] if isinstance(self.code.co_consts[0], str) else None
-            ),
+            "__doc__": lambda: constant(docstring_of(self.code)),
             "__code__": lambda: constant(self.code),
             "__defaults__": lambda: tx.tuple_of(self.defaults) if self.defaults else NONE,
             "__closure__": lambda: tx.tuple_of(list(self.cells)) if self.cells else NONE,
             "__kwdefaults__": lambda: tx.literal(self.kwdefaults or None),
             "__globals__": lambda: tx.globals_of(self),
             "__type_params__": lambda: tx.tuple_of([]),
+            **({"__annotate__": lambda: NONE} if PY314 else {}),
         }
         if name in known:
             return known[name]()
         if name == "__annotations__":
-            self.store(tx, name, DictValue())
+            annotate = self.attributes.get("__annotate__", NONE)
+            made = DictValue() if annotate is NONE else annotate.call(tx, [constant(1)], {})
+            self.store(tx, name, made)
             return self.attributes[name]
         return super().getattr(tx, name)
 
