@@ -158,3 +158,43 @@ def test_a_parameter_written_between_forward_and_backward():
     (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="its input 1 was written since"):
         grad.sum().backward()
+
+
+def _columns(y, inputs, create_graph):
+    rows = torch.eye(y.numel(), dtype=y.dtype).view(-1, *y.shape)
+    return torch.autograd.grad(
+        y, inputs, rows, is_grads_batched=True, create_graph=create_graph, allow_unused=True
+    )
+
+
+@pytest.mark.parametrize("name", ["saved input", "saved result", "unsaved bias", "norms"])
+def test_batched_gradients(name):
+    """`is_grads_batched`: a Jacobian, its derivative, and a batched Hessian of that."""
+    fn, *shapes = CASES[name]
+    torch.manual_seed(0)
+    args = [leaf(*shape) for shape in shapes]
+    found = []
+    for one in (fn, compiled(fn, args)):
+        plain = _columns(one(*args)[0], args, False)
+        jacobian = _columns(one(*args)[0], args, True)
+        total = sum(part.square().sum() for part in jacobian)
+        slopes = torch.autograd.grad(total, args, create_graph=True)
+        flat = torch.cat([slope.flatten() for slope in slopes])
+        found.append([*plain, *jacobian, *slopes, *_columns(flat, args, False)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_batched_gradients_that_cannot_be_differentiated_again():
+    x = leaf(4)
+    fn = compiled(lambda x: (F.dropout(x, 0.5) * x,), [x])
+    (jacobian,) = _columns(fn(x)[0], [x], True)
+    assert jacobian.shape == (4, 4)
+    with pytest.raises(RuntimeError, match="differentiated only once"):
+        jacobian.sum().backward()
+
+
+def test_gradients_without_memory():
+    """The backward of a real `sgn` gives a tensor that only stands for zeros."""
+    x = leaf(3)
+    (grad,) = torch.autograd.grad(compiled(lambda x: (torch.sgn(x),), [x])(x)[0].sum(), x)
+    assert torch.equal(grad, torch.zeros(3, dtype=x.dtype))

@@ -3,6 +3,7 @@
 Results and gradients are eager's either way.
 """
 
+import contextlib
 import pdb
 import warnings
 
@@ -250,3 +251,60 @@ def test_a_debugger_sees_the_variables(ask, monkeypatch):
         torch.testing.assert_close(optimised(X), (X + 1) * 2)
     assert [name for name, _ in seen] == ["program"]
     torch.testing.assert_close(seen[0][1], X + 1)
+
+
+def _packing_while_disabled(x):
+    with graph.disable_saved_tensors_hooks("disabled here"):
+        y = x * x
+        with graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            return (y * x).sum()
+
+
+def _disabled(x):
+    with graph.disable_saved_tensors_hooks("disabled here"):
+        return (x * x).sum()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_saved_tensors_hooks_that_are_disabled(inside):
+    function = _packing_while_disabled if inside else _disabled
+    x = torch.randn(3, requires_grad=True)
+    compiled = weft_capture.capture(function, lambda gm, inputs: gm.forward)
+    if not inside:
+        assert torch.equal(compiled(x), function(x))
+    outer = contextlib.nullcontext() if inside else graph.save_on_cpu()
+    for run in (function, compiled):
+        with outer, pytest.raises(RuntimeError, match="disabled here"):
+            run(x)
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_disabled_hooks_as_a_decorator(inner):
+    def function(x):
+        if not inner:
+            return x.sin()
+        return graph.disable_saved_tensors_hooks("no")(torch.profiler.record_function("f")(sine))(x)
+
+    def sine(x):
+        return x.sin()
+
+    decorated = function if inner else graph.disable_saved_tensors_hooks("no")(function)
+    compiled = weft_capture.capture(decorated, lambda gm, inputs: gm.forward)
+    assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin())
+
+
+@pytest.mark.filterwarnings("ignore:.unsupported-value")
+@pytest.mark.parametrize("parts", [torch.unbind, lambda x: x.split(2)], ids=["unbind", "split"])
+def test_views_that_autograd_no_longer_follows(parts):
+    def function(x):
+        y = x * 2
+        made = parts(y)
+        y.mul_(2)
+        return y, made[0].detach() if x.shape[0] == 4 else made[0] * 1
+
+    compiled = weft_capture.capture(function, lambda gm, inputs: gm.forward)
+    x = torch.randn(4, requires_grad=True)
+    for got, want in zip(compiled(x), function(x), strict=True):
+        assert torch.equal(got, want)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        compiled(torch.randn(6, requires_grad=True))

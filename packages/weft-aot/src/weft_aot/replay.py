@@ -223,5 +223,9 @@ class _Once(torch.autograd.Function):
 def _differentiable_once(gradients: tuple[Any, ...], reason: str) -> tuple[Any, ...]:
     anchor = torch.empty(0, requires_grad=True)
     with torch.enable_grad():
+        if any(g is not None and not torch._C._has_storage(g) for g in gradients):
+            # Of what vmap batches (is_grads_batched), only the tensors inside keep a history.
+            (zero,) = _Once.apply(reason, anchor, torch.zeros(()))  # type: ignore[no-untyped-call]
+            return tuple(None if g is None else g + zero.to(g.dtype) for g in gradients)
         results: tuple[Any, ...] = _Once.apply(reason, anchor, *gradients)  # type: ignore[no-untyped-call]
     return results

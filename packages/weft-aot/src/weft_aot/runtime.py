@@ -126,6 +126,10 @@ def _make_backward(
         ctx.maybe_clear_saved_tensors()  # nothing, under retain_graph
         return owning(args)
 
+    def interpreted(*args: Any) -> Any:
+        # A frame of its own might be captured, and only plain tensors have memory.
+        return fx.Interpreter(part.backward).run(*args)
+
     def backward(ctx: Any, *passed: Any) -> Any:
         # In a list the engine hands gradients over (torch 2.13): nothing else holds them then.
         boxed = len(passed) == 1 and type(passed[0]) is list
@@ -140,13 +144,10 @@ def _make_backward(
         batched = not all(map(torch._C._has_storage, given))
         plain = not batched and all(type(grad) is torch.Tensor for grad in given)
         del given
-        if torch.is_grad_enabled() and not batched:
-            return replay.gradients(
-                ctx, grads, lambda: outputs(ctx, compiled(*inputs(ctx, *grads)))
-            )
-        # Interpreted: a frame of its own might be captured, and only plain tensors have memory.
-        args = [] if plain else inputs(ctx, *grads)
-        outs = run(ctx, grads) if plain else fx.Interpreter(part.backward).run(*args)
+        if torch.is_grad_enabled():
+            once = interpreted if batched else compiled
+            return replay.gradients(ctx, grads, lambda: outputs(ctx, once(*inputs(ctx, *grads))))
+        outs = run(ctx, grads) if plain else interpreted(*inputs(ctx, *grads))
         if reached is not None:
             outs = [out if there else None for out, there in zip(outs, reached, strict=True)]
         return outputs(ctx, outs)

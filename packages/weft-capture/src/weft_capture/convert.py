@@ -47,6 +47,7 @@ from weft_capture.selection import has_tensor_work
 from weft_capture.steps import PROLOGUE, BreakAtStep, OuterFrame, Steps, Stop
 from weft_capture.tracer import Tracer
 from weft_capture.values.base import Value
+from weft_capture.values.contexts import no_saved_tensors_hooks
 from weft_capture.values.dicts import LazyValue
 from weft_capture.values.functions import CellValue, FunctionValue
 
@@ -147,6 +148,7 @@ def _convert(do: Task) -> Converted:
 
 
 def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
+    tx.no_saved_tensors_hooks = no_saved_tensors_hooks()
     with span("capture", do.function.__qualname__), _modes_restored(), _own_saved_tensors():
         tx.guards.add(TorchStateSource(), "GLOBAL_STATE", around.state)
         tx.guards.add(TorchStateSource(), "GRAD_MODE", torch.is_grad_enabled())

@@ -107,9 +107,12 @@ class GraphBuilder:
         with temporarily_clear_interpreter_stack():  # an input belongs to no level of functorch
             marks = self.tx.policy.marks(source, tensor) if self.tx.policy and dynamic_dims else {}
             unbacked = [dim for dim, mark in marks.items() if mark.kind is Kind.UNBACKED]
-            twin = fake.to_fake(
-                self.mode, tensor, dynamic_dims, name, unbacked, inner, free_strides
-            )
+            try:
+                twin = fake.to_fake(
+                    self.mode, tensor, dynamic_dims, name, unbacked, inner, free_strides
+                )
+            except RuntimeError as error:  # a view that autograd no longer follows
+                raise Break("unsupported-value", str(error)[:200]) from None
         for dim in dynamic_dims:
             if dim in marks and marks[dim].admits(tensor.shape[dim]):
                 fake.limit(twin.shape[dim], marks[dim].min, marks[dim].max)

@@ -106,6 +106,7 @@ class Tracer:
         self.transforms: list[Any] = []  # how to leave each functorch level that was entered
         self.gathering = 0  # blocks of `rules.attention.tensors_as_indices` around the program
         self.overrides = Overrides(self)
+        self.no_saved_tensors_hooks = True  # where the call is; capture itself may have some
         self.entry_grad_mode = torch.is_grad_enabled()
         self.library: dict[tuple[str, str], Any] = {}  # what globals of libraries held
         self.answers: dict[object, Any] = {}  # of cached functions, in all attempts

@@ -186,8 +186,9 @@ class Recorder(TorchDispatchMode):
     def _choose_handler(self, func: Any) -> Callable[..., Any]:
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return _call
-        special = self._special_handler(func)
-        if special is not None:
+        if func is aten._efficientzerotensor.default:  # a graph's results have memory
+            return lambda _, *call: self.__torch_dispatch__(aten.zeros.default, (), *call)
+        if special := self._special_handler(func):
             return special
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
             return self._decompose_composite

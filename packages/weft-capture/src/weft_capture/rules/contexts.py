@@ -19,6 +19,7 @@ from weft_capture.values.constant import FALSE, TRUE, fold
 from weft_capture.values.contexts import (
     AttentionContext,
     AutocastContext,
+    HooksDisabled,
     InferenceContext,
     NullContext,
     decorate,
@@ -63,11 +64,15 @@ def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Valu
     torch.profiler.record_function,
     "torch.fx.traceback.annotate",
     eager_transforms.enable_inplace_requires_grad,
-    torch.autograd.graph.disable_saved_tensors_hooks,
     forward_ad._set_fwd_grad_enabled,
 )
 def _without_effect(make: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     return NullContext(make)
+
+
+@rule(torch.autograd.graph.disable_saved_tensors_hooks)
+def _disable_hooks(tx: Tracer, error_message: Value) -> Value:
+    return HooksDisabled((error_message.as_constant(),))
 
 
 _REGIONS = itertools.count(1)

@@ -8,6 +8,7 @@ context manager and enters it; the resume function finds its `__exit__` on the s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -17,7 +18,7 @@ from torch.fx import Node
 from weft_capture.breaks import Break
 from weft_capture.values.base import MethodOf, MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE
-from weft_guards.sources import InstanceAttrSource, Source
+from weft_guards.sources import CallSource, InstanceAttrSource, Source
 
 
 @dataclass(eq=False)
@@ -156,9 +157,38 @@ class NullContext(Value):
         return self.cls if isinstance(self.cls, type) else object
 
     def reconstruct(self, out: Output) -> None:
-        import contextlib  # noqa: PLC0415 - one rare line
-
         out.call(contextlib.nullcontext, [self.result])
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate(tx, self, *args)
+
+
+@dataclass(eq=False)
+class HooksDisabled(MutableValue):
+    """torch.autograd.graph.disable_saved_tensors_hooks: nothing in a graph can tell.
+
+    What could tell breaks the graph, and the block is entered for real behind that.
+    """
+
+    changing = ("entered",)
+
+    args: tuple[Any, ...]
+    entered: bool = False
+
+    def python_type(self) -> type:
+        return contextlib._GeneratorContextManager
+
+    def reconstruct(self, out: Output) -> None:
+        make = torch.autograd.graph.disable_saved_tensors_hooks
+        out.call(functools.partial(_make_context, make, self.args, {}, self.entered), ())
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate(tx, self, *args)
+
+
+def no_saved_tensors_hooks() -> bool:
+    """Say whether saved-tensor hooks may be disabled: none are active."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def _make_context(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], entered: bool) -> Any:
@@ -191,6 +221,35 @@ def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
 @method(InferenceContext, "clone")
 def _clone_inference(tx: Tracer, self: InferenceContext) -> Value:
     return InferenceContext(self.cls, self.args, self.kwargs)
+
+
+@method(HooksDisabled, "__enter__")
+def _disable_hooks(tx: Tracer, self: HooksDisabled) -> Value:
+    tx.guard(CallSource(no_saved_tensors_hooks, ()), "CONST", tx.no_saved_tensors_hooks)
+    if not tx.no_saved_tensors_hooks or self.entered:
+        raise Break("unsupported-method", "disabling saved-tensor hooks that are active")
+    tx.journal.touch(self)
+    self.entered = True
+    return NONE
+
+
+@method(HooksDisabled, "__exit__")
+def _enable_hooks(tx: Tracer, self: HooksDisabled, *error: Value) -> Value:
+    if not self.entered:
+        raise Break("unsupported-method", "leaving a block that was entered for real")
+    tx.journal.touch(self)
+    self.entered = False
+    return FALSE
+
+
+@method(HooksDisabled, "clone")
+def _clone_disabled(tx: Tracer, self: HooksDisabled) -> Value:
+    return HooksDisabled(self.args)
+
+
+@method(NullContext, "clone")
+def _clone_null(tx: Tracer, self: NullContext) -> Value:
+    return NullContext(self.cls, self.result)
 
 
 @method(NullContext, "__enter__")

@@ -136,7 +136,10 @@ class TensorValue(Value):
 
     def is_new_leaf(self) -> bool:
         """Say whether the graph makes this tensor and autograd's history begins with it."""
-        leaf = self.fake.requires_grad and self.fake.is_leaf
+        try:
+            leaf = self.fake.requires_grad and self.fake.is_leaf
+        except RuntimeError as error:  # a view that autograd no longer follows
+            raise Break("unsupported-value", str(error)[:200]) from None
         return self.real is None and (leaf or self.cls is torch.nn.Parameter)
 
     def hash_key(self) -> object:
