@@ -251,6 +251,24 @@ def test_a_captured_backward_frees_its_history_at_once():
     assert died() is None
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+def test_gradients_of_gradients_make_no_graphs_of_their_own(backend):
+    model, x = net(), torch.randn(4, 10)
+
+    def step(x):
+        model(x).square().mean().backward(create_graph=True)
+        slope = sum(p.grad.square().sum() for p in model.parameters())
+        return torch.autograd.grad(slope, list(model.parameters()))
+
+    model.zero_grad()
+    want, compiled = step(x), weft.compile(step, backend=backend)
+    for _ in range(3):
+        model.zero_grad()
+        torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-6)
+        model.zero_grad()
+    assert weft.counters["stats"]["unique_graphs"] <= 3
+
+
 def test_the_setting_covers_other_threads():
     x = torch.randn(3, requires_grad=True)
     with weft.config.patch(compiled_autograd=True):

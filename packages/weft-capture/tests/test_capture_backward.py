@@ -339,3 +339,26 @@ def test_an_exception_after_it_leaves_the_gradients():
         captured(net)
     plain(other)
     torch.testing.assert_close(net.turned.grad, other.turned.grad)
+
+
+@pytest.mark.parametrize("laid_out", [
+    lambda x: x, lambda x: x.t().contiguous().t(), lambda x: x[:1].expand(x.shape),
+    lambda x: x.repeat(2, 2)[::2, ::2],
+], ids=["dense", "transposed", "expanded", "with gaps"])  # fmt: skip
+def test_gradients_of_sizes_that_vary(laid_out):
+    def step(x, scale):
+        loss = (x.tanh() * scale).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    captured = weft_capture.capture(step, eager_backend, fullgraph=True)
+    for rows in (5, 6, 7, 9):
+        found = []
+        for run in (step, captured):
+            torch.manual_seed(rows)
+            x = laid_out(torch.randn(rows, 4)).requires_grad_()
+            scale = torch.randn(rows, 1, requires_grad=True)
+            found.append([run(x, scale), run(x, scale), x.grad, scale.grad, x.grad.stride()])
+        torch.testing.assert_close(found[1], found[0])
+    graphs = captured._weft_capture.graphs
+    assert len(graphs) <= 4

@@ -20,9 +20,9 @@ from weft_core import foreign
 from weft_capture import attributes, frame
 from weft_capture.breaks import Break
 
-LAUNCHERS = ("triton.runtime.", "weft_compiled_autograd.cache")
-"""Where kernels of Triton are launched and captured backwards run: what is called from there runs
-as it is."""
+LAUNCHERS = ("triton.runtime.", "weft_compiled_autograd.cache", "weft_aot.replay")
+"""Where kernels of Triton are launched, and where captured backwards and programs run that were
+captured before: what is called from there runs as it is."""
 _MODULE_CALLS = frozenset(
     (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
 )

@@ -38,6 +38,7 @@ _SHOWS_FRAME = frozenset(
 
 _LOOP_ENDS = ("END_FOR", "POP_TOP", "POP_ITER")
 
+
 def shows_frame(decoded: Decoded, index: int) -> bool:
     """Whether instruction `index` calls what shows this frame, where the rest then has to run."""
     instr = decoded.instrs[index]

@@ -177,8 +177,8 @@ def _gradients(
     except RuntimeError as error:
         raise Break("op-failed", f"backward: {str(error)[:300]}") from error
     for grad in found:
-        if grad is not None and (grad.layout is not torch.strided or _is_symbolic(grad)):
-            raise _refused("with sparse gradients, or gradients of symbolic sizes")
+        if grad is not None and grad.layout is not torch.strided:
+            raise _refused("with sparse gradients")
     args = (
         [root.graph_arg() for root in roots],
         [leaf.graph_arg() for leaf in leaves],
@@ -186,10 +186,6 @@ def _gradients(
     )
     node = tx.graph.node("call_function", torch.autograd.grad, args, {"allow_unused": True}, found)
     return tx.graph.result(node, found).unpack(tx)
-
-
-def _is_symbolic(tensor: torch.Tensor) -> bool:
-    return not all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
 
 
 def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, shared: bool) -> None:
@@ -206,9 +202,11 @@ def _accumulate(tx: Tracer, leaf: TensorValue, old: Value, grad: TensorValue, sh
     strides = tuple((wanted if is_dense else given.new_empty(given.shape)).stride())
     pairs = zip(given.shape, given.stride(), strides, strict=True)
     if any(n != 1 and a != b for n, a, b in pairs) or shared:
-        size = [tx.literal(tuple(given.shape)), tx.literal(strides)]
         kind: Kwargs = {"dtype": constant(given.dtype), "device": constant(given.device)}
-        laid_out = tx.graph.emit("call_function", torch.empty_strided, size, kind)
+        if not is_dense:
+            kind["memory_format"] = constant(torch.contiguous_format)
+        like = leaf if is_dense else grad
+        laid_out = tx.graph.emit("call_function", torch.empty_like, [like], kind)
         leaf.store(tx, "grad", laid_out.call_method(tx, "copy_", [grad], {}))
     else:
         leaf.store(tx, "grad", grad)
