@@ -1,5 +1,7 @@
 """Resume functions: cutting at every instruction gives what the uncut function gives."""
 
+import types
+
 import corpus
 import pytest
 from machine import as_function, cut_code, flat, outcome, states
@@ -49,3 +51,14 @@ def test_resume_of_a_resume_is_one_of_the_original():
     assert in_prologue(again, 2) and not in_prologue(again, place)
     with pytest.raises(ValueError, match="rebuilds its stack"):
         make_resume(again, 2, (True,))
+
+
+def test_the_rest_of_a_documented_function_has_no_docstring_to_look_for():
+    def documented(x):
+        """Text that is the first constant of this code only."""
+        return x
+
+    decoded = decode(documented.__code__)
+    end = next(i for i, instr in enumerate(decoded.instrs) if instr.opname == "RETURN_VALUE")
+    rest = make_resume(decoded, end, (True,), ())
+    assert types.FunctionType(rest.code, {})(3) == 3

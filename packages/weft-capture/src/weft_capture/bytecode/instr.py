@@ -28,13 +28,12 @@ CO_NESTED = 0x10
 CO_GENERATOR = 0x20
 CO_COROUTINE = 0x80
 CO_ASYNC_GENERATOR = 0x200
-
-_CO_HAS_DOCSTRING = 0x4000000
+CO_HAS_DOCSTRING = 0x4000000 if PY314 else 0
 
 
 def docstring_of(code: CodeType) -> str | None:
     """Return the docstring of a function's code, which 3.14 marks with a flag."""
-    if PY314 and not code.co_flags & _CO_HAS_DOCSTRING:
+    if PY314 and not code.co_flags & CO_HAS_DOCSTRING:
         return None
     first = code.co_consts[0] if code.co_consts else None
     return first if isinstance(first, str) else None
@@ -167,7 +166,8 @@ class FrameShape:
         qualname: str,
     ) -> FrameShape:
         """The shape of other code for this frame, which takes `args` as positionals."""
-        flags = self.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED)
+        # Other code has other constants: 3.14 would take the first, or none, for the docstring.
+        flags = self.flags & ~(CO_VARARGS | CO_VARKEYWORDS | CO_NESTED | CO_HAS_DOCSTRING)
         return FrameShape(
             name=self.name,
             qualname=qualname,
