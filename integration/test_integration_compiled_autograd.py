@@ -251,6 +251,20 @@ def test_a_captured_backward_frees_its_history_at_once():
     assert died() is None
 
 
+def test_a_hook_of_batched_gradients_runs_as_it_is():
+    def jacobian(x):
+        handle = x.register_hook(lambda grad: grad * 1.5)
+        y = (x * 1).sin()
+        found = torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True, create_graph=True)
+        handle.remove()
+        return found[0]
+
+    x = torch.randn(3, requires_grad=True)
+    want, compiled = jacobian(x), weft.compile(jacobian)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), want)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
 def test_gradients_of_gradients_make_no_graphs_of_their_own(backend):
     model, x = net(), torch.randn(4, 10)
