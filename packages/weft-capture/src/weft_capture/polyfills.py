@@ -162,10 +162,10 @@ def batched(iterable: Iterable[Any], n: int, *, strict: bool = False) -> Iterato
 def pairwise(iterable: Iterable[Any], /) -> Iterator[Any]:
     """Give each item with the one before it."""
     iterator = iter(iterable)
-    for before in iterator:
-        for item in iterator:
-            yield before, item
-            before = item
+    before = next(iterator, _MISSING)
+    while before is not _MISSING and (item := next(iterator, _MISSING)) is not _MISSING:
+        yield before, item
+        before = item
 
 
 def chain(*parts: Iterable[Any]) -> Iterator[Any]:

@@ -43,7 +43,12 @@ from weft_capture.values.containers import (
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue, chain, thrown
 from weft_capture.values.floats import FloatValue
-from weft_capture.values.iterators import CombinedIterator, IteratorValue, SequenceIterator
+from weft_capture.values.iterators import (
+    CombinedIterator,
+    IteratorValue,
+    SequenceIterator,
+    iterated,
+)
 from weft_capture.values.made import TextValue
 from weft_capture.values.objects import UserObject, steps
 from weft_capture.values.tensor import SymValue, TensorValue, check_attributes
@@ -395,14 +400,14 @@ def _anext(tx: Tracer, iterator: Value, *default: Value) -> Value:
 def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
     first = start.as_constant()
     real_call(tx, enumerate, (), first)  # raises for what is no number
-    return CombinedIterator(enumerate, [iterable.iterate(tx)], (), lambda at: [first + at])
+    return CombinedIterator(enumerate, [iterated(tx, iterable)], (), lambda at: [first + at])
 
 
 @rule_of_each(zip, itertools.compress, map, filter, itertools.starmap, itertools.filterfalse)
 def _lazily(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     functions = 0 if factory in (zip, itertools.compress) else 1
     keywords = {name: value.as_constant() for name, value in kwargs.items()}
-    inner = [arg.iterate(tx) for arg in args[functions:]]
+    inner = [iterated(tx, arg) for arg in args[functions:]]
     made = CombinedIterator(factory, inner, args[:functions], keywords=keywords)
     made.real(tx)  # raises where the arguments are wrong
     return made

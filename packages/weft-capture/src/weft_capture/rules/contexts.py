@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -13,8 +14,8 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.rehearsals import watched
-from weft_capture.rules.table import PURE, rule, rule_of_each
-from weft_capture.values.base import Tracer, Value
+from weft_capture.rules.table import CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import FALSE, TRUE, fold
 from weft_capture.values.contexts import (
     AttentionContext,
@@ -24,6 +25,7 @@ from weft_capture.values.contexts import (
     NullContext,
     decorate,
 )
+from weft_capture.values.functions import BuiltinValue
 
 
 @rule(torch._C._set_grad_enabled)
@@ -75,6 +77,17 @@ def _disable_hooks(tx: Tracer, error_message: Value) -> Value:
     return HooksDisabled((error_message.as_constant(),))
 
 
+def _recreate(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value | None:
+    """Make the context of a decorator such as `@sdpa_kernel(...)` by the rule for its function."""
+    (manager,) = args
+    make = manager.getattr(tx, "func")
+    if not isinstance(make, BuiltinValue):
+        return None
+    given = manager.getattr(tx, "args").unpack(tx)
+    return make.call(tx, given, tx.keyword_arguments(manager.getattr(tx, "kwds")))
+
+
+CODE_RULES[vars(contextlib._GeneratorContextManagerBase)["_recreate_cm"].__code__] = _recreate
 _REGIONS = itertools.count(1)
 _CHECKPOINT_OPTIONS = (
     "use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop",

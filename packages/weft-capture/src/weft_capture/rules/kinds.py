@@ -37,6 +37,9 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
             mark = value.own_attribute(tx, name) if marked in wanted else None
             if mark is not None and mark.truth(tx):
                 return TRUE
+    if not known and isinstance(value, UserObject) and kind is torch.TypedStorage:
+        if any(type(one) is type(torch.FloatStorage) for one in wanted):
+            raise Break("unsupported-value", "the dtype of a storage")
     typed = tuple(one for one in wanted if type(one) is _TYPED)
     if typed and not known and issubclass(kind, torch.Tensor):
         plain = value.base if isinstance(value, UserObject) else value

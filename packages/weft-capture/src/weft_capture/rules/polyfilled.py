@@ -27,6 +27,7 @@ from weft_capture.rules.table import RULES, rule
 from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.constant import constant, real_call
 from weft_capture.values.functions import FunctionValue
+from weft_capture.values.iterators import iterated
 from weft_capture.values.made import HandleNumber
 from weft_capture.values.tensor import SymValue
 
@@ -37,9 +38,10 @@ _ITERTOOLS = (
 )  # fmt: skip
 _ITERATED = {
     **dict.fromkeys(
-        ("cycle", "accumulate", "groupby", "batched", "pairwise", "from_iterable"), slice(1)
+        ("cycle", "accumulate", "groupby", "batched", "pairwise", "from_iterable", "islice"),
+        slice(1),
     ),
-    **dict.fromkeys(("takewhile", "dropwhile"), slice(1, 2)),
+    **dict.fromkeys(("takewhile", "dropwhile", "reduce"), slice(1, 2)),
     **dict.fromkeys(("zip_longest",), slice(None)),
 }
 """Arguments that are iterated over when a generator is made, not when it starts."""
@@ -76,13 +78,14 @@ def polyfill(original: Any, version: Any) -> None:
     """Trace calls of `original` through `version`."""
 
     name = getattr(original, "__name__", "")
-    iterated = _ITERATED.get(name, slice(0))
+    places = _ITERATED.get(name, slice(0))
     worded = name == "tee" or getattr(original, "__module__", "") == "_operator"
     own: Any = (TypeError,) if worded else ()  # errors of no callee
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         given = list(args)
-        given[iterated] = [arg.iterate(tx) for arg in given[iterated]]
+        if name != "reduce" or (given[1:] and hasattr(given[1].python_type(), "__iter__")):
+            given[places] = [iterated(tx, arg) for arg in given[places]]
         try:
             result = tx.const_object(version).call(tx, given, kwargs)
         except Raised as raised:  # it may be in other words, too

@@ -100,7 +100,11 @@ for _kind, _name, *_converts in (
 def _extending(name: str, one: str) -> None:
     @method(ListValue, name)
     def extend(tx: Tracer, self: ListValue, items: Value) -> Value:
+        if getattr(items, "base", None) is self and not isinstance(self, DequeValue):
+            items = self  # CPython compares the objects, and then runs no `__iter__`
         given = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
+        if getattr(items, "base", None) is self:
+            given = list(given)
         for item in given:  # what raises in between leaves those before
             tx.mutate(self)
             getattr(self.added if one == "append" else self.items, one)(item)

@@ -91,9 +91,17 @@ def load() -> None:
 
 
 def hashes_silently(obj: object) -> bool:
-    """Say whether hashing an object runs no code of the program."""
+    """Say whether an object has a hash, which runs no code of the program."""
     kind = type(obj)
-    return isinstance(kind.__hash__, types.WrapperDescriptorType) or kind.__module__ == "torch._ops"
+    if kind.__module__ == "torch._ops":
+        return True
+    if not isinstance(kind.__hash__, types.WrapperDescriptorType):
+        return False
+    try:
+        hash(obj)
+    except TypeError:  # as of functions of ctypes
+        return False
+    return True
 
 
 _LIBRARIES = ("torch", "contextlib", "functools", "numpy", "weft_core", "weft_capture", "weft")

@@ -200,10 +200,10 @@ class ListValue(SequenceValue, MutableValue):
 
 
 def is_named(cls: type) -> bool:
-    """Say whether a class is a named tuple that no methods of its own make act otherwise."""
+    """Say whether a class is a named tuple without attributes or operators of its own."""
     items = (item for kind in cls.__mro__ for item in vars(kind).items())
     acts = any(name in _ACTING and isinstance(item, FunctionType) for name, item in items)
-    return issubclass(cls, tuple) and hasattr(cls, "_fields") and not acts
+    return issubclass(cls, tuple) and hasattr(cls, "_fields") and not (acts or cls.__dictoffset__)
 
 
 _ACTING = frozenset(

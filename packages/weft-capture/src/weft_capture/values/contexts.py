@@ -117,6 +117,9 @@ def decorate(tx: Tracer, context: Value, function: Value) -> Value:
 class AttentionContext(AutocastContext):
     """torch.nn.attention.sdpa_kernel, which has the same life."""
 
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate(tx, self, *args)
+
     def enter_node(self, tx: Tracer) -> Node:
         backends, set_priority = self.args
         args = [int(one) for one in backends], set_priority
@@ -218,9 +221,10 @@ def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
     return FALSE if type(self) is AutocastContext else NONE
 
 
+@method(AttentionContext, "clone")
 @method(InferenceContext, "clone")
-def _clone_inference(tx: Tracer, self: InferenceContext) -> Value:
-    return InferenceContext(self.cls, self.args, self.kwargs)
+def _clone(tx: Tracer, self: AutocastContext) -> Value:
+    return type(self)(self.cls, self.args, self.kwargs)
 
 
 @method(HooksDisabled, "__enter__")

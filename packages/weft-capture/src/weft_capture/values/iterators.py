@@ -9,7 +9,7 @@ import collections
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from weft_capture.values.containers import (
     TupleValue,
 )
 from weft_capture.values.dicts import DictValue
+from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
 
 EXHAUSTED = sys.maxsize
@@ -206,6 +207,45 @@ class CombinedIterator(IteratorValue):
         suffix = map(constant, self.suffix(self.position))
         keywords = {name: constant(item) for name, item in self.keywords.items()}
         out.call(self.factory, [*self.prefix, *self.inner, *suffix], keywords)
+
+
+@dataclass(eq=False)
+class Iterated(Value):
+    """An iterator of the program that was asked for `iter` before, and is not asked again."""
+
+    inner: Value
+
+    def python_type(self) -> type:
+        return Stepped
+
+    def iterate(self, tx: Tracer) -> Value:
+        return self
+
+    def next(self, tx: Tracer) -> Value | None:
+        return self.inner.next(tx)
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(Stepped, [self.inner])
+
+
+class Stepped:
+    """What an iterator of the program is for iterators in C: it runs no `__iter__`."""
+
+    def __init__(self, iterator: Iterator[object]) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> Stepped:
+        return self
+
+    def __next__(self) -> object:
+        return next(self._iterator)
+
+
+def iterated(tx: Tracer, iterable: Value) -> Value:
+    """Return `iter` of a value, for what asks for it once and then steps."""
+    made = iterable.iterate(tx)
+    found = find_in_class(made.python_type(), "__iter__")
+    return Iterated(made) if found and isinstance(found[1], types.FunctionType) else made
 
 
 @dataclass(eq=False)
