@@ -265,6 +265,7 @@ def test_a_hook_of_batched_gradients_runs_as_it_is():
         torch.testing.assert_close(compiled(x), want)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
 def test_gradients_of_gradients_make_no_graphs_of_their_own(backend):
     model, x = net(), torch.randn(4, 10)
