@@ -43,7 +43,13 @@ class Stale(Exception):
 
 def digest(code: types.CodeType) -> str:
     """Return a digest of a code object; marshal's version 2 writes equal ones alike."""
-    return hashlib.sha256(marshal.dumps(code, 2)).hexdigest()
+    return hashlib.sha256(marshal.dumps(_plain(code), 2)).hexdigest()
+
+
+def _plain(code: types.CodeType) -> types.CodeType:
+    """Return equal code as `replace` makes it: without what 3.14 marks arguments with."""
+    consts = (_plain(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    return code.replace(co_consts=tuple(consts))
 
 
 _PARTS = ("", ".__wrapped__", ".fget", ".fset", ".fdel", ".__func__", ".func")  # in decorators
