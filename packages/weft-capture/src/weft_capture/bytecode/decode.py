@@ -257,7 +257,7 @@ _SLOT = {
     "LOAD_CLOSURE": "LOAD_FAST",  # as `load_fast` took it
 }
 _ASKS_TRUTH = frozenset(("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "UNARY_NOT"))
-_RESTORES = frozenset(("END_FOR", "POP_ITER", "POP_TOP", "SWAP", "STORE_FAST", "JUMP", "NOP"))
+_RESTORES = frozenset(("END_FOR", "POP_TOP", "SWAP", "STORE_FAST", "JUMP", "NOP"))
 
 _Rule = Callable[[_Normal, int], None]
 _SPECIAL: dict[str, _Rule] = {
@@ -278,6 +278,7 @@ _SPECIAL: dict[str, _Rule] = {
     "LOAD_COMMON_CONSTANT": _Normal.common_constant,
     "LOAD_SPECIAL": _Normal.load_special,
     "NOT_TAKEN": _Normal.skip,
+    "POP_ITER": lambda n, a: n.emit("POP_TOP"),
     "END_ASYNC_FOR": lambda n, a: n.emit("END_ASYNC_FOR"),
     "LOAD_FAST_CHECK": lambda n, a: n.load_fast(a, 1),
     "LOAD_FAST_LOAD_FAST": lambda n, a: n.pair("LOAD_FAST", "LOAD_FAST", a),

@@ -84,9 +84,7 @@ ENTER_WITH = (
 )  # fmt: skip
 #: The number of BINARY_OP that subscribes (3.14).
 SUBSCRIBE = 26 if PY314 else -1
-#: What the loop's end pops the iterator with, behind its END_FOR (from 3.13 on).
-POP_ITER = "POP_ITER" if PY314 else "POP_TOP"
-#: How far before its label a FOR_ITER's raw target lies: END_FOR, and POP_ITER from 3.13 on.
+#: How far before its label a FOR_ITER's raw target lies: END_FOR, and POP_TOP from 3.13 on.
 FOR_ITER_BACK = 2 if PY313 else 1 if PY312 else 0
 
 # ---- instructions

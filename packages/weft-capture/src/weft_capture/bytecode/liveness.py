@@ -36,7 +36,7 @@ _SHOWS_FRAME = frozenset(
     {"_getframe", "currentframe", "breakpoint", "set_trace", "settrace", "setprofile", "set_events"}
 )
 
-_LOOP_ENDS = ("END_FOR", "POP_TOP", "POP_ITER")
+_LOOP_ENDS = ("END_FOR", "POP_TOP")
 
 
 def shows_frame(decoded: Decoded, index: int) -> bool:

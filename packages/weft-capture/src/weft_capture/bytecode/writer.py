@@ -16,7 +16,6 @@ from typing import Any
 from .encode import assemble
 from .instr import (
     NULL_BELOW,
-    POP_ITER,
     PY312,
     PY313,
     Cover,
@@ -271,7 +270,7 @@ class Writer:
         if PY312:
             self._tail.append(Op("END_FOR", positions=self._positions))
         if PY313:
-            self._tail.append(Op(POP_ITER, positions=self._positions))
+            self._tail.append(Op("POP_TOP", positions=self._positions))
         self._tail += [exit_label, Op("JUMP", jump=jump, positions=self._positions)]
         return exit_label
 

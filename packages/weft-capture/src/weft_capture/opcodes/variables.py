@@ -236,9 +236,7 @@ def _import_from(frame: Frame, instr: Instr) -> None:
 
 
 HANDLERS |= {
-    **dict.fromkeys(
-        ("NOP", "RESUME", "COPY_FREE_VARS", "END_FOR", "POP_ITER"), lambda frame, instr: None
-    ),
+    **dict.fromkeys(("NOP", "RESUME", "COPY_FREE_VARS", "END_FOR"), lambda frame, instr: None),
     "COPY": lambda frame, instr: frame.stack.append(frame.stack[-instr.arg]),
     "GET_LEN": lambda frame, instr: frame.stack.append(frame.tx.builtin(len, frame.stack[-1])),
     "SETUP_ANNOTATIONS": lambda frame, instr: frame.locals.setdefault(
