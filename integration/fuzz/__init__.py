@@ -53,6 +53,7 @@ __all__ = ["REGISTRY", "Call", "Generator", "Program", "Verdict", "generator"]
 REGISTRY: dict[str, str] = {
     "operators": "operators:generate",  # chains of operators, static sizes, several in a function
     "dynamic-operators": "operators:generate_dynamic",  # few operators, calls of changing sizes
+    "python-programs": "python_programs:generate",  # classes, iterators, contexts, changes of state
 }
 
 
