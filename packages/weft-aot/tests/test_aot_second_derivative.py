@@ -198,3 +198,23 @@ def test_gradients_without_memory():
     x = leaf(3)
     (grad,) = torch.autograd.grad(compiled(lambda x: (torch.sgn(x),), [x])(x)[0].sum(), x)
     assert torch.equal(grad, torch.zeros(3, dtype=x.dtype))
+
+
+def test_batched_gradients_inside_a_program_read_no_memory_that_is_not_written():
+    torch.manual_seed(0)
+    graphs = Graphs()
+
+    def program(x, w):
+        y = F.conv1d(x.unsqueeze(1), w[:1, None, :3], padding=1).squeeze(1) @ w
+        (first,) = _columns(y[:2], [w], True)
+        return _columns(first[:2], [w], True)
+
+    args = [leaf(4, 4), leaf(4, 4)]
+    want = program(*args)
+    fn = aot_compile(function_graph(program, 2), args, fw_compiler=graphs)
+    torch.testing.assert_close(tuple(fn(*args)), tuple(want))
+    nodes = [node for module in graphs.modules for node in module.graph.nodes]
+    readers = {str(user.target) for n in nodes if "empty" in str(n.target) for user in n.users}
+    assert readers <= {
+        f"aten.{op}" for op in ("select_scatter.default", "select.int", "copy.default")
+    }

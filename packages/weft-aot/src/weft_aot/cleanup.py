@@ -38,8 +38,38 @@ def clean(module: fx.GraphModule, num_values: int) -> None:
         if simpler is not node:
             node.replace_all_uses_with(simpler)
             graph.erase_node(node)
+    _settle_writes(graph)
     drop_dead_nodes(graph)
     module.recompile()
+
+
+_SCATTERS = (
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.as_strided_scatter.default,
+)
+_EMPTY = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
+
+
+def _settle_writes(graph: fx.Graph) -> None:
+    """Take writes through an `expand` that changes nothing for what they are.
+
+    C++ functionalisation makes `base + (written - base)` of them, which is NaN where the base is
+    memory that nothing was written to yet. (`is_grads_batched` fills its results like this.)
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        base, change = (*node.args, None)[:2]
+        if not isinstance(change, fx.Node) or change.target is not aten.sub.Tensor:
+            continue
+        written: Any = change.args[0]
+        if node.kwargs or change.kwargs or change.args[1] is not base:
+            continue
+        made_of = written.target in _SCATTERS and written.args[0] is base and written
+        while made_of and made_of.target in _SCATTERS:
+            made_of = made_of.args[0]
+        packet = getattr(made_of and made_of.target, "overloadpacket", None)
+        if packet in _EMPTY and same_layout(node, written):
+            node.replace_all_uses_with(written)
 
 
 def _memory_of(node: fx.Node) -> Iterator[fx.Node]:
