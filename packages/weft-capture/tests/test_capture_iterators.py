@@ -139,7 +139,7 @@ CONTEXTS = [
 ]
 
 
-@pytest.mark.parametrize("where", ["on", "below", "inside"])
+@pytest.mark.parametrize("where", ["on", "below", "inside", "in_cell"])
 @pytest.mark.parametrize("context", CONTEXTS, ids=range(len(CONTEXTS)))
 def test_contexts_as_decorators(context, where):
     def attend(q):
@@ -153,7 +153,12 @@ def test_contexts_as_decorators(context, where):
     def inside(q):
         return context()(attend)(q) + 1
 
-    function = {"on": decorated, "below": below, "inside": inside}[where]
+    def in_cell(q):
+        # The graph's end makes the decorated function again: a cell holds it.
+        kept = context()(attend)
+        return (lambda: kept(q) + 1)()
+
+    function = {"on": decorated, "below": below, "inside": inside, "in_cell": in_cell}[where]
     q = torch.arange(24.0).view(1, 2, 3, 4).sin()
     captured = weft_capture.capture(function, eager_backend)
     for _ in range(2):

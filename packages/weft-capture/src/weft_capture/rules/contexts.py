@@ -23,7 +23,7 @@ from weft_capture.values.contexts import (
     HooksDisabled,
     InferenceContext,
     NullContext,
-    decorate,
+    decorate_with_clones,
 )
 from weft_capture.values.functions import BuiltinValue
 
@@ -36,7 +36,7 @@ def _set(tx: Tracer, mode: Value) -> None:
 @rule(torch.inference_mode)
 def _inference_mode(tx: Tracer, mode: Value = TRUE) -> Value:
     if mode.python_type() is not bool:
-        return decorate(tx, InferenceContext(torch.inference_mode, (True,), {}), mode)
+        return decorate_with_clones(tx, InferenceContext(torch.inference_mode, (True,), {}), mode)
     return InferenceContext(torch.inference_mode, (mode.as_constant(),), {})
 
 

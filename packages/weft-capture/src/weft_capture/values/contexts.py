@@ -105,13 +105,19 @@ class InferenceContext(AutocastContext):
     leave_node = enter_node
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return decorate(tx, self, *args)
+        return decorate_with_clones(tx, self, *args)
+
+
+def decorate_with_clones(tx: Tracer, context: Value, function: Value) -> Value:
+    """Return a function that runs in clones of `context`, as torch's decorating contexts do."""
+    wrapper = tx.const_object(torch.utils._contextlib.context_decorator)
+    return wrapper.call(tx, [MethodOf(context, "clone"), function], {})
 
 
 def decorate(tx: Tracer, context: Value, function: Value) -> Value:
-    """Return a function that runs in a new context like this one."""
-    wrapper = tx.const_object(torch.utils._contextlib.context_decorator)
-    return wrapper.call(tx, [MethodOf(context, "clone"), function], {})
+    """Return a function that runs in `context`, as `contextlib.ContextDecorator` does."""
+    wrapper = tx.const_object(contextlib.ContextDecorator.__call__)
+    return wrapper.call(tx, [context, function], {})
 
 
 class AttentionContext(AutocastContext):
@@ -149,6 +155,10 @@ def _leave(tx: Tracer, real: Any) -> None:
         real.__exit__(None, None, None)
 
 
+class DecoratingNullContext(contextlib.nullcontext[Any], contextlib.ContextDecorator):
+    """A null context that a function can be decorated with."""
+
+
 @dataclass(eq=False)
 class NullContext(Value):
     """A context manager without effect on captured code, such as a profiler range."""
@@ -160,7 +170,7 @@ class NullContext(Value):
         return self.cls if isinstance(self.cls, type) else object
 
     def reconstruct(self, out: Output) -> None:
-        out.call(contextlib.nullcontext, [self.result])
+        out.call(DecoratingNullContext, [self.result])
 
     def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return decorate(tx, self, *args)
@@ -221,7 +231,7 @@ def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
     return FALSE if type(self) is AutocastContext else NONE
 
 
-@method(AttentionContext, "clone")
+@method(AttentionContext, "_recreate_cm")
 @method(InferenceContext, "clone")
 def _clone(tx: Tracer, self: AutocastContext) -> Value:
     return type(self)(self.cls, self.args, self.kwargs)
@@ -246,12 +256,12 @@ def _enable_hooks(tx: Tracer, self: HooksDisabled, *error: Value) -> Value:
     return FALSE
 
 
-@method(HooksDisabled, "clone")
+@method(HooksDisabled, "_recreate_cm")
 def _clone_disabled(tx: Tracer, self: HooksDisabled) -> Value:
     return HooksDisabled(self.args)
 
 
-@method(NullContext, "clone")
+@method(NullContext, "_recreate_cm")
 def _clone_null(tx: Tracer, self: NullContext) -> Value:
     return NullContext(self.cls, self.result)
 
