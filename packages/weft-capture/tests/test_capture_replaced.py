@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import weft_capture
 from test_capture_language import eager_backend
 from torch import nn
+from weft_core.errors import WeftError
 
 X = torch.tensor([1.0, -2.0, 3.0])
 SEEN = []
@@ -136,3 +137,9 @@ def test_a_change_of_something_else_is_no_miss():
         with mock.patch.object(F, "_unrelated", number, create=True):
             captured(X)
     assert len(captured._weft_capture.graphs) == 1
+
+
+def test_a_backend_that_returns_nothing():
+    captured = weft_capture.capture(lambda x: x * 2, lambda graph, inputs: None)
+    with pytest.raises(WeftError, match="a backend returns a callable"):
+        captured(X)

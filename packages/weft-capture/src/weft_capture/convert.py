@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
-from weft_core.errors import Unsupported
+from weft_core.errors import Unsupported, WeftError
 from weft_core.events import counters, enabled, logger, span
 from weft_core.launches import launches_recorded
 from weft_guards import DynamicPolicy, Guard
@@ -175,7 +175,11 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
         counters["stats"]["unique_graphs"] += 1
         counters["stats"]["ops"] += tx.graph.op_count
         with _modes_restored():
-            return do.backend(graph, [entry.given() for entry in inputs])
+            compiled = do.backend(graph, [entry.given() for entry in inputs])
+        if not callable(compiled):
+            kind = type(compiled).__name__
+            raise WeftError(f"a backend returns a callable; this one returned a {kind}")
+        return compiled
 
     with _modes_restored(), _own_saved_tensors():
         code, graph = draft.finish(compile_graph)
