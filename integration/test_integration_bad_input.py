@@ -134,6 +134,7 @@ def test_a_failing_backend_names_the_users_line():
     assert "test_integration_bad_input.py" in caught.value.user_line
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_on_compile_error_eager(caplog):
     def bad(gm, inputs):
         raise ZeroDivisionError("broken backend")
@@ -206,3 +207,45 @@ def test_stock_torch_compile_can_use_the_code_generator(tmp_path):
         WEFT_CACHE_DIR=str(tmp_path),
     )
     assert done.stdout.strip() == "['weft_codegen', 'weft_core']"
+
+
+def a_file(folder):
+    (folder / "cache").write_text("")
+
+
+def read_only(folder):
+    (folder / "cache").symlink_to("/proc/self")
+
+
+def no_home(folder):
+    return {"WEFT_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": "/proc/nowhere"}
+
+
+LIMITED = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+"""
+
+
+@pytest.mark.parametrize("spoil", [a_file, read_only, no_home])
+def test_a_cache_folder_that_cannot_be_used_costs_one_message(spoil, tmp_path):
+    own = {"WEFT_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    own |= spoil(tmp_path) or {}
+    done = in_fresh_process(STEP + "    print(weft.counters['codegen']['kernels'])", **own)
+    assert int(done.stdout) > 0
+    assert done.stderr.count("cannot be used") == 1 and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("weft-*"))
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, 9000])
+def test_files_that_may_not_grow_mean_eager_and_a_message(size, tmp_path):
+    own = {"WEFT_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    done = in_fresh_process(STEP.replace("    x = ", LIMITED.format(size=size) + "    x = "), **own)
+    assert "What to do" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_cache_without_its_key_is_made_again(tmp_path):
+    in_fresh_process(STEP, WEFT_CACHE_DIR=str(tmp_path))
+    (tmp_path / "key").unlink()
+    done = in_fresh_process(STEP, WEFT_CACHE_DIR=str(tmp_path))
+    assert done.stderr.count("damaged") == 1

@@ -6,16 +6,19 @@ import logging
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from kernel_programs import softmax_program, unary
+from weft_codegen.config import settings
 from weft_codegen.kernels import build, compile_program, emit_program
 from weft_codegen.kernels.build import Sources, split
 from weft_codegen.kernels.toolchain import find
+from weft_core import events
 from weft_core.cachedir import read_checked
-from weft_core.errors import BackendCompilerError, CompilerNotFound
+from weft_core.errors import BackendCompilerError, CompilerNotFound, CompilerUnavailable
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,103 @@ def _forbid_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"started {args}")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def _fake_compiler(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cc-of-the-test"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+HANGS = "echo $$ >> $0.pids; sleep 600 & echo $! >> $0.pids; wait"
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+    quick: bool, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = f'case $* in *probe*) exec cc "$@";; esac; {HANGS}' if quick else HANGS
+    compiler = _fake_compiler(tmp_path, hangs)
+    monkeypatch.setenv("CC", str(compiler))
+    with settings.patch(compiler_timeout=0.5):
+        wanted = "longer than 0.5 s" if quick else "empty program: it does not end"
+        with pytest.raises(CompilerUnavailable, match=wanted):
+            compile_program(softmax_program(8, 16))
+        asked = len(Path(f"{compiler}.pids").read_text().split())
+        with pytest.raises(CompilerUnavailable):
+            compile_program(softmax_program(8, 32))
+    pids = Path(f"{compiler}.pids").read_text().split()
+    assert (len(pids) > asked) is quick  # one that cannot compile at all is not asked again
+    assert [pid for pid in pids if _runs(pid)] == []
+    assert list((cache / "tmp").iterdir()) == []
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False
+
+
+NO_COMPILERS = {
+    "makes nothing": "exit 0",
+    "refuses": "echo cannot; exit 1",
+    "no program": None,
+    "crashes": 'case $* in *probe*) exec cc "$@";; esac; '
+    "echo 'cc: fatal error: Killed signal terminated program cc1'; exit 1",
+}
+
+
+@pytest.mark.parametrize("kind", NO_COMPILERS)
+def test_what_is_no_compiler_is_not_a_bug_to_report(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = _fake_compiler(tmp_path, NO_COMPILERS[kind] or "")
+    if NO_COMPILERS[kind] is None:
+        compiler.write_text("\x7fELF nonsense")
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(CompilerUnavailable) as caught:
+        compile_program(softmax_program(8, 16))
+    assert "report it" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", ["gcc 'x", "/nowhere/gcc -O2", "''"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_cc_that_names_nothing_is_told(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    events.told.clear()
+    monkeypatch.setenv("CC", wanted)
+    compile_program(softmax_program(8, 16))
+    assert any(f"CC={wanted} is not used" in text for text in events.told)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_full_cache_folder_is_left_for_a_temporary_one(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    full = f"case $* in *{cache}*) echo 'as: No space left on device'; exit 1;; esac; exec cc"
+    monkeypatch.setenv("CC", str(_fake_compiler(tmp_path, f'{full} "$@"')))
+    graph = compile_program(softmax_program(8, 16))
+    assert not graph.path.is_relative_to(cache) and graph.path.is_relative_to(tmp_path)
+    full = full.replace(str(cache), str(tmp_path))
+    monkeypatch.setenv("CC", str(_fake_compiler(tmp_path, f'{full} "$@"')))
+    with pytest.raises(CompilerUnavailable, match="No space left"):
+        compile_program(softmax_program(8, 32))
+
+
+def test_an_entry_of_another_name_is_not_taken(cache: Path) -> None:
+    paths = [build.build(emit_program(unary(name, torch.float32, 8))[0]) for name in ("exp", "sin")]
+    one, other = (path.read_bytes() for path in paths)
+    for path in paths:
+        path.unlink()
+    paths[0].write_bytes(other)
+    paths[1].write_bytes(one)
+    for path in paths:
+        path.chmod(0o600)
+    graph = compile_program(unary("exp", torch.float32, 8))
+    x = torch.randn(8)
+    torch.testing.assert_close(graph(x)[0], x.exp())
 
 
 def test_a_program_built_before_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,7 @@ def test_damaged_files_are_empty_ones(folder, content, sealed):
     assert policy().dims(X, torch.empty(7, 3)) == (True, False)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_folder_that_cannot_be_used(folder, monkeypatch):
     (folder / "file").write_text("")
     monkeypatch.setenv("WEFT_CACHE_DIR", str(folder / "file"))

@@ -2,7 +2,7 @@
 
 import pytest
 import weft.backends
-import weft.failures
+from weft_core import events
 
 
 @pytest.fixture(autouse=True)
@@ -13,4 +13,4 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def clean_tables(monkeypatch):
     monkeypatch.setattr(weft.backends, "_registered", {})
-    weft.failures.reset()
+    events.told.clear()

@@ -1,7 +1,10 @@
 """`python -m weft`, and carrying the disk cache about."""
 
+import hashlib
+import io
 import subprocess
 import sys
+import tarfile
 
 import pytest
 import weft
@@ -27,14 +30,28 @@ def test_cache_info_and_clear(capsys):
 
 def test_cache_travels_as_bytes(tmp_path, monkeypatch):
     assert weft.save_cache_artifacts() is None
-    cachedir.write_checked(cachedir.cache_dir("kernels/deep") / "a", b"payload")
+    cachedir.write_checked(cachedir.cache_dir("kernels") / "a", b"payload")
     blob, info = weft.save_cache_artifacts()
-    assert info.entries == ("kernels/deep/a",)
+    assert info.entries == ("kernels/a",)
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "other"))
     assert weft.load_cache_artifacts(blob) == info
-    assert cachedir.read_checked(cachedir.cache_dir("kernels/deep") / "a") == b"payload"
+    assert cachedir.read_checked(cachedir.cache_dir("kernels") / "a") == b"payload"
+    for bad in (b"nonsense", blob[:-1], blob[:-3] + b"abc", _blob_of("key")):
+        with pytest.raises(weft.WeftError, match="not a blob"):
+            weft.load_cache_artifacts(bad)
+
+
+def _blob_of(name):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    return b"weft-cache1" + hashlib.sha256(packed.getvalue()).digest() + packed.getvalue()
+
+
+@pytest.mark.parametrize("name", ["../a/b", "/kernels/a", "kernels/../../a", "tmp/a", "failed/a.c"])
+def test_a_blob_writes_entries_and_nothing_else(name):
     with pytest.raises(weft.WeftError, match="not a blob"):
-        weft.load_cache_artifacts(b"nonsense")
+        weft.load_cache_artifacts(_blob_of(name))
 
 
 _TRAIN = """

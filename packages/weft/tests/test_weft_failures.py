@@ -1,5 +1,6 @@
 """What a failing backend turns into."""
 
+import gc
 import logging
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def test_a_stage_that_knows_more_is_believed(graph):
     assert (error.stage, error.op, error.user_line) == ("codegen.lower", "aten.foo", "other.py:1")
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_eager_instead_with_one_warning(graph, caplog):
     with weft.config.patch(on_compile_error="eager"), caplog.at_level(logging.WARNING, "weft"):
         for _ in range(2):
@@ -67,6 +69,7 @@ def test_eager_instead_with_one_warning(graph, caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_no_compiler_is_always_eager(graph, caplog):
     run = failures.guard(fail_with(CompilerNotFound(["cc"])), graph)
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
@@ -75,3 +78,50 @@ def test_no_compiler_is_always_eager(graph, caplog):
 
 def test_describe_counts_calls(graph):
     assert failures.describe(graph) == "a graph of 1 calls from user.py:7"
+
+
+def without_a_compiler(function, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    return weft.compile(function)
+
+
+def with_a_backend_that_fails(function, monkeypatch):
+    def fails(gm, inputs):
+        raise ZeroDivisionError("broken backend")
+
+    monkeypatch.setattr(weft.settings.umbrella, "on_compile_error", "eager")
+    return weft.compile(function, backend=fails)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [without_a_compiler, with_a_backend_that_fails])
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_report_says_what_stderr_says(make, kept, monkeypatch, caplog):
+    weft.reset()
+    compiled = make(lambda x: x.sin() * 2 + 1, monkeypatch)
+    with caplog.at_level("WARNING", "weft"):
+        compiled(torch.ones(3))
+    if not kept:
+        del compiled
+        gc.collect()
+    report = weft.report()
+    (said,) = caplog.messages
+    assert "1 frames partly or wholly eager" in str(report)
+    assert said.splitlines()[0] in str(report) and report.lost[0].name.endswith("<lambda>")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_report_tells_of_functions_that_are_gone():
+    weft.reset()
+
+    def function(x):
+        return x.cos() + 1
+
+    for size in (3, 4):
+        weft.compile(function)(torch.ones(size))
+    gc.collect()
+    (frame,) = weft.report().frames
+    assert frame.graphs == 2 and "function" in frame.name
+    weft.reset()
+    assert weft.report().frames == ()

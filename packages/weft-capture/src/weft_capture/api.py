@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,9 +19,10 @@ import torch
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
+from weft_core.arguments import checked
 from weft_core.collector import collector_paused
-from weft_core.errors import WeftError
-from weft_core.events import counters, span
+from weft_core.errors import CompilerUnavailable, WeftError
+from weft_core.events import counters, span, told, uncompiled
 from weft_guards import CacheRules, CodeCache, ShapesSpec, arg_names_of, compile_check
 from weft_guards.filters import apply_filter
 from weft_guards.sources import LocalSource
@@ -32,7 +34,7 @@ from weft_capture.convert import Backend, Converted, Task, convert, restore
 from weft_capture.function_modes import lookup_under_modes, modes_put_away
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.precompiled import Kept
-from weft_capture.reports import CodeLog, Report, count_ops, gather, lost_record
+from weft_capture.reports import CodeLog, Frames, Report, count_ops, gather, lost_record
 from weft_capture.selection import (
     LAUNCHERS,
     has_tensor_work,
@@ -46,6 +48,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _lock = threading.RLock()
 _busy = threading.local()  # while a thread captures: what that calls runs as it is
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
+_collected: Frames = {}  # what became of the frames of compiled functions that are gone
 
 
 def _after_fork() -> None:
@@ -130,7 +133,7 @@ class Capture:
                 return None
             _busy.on = True
             try:
-                with collector_paused(), modes_put_away():
+                with collector_paused(), modes_put_away(), uncompiled(self.log(code).uncompiled):
                     return self._compile(cache, function, flat_args)
             finally:
                 _busy.on = False
@@ -223,7 +226,7 @@ class Capture:
         if self.rules.guard_filter or not config.settings.caching_precompile:
             return None
         if code not in self._kept:
-            with suppress(OSError, ValueError):  # no cache folder; code that has no digest
+            with suppress(ValueError, CompilerUnavailable):  # code without a digest; no folder
                 self._kept[code] = Kept(function, self.fullgraph, self.rules.dynamic)
         return self._kept.get(code)
 
@@ -272,7 +275,12 @@ class Capture:
         return converted.code
 
     def __del__(self) -> None:
+        if self.logs and not sys.is_finalizing():  # reports tell of it all the same
+            gather(self._records(), _collected, most=100)
         self.forget()
+
+    def _records(self) -> Iterator[tuple[types.CodeType, CodeLog, CodeCache | None]]:
+        return ((code, log, self.caches.get(code)) for code, log in list(self.logs.items()))
 
     def forget(self) -> None:
         """Drop everything that was compiled."""
@@ -395,6 +403,7 @@ class Explanation:
         return "\n".join([head + f"{self.guards} guards", *map(str, self.breaks)])
 
 
+@checked
 def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     """Return a function that runs `function` once, captured but not compiled, and explains it."""
 
@@ -413,11 +422,11 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
 def report() -> Report:
     """Tell what became of every frame that was captured since the last reset."""
     with _lock:
-        return gather(
-            (code, log, state.caches.get(code))
-            for state in list(_all)
-            for code, log in state.logs.items()
-        )
+        frames = copy.deepcopy(_collected)
+        for state in list(_all):
+            gather(state._records(), frames)
+    known = {text for frame in frames.values() for text in frame.told}
+    return Report(tuple(frames.values()), tuple(text for text in told if text not in known))
 
 
 def reset() -> None:
@@ -425,3 +434,4 @@ def reset() -> None:
     with _lock:
         for state in list(_all):
             state.forget()
+        _collected.clear()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from weft_core.arguments import AtLeast
 from weft_core.settings import Settings
 
 
@@ -27,10 +29,10 @@ class CaptureSettings(Settings):
             tests guards and compiles the graphs without capturing.
     """
 
-    inline_depth: int = 200
-    instruction_limit: int = 1_000_000
-    plain_limit: int = 100_000
-    unrolled_steps: int = 256
+    inline_depth: Annotated[int, AtLeast(0)] = 200
+    instruction_limit: Annotated[int, AtLeast(1)] = 1_000_000
+    plain_limit: Annotated[int, AtLeast(1)] = 100_000
+    unrolled_steps: Annotated[int, AtLeast(0)] = 256
     raise_internal_errors: bool = False
     capture_scalar_outputs: bool = False
     capture_backward: bool = True

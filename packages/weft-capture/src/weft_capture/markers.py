@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from weft_core import foreign
+from weft_core.arguments import checked, name_of
 
 from weft_capture import frame
 from weft_capture.breaks import Break
@@ -64,6 +65,7 @@ def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value
 _LIMIT = "__marked_compile_region_max_reuse_entries__"
 
 
+@checked
 def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:
     """Run a function, and what it calls, as it is.
 
@@ -88,32 +90,37 @@ def disable(function: Callable[..., Any] | None = None, *, recursive: bool = Tru
     return disabled
 
 
+@checked
 def allow_in_graph(function: F) -> F:
     """Put calls of a function into graphs as they are, without looking inside."""
     GRAPH.add(function)
     return function
 
 
+@checked
 def disallow_in_graph(function: F) -> F:
     """Make calls of a function graph breaks."""
-    decline(f"{function.__name__} is not allowed in graphs", function)
+    decline(f"{name_of(function)} is not allowed in graphs", function)
     return function
 
 
+@checked
 def assume_constant_result(function: F) -> F:
     """Run a function while capturing and take its result for a constant."""
 
     @rule(function)
     def now(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-        tx.only_here = f"the result of {function.__name__}"
+        tx.only_here = f"the result of {name_of(function)}"
         return fold(tx, function, list(args), kwargs)
 
     return function
 
 
+@checked
 def substitute_in_graph(original: Callable[..., Any]) -> Callable[[F], F]:
     """Trace a Python function wherever the captured program calls `original`."""
 
+    @checked
     def register(replacement: F) -> F:
         @rule(original)
         def substitute(tx: Tracer, *args: Value, **kwargs: Value) -> Value:

@@ -14,7 +14,6 @@ import marshal
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ import weft_guards
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate, map_arg
 from weft_core import fake
-from weft_core.cachedir import cache_dir, package_digest, read_checked, write_checked
+from weft_core.cachedir import cache_dir, keep, package_digest, read_checked
 from weft_core.events import logger
 from weft_guards import Guard, call_with, saved
 from weft_guards.check import read_sources
@@ -248,7 +247,10 @@ class Kept:
         self.key = hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
         self.entries: list[Saved] = []
         for path in sorted(self.folder.glob(f"{self.key}-*")):
-            loader = saved.Loader(io.BytesIO(read_checked(path) or b""))
+            data = read_checked(path)
+            if data is None:
+                continue
+            loader = saved.Loader(io.BytesIO(data))
             loader.known = {_HOME: original(decode(code)).code, _CALLER: _CALLER}
             try:
                 entry = loader.load()
@@ -262,9 +264,7 @@ class Kept:
     def add(self, data: bytes) -> None:
         """Keep one more entry."""
         if len(list(self.folder.glob(f"{self.key}-*"))) < 16:
-            with suppress(OSError):
-                name = f"{self.key}-{hashlib.sha256(data).hexdigest()[:16]}"
-                write_checked(self.folder / name, data)
+            keep(self.folder / f"{self.key}-{hashlib.sha256(data).hexdigest()[:16]}", data)
 
     def take(
         self, function: types.FunctionType, flat_args: tuple[Any, ...], backend: Callable[..., Any]

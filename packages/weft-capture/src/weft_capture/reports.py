@@ -6,6 +6,7 @@ live as long as the `Capture` they belong to, and `reset()` drops them.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from traceback import FrameSummary
 
 from torch.fx import GraphModule
-from weft_core.events import notices
+from weft_core.events import tell
 from weft_guards import CodeCache
 
 from weft_capture.breaks import BreakRecord
@@ -35,12 +36,16 @@ class CodeLog:
         breaks: why its captures ended early.
         lost: why it runs eagerly; None while it does not.
         not_kept: why other processes capture it anew, with `config.caching_precompile`.
+        uncompiled: why graphs of it run op by op.
+        told: what users were told of it.
     """
 
     ops: list[int] = field(default_factory=list)
     breaks: list[BreakRecord] = field(default_factory=list)
     lost: BreakRecord | None = None
     not_kept: list[str] = field(default_factory=list)
+    uncompiled: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
 
     def lose(self, code: types.CodeType, record: BreakRecord) -> None:
         """Note that a frame runs eagerly, and say so the first time."""
@@ -49,7 +54,8 @@ class CodeLog:
             name, _, line = code.co_qualname.partition(".<resume at ")
             name += f" from line {line[:-1]} on" if line else ""
             head, _, rest = str(record).partition("]")
-            notices.warning("%s] %s runs eagerly%s", head, name, rest)
+            self.told.append(f"{head}] {name} runs eagerly{rest}")
+            tell(self.told[-1])
 
 
 def lost_record(code: types.CodeType, reason: str, detail: str) -> BreakRecord:
@@ -72,6 +78,8 @@ class FrameReport:
         hits, misses: calls of its pieces that found compiled code, and that did not.
         lost: why some of it runs eagerly.
         not_kept: why other processes capture some of it anew.
+        uncompiled: why graphs of it run op by op.
+        told: what users were told of it.
     """
 
     name: str
@@ -87,6 +95,8 @@ class FrameReport:
     misses: int = 0
     lost: list[BreakRecord] = field(default_factory=list)
     not_kept: list[str] = field(default_factory=list)
+    uncompiled: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
 
     def add(self, log: CodeLog, cache: CodeCache | None) -> None:
         """Count one code object in."""
@@ -96,6 +106,8 @@ class FrameReport:
         self.breaks += log.breaks
         self.lost += [] if log.lost is None else [log.lost]
         self.not_kept += log.not_kept
+        self.uncompiled += log.uncompiled
+        self.told += log.told + log.uncompiled
         if cache is not None:
             self.guards += sum(len(entry.guards) for entry in cache.entries)
             self.recompiles += cache.recompiles
@@ -110,6 +122,9 @@ class FrameReport:
         )
         lines = [f"{self.name} ({self.filename}:{self.line})", f"  {counts}"]
         lines += [f"  eager: {_short(record)}" for record in self.lost]
+        for text, times in Counter(self.uncompiled).items():
+            graphs = f"{times} graphs run" if times > 1 else "a graph runs"
+            lines.append(f"  eager: {graphs} op by op: {text}")
         if not self.graphs and not self.lost:
             lines.append("  nothing of it is in a graph")
         for text, times in Counter(_short(record) for record in self.breaks).items():
@@ -126,9 +141,15 @@ def _short(record: BreakRecord) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """Every frame that capture has seen since the last reset, in the order it met them."""
+    """Every frame that capture has seen since the last reset, in the order it met them.
+
+    Args:
+        frames: what became of each.
+        told: what else the user was told since then, that belongs to no frame.
+    """
 
     frames: tuple[FrameReport, ...]
+    told: tuple[str, ...] = ()
 
     @property
     def graph_count(self) -> int:
@@ -143,21 +164,28 @@ class Report:
     @property
     def lost(self) -> tuple[FrameReport, ...]:
         """The frames of which some part runs eagerly."""
-        return tuple(frame for frame in self.frames if frame.lost)
+        return tuple(frame for frame in self.frames if frame.lost or frame.uncompiled)
 
     def __str__(self) -> str:
         head = (
             f"{len(self.frames)} frames, {self.graph_count} graphs, {self.break_count} breaks, "
             f"{len(self.lost)} frames partly or wholly eager"
         )
-        return "\n".join([head, *map(str, self.frames)])
+        return "\n".join([head, *map(str, self.frames), *(f"told: {text}" for text in self.told)])
 
 
-def gather(logs: Iterable[tuple[types.CodeType, CodeLog, CodeCache | None]]) -> Report:
-    """Put the records of code objects together by function."""
-    frames: dict[tuple[str, str, int], FrameReport] = {}
+Frames = dict[tuple[str, str, int], FrameReport]
+
+
+def gather(
+    logs: Iterable[tuple[types.CodeType, CodeLog, CodeCache | None]],
+    frames: Frames,
+    most: int = sys.maxsize,
+) -> None:
+    """Put the records of code objects together by function, in `frames`, `most` of each."""
     for code, log, cache in logs:
         name = code.co_qualname.partition(".<resume at ")[0]
         key = (name, code.co_filename, code.co_firstlineno)
-        frames.setdefault(key, FrameReport(*key)).add(log, cache)
-    return Report(tuple(frames.values()))
+        frame = frames.setdefault(key, FrameReport(*key))
+        if frame.pieces < most:
+            frame.add(log, cache)

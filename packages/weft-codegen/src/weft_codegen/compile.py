@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from weft_core import events
 from weft_core.dumps import graph_script
-from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError
+from weft_core.errors import BackendCompilerError, CompilerUnavailable, WeftError
 from weft_core.fake import fake_inputs
 from weft_core.tracing import trace_aten
 
@@ -95,8 +95,9 @@ def compile_graph(
             return recorded(compiled, gm, chosen) if chosen.triton_cudagraphs else compiled
         except (NoLowering, NoTritonForm) as reason:
             _hints.info("graph runs without generated code: %s", reason)
-        except CompilerNotFound as missing:
-            warn_once(f"{missing}\nGraphs run eagerly until then.")
+            events.tell(f"no code for a graph: {reason}", eager=True, quiet=True)
+        except CompilerUnavailable as missing:
+            events.tell(f"{missing}\nGraphs run eagerly until then.", eager=True)
         except WeftError:
             raise
         except Exception as error:
@@ -169,7 +170,8 @@ def _compile_elsewhere(program: Program, gm: fx.GraphModule) -> Compiled:
     try:
         from weft_codegen.kernels.triton import load  # noqa: PLC0415  it may be missing
     except ImportError:
-        warn_once("Graphs on a GPU run eagerly until Triton is there: pip install triton")
+        text = "Graphs on a GPU run eagerly until Triton is there: pip install triton"
+        events.tell(text, eager=True)
         return Eager(gm)
     compiled = load.compile_program(program)
     events.counters["codegen"].update(graphs=1, kernels=len(program.kernels))
@@ -210,12 +212,6 @@ def _aten(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     fakes = fake_inputs(gm, inputs)
     with events.span("codegen.trace"), torch.no_grad():
         return trace_aten(gm, fakes, decompositions=decompositions())
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """Warn that graphs run eagerly, the first time."""
-    events.notices.warning("%s", text)
 
 
 def _first_op(gm: fx.GraphModule) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
-from weft_core.errors import InvalidOption
-from weft_core.settings import Settings
+from weft_core.arguments import AtLeast
+from weft_core.errors import InvalidArgument, InvalidOption
+from weft_core.settings import Settings, environment_flag
 
 
 @dataclass
@@ -20,14 +20,17 @@ class CodegenSettings(Settings):
         interpret: run programs in the reference interpreter instead of compiling them.
         keep_freed_memory: bytes of freed memory that the C library may keep for the next step
             (see kernels/malloc.py); 0 leaves the C library as it is. Read at the first compile.
+        compiler_timeout: seconds after which the C compiler is ended, and the graph runs eagerly;
+            None means that it is waited for.
         measure: let graphs prove themselves against eager (see measure.py); the environment
             variable WEFT_MEASURE=0 turns it off for a process and what it starts.
     """
 
     verify_ir: bool = False
     interpret: bool = False
-    keep_freed_memory: int = 128 << 20
-    measure: bool = field(default_factory=lambda: os.environ.get("WEFT_MEASURE") != "0")
+    keep_freed_memory: Annotated[int, AtLeast(0)] = 128 << 20
+    compiler_timeout: Annotated[float, AtLeast(0.1)] | None = 60.0
+    measure: bool = field(default_factory=lambda: environment_flag("WEFT_MEASURE"))
 
 
 settings = CodegenSettings()
@@ -89,6 +92,6 @@ class Options:
             if plain not in known:
                 raise InvalidOption(name, cls.table())
             if not isinstance(value, bool):
-                raise InvalidOption(name, detail=f"{name} takes bool, not {value!r}.")
+                raise InvalidArgument(name, detail=f"{name} takes bool, not {value!r}.")
             values[plain] = value
         return cls(**values)

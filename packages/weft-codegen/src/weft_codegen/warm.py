@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core import events
-from weft_core.cachedir import cache_dir, package_digest, read_checked, write_checked
+from weft_core import cachedir, events
+from weft_core.cachedir import cache_dir, package_digest, read_checked
 
 from weft_codegen.config import settings
 from weft_codegen.kernels.build import program_path
@@ -44,7 +44,7 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
         choices: whatever else decides what is made of the graph, with a stable repr.
 
     Raises:
-        CompilerNotFound: no C compiler.
+        CompilerUnavailable: no C compiler that works.
     """
     if settings.interpret or settings.verify_ir:
         return None
@@ -56,7 +56,7 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
         _log.debug("not kept: %s", reason)
         return None
     chosen = repr(
-        (choices, settings.as_dict(), torch.__version__, torch.get_default_dtype())
+        (choices, _deciding(), torch.__version__, torch.get_default_dtype())
         + (has_onednn(), torch.are_deterministic_algorithms_enabled())
     )
     # Another version of this package may lower the same graph otherwise.
@@ -64,9 +64,14 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _deciding() -> dict[str, Any]:
+    """The settings, but for those that no program depends on."""
+    return {k: v for k, v in settings.as_dict().items() if k != "compiler_timeout"}
+
+
 def keep(key: str, loadable: Loadable) -> None:
     """Remember what loads the program of the graph `key`."""
-    write_checked(_path(key), pickle.dumps((key, loadable)))
+    cachedir.keep(_path(key), pickle.dumps((key, loadable)))
 
 
 def find(key: str) -> Loadable | None:

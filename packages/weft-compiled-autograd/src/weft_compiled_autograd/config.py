@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from weft_core.arguments import AtLeast
 from weft_core.settings import Settings
 
 
@@ -11,7 +13,7 @@ from weft_core.settings import Settings
 class CompiledAutogradSettings(Settings):
     """Settings of this package; `weft.config` shows them too."""
 
-    graph_limit: int = 8
+    graph_limit: Annotated[int, AtLeast(0)] = 8
     """Graphs compiled for one autograd structure; beyond that it runs node by node."""
 
 

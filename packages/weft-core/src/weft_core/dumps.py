@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from weft_core.events import tell
+
 HEADER = """\
 import operator
 
@@ -35,15 +37,19 @@ class Dump:
         self._numbers = itertools.count()
 
     def write(self, name: str, text: str) -> Path:
-        """Write `text` as `<number>-<name>`, and return where."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write `text` as `<number>-<name>`, and return where; what cannot be written is told."""
         for number in self._numbers:
             path = self.folder / f"{number:03}-{name}"
             try:
+                self.folder.mkdir(parents=True, exist_ok=True)
                 with path.open("x") as out:
                     out.write(text)
             except FileExistsError:
-                continue
+                if path.exists():
+                    continue
+                tell(f"[dump] {self.folder} is not written to: it is no folder")
+            except OSError as error:
+                tell(f"[dump] {self.folder} is not written to: {error.strerror or error}")
             return path
         raise AssertionError("unreachable")
 

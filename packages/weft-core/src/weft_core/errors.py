@@ -3,10 +3,13 @@
     WeftError (RuntimeError)            everything weft raises on its own account
     ├── Unsupported                     capture met something it cannot put in a graph
     ├── BackendCompilerError            a stage after capture failed
-    │   └── CompilerNotFound            no C compiler on this machine
+    │   └── CompilerUnavailable         this machine cannot compile: no room, a compiler that hangs
+    │       └── CompilerNotFound        no C compiler on this machine
     ├── RecompileLimit                  one function was compiled too often (fullgraph only)
     ├── InvalidBackend (ValueError)     no backend of that name
     └── InvalidOption (ValueError)      no option, mode or setting of that name, or a wrong value
+        ├── InvalidArgument (TypeError) an argument or a setting of the wrong type
+        └── UnknownSetting (AttributeError)  no setting of that name
 
 Exceptions that the user's own program raises pass through unchanged.
 Each message has the same four parts: code, what happened, why, what to do.
@@ -28,8 +31,10 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+).*(?:\n +(.*))?')
 _TORCH = os.path.dirname(torch.__file__)
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
+def nearest(name: object, choices: Iterable[str]) -> str | None:
     """Return the choice most like `name`, or None when nothing is close."""
+    if not isinstance(name, str):
+        return None
     matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
     return matches[0] if matches else None
 
@@ -113,7 +118,11 @@ class BackendCompilerError(WeftError):
         return "\n".join([f"[{self.stage}] {self.cause}" if self.cause else self.stage, *known])
 
 
-class CompilerNotFound(BackendCompilerError):
+class CompilerUnavailable(BackendCompilerError):
+    """This machine cannot compile now; graphs run eagerly, whatever `on_compile_error` says."""
+
+
+class CompilerNotFound(CompilerUnavailable):
     """No working C compiler was found; the message says how to get one.
 
     Args:
@@ -182,3 +191,13 @@ class InvalidOption(_UnknownName):
     """
 
     kind = "option"
+
+
+class InvalidArgument(InvalidOption, TypeError):
+    """An argument or a setting has a value of the wrong type, or one beyond its limits."""
+
+
+class UnknownSetting(InvalidOption, AttributeError):  # type: ignore[misc]  # its `name`
+    """No setting has this name."""
+
+    kind = "setting"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from weft_core.arguments import checked
 from weft_core.errors import InvalidOption
 
 ARTIFACTS: dict[str, str] = {
@@ -44,9 +45,10 @@ ARTIFACTS: dict[str, str] = {
 counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 """Counts of what happened, by group: `counters["stats"]["unique_graphs"]`."""
 
-notices = logging.getLogger("weft.notices")
-"""What a user should know without asking: frames that run eagerly. No warnings, since those are
-raised and recorded by programs that are about their own."""
+notices = logging.getLogger("weft.notices")  # no warnings: programs raise and record those
+
+told: Counter[str] = Counter()
+"""What users were told without asking, and how often it happened; `weft.report()` shows it."""
 
 _levels: dict[str, int] = {}
 _loggers: dict[str, list[logging.Logger]] = defaultdict(list)
@@ -71,6 +73,7 @@ def enabled(artifact: str) -> bool:
     return artifact in _levels
 
 
+@checked
 def set_logs(**artifacts: bool | int) -> None:
     """Switch artifacts on or off: True, False, or a `logging` level.
 
@@ -90,6 +93,34 @@ def set_logs(**artifacts: bool | int) -> None:
         for log in _loggers[name]:
             log.setLevel(_levels.get(name, logging.WARNING))
     _attach_handler()
+
+
+def tell(text: str, *, eager: bool = False, quiet: bool = False) -> None:
+    """Tell the user what is otherwise than asked for: the first time on stderr, always in `told`.
+
+    Args:
+        text: code in brackets, what happened, why, what to do.
+        eager: a graph runs op by op because of it; `uncompiled` collects that.
+        quiet: only reports show it.
+    """
+    with _timings_lock:
+        told[text] += 1
+        first = told[text] == 1
+    if eager:
+        for reasons in _stack.listening:
+            reasons.append(text)
+    if first and not quiet:
+        notices.warning("%s", text)
+
+
+@contextmanager
+def uncompiled(reasons: list[str]) -> Iterator[None]:
+    """Append to `reasons` why graphs that this thread compiles in the block run op by op."""
+    _stack.listening.append(reasons)
+    try:
+        yield
+    finally:
+        _stack.listening.pop()
 
 
 def _attach_handler() -> None:
@@ -137,6 +168,7 @@ class _OpenSpan:
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.spans: list[_OpenSpan] = []
+        self.listening: list[list[str]] = []
 
 
 _stack = _Stack()
@@ -147,6 +179,7 @@ _timings_log = logger("core", "timings")
 _watchers: list[Callable[[str, str, float | None], None]] = []
 
 
+@checked
 def watch_stages(watcher: Callable[[str, str, float | None], None]) -> Callable[[], None]:
     """Call `watcher(stage, detail, seconds)` when a stage of compiling begins and when it ends.
 
@@ -208,8 +241,9 @@ def current_stage() -> str | None:
 
 
 def reset() -> None:
-    """Clear counters and timings; logs stay as they are."""
+    """Clear counters, timings and what was told; logs stay as they are."""
     counters.clear()
+    told.clear()
     with _timings_lock:
         timings.clear()
 

@@ -7,38 +7,35 @@ A package declares its settings as a dataclass over `Settings` and keeps one ins
 
 from __future__ import annotations
 
-import types
+import os
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_origin
 
-from weft_core.errors import InvalidOption
+from weft_core.arguments import check, hints_of
+from weft_core.errors import UnknownSetting
+from weft_core.events import tell
 
 
 @cache
 def _types(group: type) -> dict[str, Any]:
     """Return the declared type of each setting of a group."""
-    hints = typing.get_type_hints(group)
+    hints = hints_of(group)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is not typing.ClassVar}
 
 
-def _fits(value: object, hint: Any) -> bool:
-    """Say whether a value is of a declared type; types not listed here are not checked."""
-    origin = get_origin(hint)
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arm) for arm in get_args(hint))
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is None or hint is type(None):
-        return value is None
-    return not isinstance(hint, type) or isinstance(value, hint)
+def environment_flag(name: str) -> bool:
+    """Return what an environment variable says of a setting that is on: `0` switches it off.
+
+    Another value than 0 and 1 is told, since it must not stop a program.
+    """
+    text = os.environ.get(name, "")
+    if text not in ("", "0", "1"):
+        tell(f"[settings] {name}={text} is not read: it takes 0 or 1")
+    return text != "0"
 
 
 @dataclass
@@ -49,15 +46,14 @@ class Settings:
         """Set one setting.
 
         Raises:
-            InvalidOption: for an unknown name, or a value that its declared type does not allow.
+            UnknownSetting: for an unknown name.
+            InvalidArgument: for a value that its declared type does not allow.
         """
         group: type = type(self)
         known = _types(group)
         if name not in known:
-            raise InvalidOption(name, known)
-        if not _fits(value, known[name]):
-            detail = f"{name} takes {_type_name(known[name])}, not {value!r}."
-            raise InvalidOption(name, detail=detail)
+            raise UnknownSetting(name, known)
+        check(known, {name: value})
         super().__setattr__(name, value)
 
     @contextmanager
@@ -86,8 +82,3 @@ class Settings:
         """Put every setting back to its default."""
         for name, value in type(self)().as_dict().items():
             setattr(self, name, value)
-
-
-def _type_name(hint: Any) -> str:
-    """Print a declared type as it was written."""
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

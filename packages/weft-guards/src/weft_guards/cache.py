@@ -17,7 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from weft_core.errors import RecompileLimit
-from weft_core.events import counters, enabled, logger, notices
+from weft_core.events import counters, enabled, logger, tell
 
 from weft_guards.check import Check, describe_check
 from weft_guards.config import settings
@@ -213,7 +213,7 @@ class CodeCache:
         if strict or settings.fail_on_recompile_limit_hit or settings.error_on_recompile:
             raise RecompileLimit(text)
         self.skip_reason = "recompile limit"
-        notices.warning("%s", text)
+        tell(text)
         return False
 
     def reasons(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from weft_core.settings import Settings
+from weft_core.arguments import AtLeast
+from weft_core.settings import Settings, environment_flag
 
 
 @dataclass
@@ -28,13 +29,11 @@ class GuardsSettings(Settings):
         native_checks: run checks in C where the extension was built and validated.
     """
 
-    recompile_limit: int = 8
+    recompile_limit: Annotated[int, AtLeast(1)] = 8
     fail_on_recompile_limit_hit: bool = False
     error_on_recompile: bool = False
     automatic_dynamic_shapes: bool = True
-    automatic_dynamic_local_pgo: bool = field(
-        default_factory=lambda: os.environ.get("WEFT_PGO") != "0"
-    )
+    automatic_dynamic_local_pgo: bool = field(default_factory=lambda: environment_flag("WEFT_PGO"))
     dynamic_sources: str = ""
     specialize_int: bool = False
     specialize_float: bool = False

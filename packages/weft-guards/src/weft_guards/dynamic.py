@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from weft_core.arguments import checked
 from weft_core.errors import Unsupported
 from weft_core.events import logger
 from weft_core.symbolic_sizes import packed_dims
@@ -51,6 +52,7 @@ class Mark:
         return (self.min is None or self.min <= size) and (self.max is None or size <= self.max)
 
 
+@checked
 def varying(*, min: int | None = None, max: int | None = None) -> Mark:
     """Return what stands in a `shapes_spec` for a size or an int that varies within limits."""
     return Mark(Kind.DYNAMIC, min, max)
@@ -72,7 +74,7 @@ _FOREIGN = (
 
 def _mark(tensor: torch.Tensor, index: Dims | None, mark: Mark) -> None:
     everything = range(tensor.dim()) if index is None else index
-    dims = (everything,) if isinstance(everything, int) else everything
+    dims = everything if isinstance(everything, Iterable) else (everything,)
     marks = dict(getattr(tensor, _ATTRIBUTE, {}))
     for dim in dims:
         if not -tensor.dim() <= dim < tensor.dim():
@@ -83,6 +85,7 @@ def _mark(tensor: torch.Tensor, index: Dims | None, mark: Mark) -> None:
     setattr(tensor, _ATTRIBUTE, marks)
 
 
+@checked
 def mark_dynamic(
     tensor: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None
 ) -> None:
@@ -97,6 +100,7 @@ def mark_dynamic(
     _mark(tensor, index, Mark(Kind.DYNAMIC, min, max))
 
 
+@checked
 def mark_unbacked(
     tensor: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None
 ) -> None:
@@ -108,11 +112,13 @@ def mark_unbacked(
     _mark(tensor, index, Mark(Kind.UNBACKED, min, max))
 
 
+@checked
 def maybe_mark_dynamic(tensor: torch.Tensor, index: Dims) -> None:
     """As `mark_dynamic`, but code that needs a constant there may have it."""
     _mark(tensor, index, Mark(Kind.MAYBE))
 
 
+@checked
 def mark_static(tensor: torch.Tensor, index: Dims | None = None) -> None:
     """Never make these dimensions (default: any) symbolic."""
     _mark(tensor, index, Mark(Kind.STATIC))

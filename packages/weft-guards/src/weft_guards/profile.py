@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType
 
 from weft_core import cachedir
+from weft_core.errors import CompilerUnavailable
 from weft_core.events import logger
 
 _log = logger("guards", "dynamic")
@@ -39,7 +40,7 @@ class Profile:
         try:
             path = self._path()
             found = set() if path in _written else _read(path)
-        except OSError:
+        except (OSError, CompilerUnavailable):
             return set()
         if found:
             _log.info(
@@ -52,9 +53,9 @@ class Profile:
         try:
             path = self._path()
             merged = sorted(_read(path) | set(facts), key=repr)
-            cachedir.write_checked(path, json.dumps(merged).encode())
+            cachedir.keep(path, json.dumps(merged).encode())
             _written.add(path)
-        except OSError as error:
+        except (OSError, CompilerUnavailable) as error:
             _log.info("%s: what varies was not kept: %s", self.name, error)
 
     def _path(self) -> Path:

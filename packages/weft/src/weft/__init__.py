@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weft_core.errors import (
     BackendCompilerError,
     CompilerNotFound,
+    CompilerUnavailable,
     InvalidBackend,
     InvalidOption,
     RecompileLimit,
@@ -67,6 +68,7 @@ _LAZY = {
 __all__ = [
     "BackendCompilerError",
     "CompilerNotFound",
+    "CompilerUnavailable",
     "InvalidBackend",
     "InvalidMode",
     "InvalidOption",

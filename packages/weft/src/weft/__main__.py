@@ -10,27 +10,31 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import torch
+from weft_codegen.kernels import toolchain
 from weft_core import cachedir
+from weft_core.errors import CompilerNotFound
 
 import weft
 
 
 def _compiler() -> str:
     """Describe the C compiler that codegen would use."""
-    command = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
-    if not command:
-        return "none found: compiled functions run eagerly (Debian: apt install gcc)"
     try:
-        shown = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=20)
-    except OSError as error:
-        return f"{command}: does not run ({error})"
-    return f"{command}: {shown.stdout.splitlines()[0] if shown.stdout else 'says no version'}"
+        command = toolchain.find().command
+        shown = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=20, check=False
+        ).stdout
+    except CompilerNotFound as error:
+        return f"{error.cause}: compiled functions run eagerly (Debian: apt install gcc)"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{shlex.join(command)}: does not run ({error})"
+    return f"{shlex.join(command)}: {shown.splitlines()[0] if shown else 'says no version'}"
 
 
 def environment() -> Iterator[tuple[str, str]]:
@@ -57,7 +61,7 @@ def show_environment() -> None:
 
 def cache(action: str) -> None:
     """Print how large the disk cache is (`info`), or delete it (`clear`)."""
-    files = [path for path in cachedir.cache_dir().rglob("*") if path.is_file()]
+    files = cachedir.entries()
     text = f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB"
     for path in files if action == "clear" else ():
         path.unlink(missing_ok=True)

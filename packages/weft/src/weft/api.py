@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, overload
 
 from torch import nn
+from weft_core.arguments import AtLeast, check, hints_of
 from weft_core.collector import collector_paused
-from weft_core.errors import InvalidOption
+from weft_core.errors import InvalidArgument, InvalidOption
 
 from weft import options as option_tables
 from weft.backends import Backend, lookup_backend
@@ -25,7 +26,7 @@ Model = TypeVar("Model", bound=Callable[..., Any])
 
 
 class Arguments(TypedDict, total=False):
-    """The keywords of `compile`."""
+    """The keywords of `compile`, and what each may be."""
 
     fullgraph: bool
     dynamic: bool | None
@@ -34,7 +35,7 @@ class Arguments(TypedDict, total=False):
     options: Mapping[str, Any] | None
     name: str | None
     disable: bool
-    recompile_limit: int | None
+    recompile_limit: Annotated[int, AtLeast(1)] | None
     isolate_recompiles: bool
     shapes_spec: Any
 
@@ -82,16 +83,17 @@ def compile(
 
     Raises:
         InvalidBackend: for an unknown backend.
-        InvalidOption: for an unknown mode or option, or a value of the wrong type; in a call,
-            when a size is not as `shapes_spec` says.
-        TypeError: when `model` cannot be called.
+        InvalidOption: for an unknown mode or option; in a call, when a size is not as
+            `shapes_spec` says.
+        InvalidArgument: for a value of the wrong type, or a `model` that cannot be called.
     """
     arguments = {name: value for name, value in locals().items() if name != "model"}
+    request = request_of(arguments)
     if model is None:
         return functools.partial(compile, **arguments)
-    request = request_of(arguments)
     if not callable(model) or isinstance(model, type):
-        raise TypeError(f"weft.compile takes a function or a module, not {model!r}.")
+        detail = f"weft.compile takes a function or a module, not {model!r}."
+        raise InvalidArgument("model", detail=detail)
     if disable:
         return model
     pipeline = importlib.import_module("weft.pipeline")
@@ -102,15 +104,22 @@ def compile(
     return compile_function(model)
 
 
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return hints_of(Arguments)
+
+
 def request_of(arguments: Mapping[str, Any]) -> Request:
     """Check the arguments of `compile`; what is not given has its default.
 
     Raises:
         InvalidBackend: for an unknown backend.
-        InvalidOption: for an unknown mode or option, or a value of the wrong type.
+        InvalidOption: for an unknown mode or option.
+        InvalidArgument: for a value of the wrong type.
     """
     given = {**(compile.__kwdefaults__ or {}), **arguments}
     lookup_backend(given["backend"])
+    check(_hints(), given)
     with collector_paused():
         pipeline = importlib.import_module("weft.pipeline")
     chosen = option_tables.resolve(given["mode"], given["options"])

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, overload
 
+from weft_core.arguments import checked, name_of
 from weft_core.errors import InvalidBackend
 
 Compiled = Callable[..., Any]
@@ -42,6 +43,7 @@ def register_backend(
 ) -> Callable[[Backend], Backend]: ...
 
 
+@checked
 def register_backend(compiler_fn: Backend | None = None, name: str | None = None) -> Any:
     """Make a backend known by name; usable as a decorator, with or without arguments.
 
@@ -51,7 +53,7 @@ def register_backend(compiler_fn: Backend | None = None, name: str | None = None
     """
     if compiler_fn is None:
         return lambda fn: register_backend(fn, name)
-    _registered[name or compiler_fn.__name__] = compiler_fn
+    _registered[name or name_of(compiler_fn)] = compiler_fn
     return compiler_fn
 
 
@@ -62,6 +64,7 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {name: point for name, point in found.items() if name not in _NOT_FOR_US}
 
 
+@checked
 def list_backends(exclude_tags: Sequence[str] = ()) -> list[str]:
     """Return the names that `backend=` takes, sorted.
 

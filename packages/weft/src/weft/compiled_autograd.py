@@ -29,6 +29,7 @@ from weft_compiled_autograd import (
     taken_inputs,
 )
 from weft_compiled_autograd import enable as enable_compiler
+from weft_core.arguments import checked
 from weft_core.errors import RecompileLimit, Unsupported
 
 from weft import pipeline
@@ -169,6 +170,7 @@ def _choose() -> _Compiler:
     return _chosen[running]
 
 
+@checked
 def enable(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
     """Capture every backward that this thread runs in the block, and run it compiled.
 
@@ -176,7 +178,7 @@ def enable(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
         compiler: `weft.compile`, `weft.compile(...)` with flags, or any `gm -> callable`.
 
     Raises:
-        TypeError: when `compiler` is not callable.
+        InvalidArgument: when `compiler` is not callable.
         InvalidBackend, InvalidOption: for flags that `weft.compile` refuses.
     """
     if compiler is compile or getattr(compiler, "func", None) is compile:

@@ -7,20 +7,17 @@ op instead, with one warning.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 from weft_core import cachedir, events
 from weft_core.dumps import HEADER, graph_script
-from weft_core.errors import BackendCompilerError, CompilerNotFound, WeftError, user_frame
+from weft_core.errors import BackendCompilerError, CompilerUnavailable, WeftError, user_frame
 
 from weft.settings import umbrella
 
-_log = logging.getLogger("weft.umbrella.errors")
 _REPRO = f"# A graph that weft failed to compile. Run this file to see the failure.\n{HEADER}"
 
 
@@ -41,32 +38,23 @@ def guard(
 ) -> Callable[..., Any]:
     """Run a backend on a graph and turn a failure into what `config.on_compile_error` says.
 
-    A missing C compiler always means eager execution, with one warning that says what to install.
+    A machine that cannot compile always means eager execution, with one notice that says why.
 
     Raises:
         BackendCompilerError: when the backend fails and the setting is `"raise"`.
     """
     try:
         return compile_graph()
-    except CompilerNotFound as error:
-        _warn_once(f"{error}\n  Until then compiled functions run eagerly.")
+    except CompilerUnavailable as error:
+        events.tell(f"{error}\n  Until then compiled functions run eagerly.", eager=True)
     except Exception as error:
         report = _report(error, gm)
         if umbrella.on_compile_error == "raise":
             raise report from error
-        _warn_once(f"{report}\n  The graph runs eagerly (config.on_compile_error).")
+        text = f"{report}\n  The graph runs eagerly (config.on_compile_error)."
+        events.tell(text, eager=True)
     events.counters["stats"]["eager_fallbacks"] += 1
     return gm.forward
-
-
-def reset() -> None:
-    """Forget which warnings were given."""
-    _warn_once.cache_clear()
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    _log.warning(text)
 
 
 def _report(error: Exception, gm: fx.GraphModule) -> BackendCompilerError:
@@ -92,6 +80,6 @@ def _write_repro(gm: fx.GraphModule) -> str | None:
     try:
         path = cachedir.cache_dir("repro") / f"{name}.py"
         cachedir.atomic_write(path, source.encode())
-    except OSError:
+    except (OSError, CompilerUnavailable):
         return None
     return str(path)

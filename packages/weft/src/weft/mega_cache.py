@@ -1,20 +1,25 @@
 """Carry the disk cache from one machine to another as one blob of bytes.
 
-`save_cache_artifacts()` packs the cache folder, `load_cache_artifacts(blob)` unpacks it into the
-cache folder of this process. Entries keep their own checksums, so a damaged or foreign entry is
-recompiled, as always.
+`save_cache_artifacts()` packs the entries of the cache folder, `load_cache_artifacts(blob)` unpacks
+them into the cache folder of this process. A blob that is loaded is trusted: its entries are
+machine code and pickles. Its digest finds damage, not forgery; entries get this user's own seal.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
 import tarfile
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from weft_core import cachedir
+from weft_core.arguments import checked
 from weft_core.errors import WeftError
 
+_HEAD = b"weft-cache1"
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_ENTRY = re.compile(r"[a-z]+/\w[\w.-]*", re.ASCII)
 _MAX_ENTRIES = 100_000
 
 
@@ -27,41 +32,61 @@ class CacheInfo:
 
 def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
     """Return the whole disk cache as bytes with a list of its entries; None when it is empty."""
-    root = cachedir.cache_dir("")
-    files = sorted(
-        path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")
-    )
-    if not files:
+    root = cachedir.cache_dir()
+    names = [path.relative_to(root).as_posix() for path in cachedir.entries()]
+    found = {name: cachedir.read_checked(root / name) for name in names if _is_entry(name)}
+    payloads = {name: payload for name, payload in found.items() if payload is not None}
+    if not payloads:
         return None
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for path in files:
-            archive.add(path, arcname=path.relative_to(root).as_posix())
-    return buffer.getvalue(), CacheInfo(tuple(p.relative_to(root).as_posix() for p in files))
+        for name, payload in payloads.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(payload)
+            archive.addfile(member, io.BytesIO(payload))
+    packed = buffer.getvalue()
+    return _HEAD + hashlib.sha256(packed).digest() + packed, CacheInfo(tuple(payloads))
 
 
-def load_cache_artifacts(artifacts: bytes) -> CacheInfo:
+@checked
+def load_cache_artifacts(artifacts: bytes | bytearray | memoryview) -> CacheInfo:
     """Write a blob of `save_cache_artifacts` into the disk cache; existing entries are kept.
 
     Load only blobs that you trust: the cache holds machine code.
 
     Raises:
-        WeftError: when the bytes are not such a blob.
+        InvalidArgument: for anything but bytes.
+        WeftError: when the bytes are not such a blob, or are damaged; nothing is written then.
     """
-    root = cachedir.cache_dir("")
-    names = []
+    payloads = _unpack(artifacts)
+    for name, payload in payloads.items():
+        folder, _, file = name.partition("/")
+        path = cachedir.cache_dir(folder) / file
+        if cachedir.read_checked(path) is None:
+            cachedir.keep(path, payload)
+    return CacheInfo(tuple(payloads))
+
+
+def _is_entry(name: str) -> bool:
+    """Whether this is a file in a folder of entries, and nothing else."""
+    kind = name.partition("/")[0]
+    return _ENTRY.fullmatch(name) is not None and kind not in cachedir.UNSEALED
+
+
+def _unpack(artifacts: bytes | bytearray | memoryview) -> dict[str, bytes]:
+    """Return the entries of a blob; nothing else may be in it."""
+    start, blob = len(_HEAD) + _DIGEST_SIZE, bytes(artifacts)
+    packed = blob[start:]
+    if blob[:start] != _HEAD + hashlib.sha256(packed).digest():
+        raise WeftError("not a blob of save_cache_artifacts, or a damaged one")
+    payloads: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(artifacts), mode="r:gz") as archive:
-            for member in archive.getmembers()[:_MAX_ENTRIES]:
-                where = PurePosixPath(member.name)
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+            for member in archive:
                 content = archive.extractfile(member) if member.isfile() else None
-                if content is None or where.is_absolute() or ".." in where.parts:
-                    continue
-                names.append(member.name)
-                target = root / where
-                if not target.exists():
-                    cachedir.cache_dir(str(where.parent))
-                    cachedir.atomic_write(target, content.read())
+                if content is None or not _is_entry(member.name) or len(payloads) >= _MAX_ENTRIES:
+                    raise WeftError(f"not a blob of save_cache_artifacts: entry {member.name!r}")
+                payloads[member.name] = content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise WeftError(f"not a blob of save_cache_artifacts: {error}") from error
-    return CacheInfo(tuple(names))
+    return payloads

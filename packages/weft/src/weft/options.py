@@ -10,7 +10,8 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weft_core.errors import InvalidOption
+from weft_core.arguments import checked
+from weft_core.errors import InvalidArgument, InvalidOption
 
 if TYPE_CHECKING:
     from weft_codegen.config import Options
@@ -41,6 +42,7 @@ def _options() -> type[Options]:
     return options
 
 
+@checked
 def list_mode_options(mode: str | None = None) -> dict[str, Any]:
     """Return the options that each mode sets, or those of one mode.
 
@@ -73,5 +75,5 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, An
         return chosen
     if not callable(keep):
         detail = f"guard_filter_fn takes a function, not {keep!r}."
-        raise InvalidOption("guard_filter_fn", detail=detail)
+        raise InvalidArgument("guard_filter_fn", detail=detail)
     return {**chosen, "guard_filter_fn": keep}

@@ -24,6 +24,7 @@ import weft_aot
 import weft_capture
 import weft_codegen
 from torch import fx
+from weft_core.arguments import checked
 from weft_core.dumps import dump_graph
 
 from weft import control_flow, failures, progress
@@ -135,6 +136,7 @@ def cudagraph_mark_step_begin() -> None:
     """Mark the start of a step: nothing to do, for no replay overwrites outputs in use."""
 
 
+@checked
 def aot_autograd(
     *,
     fw_compiler: Backend,

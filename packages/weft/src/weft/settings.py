@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from weft_core.errors import InvalidOption
+from weft_core.errors import UnknownSetting
 from weft_core.settings import Settings
 
 _GROUPS = (
@@ -61,7 +61,7 @@ class Config(Settings):
         for group in self._groups():
             if name in group.as_dict():
                 return group
-        raise InvalidOption(name, self.as_dict())
+        raise UnknownSetting(name, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Return every setting of every stage by name."""

@@ -8,8 +8,8 @@ from typing import Any
 import weft_capture
 import weft_compiled_autograd
 from weft_core import events
+from weft_core.arguments import checked
 
-from weft import failures
 from weft.pipeline import Request, graph_compiler
 
 
@@ -17,10 +17,10 @@ def reset() -> None:
     """Drop compiled code, counters and timings; the disk cache and the settings stay."""
     weft_capture.reset()
     weft_compiled_autograd.reset()
-    failures.reset()
     events.reset()
 
 
+@checked
 def set_stance(
     stance: str = "default",
     *,

@@ -11,16 +11,22 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_core.cachedir import atomic_write, cache_dir, read_checked, write_checked
+from weft_core.cachedir import (
+    abandon,
+    atomic_write,
+    cache_dir,
+    read_checked,
+    scratch,
+    write_checked,
+)
 from weft_core.errors import BackendCompilerError
 from weft_core.events import span
 
+from weft_codegen.kernels.compiler import run_all
 from weft_codegen.kernels.toolchain import Toolchain, find
 
 INCLUDE = Path(__file__).parent / "include"
@@ -57,21 +63,22 @@ def build(sources: Sources) -> Path:
     """The shared object of a program, from the cache or newly compiled.
 
     Raises:
-        CompilerNotFound: no C compiler.
+        CompilerUnavailable: no C compiler, none that works, or no room for its files.
         BackendCompilerError: the compiler rejected the source; the message names the kept file.
     """
     tools = find()
     key = _digest(tools.fingerprint, _headers(), sources.host, *sorted(sources.kernels))
-    target = program_path(key)
-    if read_checked(target) is not None:
-        return target
-    scratch = tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir("tmp"))
-    with span("codegen.cc"), scratch as folder:
-        objects = _kernel_objects(sources.kernels, sources.host, tools, Path(folder))
-        linked = Path(folder, "program.so")
-        _link([*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)])
-        write_checked(target, linked.read_bytes())
-    return target
+    while True:
+        target = program_path(key)
+        if read_checked(target) is not None:
+            return target
+        try:
+            with span("codegen.cc"), scratch("build-") as folder:
+                objects = _kernel_objects(sources.kernels, sources.host, tools, folder)
+                write_checked(target, _link(objects, folder / "program.so", tools))
+            return target
+        except OSError as error:  # no room: there may be some elsewhere
+            abandon(target.parent.parent, error)
 
 
 def program_path(key: str) -> Path:
@@ -151,17 +158,15 @@ def compile_all(jobs: Sequence[_Job], tools: Toolchain) -> None:
     Raises:
         BackendCompilerError: for the first that fails.
     """
-    running = []
+    commands = []
     for job in jobs:
         job.source.write_text(job.text)
         command = [*tools.command, *job.flags, f"-I{INCLUDE}", "-c", str(job.source)]
-        command += ["-o", str(job.object)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        running.append((job, command, process))
-    outputs = [process.communicate()[0] for _, _, process in running]
-    for (job, command, process), output in zip(running, outputs, strict=True):
-        if process.returncode != 0:
-            raise _compile_error(job, command, output.decode(errors="replace"))
+        commands.append(([*command, "-o", str(job.object)], job.object))
+    finished = run_all(commands, tools)
+    for job, (command, _), done in zip(jobs, commands, finished, strict=True):
+        if not done.worked:
+            raise _compile_error(job, command, done.text)
 
 
 def build_script(kernels: Path, host: Path) -> str:
@@ -177,11 +182,12 @@ def build_script(kernels: Path, host: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _link(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0:
-        text = (done.stderr + done.stdout).decode(errors="replace")
-        raise BackendCompilerError("codegen.build", f"linking failed: {text[:2000]}")
+def _link(objects: Sequence[Path], linked: Path, tools: Toolchain) -> bytes:
+    command = [*tools.command, *map(str, objects), *tools.link_flags, "-o", str(linked)]
+    (done,) = run_all([(command, linked)], tools)
+    if not done.worked:
+        raise BackendCompilerError("codegen.build", f"linking failed: {done.text[:2000]}")
+    return linked.read_bytes()
 
 
 def _compile_error(job: _Job, command: Sequence[str], output: str) -> BackendCompilerError:

@@ -17,7 +17,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_core.errors import CompilerNotFound
+from weft_core.errors import CompilerNotFound, CompilerUnavailable
+from weft_core.events import tell
 
 CANDIDATES = ("cc", "gcc", "clang")
 _COMMON = (
@@ -58,19 +59,47 @@ def find() -> Toolchain:
 
     Raises:
         CompilerNotFound: when there is none.
+        CompilerUnavailable: when it was found not to work.
     """
-    return _find(os.environ.get("CC", ""), os.environ.get("PATH", ""))
+    tools = _find(os.environ.get("CC", ""), os.environ.get("PATH", ""))
+    if tools.fingerprint in _broken:
+        raise _unavailable(_broken[tools.fingerprint])
+    return tools
+
+
+_broken: dict[str, str] = {}  # what is wrong with a compiler, by fingerprint
+
+
+def mark_broken(tools: Toolchain, reason: str) -> CompilerUnavailable:
+    """Do not ask this compiler again; returns the error to raise."""
+    _broken[tools.fingerprint] = reason
+    return _unavailable(reason)
+
+
+def _unavailable(reason: str) -> CompilerUnavailable:
+    return CompilerUnavailable("codegen.build", reason, remedy="set CC to a C compiler that works")
 
 
 @functools.cache
 def _find(wanted: str, search: str) -> Toolchain:
-    choices = [shlex.split(wanted)] if wanted.strip() else []
-    choices += [[name] for name in CANDIDATES]
-    for command in choices:
+    named = _words(wanted)
+    for command in (*named, *((name,) for name in CANDIDATES)):
         program = shutil.which(command[0], path=search)
         if program is not None:
+            if wanted.strip() and command not in named:
+                why = f"{named[0][0]!r} is no program" if named else "it is no command line"
+                tell(f"[compiler] CC={wanted} is not used, since {why}: {program} is, instead")
             return _toolchain((program, *command[1:]))
-    raise CompilerNotFound([command[0] for command in choices])
+    raise CompilerNotFound([command[0] for command in named] + list(CANDIDATES))
+
+
+def _words(wanted: str) -> tuple[tuple[str, ...], ...]:
+    """The command of $CC, if it is one."""
+    try:
+        words = tuple(shlex.split(wanted))
+    except ValueError:
+        return ()
+    return (words,) if words and words[0] else ()
 
 
 def _toolchain(command: tuple[str, ...]) -> Toolchain:
