@@ -61,12 +61,15 @@ def test_a_hang_and_a_crash_are_results():
     worker = Worker(timeout=20)
     try:
         assert worker.program(Program("def f(): return 1\n", ("()",))).kind == "pass"
-        crash = Program("import os\ndef f(): return 1\n", ("os.abort()\n()",))
+        both = Program("import os\ndef f(): return 1\n", ("os.abort()\n()",))
+        assert worker.program(both).kind == "eager fails"
+        crash = Program(
+            "import os\nimport weft\ndef f():\n    weft.is_compiling() and os.abort()\n", ("()",)
+        )
         assert worker.program(crash).kind == "crash"
-        worker.timeout = 0.5
-        worker.program(Program("def f(): return 1\n", ("()",)))
-        worker.timeout = 3
-        assert worker.program(Program("def f():\n    while True: pass\n", ("()",))).kind == "hang"
+        hang = crash.source.replace("os.abort()", "time.sleep(60)").replace("os\n", "time\n")
+        worker.timeout = 8
+        assert worker.program(Program(hang, ("()",))).kind == "hang"
     finally:
         worker.close()
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .program import Program, Verdict
+from .program import EAGER, Program, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS_A_PROCESS = 300  # loaded libraries are never unloaded
@@ -62,14 +62,19 @@ class Worker:
         self.programs += 1
         process.stdin.write(json.dumps({**task, "backend": self.backend}) + "\n")
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], self.timeout)
-        line = process.stdout.readline() if ready else ""
+        line, ready, phase = "\n", True, "eager"
+        while line == "\n":
+            ready = bool(select.select([process.stdout], [], [], self.timeout)[0])
+            line = process.stdout.readline() if ready else ""
+            phase = "weft" if line == "\n" else phase
         if line:
             found = json.loads(line)
             parts = found.pop("parts")
             return Verdict(**{**found, "notices": tuple(found["notices"])}), parts
-        verdict = self._ended(bool(ready))
+        verdict = self._ended(ready)
         self.close()
+        if phase == "eager":
+            verdict = Verdict(EAGER, verdict.detail)
         return verdict, 1
 
     def _ended(self, crashed: bool) -> Verdict:

@@ -22,7 +22,7 @@ class Program:
 
 Generator = Callable[[int], Program]
 
-PASS, DOUBTFUL = "pass", "doubtful"
+PASS, DOUBTFUL, EAGER = "pass", "doubtful", "eager fails"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Verdict:
     """How a program fared.
 
     Args:
-        kind: `pass`, `doubtful`, or the class of the failure (such as `values`, `strides`,
+        kind: `pass`, `doubtful`, `eager fails` (crashes or hangs), or the class of the failure (such as `values`, `strides`,
             `exception A -> B`, `crash`, `hang`). A reduced program must fail with the same kind.
         detail: what a person wants to read.
         notices: what weft said of graphs that run eagerly.
@@ -42,4 +42,4 @@ class Verdict:
 
     @property
     def fails(self) -> bool:
-        return self.kind not in (PASS, DOUBTFUL)
+        return self.kind not in (PASS, DOUBTFUL, EAGER)

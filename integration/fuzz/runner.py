@@ -52,9 +52,12 @@ def outcomes(
     return [observe(function, arguments(call, space), program.order) for call in program.calls]
 
 
-def run(program: Program, backend: str = "codegen") -> Verdict:
+def run(
+    program: Program, backend: str = "codegen", eager_done: Callable[[], None] = lambda: None
+) -> Verdict:
     """Compare weft with eager, call by call; the first difference counts."""
     eager = outcomes(program, Makers())
+    eager_done()
     said: list[str] = []
     weft.reset()
     try:

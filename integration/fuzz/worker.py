@@ -1,5 +1,6 @@
 """Run programs that come as lines of JSON, and answer in lines of JSON.
 
+An empty line says that eager is done with a program: a crash before that is eager's.
 Started by pool.py with a cache folder of its own. What programs print goes to stderr.
 """
 
@@ -12,6 +13,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +24,7 @@ def verdict_of(task: dict[str, Any]) -> dict[str, Any]:
     from .runner import run
 
     parts = 1
+    eager_done: Callable[[], None] = task.pop("eager_done")
     try:
         if "generator" in task:
             program = generator(task["generator"])(task["seed"])
@@ -31,7 +34,7 @@ def verdict_of(task: dict[str, Any]) -> dict[str, Any]:
     except Exception:
         return {**asdict(Verdict("generator", traceback.format_exc())), "parts": parts}
     try:
-        verdict = run(program, task["backend"])
+        verdict = run(program, task["backend"], eager_done)
     except Exception:
         verdict = Verdict("harness", traceback.format_exc())
     return {**asdict(verdict), "parts": parts}
@@ -47,7 +50,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     for number, line in enumerate(sys.stdin):
-        found = verdict_of(json.loads(line))
+        found = verdict_of(
+            {**json.loads(line), "eager_done": lambda: print(file=answers, flush=True)}
+        )
         if number % 8 == 0:
             gc.collect()
         print(json.dumps(found), file=answers, flush=True)

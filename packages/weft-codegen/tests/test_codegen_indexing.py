@@ -138,3 +138,29 @@ def test_bad_indices_raise_eagers_exception(fn, index, kind):
             run()
         # Of several bad indices eager may name another one.
         assert index.numel() > 1 or str(ours.value) == first
+
+
+# gcc 12 reads the elements -1 and 0 for truth values that are places.
+TRUTH_AS_PLACES = {
+    "cast": lambda t, m, x: t[m.long()],
+    "cast to int32": lambda t, m, x: t[m.int()],
+    "through int8": lambda t, m, x: t[m.to(torch.int8).long()],
+    "through floats": lambda t, m, x: t[m.float().long()],
+    "compared": lambda t, m, x: t[(x > 0).long()],
+    "joined": lambda t, m, x: t[(~m & (x > 0)).long()],
+    "one more": lambda t, m, x: t[m.long() + 1],
+    "chosen": lambda t, m, x: t[torch.where(m, 2, 1)],
+    "gather": lambda t, m, x: t.gather(0, m.long()),
+    "rows": lambda t, m, x: t[m.view(10, 10).long()].sum(1),
+    "one column": lambda t, m, x: t[m.view(100, 1).long()],
+    "scatter": lambda t, m, x: t.index_add(0, m.long(), x),
+}
+
+
+@pytest.mark.cc
+@pytest.mark.parametrize("name", TRUTH_AS_PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
+def test_truth_values_as_places(name, dtype):
+    torch.manual_seed(0)
+    table, x = torch.arange(1, 8).to(dtype), torch.randn(100)
+    check(TRUTH_AS_PLACES[name], table, torch.randn(100) > 0, x.to(dtype))

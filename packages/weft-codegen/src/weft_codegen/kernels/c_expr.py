@@ -13,8 +13,8 @@ import torch
 
 from weft_codegen.kernels.c_types import C_TYPES, convert, literal, wrap
 from weft_codegen.kernels.exprs import ExprWriter, division, rounds
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
-from weft_codegen.loops.index import Atom, IndexExpr, Least, Quotient, Remainder
+from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
+from weft_codegen.loops.index import Atom, IndexExpr, Least, Quotient, Remainder, Value
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.render import Style, render
 
@@ -42,6 +42,12 @@ class CExprWriter(ExprWriter):
 
     def _declaration(self, node: Expr, name: str, text: str) -> str:
         return f"const {C_TYPES[node.dtype].value} {name} = {text};"
+
+    def leaf(self, atom: Atom) -> str:
+        """An axis, a size or a computed integer, which gcc must not take for a truth value."""
+        text = super().leaf(atom)
+        chosen = isinstance(atom, Value) and _from_bool(atom.expr)
+        return f"weft_place({text})" if chosen else text
 
     def _integer(self, text: str) -> str:
         return f"(int64_t){text}"
@@ -82,3 +88,14 @@ class CExprWriter(ExprWriter):
         if node.dtype is torch.float32 and isinstance(inner, Cast) and rounds(inner):
             return f"rounded_{C_TYPES[inner.dtype].suffix}({self.text(inner.arg)})"
         return convert(self.text(inner), inner.dtype, node.dtype)
+
+
+def _from_bool(place: Expr) -> bool:
+    """Whether C can see an integer as one of two, which a truth value chooses."""
+    return any(map(_two_valued, walk(place)))
+
+
+def _two_valued(node: Expr) -> bool:
+    if isinstance(node, Op) and node.name == "where":
+        return not any(isinstance(inner, Load) for inner in walk(*node.args[1:]))
+    return isinstance(node, Read) or isinstance(node, Cast) and node.arg.dtype is torch.bool

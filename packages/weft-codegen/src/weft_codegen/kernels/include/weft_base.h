@@ -25,6 +25,15 @@ extern weft_team_t weft_team __attribute__((visibility("hidden")));
 
 static inline int64_t weft_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* gcc 12 takes the truth values in a vector for 0 and -1 where they are places in memory. That a place
+   is one it cannot know behind a mask whose value the linker might still change. */
+__attribute__((weak, visibility("hidden"))) int64_t weft_every_bit = -1;
+
+static inline int64_t weft_place(int64_t place)
+{
+    return place & weft_every_bit;
+}
+
 static inline int64_t weft_floordiv(int64_t a, int64_t b)
 {
     return a / b - (a % b && (a ^ b) < 0);
