@@ -30,8 +30,9 @@ class Verdict:
     """How a program fared.
 
     Args:
-        kind: `pass`, `doubtful`, `eager fails` (crashes or hangs), or the class of the failure (such as `values`, `strides`,
-            `exception A -> B`, `crash`, `hang`). A reduced program must fail with the same kind.
+        kind: `pass`, `doubtful`, `eager fails` (crashes or hangs), or the class of the failure
+            (such as `values`, `strides`, `exception A -> B`, `crash`, `hang`). A reduced program
+            must fail with the same kind.
         detail: what a person wants to read.
         notices: what weft said of graphs that run eagerly.
     """

@@ -98,4 +98,4 @@ def _from_bool(place: Expr) -> bool:
 def _two_valued(node: Expr) -> bool:
     if isinstance(node, Op) and node.name == "where":
         return not any(isinstance(inner, Load) for inner in walk(*node.args[1:]))
-    return isinstance(node, Read) or isinstance(node, Cast) and node.arg.dtype is torch.bool
+    return isinstance(node, Read) or (isinstance(node, Cast) and node.arg.dtype is torch.bool)
