@@ -105,6 +105,9 @@ _REFUSED = {
     "Cannot set version_counter for inference tensor": (
         "inference-write", "write to tensors of inference mode alone, or to none of them",
     ),
+    "encountered a mutation on a view chain": (
+        "strided-write", "write through views that are made without as_strided",
+    ),
     "a tensor being mutated that has internal overlap": (
         "overlapping-write", "clone the view before writing to it",
     ),

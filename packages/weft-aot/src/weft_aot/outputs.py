@@ -122,6 +122,12 @@ class OutputPlanner:
     def _view_of_input(self, result: torch.Tensor, node: fx.Node, owner: int) -> OutputPlan:
         node_of, base = self._tracer.recorder.node_of, self._inputs[owner]
         _refuse_function(result, base.history, f"input {owner}")
+        if result.requires_grad and result._base is not base.program:
+            raise Unsupported(
+                "history-apart",
+                f"a result in the memory of input {owner} has a history of its own (`.data`)",
+                "write to the argument itself, or to a tensor with memory of its own",
+            )
         whole = final_contents(self._tracer, base)
         if not same_layout(whole, base.start):
             raise Unsupported(
