@@ -22,6 +22,8 @@ class CodegenSettings(Settings):
             (see kernels/malloc.py); 0 leaves the C library as it is. Read at the first compile.
         compiler_timeout: seconds after which the C compiler is ended, and the graph runs eagerly;
             None means that it is waited for.
+        check_bounds: compare each load and store of generated C with how many elements its buffer
+            has, and raise where one is outside (for tests; much slower); WEFT_CHECK_BOUNDS=1.
         measure: let graphs prove themselves against eager (see measure.py); the environment
             variable WEFT_MEASURE=0 turns it off for a process and what it starts.
     """
@@ -30,6 +32,7 @@ class CodegenSettings(Settings):
     interpret: bool = False
     keep_freed_memory: Annotated[int, AtLeast(0)] = 128 << 20
     compiler_timeout: Annotated[float, AtLeast(0.1)] | None = 60.0
+    check_bounds: bool = field(default_factory=lambda: environment_flag("WEFT_CHECK_BOUNDS", False))
     measure: bool = field(default_factory=lambda: environment_flag("WEFT_MEASURE"))
 
 

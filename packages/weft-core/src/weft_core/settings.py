@@ -27,15 +27,15 @@ def _types(group: type) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if get_origin(hint) is not typing.ClassVar}
 
 
-def environment_flag(name: str) -> bool:
-    """Return what an environment variable says of a setting that is on: `0` switches it off.
+def environment_flag(name: str, default: bool = True) -> bool:
+    """Return what an environment variable says of a setting: `0` is off, `1` is on.
 
     Another value than 0 and 1 is told, since it must not stop a program.
     """
     text = os.environ.get(name, "")
     if text not in ("", "0", "1"):
         tell(f"[settings] {name}={text} is not read: it takes 0 or 1")
-    return text != "0"
+    return {"0": False, "1": True}.get(text, default)
 
 
 @dataclass

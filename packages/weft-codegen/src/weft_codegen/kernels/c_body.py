@@ -21,6 +21,7 @@ from contextlib import contextmanager
 
 import torch
 
+from weft_codegen.config import settings
 from weft_codegen.kernels.ahead import Ahead, read_ahead
 from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
@@ -101,7 +102,7 @@ class BodyWriter:
     def _loop(self, loop: Loop) -> None:
         end = self._end(loop)
         self._exprs.forget(changed(loop.body))
-        turn = match_turn(loop)
+        turn = None if settings.check_bounds else match_turn(loop)
         if turn is not None:
             self._turn(turn)
             return
@@ -144,7 +145,8 @@ class BodyWriter:
 
     def _store(self, stmt: Store) -> None:
         dtype = self._dtypes[stmt.buffer]
-        target = self._held.get(stmt.buffer) or f"{stmt.buffer}[{self._exprs.at(stmt.index)}]"
+        target = self._held.get(stmt.buffer)
+        target = target or self._exprs.element(stmt.buffer, self._exprs.at(stmt.index))
         if stmt in self._staged:
             assert isinstance(stmt.value, Cast)
             self._text.line(f"{self._staged[stmt]}[lane] = {self._exprs.text(stmt.value.arg)};")
@@ -272,7 +274,8 @@ class BodyWriter:
             for stmt in stores:
                 name = self._held.pop(stmt.buffer).partition("[")[0]
                 row = substitute(stmt.index, lambda atom: ZERO if atom is loop.axis else None)
-                place = f"{stmt.buffer} + {self._exprs.at(row)} + first"
+                start = f"{self._exprs.at(row)} + first"
+                place = self._exprs.block(stmt.buffer, start, "last - first")
                 self._text.line(f"weft_stream({place}, {name}, (last - first) * sizeof *{name});")
         return True
 
@@ -325,7 +328,8 @@ class BodyWriter:
             name = self._name("h")
             where = self._exprs.at(element.index)
             self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
-            self._text.line(f"weft_widen_f16({element.buffer} + {where}, {name});")
+            place = self._exprs.block(element.buffer, where, LANES)
+            self._text.line(f"weft_widen_f16({place}, {name});")
             self._exprs.name(node, f"{name}[lane]")
         lines: list[str] = []
         for stmt in staged.stores:
@@ -333,7 +337,8 @@ class BodyWriter:
             where = self._exprs.at(stmt.index)
             self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
             kind = C_TYPES[stmt.value.dtype].suffix
-            lines.append(f"weft_narrow_{kind}({name}, {stmt.buffer} + {where});")
+            place = self._exprs.block(stmt.buffer, where, LANES)
+            lines.append(f"weft_narrow_{kind}({name}, {place});")
         return lines
 
     def _join_lanes(self, stmt: Reduce, name: str) -> None:

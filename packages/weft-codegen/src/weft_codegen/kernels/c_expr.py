@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from weft_codegen.config import settings
 from weft_codegen.kernels.c_types import C_TYPES, convert, literal, wrap
 from weft_codegen.kernels.exprs import ExprWriter, division, rounds
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
@@ -56,6 +57,16 @@ class CExprWriter(ExprWriter):
         """`where` as C."""
         return index_c(where, self.leaf)
 
+    def element(self, buffer: str, where: str) -> str:
+        """An element of a parameter."""
+        return f"WEFT_AT({buffer}, {where})" if settings.check_bounds else f"{buffer}[{where}]"
+
+    def block(self, buffer: str, where: str, count: str | int) -> str:
+        """A pointer to `count` elements of a parameter."""
+        if settings.check_bounds:
+            return f"WEFT_BLOCK({buffer}, {where}, {count})"
+        return f"{buffer} + {where}"
+
     def local(self, local: Local, where: IndexExpr) -> str:
         """An element of a local."""
         return local.name if local.is_scalar else f"{local.name}[{self.at(where)}]"
@@ -67,7 +78,7 @@ class CExprWriter(ExprWriter):
         return f"(({C_TYPES[node.dtype].value})({self.at(node.index)}))"
 
     def _load(self, node: Load) -> str:
-        text = f"{node.buffer}[{self.at(node.index)}]"
+        text = self.element(node.buffer, self.at(node.index))
         if node.mask is not None:
             text = f"({self.text(node.mask)} ? {text} : 0)"
         kind = C_TYPES[node.dtype]

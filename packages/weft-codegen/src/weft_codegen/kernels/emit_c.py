@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from weft_codegen.config import settings
 from weft_codegen.kernels.build import kernel_symbol
 from weft_codegen.kernels.c_body import BodyWriter
 from weft_codegen.kernels.c_expr import index_c
@@ -69,8 +70,14 @@ def _parameters(kernel: ir.Kernel, *, restrict: bool) -> str:
         kind = C_TYPES[param.dtype].memory
         mark = "restrict " if restrict and param.name not in shared else ""
         parts.append(f"{'' if param.written else 'const '}{kind} *{mark}{param.name}")
-    parts += [f"int64_t {name}" for name in kernel.sizes]
+    parts += [f"int64_t {name}" for name in _numbers(kernel)]
     return ", ".join(parts)
+
+
+def _numbers(kernel: ir.Kernel) -> list[str]:
+    """The integers that a kernel takes: sizes, and how many elements each buffer has."""
+    checked = kernel.params if settings.check_bounds else ()
+    return [*kernel.sizes, *(f"{param.name}_size" for param in checked)]
 
 
 def work_of(body: Sequence[ir.Stmt]) -> IndexExpr:
@@ -124,7 +131,7 @@ class _KernelWriter:
 
     def __init__(self, kernel: ir.Kernel) -> None:
         self._kernel = kernel
-        self._names = [*(param.name for param in kernel.params), *kernel.sizes]
+        self._names = [*(param.name for param in kernel.params), *_numbers(kernel)]
         self._text = CText()
         self._private: frozenset[Local] = frozenset()
         dtypes = {param.name: param.dtype for param in kernel.params}
@@ -148,7 +155,9 @@ class _KernelWriter:
             for line in calls:
                 self._text.line(line)
         text = "\n".join(self._text.lines)
-        return f'#include "weft_trig.h"\n\n{text}' if _TRIGONOMETRY.search(text) else text
+        headers = ["trig"] if _TRIGONOMETRY.search(text) else []
+        headers += ["bounds"] if settings.check_bounds else []
+        return "".join(f'#include "weft_{name}.h"\n\n' for name in headers) + text
 
     # ---- threads ----
 

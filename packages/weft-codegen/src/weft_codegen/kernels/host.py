@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from weft_codegen.config import settings
 from weft_codegen.kernels import externs
 from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_types import C_TYPES
@@ -141,7 +142,14 @@ class HostWriter:
     def _call(self, step: Launch) -> None:
         arguments = [_pointer_name(name) for name in step.buffers]
         arguments += [index_c(size) for size in step.sizes]
+        if settings.check_bounds:
+            arguments += [f"{_pointer_name(name)}_size" for name in step.buffers]
         self._line(f"{self._codes[step.kernel].symbol}({', '.join(arguments)});")
+        if settings.check_bounds:
+            params = self._program.kernels[step.kernel].params
+            pairs = zip(params, step.buffers, strict=True)
+            names = ", ".join(f"{param.name} is {name}" for param, name in pairs)
+            self._check(f'weft_left(call, "{names}")')
 
     def _make(self, name: str) -> None:
         """Give a buffer that the program makes its memory, the first time it is written."""
@@ -175,6 +183,10 @@ class HostWriter:
             base_type = _memory(self._program.buffers[step.base])
             text = f"({base_type} *){_pointer_name(step.base)} + {index_c(step.offset)}"
             self._pointer(step.name, text)
+            if settings.check_bounds:
+                size, whole = (f"{_pointer_name(name)}_size" for name in (step.name, step.base))
+                place = f'"{step.name}", {index_c(step.offset)}, {size}, {whole}'
+                self._check(f"weft_inside(call, {place})")
         # The handle, if an operator or an output wants one, is made when it does.
 
     def _handle(self, name: str) -> str:
@@ -296,6 +308,12 @@ class HostWriter:
             self._pointers.add(name)
             kind = _memory(self._program.buffers[name])
             self._line(f"{kind} *const {_pointer_name(name)} = (void *)({text});")
+            if settings.check_bounds:
+                if (handle := self._handles.get(name)) is not None:
+                    size = f"weft_extent({handle})"
+                else:
+                    size = f"weft_span({self._layout_arguments(self._program.buffers[name])})"
+                self._line(f"const int64_t {_pointer_name(name)}_size = {size};")
 
     def _layout_arguments(self, buffer: Buffer) -> str:
         sizes, strides = self._dims(buffer.shape), self._dims(buffer.strides)
@@ -316,6 +334,7 @@ class HostWriter:
         grad += ["    if (grad)", "        torch.grad_mode_set_enabled(0);"]
         return [
             *self._prototypes(),
+            *(['#include "weft_bounds.h"'] if settings.check_bounds else []),
             "",
             *self._tables.values(),
             f"static weft_symbol symbols[] = {{{symbols}{{NULL}}}};",

@@ -20,6 +20,7 @@ from weft_core.errors import BackendCompilerError
 from weft_core.events import enabled, logger, span
 from weft_core.fake import is_plain
 
+from weft_codegen.config import settings
 from weft_codegen.kernels.build import Sources, build, program_path
 from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.externs import PythonStep, python_step, torch_library, writes_into
@@ -83,6 +84,7 @@ class CompiledGraph:
         with span("codegen.load"):
             library = open_library(self.path, loadable.library)
             run = _new_function(library, loadable.steps, constants, kernels)
+        run = _checked(run) if settings.check_bounds else run
         self._library = library._handle
         self.__call__ = _counting(run, loadable.mutated) if loadable.mutated else run
         self._run = run
@@ -111,6 +113,23 @@ def _counting(run: Callable[..., list[Any]], mutated: tuple[int, ...]) -> Callab
         outputs = run(*args)
         torch.autograd.graph.increment_version(changed)
         return outputs
+
+    return call
+
+
+class OutOfBounds(BaseException):
+    """A kernel accesses what its buffer does not have (with the setting check_bounds).
+
+    This is a bug of weft that nothing may catch to run eagerly instead, so it is no Exception.
+    """
+
+
+def _checked(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def call(*args: Any) -> list[Any]:
+        try:
+            return run(*args)
+        except AssertionError as error:
+            raise OutOfBounds(str(error)) from None
 
     return call
 

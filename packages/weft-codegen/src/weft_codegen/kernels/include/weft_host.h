@@ -36,7 +36,7 @@ typedef struct {
 
 #define METH_FASTCALL 0x0080
 
-extern PyObject *PyExc_RuntimeError, *PyExc_TypeError, *PyExc_ValueError;
+extern PyObject *PyExc_AssertionError, *PyExc_RuntimeError, *PyExc_TypeError, *PyExc_ValueError;
 extern char _Py_NoneStruct, PyList_Type;
 PyObject *PyCapsule_New(void *pointer, const char *name, void (*destructor)(PyObject *));
 void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
@@ -175,6 +175,7 @@ typedef struct {
     weft_program *program;
     void *thread;
     PyObject *owned; /* the list of arguments, if the call may drop them; or NULL */
+    _Bool outside;   /* an access was, see weft_bounds.h */
     char message[256];
 } weft_call;
 
@@ -410,7 +411,7 @@ static PyObject *weft_outputs(int count, weft_tensor *out, const int64_t *intege
 static PyObject *weft_failure(weft_call *call)
 {
     if (!PyErr_Occurred())
-        PyErr_Format(PyExc_RuntimeError, "compiled graph: %s",
+        PyErr_Format(call->outside ? PyExc_AssertionError : PyExc_RuntimeError, "compiled graph: %s",
                      call->message[0] ? call->message : "a libtorch call failed");
     return NULL;
 }

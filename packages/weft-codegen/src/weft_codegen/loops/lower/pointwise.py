@@ -1,7 +1,8 @@
 """Pointwise operators, one row each: result[i] = f(a[i], b[i], ...) with broadcasting.
 
-Rows say in which dtype to compute: the result's (`_RESULT`), the operands' promoted one
-(`_OPERANDS`, for comparisons), or bool (`_LOGICAL`).  16-bit floats are computed in float32.
+Rows say which dtype operands are converted to: the result's (`_RESULT`), or the operands' promoted
+one (`_OPERANDS`, for comparisons).  16-bit floats are then computed in float32; but operands of
+another dtype, numbers included, are rounded first: eager's `x + 70000` of float16 adds inf.
 """
 
 from __future__ import annotations
@@ -40,37 +41,57 @@ def number(value: Any, dtype: torch.dtype) -> Expr:
     if isinstance(value, IndexExpr | torch.SymInt):
         return cast(index_value(to_index(value)), dtype)
     require(isinstance(value, bool | int | float), f"operand {value!r}")
-    if dtype is torch.uint8 and value < 0:
-        value %= 256
+    if dtype in _NARROW:
+        value = torch.tensor(value, dtype=torch.float64).to(dtype).item()
+        return constant(value, compute_dtype(dtype))
+    if isinstance(value, int) and not dtype.is_floating_point and dtype is not torch.bool:
+        limits = torch.iinfo(dtype)
+        value = (int(value) - limits.min) % (limits.max - limits.min + 1) + limits.min
     return constant(value, dtype)
 
 
+_NARROW = (torch.float16, torch.bfloat16)
+
+
 def operand_at(operand: Any, place: Indices, dtype: torch.dtype) -> Expr:
-    """A tensor's (broadcast) element or a scalar, as `dtype`."""
-    if isinstance(operand, LazyTensor):
-        return cast(broadcast_at(operand, place), dtype)
-    return number(operand, dtype)
+    """A tensor's (broadcast) element or a scalar, converted to `dtype` and as computed with."""
+    wide = compute_dtype(dtype)
+    if not isinstance(operand, LazyTensor):
+        return cast(number(operand, dtype), wide)
+    value = broadcast_at(operand, place)
+    rounds = dtype in _NARROW and operand.dtype is not dtype
+    return cast(cast(value, dtype) if rounds else value, wide)
 
 
-def pointwise(call: Call, function: Function, operands: tuple[Any, ...], dtype: Any) -> LazyTensor:
-    """function over operands cast to `dtype`; the result is cast to the node's dtype."""
+def pointwise(
+    call: Call, function: Function, operands: tuple[Any, ...], dtype: Any, *exact: int
+) -> LazyTensor:
+    """function over operands converted to `dtype`; the result is cast to the node's dtype.
+
+    `exact` are the positions of operands that eager does not round, if they are scalars.
+    """
+    dtypes = [
+        compute_dtype(dtype) if position in exact and not getattr(operand, "shape", ()) else dtype
+        for position, operand in enumerate(operands)
+    ]
     for operand in operands:
         if isinstance(operand, LazyTensor):
             require(operand.dtype in SUPPORTED, f"dtype {operand.dtype}")
         else:
-            number(operand, dtype)
+            number(operand, compute_dtype(dtype))
     require(call.fake.dtype in SUPPORTED, f"dtype {call.fake.dtype}")
     wide = compute_dtype(call.fake.dtype)
 
     def element(place: Indices) -> Expr:
-        return cast(function(*(operand_at(o, place, dtype) for o in operands)), wide)
+        values = (operand_at(o, place, t) for o, t in zip(operands, dtypes, strict=True))
+        return cast(function(*values), wide)
 
     return call.lazy(element)
 
 
 def operands_dtype(operands: tuple[Any, ...]) -> torch.dtype:
-    """The dtype a comparison of two operands happens in, by torch's promotion rules."""
-    return compute_dtype(torch.result_type(*map(_stand_in, operands)))
+    """The dtype that one or two operands have together, by torch's promotion rules."""
+    return torch.result_type(_stand_in(operands[0]), _stand_in(operands[-1]))
 
 
 def _stand_in(operand: Any) -> Any:
@@ -85,6 +106,10 @@ def _stand_in(operand: Any) -> Any:
 
 def _one(name: str) -> Function:
     return lambda *args: apply(name, *args)
+
+
+def _of_bools(name: str) -> Function:
+    return lambda *args: apply(name, *(cast(arg, torch.bool) for arg in args))
 
 
 def literal(like: Expr, value: float) -> Const:
@@ -128,7 +153,7 @@ def _ignoring_nan(name: str) -> Function:
 
 
 _RESULT: dict[str, Function] = {
-    **{name: _one(name) for name in ("mul", "neg", "abs")},
+    **{name: _one(name) for name in ("neg", "abs")},
     **{name: _one(name) for name in ("maximum", "minimum")},
     **{f"bitwise_{name}": _one(name) for name in ("and", "or", "xor", "not")},
     "fmax": _ignoring_nan("maximum"),
@@ -147,7 +172,7 @@ _FLOAT: dict[str, Function] = {
 }
 _OPERANDS = {name: _one(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _TESTS = {name: _one(name) for name in ("isnan", "isinf", "signbit")}
-_LOGICAL = {f"logical_{name}": _one(name) for name in ("and", "or", "xor", "not")}
+_LOGICAL = {f"logical_{name}": _of_bools(name) for name in ("and", "or", "xor", "not")}
 
 
 def _rows(table: dict[str, Function], dtype_of: Callable[[Call, tuple[Any, ...]], Any]) -> None:
@@ -161,24 +186,28 @@ def _rows(table: dict[str, Function], dtype_of: Callable[[Call, tuple[Any, ...]]
 
 
 def _result_dtype(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
-    return compute_dtype(call.fake.dtype)
+    return call.fake.dtype  # type: ignore[no-any-return]
 
 
 def _float_result(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
     require(call.fake.dtype.is_floating_point, "not a float result")
-    return compute_dtype(call.fake.dtype)
+    return call.fake.dtype  # type: ignore[no-any-return]
 
 
 def _float_operand(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
     require(operands[0].dtype.is_floating_point, "test of integers")
-    return compute_dtype(operands[0].dtype)
+    return operands[0].dtype  # type: ignore[no-any-return]
+
+
+def _promoted(call: Call, operands: tuple[Any, ...]) -> torch.dtype:
+    return operands_dtype(operands)
 
 
 _rows(_RESULT, _result_dtype)
 _rows(_FLOAT, _float_result)
-_rows(_OPERANDS, lambda call, operands: operands_dtype(operands))
+_rows(_OPERANDS, _promoted)
 _rows(_TESTS, _float_operand)
-_rows(_LOGICAL, lambda call, operands: torch.bool)
+_rows(_LOGICAL, _promoted)
 
 
 def _linear(name: str) -> Callable[..., LazyTensor]:
@@ -186,8 +215,13 @@ def _linear(name: str) -> Callable[..., LazyTensor]:
 
     def lowering(call: Call, left: Any, right: Any, *rest: Any, alpha: Any = 1) -> LazyTensor:
         scale = rest[0] if rest else alpha
-        dtype = compute_dtype(call.fake.dtype)
-        return pointwise(call, lambda a, b, c: apply(name, a, b * c), (left, right, scale), dtype)
+        dtype = call.fake.dtype
+
+        def function(a: Expr, b: Expr, *c: Expr) -> Expr:
+            return apply(name, a, cast(cast(b * c[0], dtype), b.dtype) if c else b)
+
+        operands = (left, right) if isinstance(scale, int) and scale == 1 else (left, right, scale)
+        return pointwise(call, function, operands, dtype, 2)
 
     return lowering
 
@@ -196,25 +230,30 @@ lowers("aten.add")(_linear("add"))
 lowers("aten.sub")(_linear("sub"))
 
 
+@lowers("aten.mul")
+def _mul(call: Call, left: Any, right: Any) -> LazyTensor:
+    return pointwise(call, _one("mul"), (left, right), call.fake.dtype, 1)
+
+
 @lowers("aten.div")
 def _div(call: Call, left: Any, right: Any, rounding_mode: str | None = None) -> LazyTensor:
-    dtype = compute_dtype(call.fake.dtype)
+    dtype = call.fake.dtype
     if rounding_mode is None:
-        return pointwise(call, _one("div"), (left, right), dtype)
+        return pointwise(call, _one("div"), (left, right), dtype, 1)
     if dtype.is_floating_point and rounding_mode == "trunc":
-        return pointwise(call, lambda a, b: apply("trunc", a / b), (left, right), dtype)
-    return _divided("floordiv" if rounding_mode == "floor" else "truncdiv")(call, left, right)
+        return pointwise(call, lambda a, b: apply("trunc", a / b), (left, right), dtype, 1)
+    return _divided("floordiv" if rounding_mode == "floor" else "truncdiv", 1)(call, left, right)
 
 
-def _divided(name: str) -> Callable[..., LazyTensor]:
-    """The quotient or the rest of a division."""
+def _divided(name: str, *exact: int) -> Callable[..., LazyTensor]:
+    """The quotient or the rest of a division; `exact` are operands as in `pointwise`."""
 
     def lowering(call: Call, left: Any, right: Any) -> LazyTensor:
-        dtype = compute_dtype(call.fake.dtype)
+        dtype = call.fake.dtype
         # Integer division by zero is undefined in C; eager's raises.
         divides = dtype.is_floating_point or (isinstance(right, int) and right != 0)
         require(divides, "integer division by a tensor")
-        return pointwise(call, _one(name), (left, right), dtype)
+        return pointwise(call, _one(name), (left, right), dtype, *exact)
 
     return lowering
 
@@ -225,7 +264,7 @@ lowers("aten.remainder")(_divided("remainder"))
 
 @lowers("aten.pow")
 def _power(call: Call, base: Any, exponent: Any) -> LazyTensor:
-    dtype = compute_dtype(call.fake.dtype)
+    dtype = call.fake.dtype
     require(dtype.is_floating_point or exponent in (1, 2, 3), "integer power")
     # Eager uses pow for float16 and sqrt for other floats, which -inf tells apart.
     halves = call.fake.dtype is torch.float16 and exponent in (0.5, -0.5)
@@ -234,7 +273,7 @@ def _power(call: Call, base: Any, exponent: Any) -> LazyTensor:
 
 @lowers("aten.where")
 def _where(call: Call, condition: LazyTensor, yes: Any, no: Any) -> LazyTensor:
-    dtype = compute_dtype(call.fake.dtype)
+    dtype = call.fake.dtype
 
     def element(place: Indices) -> Expr:
         test = operand_at(condition, place, torch.bool)
@@ -254,7 +293,7 @@ def _clamp(call: Call, x: LazyTensor, low: Any = None, high: Any = None) -> Lazy
         return value
 
     operands = (x, *(bound for _, bound in bounds))
-    return pointwise(call, function, operands, compute_dtype(call.fake.dtype))
+    return pointwise(call, function, operands, call.fake.dtype)
 
 
 @lowers("aten.gelu")
@@ -267,7 +306,7 @@ def _gelu(call: Call, x: LazyTensor, approximate: str = "none") -> LazyTensor:
         return 0.5 * value * (1 + apply("tanh", math.sqrt(2 / math.pi) * inner))
 
     function = tanh if approximate == "tanh" else exact
-    return pointwise(call, function, (x,), compute_dtype(call.fake.dtype))
+    return pointwise(call, function, (x,), call.fake.dtype)
 
 
 @lowers("aten._to_copy", "prims.convert_element_type")
@@ -277,8 +316,8 @@ def _to_copy(call: Call, x: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor
     # Rounding to a 16-bit float is the point of the conversion: keep it although the value is
     # carried in float32 afterwards.
     # Under vmap a Python number is converted too, where it meets a tensor of another type.
-    wide = compute_dtype(getattr(x, "dtype", call.fake.dtype))
-    return pointwise(call, lambda value: cast(value, call.fake.dtype), (x,), wide)
+    given = getattr(x, "dtype", call.fake.dtype)
+    return pointwise(call, lambda value: cast(value, call.fake.dtype), (x,), given)
 
 
 @lowers("aten.copy")
@@ -298,7 +337,7 @@ def _same(call: Call, x: LazyTensor, **kwargs: Any) -> LazyTensor:
 
 def _filled(call: Call, value: Any) -> LazyTensor:
     require(call.fake.dtype in SUPPORTED, f"a tensor of {call.fake.dtype}")
-    return pointwise(call, lambda value: value, (value,), compute_dtype(call.fake.dtype))
+    return pointwise(call, lambda value: value, (value,), call.fake.dtype)
 
 
 @lowers("aten.full", "aten.full_like", "aten.new_full", "aten.fill", "aten.scalar_tensor")
