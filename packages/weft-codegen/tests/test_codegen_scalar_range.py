@@ -1,0 +1,51 @@
+"""Numbers beyond the range of a tensor's dtype: eager converts them to the operation's dtype."""
+
+import operator
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from weft_codegen import compile_graph
+
+pytestmark = pytest.mark.cc
+
+COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+INTEGERS = [300, -1, 70000, 2**40, -129, 255, 256, 32768]
+FLOATS = [70000, 16777217, 1e8, -1e6, 3.3, 1e-9]
+
+
+def _agrees(function, x):
+    wanted = function(x)
+    found = compile_graph(make_fx(function)(x), [x])(x)
+    torch.testing.assert_close(found, wanted, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+def test_comparisons_of_small_integers(dtype):
+    x = torch.tensor([0, 1, 44, 100, 127], dtype=dtype)
+    pairs = [(compare, number) for compare in COMPARISONS for number in INTEGERS]
+    results = [pair for pair in pairs if _eager_takes(*pair, x)]
+    assert len(results) > 20
+    _agrees(lambda x: [compare(x, number) for compare, number in results], x)
+
+
+def _eager_takes(compare, number, x):
+    """Say whether eager takes this number."""
+    try:
+        compare(x, number)
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "rsub", "maximum", "where"])
+def test_arithmetic_of_narrow_floats(name, dtype):
+    x = torch.tensor([0.0, 1.0, -2.0, 3.0], dtype=dtype)
+    functions = {
+        "maximum": lambda x, n: torch.maximum(x, torch.tensor(n)),
+        "where": lambda x, n: torch.where(x > 0, x, n),
+        "rsub": lambda x, n: n - x,
+    }
+    function = functions.get(name) or getattr(torch, name)
+    _agrees(lambda x: [function(x, number) for number in FLOATS], x)
