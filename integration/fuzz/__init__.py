@@ -56,6 +56,7 @@ REGISTRY: dict[str, str] = {
     "python-programs": "python_programs:generate",  # classes, iterators, contexts, changes of state
     "views": "views:generate",  # views, writes in place, layouts changed, results that alias
     "views-differentiated": "views:generate_differentiated",
+    "gradients": "gradients:generate",  # higher orders, hooks, transforms, in and out of regions
 }
 
 
