@@ -1,8 +1,6 @@
 """Function modes and devices that are active around a captured call."""
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -327,34 +325,3 @@ def test_devices_among_breaks(function):
             assert found == places(function(x))
     finally:
         torch.set_default_device(None)
-
-
-def test_what_another_tracer_calls_runs_as_it_is():
-    """Torch's compiler inlines the function; under fake tensors it leaves no report."""
-    code = """if True:
-        import torch, weft_capture
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        def breaks(x):
-            y = x.sin()
-            print("break")
-            return y * 2
-
-        graphs = []
-        for function, fullgraph in ((lambda x: x.sin() * 2, True), (breaks, False)):
-            inner = weft_capture.capture(function, lambda graph, inputs: graph.forward)
-
-            def backend(graph, inputs):
-                graphs.append(graph)
-                return graph.forward
-
-            outer = torch.compile(lambda x: inner(x + 1) + 1, backend=backend, fullgraph=fullgraph)
-            x = torch.ones(3)
-            assert torch.equal(outer(x), (x + 1).sin() * 2 + 1)
-            with FakeTensorMode():
-                assert inner(torch.ones(3)).shape == (3,)
-            assert not inner._weft_capture.logs and not inner._weft_capture.graphs
-        assert len(graphs) >= 3, len(graphs)
-    """
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
-    assert done.returncode == 0

@@ -143,8 +143,6 @@ class Capture:
     ) -> bool:
         """Say, and report, whether a frame runs as it is because of the state of the process."""
         code, lost = function.__code__, None
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-            return True  # what traces it compiles it
         if torch._C._len_torch_dispatch_stack():
             lost = ("modes", "a TorchDispatchMode")
         elif replaced := replaced_builtins():
@@ -324,11 +322,8 @@ def capture(
     named = selection.framed(function)
     function = in_pieces(named)
     state.asked = function.__code__
-    is_compiling = torch.compiler.is_compiling
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # torch.compile traces this wrapper: it inlines the function
-            return function(*args, **kwargs)
         if stance.active is not None or torch._C._is_tracing():
             return state.under_stance(function, args, kwargs)
         return frame.run(miss, function, *args, **kwargs)
