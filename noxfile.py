@@ -175,6 +175,14 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "-m", "integration.fuzz", *(session.posargs or default))
 
 
+@nox.session
+def stress(session: nox.Session) -> None:
+    """Search for what threads, killed compiles and broken cache folders lose: -- kills."""
+    _install_all(session)
+    for what in session.posargs or ("threads", "kills", "faults"):
+        session.run("python", "-m", "integration.stress", what)
+
+
 @nox.session(venv_backend="none")
 def versions(session: nox.Session) -> None:
     """Run the packages' tests with interpreters given as arguments: docs/coverage/versions.md."""
