@@ -47,12 +47,12 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Four blocks over tokens; the loss of the next ones."""
+    """Blocks over tokens; the loss of the next ones."""
 
-    def __init__(self, tokens: int = 8000, width: int = 512) -> None:
+    def __init__(self, tokens: int = 8000, width: int = 512, layers: int = 4) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(tokens, width), nn.Linear(width, tokens)
-        self.blocks = nn.Sequential(*(Block(width, 8) for _ in range(4)))
+        self.blocks = nn.Sequential(*(Block(width, 8) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

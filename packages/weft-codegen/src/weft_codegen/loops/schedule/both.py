@@ -45,8 +45,10 @@ def share_rows(units: list[Unit], lowered: Program, buffers: dict[str, Buffer]) 
         return units
     if any(isinstance(item, Alias) and item.base in mutated for item in lowered.steps):
         return units  # memory changes under another name than that of the unit that writes it
-    large = [unit for unit in units if isinstance(unit, Group) and _reads(unit, buffers) >= LARGE]
+    large = [unit for unit in units if isinstance(unit, Group) and _is_large(unit, buffers)]
     for columns, rows in itertools.permutations(large, 2):
+        if not _reads_same(rows, columns, buffers):
+            continue
         place = _place(units, rows, columns)
         made = None if place is None else _shared(rows, columns, buffers, mutated)
         if made is not None:
@@ -58,9 +60,30 @@ def share_rows(units: list[Unit], lowered: Program, buffers: dict[str, Buffer]) 
     return units
 
 
-def _reads(group: Group, buffers: dict[str, Buffer]) -> int:
-    """The bytes that a group with reductions reads."""
-    return sum(storage_bytes(buffers[name]) for name in taken(group)) if group.reduced else 0
+def _is_large(group: Group, buffers: dict[str, Buffer]) -> bool:
+    """Whether a group on the CPU reduces what does not fit into a cache, over constant extents."""
+    nodes = [member.node for member in group.members]
+    return (
+        bool(group.reduced)
+        and not any(node.scan or node.update for node in nodes)
+        and all(buffers[node.result].device == CPU for node in nodes)
+        and all(loop.extent.is_const for loop in group.axes)
+        and sum(storage_bytes(buffers[name]) for name in taken(group)) >= LARGE
+    )
+
+
+def _reads_same(rows: Group, columns: Group, buffers: dict[str, Buffer]) -> bool:
+    """Whether `columns` reads enough of what `rows` reads or makes, and makes little."""
+    both = taken(columns) & (taken(rows) | rows.results.keys())
+    width = product(loop.extent for loop in columns.kept)
+    return (
+        sum(storage_bytes(buffers[name]) for name in both) >= LARGE
+        and len(_sums(columns)) * width.value <= _MOST
+    )
+
+
+def _sums(columns: Group) -> list[Member]:
+    return [member for member in columns.members if member.node.op is not None]
 
 
 def _place(units: list[Unit], rows: Group, columns: Group) -> int | None:
@@ -90,18 +113,9 @@ def _touched(unit: Unit) -> tuple[set[str], set[str]]:
 def _shared(
     rows: Group, columns: Group, buffers: dict[str, Buffer], mutated: frozenset[str]
 ) -> tuple[Group, Group] | None:
-    """The joined group and the one that adds up its blocks, if that is possible and pays."""
-    sums = [member for member in columns.members if member.node.op is not None]
-    nodes = [member.node for member in (*rows.members, *columns.members)]
-    both = taken(columns) & (taken(rows) | rows.results.keys())
-    width = product(loop.extent for loop in columns.kept)
-    if (
-        any(node.scan or node.update or buffers[node.result].device != CPU for node in nodes)
-        or any(REDUCTIONS[str(member.node.op)].states > 1 for member in sums)
-        or not all(loop.extent.is_const for loop in (*rows.axes, *columns.axes))
-        or sum(storage_bytes(buffers[name]) for name in both) < LARGE
-        or len(sums) * width.value > _MOST
-    ):
+    """The joined group and the one that adds up its blocks, if that is possible."""
+    sums = _sums(columns)
+    if any(REDUCTIONS[str(member.node.op)].states > 1 for member in sums):
         return None
     full = [member for member in columns.members if member.axes == frozenset(columns.axes)]
     finished = {m.node.result for m in columns.members if m in sums or m not in full}
