@@ -17,16 +17,16 @@ import sys
 import tempfile
 import time
 
+import torch
+import weft
+from gpu import Gpt
+from weft_core import events
+
 STAGES = 14  # that take longest
 
 
 def measure(layers: int, device: str, training: bool) -> dict[str, float]:
     """Compile a GPT of so many layers and return the seconds of each stage, and of all."""
-    import torch
-    import weft
-    from gpu import Gpt
-    from weft_core import events
-
     torch.manual_seed(0)
     model = Gpt(tokens=1000, width=128, layers=layers).to(device)
     ids = torch.randint(0, 1000, (2, 64), device=device)

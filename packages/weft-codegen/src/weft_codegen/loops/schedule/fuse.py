@@ -22,17 +22,24 @@ _NEAR = 24
 
 
 class Fusion:
-    """The dependence graph of a lowered program while its nodes are being joined."""
+    """The dependence graph of a lowered program while its nodes are being joined.
+
+    Units keep a topological order, so that a search for a path between two units visits only units
+    between them (Pearce and Kelly, "A dynamic topological sort algorithm", 2006).
+    """
 
     def __init__(self, lowered: Program, items: list[Step]) -> None:
         self._mutated = frozenset(lowered.mutations)
         self._items = items
         self.units: dict[int, Unit] = {}
-        self._unit_of: dict[int, int] = {}
         self._before, self._after = dependences(items, self._mutated)
         for order, item in enumerate(items):
             self.units[order] = single(order, item) if isinstance(item, Compute) else item
-            self._unit_of[order] = order
+        self._unit_of = {order: order for order in self.units}
+        self._items_of = {order: [order] for order in self.units}
+        # None where a unit was merged into another.
+        self._order: list[int | None] = list(self.units)
+        self._rank = {order: order for order in self.units}
 
     def run(self, join_groups: bool = True) -> list[Unit]:
         """Join what can be joined; the units in an order that respects every edge."""
@@ -69,33 +76,46 @@ class Fusion:
     def _try(self, a: int, b: int) -> None:
         left, right = self.units[a], self.units[b]
         assert isinstance(left, Group) and isinstance(right, Group)
-        if self._path_around(a, b) or self._path_around(b, a):
+        descendants = self._between(a, b)
+        if descendants is None:
             joined: Group | str = "another step has to run between the two"
         else:
             joined = join(left, right, self._mutated)
         if events.enabled("fusion"):
             verdict = f"not fused ({joined})" if isinstance(joined, str) else "fused"
             _log.info("%s: %s | %s", verdict, _names(left), _names(right))
-        if isinstance(joined, Group):
+        if descendants is not None and isinstance(joined, Group):
+            self._reorder(a, b, descendants)
             self._merge(a, b, joined)
 
-    def _path_around(self, a: int, b: int) -> bool:
-        """Whether some other unit must run after `a` and before `b`."""
-        stack = [unit for unit in self._after[a] if unit != b]
-        seen = set(stack)
+    def _between(self, a: int, b: int) -> set[int] | None:
+        """Return the units between two that run after the first; None if the second needs one."""
+        first, second = sorted((a, b), key=self._rank.__getitem__)
+        end = self._rank[second]
+        stack, found = [first], set[int]()
         while stack:
             unit = stack.pop()
-            if b in self._after[unit]:
-                return True
-            fresh = self._after[unit] - seen
-            seen |= fresh
+            if unit != first and second in self._after[unit]:
+                return None
+            fresh = {u for u in self._after[unit] if self._rank[u] < end} - found
+            found |= fresh
             stack.extend(fresh)
-        return False
+        return found
+
+    def _reorder(self, a: int, b: int, descendants: set[int]) -> None:
+        """Put `a`, which `b` is merged into, in front of those that run after either of them."""
+        begin, end = sorted((self._rank[a], self._rank[b]))
+        region = [unit for unit in self._order[begin : end + 1] if unit not in (a, b, None)]
+        front = [unit for unit in region if unit not in descendants]
+        back = [unit for unit in region if unit in descendants]
+        region = [*front, a, *back]
+        self._order[begin : end + 1] = [*region, *[None] * (end + 1 - begin - len(region))]
+        self._rank.update((unit, begin + k) for k, unit in enumerate(region))
 
     def _merge(self, a: int, b: int, joined: Group) -> None:
-        for order, unit in self._unit_of.items():
-            if unit == b:
-                self._unit_of[order] = a
+        moved = self._items_of.pop(b)
+        self._unit_of.update((order, a) for order in moved)
+        self._items_of[a] += moved
         self.units[a] = joined
         del self.units[b]
         for edges, opposite in ((self._before, self._after), (self._after, self._before)):
