@@ -4,7 +4,8 @@
 
 Each interpreter is one cell: an environment that has some torch, the weft packages in place
 (CONTRIBUTING.md) and what the tests need. Its cell is written anew, the others stay as they are.
-Arguments after `--` go to pytest. With `--log`, the cells come from the output of `pytest -v` runs.
+Arguments after `--` go to pytest. With `--log`, the cells come from the output of `pytest -v` runs,
+each below a line `commit HASH DATE`; logs of one cell are merged, a later outcome of a test counts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -27,12 +29,15 @@ ASK = (
     "print(json.dumps([torch.__version__.split('+')[0], platform.python_version()]))"
 )
 OUTCOME = re.compile(r"^(\S+::.*?|\S+\.py) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", re.M)
+COMMIT = re.compile(r"^commit (\S+) (\S+)$", re.M)
 COUNTED = ("passed", "failed", "error", "skipped", "xfail")
 HEAD = """# Versions
 
 Made by `python integration/versions.py PYTHON...`, which runs `packages/*/tests` with each
 interpreter and fills its cell. An error is a file of tests that could not be imported or that
-ended the process; those of Triton need `triton` in the environment.
+ended the process; those of Triton need `triton` in the environment. A cell names the commit and the
+day of its run. Where some tests of a cell were run again at a later commit, their later outcome is
+counted, and the cell says how many they were and at which commit.
 
 | torch | {pythons} |
 |---|{rule}|
@@ -49,7 +54,9 @@ def versions_of(python: str) -> tuple[str, str]:
 def run_tests(python: str, options: list[str]) -> str:
     """Return what `pytest -v` prints: one line a test, so that a crash loses only what follows."""
     tests = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*/tests"))
-    text = ""
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(describe, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    text = f"commit {commit.strip()} {datetime.now(UTC):%Y-%m-%d}\n"
     for folder in tests:
         command = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -60,14 +67,32 @@ def run_tests(python: str, options: list[str]) -> str:
     return text
 
 
-def summary(output: str) -> tuple[str, list[str]]:
+def outcomes(output: str) -> dict[str, str]:
+    """Return the last outcome of each test; what was not collected is a file with an error."""
+    last = {test.strip(): outcome for test, outcome in OUTCOME.findall(output)}
+    return last | dict.fromkeys(re.findall(r"^ERROR (\S+\.py)$", output, re.M), "ERROR")
+
+
+def merged(earlier: dict[str, str], later: dict[str, str]) -> dict[str, str]:
+    """Return outcomes with those of a later run, which replaces a crash of a folder or a file."""
+    lost = (test for test in earlier if "::" not in test or "::ended-with-" in test)
+    gone = {test for test in lost if any(t.startswith(test.split("::")[0]) for t in later)}
+    return {test: outcome for test, outcome in earlier.items() if test not in gone} | later
+
+
+def summary(outputs: list[str]) -> tuple[str, list[str]]:
     """Return the text of a cell, and the tests that failed."""
-    last = dict(OUTCOME.findall(output))
-    last |= dict.fromkeys(re.findall(r"^ERROR (\S+\.py)$", output, re.M), "ERROR")
+    last: dict[str, str] = {}
+    runs = []
+    for output in outputs:
+        later = outcomes(output)
+        commit, day = COMMIT.search(output).groups()
+        runs.append(f"{len(later):,} again at {commit}" if runs else f"at {commit}, {day}")
+        last = merged(last, later)
     counts = Counter(outcome.lower() for outcome in last.values())
     cell = ", ".join(f"{counts[name]:,} {name}" for name in COUNTED if counts[name])
     bad = sorted(test for test, outcome in last.items() if outcome in ("FAILED", "ERROR"))
-    return cell, bad
+    return f"{cell} ({'; '.join(runs)})", bad
 
 
 def short(version: str) -> str:
@@ -111,16 +136,18 @@ def main() -> None:
         "--log", nargs=3, action="append", default=[], metavar=("TORCH", "CPYTHON", "FILE")
     )
     arguments = parser.parse_args(argv.split())
-    runs = [(torch, python, Path(path).read_text()) for torch, python, path in arguments.log]
+    runs: dict[tuple[str, str], list[str]] = {}
+    for torch, python, path in arguments.log:
+        runs.setdefault((short(torch), short(python)), []).append(Path(path).read_text())
     for interpreter in arguments.pythons:
-        runs.append((*versions_of(interpreter), run_tests(interpreter, options.split())))
-    for torch, python, output in runs:
+        torch, python = map(short, versions_of(interpreter))
+        runs[torch, python] = [run_tests(interpreter, options.split())]
+    for (torch, python), outputs in runs.items():
         cells, failed = known()
-        cell, bad = summary(output)
-        cells[short(torch), short(python)] = cell
-        failed[f"torch {short(torch)}, CPython {short(python)}"] = bad
+        cells[torch, python], failed[f"torch {torch}, CPython {python}"] = summary(outputs)
         write(cells, failed)
-        print(f"torch {torch}, CPython {python}: {cell}", *bad, sep="\n  ")
+        bad = failed[f"torch {torch}, CPython {python}"]
+        print(f"torch {torch}, CPython {python}: {cells[torch, python]}", *bad, sep="\n  ")
 
 
 if __name__ == "__main__":

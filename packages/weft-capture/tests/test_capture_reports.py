@@ -320,7 +320,7 @@ def test_what_has_no_frame_of_its_own_is_compiled_too(entry):
     assert sum(frame.graphs for frame in report().frames) > 0
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.filterwarnings("ignore:.*(deprecated|not supported in Python 3.14)")
 def test_scripted_functions_are_refused_in_full_graphs():
     with pytest.raises(Unsupported, match="ScriptFunction"):
         capture(torch.jit.trace(torch.sin, X), eager_backend, fullgraph=True)(X)

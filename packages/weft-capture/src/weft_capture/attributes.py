@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import gc
 import sys
 import threading
 import types
@@ -370,7 +369,9 @@ def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | 
     """Read the dict of an instance from outside, guarding absence."""
     instance_dict = dict_of(self.obj)
     if instance_dict is _NO_DICT and frame.has_dict(self.obj):  # a type parameter (3.12) hides it
-        if any(type(one) is dict and name in one for one in gc.get_referents(self.obj)):
+        found = find_in_class(self.cls, name)
+        plain = found is None or not hasattr(type(found[1]), "__get__")
+        if plain and getattr(self.obj, name, _NO_DICT) is not (found or (None, _NO_DICT))[1]:
             raise Break("unsupported-value", f"{name} of {self.describe()}, which hides its dict")
     tx.check_namespace(instance_dict)
     if name in instance_dict:

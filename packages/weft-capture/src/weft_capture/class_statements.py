@@ -23,7 +23,7 @@ from weft_core.withheld import warnings_withheld
 from weft_guards.sources import ConstSource
 
 from weft_capture import attributes
-from weft_capture.breaks import Break, NotConstant
+from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
@@ -59,7 +59,7 @@ class MadeClass(ClassValue):
         self.make = make
         self.args = args
         self.namespace = namespace
-        self.cell: CellValue | None = None
+        self.filled: list[CellValue] = []  # by making it, see _CELLS
         self.init_subclass: Value | None = None
         # Making it ran code of the program, which must not run twice.
         self.once = False
@@ -73,10 +73,18 @@ class MadeClass(ClassValue):
         new = [one for one in vars(self.obj).values() if id(one) not in tx.known]
         tx.effects.seal(self, [one for one in new if isinstance(one, _CHANGING)])
         if reads and self.namespace is not None:
-            tx.effects.seal(self, self.namespace.values())
+            parts = (value for name, value in self.namespace.items() if name not in _CELLS)
+            tx.effects.seal(self, parts)
 
     def data(self, tx: Tracer) -> Any:
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        namespace = self.namespace or {}
+        annotate = namespace.get("__annotate_func__")  # capture has what it reads
+        if name == "__annotations__" and annotate is not None and name not in namespace:
+            self.plain_setattr(tx, name, annotate.call(tx, [constant(1)], {}))
+        return super().getattr(tx, name)
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
         # A class that is made again with it would call its `__set_name__`, or show it to others.
@@ -114,8 +122,8 @@ class MadeClass(ClassValue):
     def reconstruct(self, out: Output) -> None:
         if self.once:
             raise Break("unsupported-value", f"making {self.describe()} again runs its hooks twice")
-        if self.cell is not None:
-            self.cell.reconstruct_empty(out)
+        for cell in self.filled:
+            cell.reconstruct_empty(out)
         out.call(self.make, self.args, self.namespace)
 
 
@@ -135,7 +143,7 @@ def build_class(
 
 
 # What classmethod and staticmethod take over from their function; it has type parameters alone.
-_COPIED = frozenset(functools.WRAPPER_ASSIGNMENTS) - {"__type_params__"}
+_COPIED = frozenset(functools.WRAPPER_ASSIGNMENTS) - {"__type_params__"} | {"__annotations__"}
 
 
 @dataclass(eq=False)
@@ -270,20 +278,22 @@ def make_class(
         raise Break("unsupported-value", f"{error} as a base class") from None
     words = {key: stand_in(tx, value) for key, value in keywords.items()}
     _check_hooks(real_bases, words)
-    cell = namespace.get("__classcell__")
-    if getattr(cell, "source", None) is not None:
+    cells = {key: cell for key in _CELLS if isinstance(cell := namespace.get(key), CellValue)}
+    if any(cell.source is not None for cell in cells.values()):
         raise Break("unknown-call", "a class whose __class__ is a cell from outside")
     _check_autos(real_bases, namespace)
-    real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k != "__classcell__"}
-    if isinstance(cell, CellValue):
-        real_namespace["__classcell__"] = cell.real
+    real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k not in cells}
+    real_namespace |= {key: cell.real for key, cell in cells.items()}
+    if "__classdictcell__" in cells:
+        cells["__classdictcell__"].real.cell_contents = real_namespace
     init_subclass = namespace.get("__init_subclass__")
     objects = [(k, value) for k, value in namespace.items() if isinstance(value, UserObject)]
     late = [key for key, value in objects if value.has_special("__set_name__")]
     for key in (*late, "__init_subclass__"):
         real_namespace.pop(key, None)
     looks = any(type(base) not in (type, abc.ABCMeta) for base in real_bases)
-    if looks and any(isinstance(value, StandIn) for value in real_namespace.values()):
+    unknown = any(isinstance(value, StandIn) for value in real_namespace.values())
+    if looks and (unknown or _sees_variables(namespace)):
         raise Break("unsupported-value", "a metaclass that looks at what capture has no object of")
     hook = _inherited_hook(real_bases)
     if hook is not None:
@@ -294,9 +304,9 @@ def make_class(
     made = MadeClass(tx, real, build_class, args, namespace)
     made.init_subclass = init_subclass
     made.once = bool(late or hook or init_subclass)
-    if cell is not None:
-        cell.setattr(tx, "cell_contents", made)
-        made.cell = cell  # type: ignore[assignment]
+    for cell in cells.values():
+        cell.store(tx, made)
+        made.filled.append(cell)
     for key in late:
         type.__setattr__(real, key, stand_in(tx, namespace[key]))
         namespace[key].call_method(tx, "__set_name__", [made, constant(key)], {})
@@ -306,7 +316,16 @@ def make_class(
     return made
 
 
+# What a body leaves of the cells of `__class__`, and of the names that annotations see (3.12).
+_CELLS = ("__classcell__", "__classdictcell__")
 _MAKER = "_generate_next_value_"
+
+
+def _sees_variables(namespace: dict[str, Value]) -> bool:
+    """Say whether annotations read variables around the class, which stand-ins do not have."""
+    annotate = namespace.get("__annotate_func__")
+    return isinstance(annotate, FunctionValue) and {*annotate.code.co_freevars} > {"__classdict__"}
+
 
 
 def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
@@ -398,6 +417,11 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
     """`@dataclass` writes source text and executes it: let it, on the class of stand-ins."""
     if not isinstance(cls, MadeClass):
         raise Break("unknown-call", "dataclass of a class from outside the frame")
+    if "__annotate_func__" in (cls.namespace or ()):
+        try:
+            cls.getattr(tx, "__annotations__")
+        except Raised:
+            raise Break("unsupported-value", "a dataclass with unknown annotations") from None
     known = [option.as_constant() for option in options]
     words = {name: option.as_constant() for name, option in more.items()}
     process: Any = dataclasses._process_class  # type: ignore[attr-defined]
@@ -419,7 +443,7 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
         cls.seal(tx, True)
         return cls
     decorated = MadeClass(tx, real, make, cls.args, cls.namespace)
-    decorated.cell, decorated.once = cls.cell, cls.once
+    decorated.filled, decorated.once = cls.filled, cls.once
     decorated.seal(tx, True)
     return decorated
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
+from weft_capture.python_compat import too_many_values
 from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import constant
 from weft_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
@@ -110,12 +111,13 @@ def _first_items(frame: Frame, value: Value, count: int) -> list[Value]:
 @opcode("UNPACK_SEQUENCE")
 def _unpack_sequence(frame: Frame, instr: Instr) -> None:
     count = instr.arg
-    items = _first_items(frame, frame.stack.pop(), count + 1)
+    value = frame.stack.pop()
+    items = _first_items(frame, value, count + 1)
     if len(items) < count:
         text = f"not enough values to unpack (expected {count}, got {len(items)})"
         frame.tx.raise_(ValueError, text)
     if len(items) > count:
-        frame.tx.raise_(ValueError, f"too many values to unpack (expected {count})")
+        frame.tx.raise_(ValueError, too_many_values(value.python_type(), count, len(items)))
     frame.stack.extend(reversed(items))
 
 

@@ -6,6 +6,7 @@ from weft_capture.breaks import Raised
 from weft_capture.bytecode import PY314, Instr
 from weft_capture.classes import ClassValue
 from weft_capture.opcodes.table import opcode
+from weft_capture.python_compat import async_enters, enters, error_text
 from weft_capture.values.base import Frame, Tracer, Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.exceptions import (
@@ -109,15 +110,11 @@ def _before_with(frame: Frame, instr: Instr) -> None:
     tx = frame.tx
     manager = frame.stack.pop()
     kind = manager.python_type()
-    a, manner = ("a", "asynchronous ") if instr.opname == "BEFORE_ASYNC_WITH" else ("", "")
-    enter, leave = f"__{a}enter__", f"__{a}exit__"
-    wanted = ((enter, ""), (leave, f" (missed {leave} method)"))
-    if PY314:
-        wanted = (wanted[1], (enter, f" (missed {enter} method)"))
-    for name, hint in wanted:
-        if not hasattr(kind, name) and manager.find_method(name) is None:
-            text = f"object does not support the {manner}context manager protocol{hint}"
-            tx.raise_(TypeError, f"'{kind.__name__}' {text}")
+    a, use = ("a", async_enters) if instr.opname == "BEFORE_ASYNC_WITH" else ("", enters)
+    names = enter, leave = f"__{a}enter__", f"__{a}exit__"
+    there = [name for name in names if hasattr(kind, name) or manager.find_method(name)]
+    if len(there) < 2:
+        tx.raise_(TypeError, error_text(use, kind, there))
     exit_method = manager.getattr(tx, leave)
     entered = manager.call_method(tx, enter, [], {})
     frame.stack.extend((exit_method, NULL, entered) if PY314 else (exit_method, entered))

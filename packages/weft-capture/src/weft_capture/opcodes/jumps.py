@@ -9,8 +9,9 @@ from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
 from weft_capture.generators import AsyncStep, GeneratorValue, Wrapped
 from weft_capture.opcodes.table import opcode
+from weft_capture.python_compat import awaits, error_text
 from weft_capture.rules.checks import is_checked
-from weft_capture.values.base import Frame, Value, type_name
+from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NONE, Constant
 from weft_capture.values.objects import UserObject
 
@@ -138,8 +139,7 @@ def _get_awaitable(frame: Frame, instr: Instr) -> None:
     value = frame.stack[-1]
     kind = value.python_type()
     if not (hasattr(kind, "__await__") or kind is types.GeneratorType or instr.arg):
-        text = f"object {type_name(kind)} can't be used in 'await' expression"
-        frame.tx.raise_(TypeError, text)
+        frame.tx.raise_(TypeError, error_text(awaits, kind))
     try:
         frame.stack[-1] = awaitable(frame, value)
     except Break as reason:

@@ -148,14 +148,23 @@ def _load_locals(frame: Frame, instr: Instr) -> None:
     frame.stack.append(_Names(frame))
 
 
+def _names_of(value: Value) -> dict[str, Value]:
+    """Return the names of a class body, or those of the class that was made of it."""
+    if isinstance(value, _Names):
+        return value.frame.locals
+    names = getattr(value, "namespace", None)
+    if names is None:
+        raise Break("unsupported-value", "the names of a class from outside the frame")
+    return names  # type: ignore[no-any-return]
+
+
 @opcode("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 def _load_name(frame: Frame, instr: Instr) -> None:
     """A name in a class body; what the class has not bound is a global or a variable around it."""
+    names = frame.locals
     if instr.opname.startswith("LOAD_FROM_DICT"):
-        names = frame.stack.pop()
-        if getattr(names, "frame", None) is not frame:
-            raise Break("unsupported-value", "type parameters that see the names of a class")
-    own = frame.locals.get(instr.argval)
+        names = _names_of(frame.stack.pop())
+    own = names.get(instr.argval)
     if type(getattr(own, "obj", None)) is enum.auto:
         raise Break("unknown-call", "the number of an enum.auto")
     if own is not None:

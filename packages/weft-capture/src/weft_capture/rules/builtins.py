@@ -17,6 +17,7 @@ from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import SuperValue
 from weft_capture.generators import AsyncStep, GeneratorValue
+from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.rules.identity import identical
 from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import binary, by_methods, compare, stepped
@@ -325,7 +326,9 @@ def _list(tx: Tracer, items: Value | None = None) -> Value:
 def _tuple(tx: Tracer, items: Value | None = None) -> Value:
     if type(items) is TupleValue:
         return items
-    return TupleValue([] if items is None else list(steps(tx, items)))
+    if items is None:
+        return TupleValue([])
+    return TupleValue(list(steps(tx, items)) if TUPLE_ASKS_LENGTH else items.unpack(tx))
 
 
 @rule_of_each(set, frozenset)

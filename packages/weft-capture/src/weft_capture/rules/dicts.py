@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from weft_capture.breaks import Break, Raised
 from weft_capture.rules.table import rule, rule_of_each
-from weft_capture.values.base import Tracer, Value, method, method_of_each
+from weft_capture.values.base import Tracer, Value, key_in, method, method_of_each
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy
@@ -119,7 +119,7 @@ def _setitem(tx: Tracer, self: DictValue, key: Value, value: Value) -> Value:
 
 @method(DictValue, "__delitem__")
 def _delitem(tx: Tracer, self: DictValue, key: Value) -> Value:
-    if key.hash_key() not in self.entries:
+    if key_in(dict, key) not in self.entries:
         missing_key(tx, key)
     tx.mutate(self)
     self.drop(key.hash_key())
@@ -210,7 +210,7 @@ def sought(item: Value) -> object:
     plain = getattr(item, "base", None) or item
     if isinstance(plain, SetValue) and getattr(item.python_type(), "__hash__", None) is None:
         return frozenset(plain.entries)
-    return item.hash_key()
+    return key_in(set, item)
 
 
 def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
@@ -232,7 +232,7 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
         every = arg.elements() if isinstance(arg, SetValue) else None
         items = [given] if name in _OF_ONE else arg.unpack(tx) if every is None else every
-        keys = [sought(item) if name in _SOUGHT else item.hash_key() for item in items]
+        keys = [sought(item) if name in _SOUGHT else key_in(set, item) for item in items]
         known |= zip(keys, items, strict=True)
         whole = name in _OF_ONE or isinstance(arg, SetValue | DictValue)
         operands.append(given if whole else TupleValue(items))

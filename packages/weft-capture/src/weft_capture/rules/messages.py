@@ -20,6 +20,7 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.bytecode import original
+from weft_capture.python_compat import FILTERS_MUTATED, WARNINGS_LOCK
 from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.rules.text import HOLES, text_of
 from weft_capture.values.base import MethodOf, Tracer, Value, method
@@ -302,7 +303,12 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
     return NONE
 
 
-@rule(_WARNINGS._filters_mutated)
+@rule(FILTERS_MUTATED)
 def _mutated(tx: Tracer) -> None:
     """Forget what was given."""
     tx.calls.add(_WARNINGS._filters_mutated)
+
+
+@rule_of_each(*WARNINGS_LOCK)
+def _lock(function: Any, tx: Tracer) -> None:
+    """Lock nothing: what the program does meanwhile, generated code does later."""

@@ -21,6 +21,7 @@ from weft_capture.breaks import Break
 from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
+from weft_capture.python_compat import unhashable
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import AT_RUN, Kwargs, Output, Tracer, Value, method
@@ -294,7 +295,7 @@ def _hash(tx: Tracer, value: Value) -> Value:
         return _hash(tx, base)
     if isinstance(value, UserObject | TensorValue | FunctionValue):
         if getattr(value.python_type(), "__hash__", None) is None:
-            tx.raise_(TypeError, f"unhashable type: '{value.python_type().__name__}'")
+            tx.raise_(TypeError, unhashable(value.python_type()))
         if value.python_type() in MADE:
             raise Break("unsupported-value", "the hash of an object whose class may still change")
         return RuntimeNumber(hash, [value])

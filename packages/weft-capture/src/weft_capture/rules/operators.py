@@ -16,12 +16,13 @@ from weft_guards.sources import CallSource, ConstSource, is_literal
 
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
+from weft_capture.python_compat import type_name
 from weft_capture.rules.dicts import as_real, call_set, set_of, sought
 from weft_capture.rules.identity import identical, one_object
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
-from weft_capture.values.base import Proxy, Tracer, Value, type_name
+from weft_capture.values.base import Proxy, Tracer, Value, key_in
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     ListValue,
@@ -388,7 +389,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
     if isinstance(container, SetValue):
         return constant(sought(item) in container.entries)
     if isinstance(container, DictView) and container.kind == "keys":
-        return constant(item.hash_key() in container.owner.entries)
+        return constant(key_in(dict, item) in container.owner.entries)
     if isinstance(container, Constant | RangeValue) and item.is_constant():
         return fold(tx, operator.contains, [container, item], {})
     if isinstance(container, TensorValue):

@@ -79,7 +79,8 @@ def polyfill(original: Any, version: Any) -> None:
 
     name = getattr(original, "__name__", "")
     places = _ITERATED.get(name, slice(0))
-    worded = name == "tee" or getattr(original, "__module__", "") == "_operator"
+    worded = name in ("tee", "_count_elements")
+    worded |= getattr(original, "__module__", "") == "_operator"
     own: Any = (TypeError,) if worded else ()  # errors of no callee
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.bytecode import PY314
+from weft_capture.python_compat import type_name, unhashable, unhashable_in
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import Source
 
@@ -262,7 +264,7 @@ class Value:
         """Return a hashable object equal for equal values; for dict keys and set elements."""
         hashes = getattr(self.python_type(), "__hash__", None)
         if hashes is None:
-            raise Raised(_unhashable(self.python_type()))
+            current_tracer().raise_(TypeError, unhashable(self.python_type()))
         by_identity: Any = object.__hash__
         if hashes is by_identity:
             return found_by_identity(self)
@@ -366,17 +368,19 @@ def current_tracer() -> Tracer:
     return current
 
 
-def type_name(kind: type) -> str:
-    """Return the name that the interpreter's errors give a class: one made in C has its module."""
-    in_c = kind.__flags__ & 1 << 8 and kind.__module__ != "builtins"  # Py_TPFLAGS_IMMUTABLETYPE
-    return f"{kind.__module__}.{kind.__name__}" if in_c else kind.__name__
-
-
-def _unhashable(kind: type) -> Value:
-    from weft_capture.values.constant import constant  # noqa: PLC0415 - import cycle
-    from weft_capture.values.exceptions import ExceptionValue  # noqa: PLC0415 - import cycle
-
-    return ExceptionValue(TypeError, [constant(f"unhashable type: '{type_name(kind)}'")])
+def key_in(container: type, item: Value) -> object:
+    """Return an item's hash key for a dict or a set; an error says what it was to be there."""
+    try:
+        key = item.hash_key()
+        if PY314:
+            hash(key)
+        return key
+    except Raised as raised:
+        error = raised.value
+        if not PY314 or error.python_type() is not TypeError:
+            raise
+        text = current_tracer().builtin(str, error).as_constant()
+    current_tracer().raise_(TypeError, unhashable_in(container, item.python_type(), text))
 
 
 def method(kind: type[Value], *names: str) -> Callable[[H], H]:

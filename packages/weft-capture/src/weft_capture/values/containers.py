@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from weft_capture import config
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import MutableValue, Output, Tracer, Value
+from weft_capture.values.base import MutableValue, Output, Tracer, Value, key_in
 from weft_capture.values.constant import MADE, class_value, constant, is_constant_object
 from weft_guards.sources import Source
 
@@ -266,7 +266,7 @@ class SetValue(MutableValue):
         self.removals = 0  # ever, taken back or not
         keys = []
         for item in items:
-            keys.append(item.hash_key())
+            keys.append(key_in(set, item))
             self.entries.setdefault(keys[-1], item)
         if cls is frozenset and isinstance(order, frozenset):
             self.order = order  # type: ignore[assignment]

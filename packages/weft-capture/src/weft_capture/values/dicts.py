@@ -21,6 +21,7 @@ from weft_capture.values.base import (
     Value,
     current_tracer,
     found_by_identity,
+    key_in,
 )
 from weft_capture.values.constant import NONE, Varying
 from weft_capture.values.containers import Container, check_keys, refill
@@ -110,16 +111,20 @@ class DictValue(Container, MutableValue):
             self.log = self.log and [(known[one], key, writes) for one, key, writes in self.log]
         return self.own
 
+    def key(self, key: Value) -> object:
+        """Return a hash key; the errors of an OrderedDict do not name what it was to be."""
+        return key.hash_key() if self.cls is OrderedDict else key_in(dict, key)
+
     def slot(self, key: Value, writes: bool = False) -> object:
         """Return a hash key, or for a write that asks nothing a key that varies."""
         if self.read is None:
-            return key.hash_key()
+            return self.key(key)
         log, name = self.log or [], _stand_in(key)
         varying = bool(log) and isinstance(log[0][0], Value | Source)  # then all of them are
         fresh = name not in self.own or all(one != name for one, *_ in log[:-1])
         if writes and name is not None and (varying or not log) and fresh:
             return name
-        hashed = key.hash_key()
+        hashed = self.key(key)
         if varying or not is_literal(hashed) or hashed != hashed:
             self.entries  # noqa: B018 - is read
         return hashed

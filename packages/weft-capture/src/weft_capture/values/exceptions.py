@@ -16,6 +16,7 @@ from typing import Any
 
 from weft_capture import attributes
 from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.python_compat import add_note, error_text
 from weft_capture.values.base import Frame, Kwargs, MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, class_value, constant
 from weft_capture.values.containers import ListValue, TupleValue
@@ -290,7 +291,7 @@ def _with_traceback(tx: Tracer, self: ExceptionValue, traceback: Value) -> Value
 @method(ExceptionValue, "add_note")
 def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
     if not issubclass(note.python_type(), str):
-        tx.raise_(TypeError, f"note must be a str, not '{note.python_type().__name__}'")
+        tx.raise_(TypeError, error_text(add_note, note.python_type()))
     if "__notes__" not in self.attributes:
         self.setattr(tx, "__notes__", tx.literal([]))
     notes = tx.force(self.attributes["__notes__"])

@@ -68,7 +68,7 @@ class CellValue(MutableValue):
 
     def reconstruct(self, out: Output) -> None:
         writer = out.writer
-        if getattr(self.contents, "cell", None) is self:
+        if self in getattr(self.contents, "filled", ()):
             assert self.contents is not None
             out.load(self.contents)
             writer.pop()

@@ -1,0 +1,118 @@
+"""What differs between the supported versions of CPython beside bytecode/: errors' texts, warnings.
+
+A text is asked of the interpreter itself, with an object of a class `{0}` in a module `{1}`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable
+from types import NoneType
+from typing import Any
+
+from weft_capture.bytecode import PY314
+
+_WARNINGS: Any = warnings
+#: What `catch_warnings` calls in C: a lock's functions, and what forgets what was given.
+WARNINGS_LOCK: tuple[Any, ...] = ()
+FILTERS_MUTATED: Any = _WARNINGS._filters_mutated
+if PY314:
+    WARNINGS_LOCK = (_WARNINGS._acquire_lock, _WARNINGS._release_lock)
+    FILTERS_MUTATED = _WARNINGS._filters_mutated_lock_held
+TUPLE_ASKS_LENGTH = not PY314
+"""Whether `tuple` asks an object how long it is, as `list` does."""
+
+
+def type_name(kind: type) -> str:
+    """Return the name that the interpreter's errors give a class: one made in C has its module."""
+    in_c = kind.__flags__ & 1 << 8 and kind.__module__ != "builtins"  # Py_TPFLAGS_IMMUTABLETYPE
+    return f"{kind.__module__}.{kind.__name__}" if in_c else kind.__name__
+
+
+def full_name(kind: type) -> str:
+    """Return the name that newer errors give a class: with its module, except for a builtin one."""
+    if not kind.__flags__ & 1 << 9 or kind.__module__ in ("builtins", "__main__"):  # no heap type
+        return type_name(kind)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def error_text(run: Callable[[Any], object], kind: type, methods: Iterable[str] = ()) -> str:
+    """Return the text of the error of `run` for an object of a class with these special methods."""
+    template = _template(run, (None,) if kind is NoneType else tuple(methods))
+    return template.format(type_name(kind), full_name(kind))
+
+
+@functools.cache
+def _template(run: Callable[[Any], object], methods: tuple[str | None, ...]) -> str:
+    special = dict.fromkeys(methods, lambda *_: None)
+    namespace: Any = {"__module__": "{1}", "__hash__": None, **special}
+    try:
+        run(None if None in methods else type("{0}", (), namespace)())
+    except (TypeError, ValueError) as error:
+        return str(error).replace("{1}.{0}", "{1}")
+    raise AssertionError("the interpreter takes what it should refuse")
+
+
+def enters(manager: Any) -> None:
+    """Use an object in a `with` statement."""
+    with manager:
+        pass
+
+
+async def _enter(manager: Any) -> None:
+    async with manager:
+        pass
+
+
+async def _await(awaited: Any) -> None:
+    await awaited
+
+
+def async_enters(manager: Any) -> None:
+    """Use an object in an `async with` statement."""
+    _enter(manager).send(None)
+
+
+def awaits(awaited: Any) -> None:
+    """Await an object."""
+    _await(awaited).send(None)
+
+
+def add_note(note: Any) -> None:
+    """Add a note to an exception."""
+    Exception().add_note(note)
+
+
+def unhashable(kind: type) -> str:
+    """Return the text of the error of `hash`."""
+    return error_text(hash, kind)
+
+
+def unhashable_in(container: type, kind: type, text: str) -> str:
+    """Return the text of the error of a dict or set whose key or element raised one in `hash`."""
+    template = _template(_as_key if container is dict else _as_element, ())
+    return template.replace(_template(hash, ()), "{2}").format(None, full_name(kind), text)
+
+
+def _as_key(key: Any) -> object:
+    return {key: None}
+
+
+def _as_element(element: Any) -> object:
+    return {element}
+
+
+def too_many_values(kind: type, expected: int, got: int) -> str:
+    """Return the text of the error of unpacking; some kinds say how many values there were."""
+    template = _too_many(kind if kind in (list, tuple, dict) else iter)
+    return template.format(expected, got)
+
+
+@functools.cache
+def _too_many(make: Callable[[Any], Any]) -> str:
+    try:
+        _, _ = make(dict.fromkeys(range(7)))
+    except ValueError as error:
+        return str(error).replace("2", "{0}").replace("7", "{1}")
+    raise AssertionError("the interpreter takes what it should refuse")
