@@ -149,6 +149,16 @@ class TestInputs:
 
         compare(program, [counted(6), whole, counted(7)], backend, dynamic)
 
+    @pytest.mark.parametrize(
+        "program",
+        [
+            lambda x: torch.sin(x.reshape(x.shape), out=x).squeeze_(),
+            lambda x: torch.atleast_1d(x.view(-1), x)[1].add_(1),
+        ],
+    )
+    def test_results_that_are_arguments(self, program, backend, dynamic):
+        compare(program, [counted(3, 1), counted(4, 1)], backend, dynamic)
+
     def test_windows_that_are_one(self, backend, dynamic):
         compare(lambda x: x.unfold(0, 2, 1).zero_(), [counted(2), counted(3)], backend, dynamic)
 

@@ -448,6 +448,19 @@ class TestDynamicShapes:
             for mine, theirs in zip(run(compiled, args)[:3], run(fn, args)[:3]):
                 torch.testing.assert_close(mine, theirs)
 
+    def test_a_result_that_only_the_graph_makes_a_view_of_is_written(self):
+        def fn(n, x):
+            return (x.unsqueeze(1).matmul(x.unsqueeze(2)).clamp_min_(0),)
+
+        compiled, x = self.compile(fn, 6), leaf(6, 3)
+        gradients = []
+        for program in (compiled, fn):
+            (result,) = program(6, x)
+            result.mul_(2).sum().backward()
+            gradients.append(x.grad)
+            x.grad = None
+        torch.testing.assert_close(*gradients)
+
 
 def test_no_dynamo_import():
     program = """

@@ -91,3 +91,24 @@ def test_which_method_of_a_generator_is_guarded():
     compiled = capture(program, lambda graph, inputs: graph.forward)
     assert compiled(torch.zeros(1), drawn.expovariate)[1] == 0
     assert compiled(torch.zeros(1), drawn.paretovariate)[1] == 1
+
+
+def test_a_text_is_loaded_before_the_way_to_it_is_written():
+    """Keys and values of writes come from where they were before the first write."""
+
+    def program(x, holder):
+        key = holder.names[0]
+        holder.names = None
+        holder.found[key] = x + 1
+        holder.last = key
+        return key
+
+    outcomes = []
+    for run in (program, capture(program, lambda graph, inputs: graph.forward)):
+        holder = Plain()
+        holder.names, holder.found = ("".join(["a", "key"]),), {}
+        name = holder.names[0]
+        assert run(torch.zeros(1), holder) is name
+        assert holder.last is name
+        outcomes.append((holder.names, [*holder.found], [*holder.found.values()]))
+    assert outcomes[0] == outcomes[1]

@@ -125,3 +125,20 @@ def test_a_layer_whose_weight_is_of_a_class_of_its_own(backend):
     grads = [torch.autograd.grad(f(x).sum(), layer.weight)[0] for f in (compiled, program)]
     torch.testing.assert_close(*grads)
     assert type(layer.weight) is Weight
+
+
+def test_a_metaclass_that_decorates_forward():
+    class Decorating(type):
+        def __init__(cls, name, bases, names):
+            super().__init__(name, bases, names)
+            plain = cls.forward
+            cls.forward = lambda self, x: plain(self, x) * 2
+
+    class Net(nn.Module, metaclass=Decorating):
+        def forward(self, x):
+            return x + 1
+
+    weft.counters.clear()
+    net = Net()
+    assert torch.equal(weft.compile(net)(torch.ones(2)), net(torch.ones(2)))
+    assert weft.counters["stats"]["unique_graphs"] == 1

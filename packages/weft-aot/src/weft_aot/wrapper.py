@@ -15,6 +15,7 @@ import torch
 from weft_aot.layout import memory_order
 from weft_aot.order import arranged
 from weft_aot.records import JointGraph, OutputPlan, Part, Ref, Saved, ViewStep
+from weft_aot.walk import is_view
 
 
 class WrapperSource:
@@ -171,6 +172,10 @@ def make_forward(
     source = WrapperSource("def forward(ctx, values, args, *inputs):")
     if compiled is not None:
         source.line(f"values += {source.constant(compiled)}(*args)")
+        nodes = joint.results()
+        for k in filter(lambda k: is_view(nodes[k]), joint.tangents):
+            # Of memory that nobody knows of; autograd refuses writes to views made in a function.
+            source.line(f"if values[{k}]._is_view(): values[{k}] = values[{k}].detach()")
     others = set(joint.tangents) - set(part.tangents)
     if tensors := _saved(joint, part.saved, False, others):
         source.line(f"ctx.save_for_backward({tensors})")

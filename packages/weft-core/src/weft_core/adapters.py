@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class AdapterMode(TorchFunctionMode):
         writes = kwargs.get("inplace") or _WRITES(name)
         written = args[0] if writes else kwargs.get("out")
         layouts = []
-        for one in written if isinstance(written, tuple | list) else (written,):
+        for one in _tensors((written,)):
             views = list(self._views(one))
             if any(map(folds, views)):
                 raise Unsupported(
@@ -61,8 +61,9 @@ class AdapterMode(TorchFunctionMode):
         result = func(*args, **kwargs) if result is None else result
         for whole, shape, strides in layouts:
             _lay_out(whole, shape, strides)
-        for made in result if isinstance(result, tuple | list) else (result,):
-            if args and isinstance(made, torch.Tensor):
+        given = {id(one) for one in _tensors((*args, *kwargs.values()))}
+        for made in _tensors((result,)):
+            if args and id(made) not in given:  # it was there before, and not made of another
                 self._made_of.setdefault(id(made), (made, args[0]))
         return result
 
@@ -72,6 +73,13 @@ class AdapterMode(TorchFunctionMode):
             yield view
             _, made_of = self._made_of.get(id(view), (view, None))
             view = made_of if made_of is not view and _shares(made_of, view) else None
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(one, torch.Tensor):
+                yield one
 
 
 def _keeps_layout(name: str) -> bool:

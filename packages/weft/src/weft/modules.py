@@ -82,7 +82,9 @@ def wrap_module(
     base = type(original)
     slots = ("_weft_call", "_weft_forward", "_weft_original", "_weft_compile")
     names = {"__slots__": slots, "__module__": base.__module__, "__doc__": base.__doc__}
-    twin_class = type(base.__name__, (_Compiled, base), names)
+    twin_class: Any = type(base.__name__, (_Compiled, base), names)
+    if "forward" in vars(twin_class):  # of a metaclass that decorates it in each class
+        del twin_class.forward
     # Not twin_class.__new__: fx.GraphModule's makes one more class of its own.
     twin: Any = object.__new__(twin_class)
     object.__setattr__(twin, "__dict__", original.__dict__)

@@ -198,7 +198,9 @@ class Output:
 
     def pin(self, value: Value) -> None:
         """Load an object into a temporary now, before writes change the way to it."""
-        fixed = isinstance(value, Constant) and type(value.value) not in MADE
+        fixed = (
+            isinstance(value, Constant) and value.origin is None and type(value.value) not in MADE
+        )
         if fixed or value in self._temps or value in self.cells:
             return
         self.load(value)
