@@ -84,7 +84,8 @@ def problems() -> Iterator[str]:
         declared = declared_imports(package.parent)
         for path in sorted(package.parent.glob("src/**/*.py")):
             yield from check_file(path, declared)
-    names = Counter(path.name for path in ROOT.glob("**/test_*.py") if ".nox" not in path.parts)
+    tests = (path for path in ROOT.glob("**/test_*.py") if not {".nox", ".venv"} & {*path.parts})
+    names = Counter(path.name for path in tests)
     yield from (f"{name}: {n} test files have this name" for name, n in names.items() if n > 1)
 
 

@@ -138,3 +138,21 @@ def test_rows_of_few_elements_in_another_order(program, dtype, dynamic):
         results = [each(x) for each in (compiled, program)]
         torch.testing.assert_close(*results)
         torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x) for each in results))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "codegen"])
+def test_dropout_whose_gradient_is_laid_out_otherwise_than_on_fakes(backend):
+    def program(x, w):
+        y = F.dropout(F.linear(x.transpose(1, 3), w), 0.5)
+        return y.transpose(1, 2).reshape(x.shape[0], -1)
+
+    compiled = weft.compile(program, backend=backend, dynamic=True)
+    for n in (2, 3):
+        found = []
+        for function in (program, compiled):
+            x = torch.ones(n, 4, 2, 3, requires_grad=True)
+            w = torch.ones(5, 4, requires_grad=True)
+            torch.manual_seed(0)
+            function(x, w).cumsum(0).sum().backward()
+            found.append((x.grad, w.grad))
+        torch.testing.assert_close(*found)

@@ -30,8 +30,6 @@ def is_int(obj, kind):
     return kind is int or is_of(obj, kind)
 
 
-
-
 def noting(function):
     """Return a function that can be told from one that runs while capturing only."""
 

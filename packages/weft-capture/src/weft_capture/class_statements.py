@@ -327,7 +327,6 @@ def _sees_variables(namespace: dict[str, Value]) -> bool:
     return isinstance(annotate, FunctionValue) and {*annotate.code.co_freevars} > {"__classdict__"}
 
 
-
 def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
     """Refuse an `enum.auto` of which code of the program makes a number."""
     parts = [one for value in namespace.values() for one in getattr(value, "items", (value,))]

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import weft_aot
 import weft_capture
 import weft_codegen
@@ -114,9 +115,17 @@ def aot_eager(
     gm: fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None
 ) -> Compiled:
     """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
-    backend, modules = aot_autograd(fw_compiler=eager), (options or {}).get(DEDUPLICATE, False)
+    backend, modules = aot_autograd(fw_compiler=_op_by_op), (options or {}).get(DEDUPLICATE, False)
     pieces = compile_in_pieces(gm, example_inputs, backend, modules)
     return pieces or backend(gm, example_inputs)
+
+
+def _op_by_op(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+    # Some operators lay their result out otherwise than their fake kernel: `view` would refuse it.
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    gm.recompile()
+    return gm.forward
 
 
 def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
