@@ -15,12 +15,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from triton_kernels import CASES, softmax
 from triton_programs import GRAPHS
 from weft_codegen.compile import make_program
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
 from weft_codegen.kernels.triton.host import HostWriter
 from weft_codegen.kernels.triton.load import compile_program
+from weft_codegen.loops.program import Input
 
 HERE = Path(__file__).parent
 
@@ -63,6 +65,7 @@ from triton_programs import GRAPHS, program
 from weft_codegen.kernels.triton.emit import emit
 from weft_codegen.kernels.triton.build import SM90, compile_phase
 from weft_codegen.kernels.triton.load import compile_program
+from weft_codegen.loops.program import Input
 for name in GRAPHS:
     prog, inputs, eager = program(name)
     assert prog.kernels, name
@@ -130,3 +133,21 @@ def test_memory_of_two_devices_in_one_kernel_is_refused() -> None:
     buffers = program.buffers | {"in1": replace(program.buffers["in1"], device=torch.device("cpu"))}
     with pytest.raises(NoTritonForm, match="several devices"):
         HostWriter(replace(program, buffers=buffers)).text()
+
+
+def test_a_size_that_is_a_number_or_an_expression_is_an_argument() -> None:
+    with FakeTensorMode():
+        fakes = [torch.empty(5, device="cuda"), torch.empty(7, device="cuda")]
+        graph = make_fx(lambda a, b: [a + 1, b * 2])(*fakes)
+    program = make_program(graph, fakes)
+    sizes = (Input("3", "unused"), Input("(2*s0)", "unused"))
+    compile(HostWriter(replace(program, inputs=program.inputs + sizes)).text(), "host", "exec")
+
+
+def test_an_empty_sum_over_a_symbolic_size_is_not_cut() -> None:
+    dims = StatelessSymbolicContext([DimDynamic.STATIC, DimDynamic.DYNAMIC])
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        columns = mode.from_tensor(torch.empty(2, 9), symbolic_context=dims).shape[1]
+        fake = torch.empty(0, columns, device="cuda")
+        graph = make_fx(lambda x: [x.sum()])(fake)
+    assert make_program(graph, [columns, fake]).kernels

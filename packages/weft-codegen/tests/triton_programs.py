@@ -40,6 +40,18 @@ GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
         lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * w,
         [(10, 64), (64,)],
     ),
+    "any_over_strided_rows": (lambda x: (x.narrow(2, 0, 4) > 2).any(), [(7, 5, 9)]),
+    "all_over_strided_rows": (lambda x: (x.narrow(2, 0, 4) < 9).all(), [(7, 5, 9)]),
+    "largest_bit": (lambda x: (x.narrow(2, 0, 4) > 2).amax((0, 2)), [(7, 5, 9)]),
+    "any_in_chunks": (lambda x: (x > 6).any(), [(30, 700)]),
+    "product_of_stacked": (lambda x: torch.stack([x, x + 1], -1).prod(), [(7, 3)]),
+    "mean_of_concatenated": (lambda x: torch.cat([x, x + 1], 1).mean(), [(7, 3)]),
+    "floor_division": (lambda x, y: x * 100 // y + x // x, [(30, 40), (30, 40)]),
+    "rounded_division": (
+        lambda x, y: torch.div(x, y, rounding_mode="trunc") + x % y + torch.fmod(x, y),
+        [(30, 40), (30, 40)],
+    ),
+    "negative_to_unsigned": (lambda x: (x * 9).to(torch.uint8), [(30, 40)]),
     "elementary": (lambda x: x.erf() + x.tanh() + x.abs().log1p(), [(30, 40)]),
 }
 

@@ -139,7 +139,7 @@ _ROWS = (
     _infix("mul", "*", _same, torch.mul),
     # a product that may keep its exact value until it is added to a sum
     _call("product", torch.mul, "({0} * {1})", arity=2),
-    OpRow("div", 2, floating, torch.div, "({0} / {1})", "({0} / {1})", 4),
+    OpRow("div", 2, floating, torch.div, "({0} / {1})", "div({0}, {1})", 4),
     OpRow("neg", 1, _same, torch.neg, "(-{0})", "(-{0})"),
     _call("abs", torch.abs, "tl.abs({0})", rule=_same),
     # nan if either operand is nan; of equal operands (0.0 and -0.0) the second

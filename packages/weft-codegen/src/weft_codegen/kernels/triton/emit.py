@@ -18,6 +18,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+import torch
+
 from weft_codegen.kernels.exprs import changed, locals_of, reads_of
 from weft_codegen.kernels.triton.values import Lanes, NoTritonForm, ValueWriter, literal, type_name
 from weft_codegen.loops.expr import Const, Local
@@ -49,7 +51,9 @@ from weft_codegen.kernels.triton.build import libdevice
 from weft_codegen.kernels.triton.prelude import *
 """
 
-_COMBINE = {"and": "and_", "or": "or_"}  # the names that Python reserves
+# Names that Python reserves; and bits have no sum, which the extrema of other types fall back to.
+_COMBINE = {"and": "and_", "or": "or_"}
+_COMBINE_BITS = {"maximum": "or_", "minimum": "and_"}
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,8 @@ class _Function(ValueWriter):
         """Blocks of lanes for what `leaf` reduces to scalars, also over the loops around it."""
         if leaf is None:
             return []
-        sums = [s for s in leaf.body if isinstance(s, Reduce) and _crosses_lanes(s, leaf.axis)]
+        found = [s for s in leaf.body if isinstance(s, Reduce) and _crosses_lanes(s, leaf.axis)]
+        sums = list({s.targets: s for s in found}.values())  # what is concatenated adds to one
         for s in sums:
             for target, start in zip(s.targets, _identities(s), strict=True):
                 name = self.sums[target] = f"{target.name}_lanes"
@@ -297,9 +302,10 @@ class _Function(ValueWriter):
             self.check_row_index(s.targets[0], s.index)
         operands = []
         for target, value, start in zip(s.targets, values, _identities(s), strict=True):
-            typed = f"tl.cast({value}, {type_name(target.dtype)})"
+            kind = type_name(target.dtype)
+            typed = f"tl.cast({value}, {kind})"
             if self.lanes and self.lanes.mask and crossing:
-                typed = f"tl.where({self.lanes.mask}, {typed}, {start})"
+                typed = f"tl.where({self.lanes.mask}, {typed}, tl.full((), {start}, {kind}))"
             operands.append(typed)
         self.line(f"{', '.join(targets)} = {combine}({', '.join([*targets, *operands])})")
         self.forget(s.targets)
@@ -348,6 +354,8 @@ def _crosses_lanes(s: Reduce, axis: Axis) -> bool:
 
 def _combiner(s: Reduce) -> str:
     name = REDUCTIONS[s.op].combine
+    if s.targets[0].dtype is torch.bool and name in _COMBINE_BITS:
+        return _COMBINE_BITS[name]
     return _COMBINE.get(name, name)
 
 

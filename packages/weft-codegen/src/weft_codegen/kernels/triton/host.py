@@ -65,7 +65,11 @@ class HostWriter:
     def text(self) -> str:
         """The source of `run(args)`, which takes the arguments out of the list `args`."""
         inputs = self._program.inputs
-        names = [item.name if item.kind == "tensor" else f"{item.name}_" for item in inputs]
+        # The name of a size is an expression, or a number.
+        names = [
+            item.name if item.kind == "tensor" else f"argument{position}"
+            for position, item in enumerate(inputs)
+        ]
         self._line(f"{_tuple(names)} = args" if names else "")
         self._line("args.clear()")
         for name, (position, dim) in size_places(self._program).items():

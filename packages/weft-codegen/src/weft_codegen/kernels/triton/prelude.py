@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft_codegen.kernels.triton.build import libdevice
+
 
 @triton.jit
 def add(a, b):
@@ -84,16 +86,38 @@ def logaddexp(a, b):
 
 
 @triton.jit
+def div(a, b):
+    """a / b of floats, rounded to nearest: Triton's `/` of float32 is off by two roundings."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
 def truncdiv(a, b):
     """Quotient towards zero (what `//` of Triton integers is)."""
-    return a // b
+    if a.dtype.is_floating():
+        return libdevice.trunc(div(a, b))
+    else:
+        return a // b
 
 
 @triton.jit
 def floordiv(a, b):
-    """Quotient towards minus infinity: Python's `//`, for integers and floats."""
+    """Quotient towards minus infinity: Python's `//`, for integers and floats.
+
+    Of floats it is exact, as c10's div_floor_floating: the remainder is subtracted first.
+    """
     if a.dtype.is_floating():
-        return tl.floor(a / b)
+        rest = libdevice.fmod(a, b)
+        exact = div(a - rest, b)
+        exact = tl.where((rest != 0) & ((rest < 0) != (b < 0)), exact - 1, exact)
+        whole = tl.floor(exact)
+        whole = tl.where(exact - whole > 0.5, whole + 1, whole)
+        quotient = div(a, b)
+        whole = tl.where(exact == 0, libdevice.copysign(exact * 0, quotient), whole)
+        return tl.where(b == 0, quotient, whole)
     else:
         quotient = a // b
         inexact = (a - quotient * b) != 0
@@ -103,13 +127,16 @@ def floordiv(a, b):
 @triton.jit
 def fmod(a, b):
     """Remainder with the sign of the dividend: C's fmod and %."""
-    return a % b
+    if a.dtype.is_floating():
+        return libdevice.fmod(a, b)
+    else:
+        return a % b
 
 
 @triton.jit
 def remainder(a, b):
     """Remainder with the sign of the divisor: Python's `%`."""
-    rest = a % b
+    rest = fmod(a, b)
     return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
 

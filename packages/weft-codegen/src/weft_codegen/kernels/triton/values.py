@@ -137,7 +137,10 @@ class ValueWriter(ExprWriter):
     def _cast(self, node: Cast) -> str:
         if node.dtype is torch.bool:
             return f"({self.text(node.arg)} != 0)"
-        return f"tl.cast({self.text(node.arg)}, {type_name(node.dtype)})"
+        text = self.text(node.arg)
+        if node.dtype is torch.uint8 and node.arg.dtype.is_floating_point:
+            text = f"tl.cast({text}, tl.int64)"  # as eager: -1.0 becomes 255
+        return f"tl.cast({text}, {type_name(node.dtype)})"
 
 
 def _fits_32_bits(where: IndexExpr) -> bool:

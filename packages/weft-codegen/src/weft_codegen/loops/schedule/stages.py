@@ -89,7 +89,7 @@ def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
     assert item.op is not None
     kept = product(loop.extent for loop in item.axes)
     total = product(loop.extent for loop in item.reduced)
-    if not kept.is_const or not total.is_const:
+    if not all(loop.extent.is_const for loop in (*item.axes, *item.reduced)):
         return None
     if REDUCTIONS[item.op].states > 1:
         return None
