@@ -1,6 +1,13 @@
 """Build of the frame-evaluation hook; everything else is declared in pyproject.toml."""
 
+import sysconfig
+
 from setuptools import Extension, setup
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        "weft does not run on free-threaded builds of CPython yet: use the standard build"
+    )
 
 setup(
     ext_modules=[

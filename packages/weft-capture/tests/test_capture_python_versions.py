@@ -2,8 +2,11 @@
 
 import collections
 import dataclasses
+import runpy
+import sysconfig
 import typing
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -195,3 +198,11 @@ def test_as_eager(program):
 def test_in_one_graph(program):
     captured = weft_capture.capture(program, eager_backend, fullgraph=True)
     assert outcome(captured) == outcome(program)
+
+
+def test_building_for_a_free_threaded_python_is_refused(monkeypatch):
+    known = sysconfig.get_config_var
+    free_threaded = "Py_GIL_DISABLED"
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda one: one == free_threaded or known(one))
+    with pytest.raises(SystemExit, match="free-threaded"):
+        runpy.run_path(str(Path(__file__).parents[1] / "setup.py"))
