@@ -128,6 +128,8 @@ def test_one_graph_for_every_value(function):
     calls = CASES[function]
     if function is numbers:
         calls = calls[:-1]  # another dtype is another graph
+    if function is written and torch.__version__ < "2.13":
+        pytest.skip("each slice with a symbolic end has a size of its own")
     optimised, state = optimise(function, fullgraph=True)
     for args in calls:
         assert same(function(*args), optimised(*args))

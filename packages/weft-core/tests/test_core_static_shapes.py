@@ -62,6 +62,7 @@ ASKED: dict[str, list[tuple[Any, ...]]] = {
     "sym_or": [(False, True), (False, False), (True,)],
     "has_guarding_hint": [(3,)],
     "has_hint": [(3,)],
+    "size_hint": [(3,)],
     "is_nested_int": [(3,)],
     "free_unbacked_symbols": [((2, 3),), (torch.ones(2),)],
     "has_free_unbacked_symbols": [((2, 3),), (torch.ones(2),)],

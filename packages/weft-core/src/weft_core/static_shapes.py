@@ -138,7 +138,8 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "sym_and": lambda *values: all(values),
     "sym_or": lambda *values: any(values),
     "has_guarding_hint": _always(True),
-    "has_hint": _always(True),  # in torch 2.11
+    "has_hint": _always(True),  # this and the next in torch 2.11
+    "size_hint": _itself,
     "is_nested_int": _always(False),
     "has_free_unbacked_symbols": _always(False),
     "free_unbacked_symbols": _always(()),
