@@ -202,6 +202,38 @@ def test_layout_changed_in_place_with_a_gradient():
     torch.testing.assert_close(found[0], found[1])
 
 
+def test_layout_changed_in_place_of_what_is_split():
+    def change(x):
+        x.t_()
+        return x.chunk(2)[-1]
+
+    w = torch.arange(6.0, requires_grad=True)
+    for program in (change, weft.compile(change)):
+        piece = program((w * 2)[:5].view(1, 5))
+        assert torch.equal(piece, torch.tensor([[6.0], [8.0]]))
+        assert torch.equal(
+            torch.autograd.grad(piece.sum(), w)[0], torch.tensor([0, 0, 0, 2.0, 2, 0])
+        )
+
+
+def test_a_trace_leaves_the_versions_of_the_fakes_of_capture():
+    """Where it counts its writes on them, autograd no longer follows views that were made after."""
+
+    def change(x):
+        with torch.no_grad():
+            x += 1
+        return x.unbind(0)[0], x * x
+
+    weft.counters.clear()
+    w = torch.arange(6.0, requires_grad=True)
+    for program in (change, weft.compile(change)):
+        piece, square = program((w * 2).view(2, 3))
+        assert torch.equal(piece, torch.tensor([1.0, 3, 5]))
+        gradient = torch.autograd.grad(square.sum(), w)[0]
+        assert torch.equal(gradient, 4 * (2 * w + 1))
+    assert not weft.counters["graph_break"]
+
+
 def test_tensors_without_memory_of_their_own_run_eagerly():
     compiled = weft.compile(lambda x: x + 1)
     plain = compiled(torch.ones(2))

@@ -133,6 +133,28 @@ def test_an_intermediate_input_is_not_kept_alive():
     torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], -x.detach().sin())
 
 
+def test_an_intermediate_that_is_gone_is_computed_again():
+    """By the compiled program that it came from, and that one's input by another."""
+    x, w = leaf(6), leaf(6)
+    programs = [
+        lambda x, w: ((x + w).sin(),),
+        lambda y: ((y * 2).sigmoid(),),
+        lambda z: ((z.exp() * 2).softmax(-1).pow(2).sum(),),
+    ]
+
+    def second(first, middle, last):
+        (y,) = first(x, w)
+        (z,) = middle(y)
+        del y
+        (out,) = last(z)
+        del z
+        gradients = torch.autograd.grad(out, (x, w), create_graph=True)
+        return torch.autograd.grad(sum(g.pow(3).sum() for g in gradients), (x, w))
+
+    ours = [compiled(fn, given) for fn, given in zip(programs, [(x, w), (x * 1,), (x * 1,)])]
+    torch.testing.assert_close(second(*ours), second(*programs))
+
+
 REFUSED = {
     "random": (lambda x: (F.dropout(x.sin(), 0.5),), "random numbers"),
     "written": (lambda x: (lambda y: (x.mul_(2), y)[1:])(x.clone().sin()), "writes its input 0"),

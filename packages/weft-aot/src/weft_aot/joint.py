@@ -67,6 +67,16 @@ def trace_joint(
     same_as = first_occurrences(args) if same_as is None else same_as
     fakes = [to_fake(mode, arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     trace = functools.partial(_JointTrace, fn, mode, decompositions or {})
+    # A trace counts its writes on the fakes, views of which the caller may look at later.
+    counted = tuple(t for t in fakes if isinstance(t, torch.Tensor) and not t.is_inference())
+    with torch.autograd._unsafe_preserve_version_counter(counted):
+        return _trace(trace, fakes, same_as)
+
+
+def _trace(
+    trace: Callable[..., _JointTrace], fakes: Sequence[Any], same_as: Sequence[int]
+) -> JointGraph:
+    """Trace, in inference mode at last if the program writes to tensors of that."""
     try:
         return _trace_again_if_reshaped(trace, fakes, same_as)
     except RuntimeError as error:

@@ -141,8 +141,14 @@ class OutputPlanner:
         if steps is None:
             pure = self._tracer.value(result)
             steps = (restride(pure, whole, self._inputs, self._values),)
-        view = self._view(result, Ref("input", owner), steps)
-        return dataclasses.replace(view, early=base.whole is not None)
+        view, early = self._view(result, Ref("input", owner), steps), base.whole is not None
+        if early and result.requires_grad and _is_one_of_many(result):
+            raise Unsupported(
+                "view-refused",
+                f"one of several views of input {owner}, which gets another layout in place",
+                "index or slice it instead of splitting it",
+            )
+        return dataclasses.replace(view, early=early)
 
     def _view_of_hidden_base(self, result: torch.Tensor, node: fx.Node) -> OutputPlan:
         root = view_root(node)
@@ -209,6 +215,13 @@ def _counted_together(one: torch.Tensor, other: torch.Tensor) -> bool:
     together = one._version == other._version
     set_version((other,), (before,))
     return together
+
+
+def _is_one_of_many(result: torch.Tensor) -> bool:
+    """Say whether a view is of a split or the like: autograd refuses writes beside it."""
+    meta = torch._C._autograd
+    made = meta._get_creation_meta(result) if result._is_view() else None
+    return made == meta.CreationMeta.MULTI_OUTPUT_NODE
 
 
 def _refuse_function(result: torch.Tensor, history: Any, viewed: str) -> None:

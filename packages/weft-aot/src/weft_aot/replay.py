@@ -1,7 +1,8 @@
 """Gradients that can be differentiated again: the captured program runs once more, under autograd.
 
 Inputs are remembered as cheaply as may be: saved for the compiled backward anyway, kept alive by
-autograd anyway (leaves), else weakly. Where a second run could differ from the first (random
+autograd anyway (leaves), else weakly. One that is gone, and came from another compiled graph, is
+computed again by that one's program. Where a second run could differ from the first (random
 numbers, an input that is gone or was written), the compiled backward makes the gradients, and
 differentiating those is an error. What no gradient depends on may have changed since.
 """
@@ -106,7 +107,7 @@ class Replay:
             tensors = ctx.saved_tensors
             found = {index: tensors[place] for index, place in self._saved.items()}
         for (index, function), value in zip(self.kept, getattr(ctx, "kept", ()), strict=True):
-            found[index] = self._recall(index, function, value)
+            found[index] = self._recall(ctx, index, function, value)
         inputs: list[Any] = []
         for index, first in enumerate(self._joint.same_as):
             value = inputs[first] if first != index else found[index]
@@ -115,7 +116,11 @@ class Replay:
             inputs.append(value)
         return inputs
 
-    def _recall(self, index: int, function: Any, value: Any) -> Any:
+    def value(self, ctx: Any, number: int) -> torch.Tensor:
+        """The `number`-th result of the part, computed again, with its history."""
+        return self._run(self._inputs(ctx), [self._part.tangents[number]])[0]
+
+    def _recall(self, ctx: Any, index: int, function: Any, value: Any) -> Any:
         if function is None:
             return value
         if function is weakref.ref:
@@ -123,6 +128,12 @@ class Replay:
             return self._stand_in(index) if found is None else found
         tensor, version = value
         tensor = tensor() if function is _weak else tensor
+        reached = [i for i in self._part.gradients if i is not None]
+        if tensor is None and version == 0 and index in reached:
+            node, number = ctx.next_functions[reached.index(index)]
+            maker = getattr(getattr(node, "_forward_cls", None), "weft_replay", None)
+            if maker is not None:
+                return maker.value(node, number)
         if tensor is None:
             raise _CannotReplay(f"its input {index} is no longer alive")
         if version_of(tensor) != version:

@@ -87,6 +87,7 @@ def _function(
         "boxed_grads_call": True,
         "weft_aot_id": next(_IDS),
         "weft_backward_graph": part.backward,
+        "weft_replay": replay,
         "weft_dynamic": dynamic,
         "weft_backward_inputs": staticmethod(inputs),
         "weft_backward_outputs": staticmethod(outputs),
