@@ -57,6 +57,7 @@ REGISTRY: dict[str, str] = {
     "views": "views:generate",  # views, writes in place, layouts changed, results that alias
     "views-differentiated": "views:generate_differentiated",
     "gradients": "gradients:generate",  # higher orders, hooks, transforms, in and out of regions
+    "modules": "modules:generate",  # random modules, several training steps
 }
 
 

@@ -69,7 +69,7 @@ def trace_joint(
     trace = functools.partial(_JointTrace, fn, mode, decompositions or {})
     # A trace counts its writes on the fakes, views of which the caller may look at later.
     counted = tuple(t for t in fakes if isinstance(t, torch.Tensor) and not t.is_inference())
-    with torch.autograd._unsafe_preserve_version_counter(counted):
+    with torch.autograd._unsafe_preserve_version_counter(counted):  # type: ignore[attr-defined]
         return _trace(trace, fakes, same_as)
 
 
