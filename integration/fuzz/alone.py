@@ -12,6 +12,8 @@ _MAIN = """
 # ---- both runs
 
 import ast
+import sys
+from unittest import mock
 
 import torch.nn.functional as F
 import weft
@@ -25,10 +27,15 @@ def arguments(call, space):
 
 
 def outcomes(wrap):
-    space = {"__name__": "program", "torch": torch, "F": F, **Makers().names()}
+    sys.modules["program"] = types.ModuleType("program")
+    space = vars(sys.modules["program"])
+    space.update(torch=torch, F=F, **Makers().names())
     exec(compile(SOURCE, __file__, "exec"), space)
-    function = wrap(space["f"])
-    return [observe(function, arguments(call, space), ORDER) for call in CALLS]
+    function, state = wrap(space["f"]), space.get("state")
+    try:
+        return [observe(function, arguments(call, space), ORDER, state) for call in CALLS]
+    finally:
+        mock.patch.stopall()
 
 
 eager = outcomes(lambda f: f)

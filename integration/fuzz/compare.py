@@ -13,16 +13,35 @@ def differences(eager, weft, reference=None, nudged=None):
 
     `reference` and `nudged` are outcomes in float64, the second for slightly different inputs.
     """
-    if "error" in eager or "error" in weft:
+    labels = {**eager, **weft}
+    if "error" in labels:
         yield from _errors(eager, weft)
-        return
-    for label in {**eager, **weft}:
+        labels = [label for label in labels if label.startswith("state")]
+    for label in labels:
         a, b = eager.get(label), weft.get(label)
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             exact = [_tensor(run, label) for run in (reference, nudged)]
             yield from _values(label, a, b, *exact)
         elif isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or not _same(a, b):
+            a, b = _innermost(a, b)
             yield _kind(label), f"{label}: eager {_short(a)}, weft {_short(b)}"
+
+
+def _innermost(a, b):
+    """Return what differs inside of nested data, with what is around it if that is short."""
+    around = a, b
+    while isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        if max(len(repr(a)), len(repr(b))) < 200:
+            break
+        around = a, b
+        pairs = [pair for pair in zip(a, b) if not _same(*pair)]
+        if len(pairs) != 1 and len(pairs) == len(a):
+            break
+        a, b = pairs[0]
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        common = next((n for n, pair in enumerate(zip(a, b)) if not _same(*pair)), len(a))
+        return a[max(common - 1, 0) :], b[max(common - 1, 0) :]
+    return around
 
 
 def _errors(eager, weft):

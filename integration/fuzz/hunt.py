@@ -54,7 +54,8 @@ def hunt(
             tally.kinds[verdict.kind] += 1
             tally.notices.update(text.splitlines()[0][:160] for text in verdict.notices if text)
             if verdict.fails:
-                text = f"{name} seed {seed}: {verdict.kind}\n  {verdict.detail[:600]}"
+                told = f"{verdict.detail[:300]}...{verdict.detail[300:][-600:]}"
+                text = f"{name} seed {seed}: {verdict.kind}\n  {told}"
                 tally.failures.append(text)
                 say(text)
                 if folder is not None and reduce_seconds:

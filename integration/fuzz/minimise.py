@@ -18,14 +18,21 @@ def minimise(program: Program, fails: Fails, seconds: float = 120.0) -> Program:
     end = time.monotonic() + seconds
     changed = True
     while changed and time.monotonic() < end:
-        changed = False
-        for smaller in _smaller(program):
-            if time.monotonic() > end:
-                break
-            if fails(smaller):
-                program, changed = smaller, True
-                break
+        changed, tried = False, 0
+        while (found := _first(program, fails, tried, end)) is not None:
+            program, tried = found
+            changed = True
     return program
+
+
+def _first(program: Program, fails: Fails, tried: int, end: float) -> tuple[Program, int] | None:
+    """Return the first smaller program that fails, of those after the `tried` first."""
+    for number, smaller in enumerate(_smaller(program)):
+        if time.monotonic() > end:
+            return None
+        if number >= tried and fails(smaller):
+            return smaller, number
+    return None
 
 
 def _smaller(program: Program) -> Iterator[Program]:
@@ -47,9 +54,12 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 
 def _blocks(tree: ast.AST) -> list[list[ast.stmt]]:
-    """The lists of statements of a tree, always in the same order."""
-    fields = ("body", "orelse", "finalbody")
-    found = [getattr(node, field, None) for node in ast.walk(tree) for field in fields]
+    """The lists of statements of a tree, always in the same order: that of `f` comes early."""
+    fields = ("body", "orelse", "finalbody", "handlers")
+    todo, found = [tree], []
+    for node in todo:
+        todo += reversed(list(ast.iter_child_nodes(node)))
+        found += [getattr(node, field, None) for field in fields]
     return [block for block in found if isinstance(block, list) and block]
 
 
@@ -62,7 +72,13 @@ def _trees(tree: ast.Module) -> Iterator[ast.Module]:
     yield from _fewer_results(tree)
     for number, size in enumerate(sizes):
         for place in range(size):
+            yield from _unwrapped(tree, number, place)
             yield from _plainer(tree, number, place)
+    for number, node in enumerate(_expressions(tree)):
+        for part in range(len(_operands(node))):
+            smaller = copy.deepcopy(tree)
+            found = _expressions(smaller)[number]
+            yield _replaced(smaller, found, _operands(found)[part])
 
 
 def _steps(size: int) -> Iterator[int]:
@@ -80,6 +96,39 @@ def _without(tree: ast.Module, number: int, start: int, step: int) -> ast.Module
     del block[start : start + step]
     if not block and number:
         block.append(ast.Pass())
+    return tree
+
+
+def _unwrapped(tree: ast.Module, number: int, place: int) -> Iterator[ast.Module]:
+    """With what a compound statement holds in its place."""
+    node = _blocks(tree)[number][place]
+    if isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match):
+        smaller = copy.deepcopy(tree)
+        block = _blocks(smaller)[number]
+        inside = block[place].cases[0].body if isinstance(node, ast.Match) else block[place].body
+        block[place : place + 1] = inside
+        yield smaller
+
+
+def _expressions(tree: ast.AST) -> list[ast.expr]:
+    """The expressions that are evaluated and hold others, always in the same order."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and _operands(node)]
+    return [node for node in found if isinstance(getattr(node, "ctx", ast.Load()), ast.Load)]
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    """What may stand in the place of an expression."""
+    inside = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+    return [one for one in inside if not isinstance(one, ast.Starred | ast.Constant)]
+
+
+def _replaced(tree: ast.Module, old: ast.expr, new: ast.expr) -> ast.Module:
+    for node in ast.walk(tree):
+        for field, value in ast.iter_fields(node):
+            if value is old:
+                setattr(node, field, new)
+            elif isinstance(value, list) and any(one is old for one in value):
+                setattr(node, field, [new if one is old else one for one in value])
     return tree
 
 

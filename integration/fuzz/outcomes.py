@@ -3,15 +3,20 @@
 Stands alone: files of failing programs hold a copy of it.
 """
 
+import collections
+import contextlib
 import random
+import re
+import types
 
 import torch
 
 
-def observe(function, arguments, order=0):
+def observe(function, arguments, order=0, state=None):
     """Call, differentiate `order` times, and return a dict from labels to what was seen.
 
     Tensors are copies; other values are described by plain data. An exception is the label `error`.
+    `state` is a function of the program that returns what its calls may have changed.
     """
     torch.manual_seed(0)
     random.seed(0)
@@ -22,37 +27,85 @@ def observe(function, arguments, order=0):
         _see_result(seen, result, arguments)
         _see_gradients(seen, result, leaves, order)
     except Exception as error:
-        return {"error": type(error).__name__, "error text": str(error)[:2000]}
+        seen = {"error": type(error).__name__, "error text": str(error)[:2000]}
+    if state is not None:
+        found = state()
+        seen["state"] = plain(found)
+        for label, tensor in tensors_of("state", found):
+            seen[label] = tensor.detach().clone()
     return seen
 
 
-def tensors_of(label, value):
-    """Every tensor in nested containers, with a label that says where."""
+def parts(value):
+    """What a container or an object of the program holds, with labels; asks none of its methods."""
+    if isinstance(value, dict):
+        for place, (key, item) in enumerate(dict.items(value)):
+            yield f"[{key!r}]" if type(key) in (str, int) else f"[key {place}]", item
+    elif isinstance(value, list | tuple):
+        base = list if isinstance(value, list) else tuple
+        for place, item in enumerate(base.__iter__(value)):
+            yield f"[{place}]", item
+    if type(value).__module__ == "program":
+        for kind in type(value).__mro__:
+            for name, member in vars(kind).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):
+                        yield f".{name}", member.__get__(value)
+        with contextlib.suppress(AttributeError):
+            for name, item in object.__getattribute__(value, "__dict__").items():
+                yield f".{name}", item
+
+
+def tensors_of(label, value, seen=None):
+    """Every tensor in nested containers and objects, with a label that says where."""
     if isinstance(value, torch.Tensor):
         yield label, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from tensors_of(f"{label}[{key!r}]", item)
-    elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from tensors_of(f"{label}[{place}]", item)
+        return
+    seen = {} if seen is None else seen
+    if id(value) not in seen:
+        seen[id(value)] = value
+        for name, item in parts(value):
+            yield from tensors_of(label + name, item, seen)
 
 
-def plain(value):
-    """The value with tensors as the word, and what has no good `==` by the name of its type."""
+def plain(value, seen=None):
+    """The value as plain data, with tensors as the word, and what came before by its number."""
+    kind, seen = type(value).__name__, {} if seen is None else seen
     if isinstance(value, torch.Tensor):
-        return type(value).__name__
+        return kind
+    if value is None or isinstance(value, type | torch.dtype | torch.Size):
+        return (kind, repr(value))
+    if type(value) in (bool, int, complex, bytes):
+        return (kind, value)
+    if type(value) is float:
+        return (kind, "nan" if value != value else value)
+    if type(value) is str:
+        return (kind, _ADDRESS.sub("0x", value))
+    if id(value) in seen and not isinstance(value, tuple | frozenset):
+        return ("again", seen[id(value)][0])
+    seen[id(value)] = len(seen), value
+    return (kind, [(name, plain(item, seen)) for name, item in parts(value)] + _more(value, seen))
+
+
+def _more(value, seen):
+    """What else an object holds: its number or text, its keys, what has no order."""
+    rows = []
+    for base in (int, float, str, bytes):
+        if isinstance(value, base):
+            rows.append((base.__name__, repr(base.__str__(value) if base is str else value)))
     if isinstance(value, dict):
-        return (type(value).__name__, [(plain(k), plain(v)) for k, v in value.items()])
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, [plain(item) for item in value])
-    if isinstance(value, set | frozenset):
-        return (type(value).__name__, sorted(map(repr, value)))
-    if isinstance(value, float):
-        return ("float", "nan" if value != value else value)
-    if value is None or isinstance(value, str | bytes | int | complex | torch.dtype | torch.Size):
-        return (type(value).__name__, value)
-    return type(value).__name__
+        rows.append([plain(key, seen) for key in dict.keys(value)])
+    elif isinstance(value, set | frozenset):
+        base = set if isinstance(value, set) else frozenset
+        rows += sorted(str(plain(item)) for item in base.__iter__(value))
+    elif isinstance(value, collections.deque):
+        rows += [plain(item, seen) for item in value]
+    elif isinstance(value, BaseException):
+        rows += [plain(item, seen) for item in value.args]
+    return rows
+
+
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
 def _see_result(seen, result, arguments):

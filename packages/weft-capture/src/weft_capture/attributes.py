@@ -36,6 +36,7 @@ from weft_guards.sources import (
 
 from weft_capture import frame
 from weft_capture.breaks import Break, Raised
+from weft_capture.python_compat import type_name
 from weft_capture.values.base import Kwargs, MethodOf, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, constant
 from weft_capture.values.dicts import DictValue, LazyValue
@@ -183,7 +184,7 @@ def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) 
 
 def _bind_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     if found[1].fget is None:
-        tx.raise_(AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter")
+        raise Break("unsupported-value", f"the property {name} without a getter")
     return tx.const_object(found[1].fget).call(tx, [owner], {})
 
 
@@ -226,7 +227,7 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     if name in overlay:
         value: Value = overlay[name]
         if value.source is None and type(value) is Value:  # deleted
-            tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
+            tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
         return value
     stored = isinstance(found[1], types.MemberDescriptorType) or found[1] in _STORED
     if obj is None or not stored:
@@ -235,7 +236,7 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
             read: Value = base.getattr(tx, name)
             return read
         if isinstance(found[1], types.MemberDescriptorType):
-            tx.raise_(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
+            tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
         raise Break("unsupported-value", f"attribute {name} of {owner.describe()}")
     try:
         real = found[1].__get__(obj)
@@ -325,7 +326,7 @@ def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
         return found
     if fallback is not None:
         return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
-    tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+    tx.raise_(AttributeError, f"'{type_name(self.cls)}' object has no attribute '{name}'")
 
 
 def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value | None:

@@ -373,7 +373,8 @@ class BaseMethod(Value):
         owner = self.owner
         if isinstance(owner, ExceptionValue | ClassValue):
             return owner.call_base_method(tx, self.kind, self.name, args, kwargs)
-        if isinstance(owner, UserObject) and owner.base is not None and self.kind is not object:
+        generic = self.kind is object or self.name in _GENERIC
+        if isinstance(owner, UserObject) and owner.base is not None and not generic:
             if self.name == "__init__":
                 return _fill_base(tx, owner, args, kwargs)
             if self.name == "__getitem__":
@@ -389,9 +390,15 @@ class BaseMethod(Value):
         raise Break("unsupported-method", self.describe())
 
 
+_GENERIC = ("__getattribute__", "__setattr__", "__delattr__")
+"""Methods of builtin classes that do what those of `object` do."""
+
+
 def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
     if isinstance(owner.base, WeakRefValue):  # `__new__` did it
         return NONE
+    if isinstance(owner.base, DictValue) and owner.base.cls is collections.defaultdict:
+        raise Break("unsupported-method", f"defaultdict.__init__ of {owner.describe()}")
     name = "extend" if isinstance(owner.base, ListValue) else "update"
     if (kwargs or len(args) > 1) and not isinstance(owner.base, DictValue):
         raise Break("unknown-call", f"keyword arguments of {owner.cls.__qualname__}")

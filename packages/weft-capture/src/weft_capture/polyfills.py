@@ -35,8 +35,8 @@ def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> It
     for item in iterator:
         if not predicate(item):
             yield item
-            break
-    yield from iterator
+            yield from iterator
+            return
 
 
 def cycle(iterable: Iterable[Any], /) -> Iterator[Any]:
@@ -85,6 +85,17 @@ def accumulate(
         yield total
 
 
+def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], /, *initial: Any) -> Any:
+    """Combine items with a function."""
+    iterator = iter(iterable)
+    total = initial[0] if initial else next(iterator, _MISSING)
+    if total is _MISSING:
+        raise TypeError("reduce() of empty iterable with no initial value")
+    for item in iterator:
+        total = function(total, item)
+    return total
+
+
 def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Give runs of items with equal keys; a run ends when the next one is asked for."""
     iterator = iter(iterable)
@@ -115,7 +126,7 @@ def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) ->
 
 def tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
     """Make several iterators of one."""
-    iterator = iter(iterable)
+    iterator = iter(iter(iterable))  # (CPython: tee_fromiterable)
     waiting: list[list[Any]] = [[] for _ in range(n)]
 
     def branch(mine: list[Any]) -> Iterator[Any]:

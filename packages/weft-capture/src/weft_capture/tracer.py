@@ -110,6 +110,7 @@ class Tracer:
         self.entry_grad_mode = torch.is_grad_enabled()
         self.library: dict[tuple[str, str], Any] = {}  # what globals of libraries held
         self.answers: dict[object, Any] = {}  # of cached functions, in all attempts
+        self.rehearsed: dict[object, Value] | None = None  # by cached functions
         self.only_here = ""  # what ties the capture to this process
 
     # Operations that have a place of their own.
@@ -339,7 +340,10 @@ class Tracer:
             fresh = DictValue()
             fresh.call_method(self, "update", [mapping], {})
             mapping = fresh
-        return {key.as_constant(): value for key, value in mapping.pairs(self)}
+        named = {key.as_constant(): value for key, value in mapping.pairs(self)}
+        if not all(isinstance(name, str) for name in named):
+            raise Break("unknown-call", "names of arguments that are no text")
+        return named
 
     def type_of(self, value: Value) -> Value:
         """Return the class of a value."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from weft_guards.payloads import find_in_class
+
+from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
-from weft_capture.python_compat import too_many_values
+from weft_capture.python_compat import too_many_values, type_name
 from weft_capture.values.base import Frame, Value
-from weft_capture.values.constant import constant
+from weft_capture.values.constant import NULL, constant
 from weft_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
 from weft_capture.values.dicts import DictValue
+from weft_capture.values.functions import FunctionValue
 from weft_capture.values.made import joined
 from weft_capture.values.objects import UserObject
+from weft_capture.values.stepping import steps
 
 _CONTAINERS = {"BUILD_TUPLE": TupleValue, "BUILD_LIST": ListValue, "BUILD_SET": SetValue}
 
@@ -69,18 +74,32 @@ def _build_slice(frame: Frame, instr: Instr) -> None:
 def _extend(frame: Frame, instr: Instr) -> None:
     source = frame.stack.pop()
     name = "extend" if instr.opname == "LIST_EXTEND" else "update"
+    target = frame.stack[-instr.arg]
+    if instr.opname == "LIST_EXTEND" and not _is_iterable(source):
+        kind = type_name(source.python_type())
+        frame.tx.raise_(TypeError, f"Value after * must be an iterable, not {kind}")
     if instr.opname == "DICT_MERGE":
-        _check_duplicates(frame, frame.stack[-instr.arg], source)
-    frame.stack[-instr.arg].call_method(frame.tx, name, [source], {})
+        added = DictValue()
+        if hasattr(source.python_type(), "keys"):
+            added.call_method(frame.tx, name, [source], {})
+        _check_names(frame, len(frame.stack) - instr.arg, added, source)
+        source = added
+    target.call_method(frame.tx, name, [source], {})
 
 
-def _check_duplicates(frame: Frame, target: Value, source: Value) -> None:
-    if not isinstance(target, DictValue) or not isinstance(source, DictValue):
+def _check_names(frame: Frame, place: int, added: DictValue, source: Value) -> None:
+    """Raise where `**source` is an error, which names the function (format_kwargs_error)."""
+    tx, target = frame.tx, frame.stack[place]
+    known = target.entries if isinstance(target, DictValue) else {}
+    again = next((key for hashed, (key, _) in added.entries.items() if hashed in known), None)
+    if again is None and hasattr(source.python_type(), "keys"):
         return
-    for key, _ in source.entries.values():
-        if key.hash_key() in target.entries:
-            text = f"got multiple values for keyword argument {key.as_constant()!r}"
-            frame.tx.raise_(TypeError, text)
+    callee = next(one for one in reversed(frame.stack[: place - 1]) if one is not NULL)
+    if again is None or type(callee) is not FunctionValue:
+        raise Break("unknown-call", "arguments after ** that a call refuses")
+    names = (callee.getattr(tx, f"__{name}__").as_constant() for name in ("module", "qualname"))
+    text = f"got multiple values for keyword argument '{again.as_constant()}'"
+    tx.raise_(TypeError, f"{'.'.join(names)}() {text}")
 
 
 @opcode("LIST_APPEND", "SET_ADD")
@@ -97,14 +116,29 @@ def _map_add(frame: Frame, instr: Instr) -> None:
     frame.stack[-instr.arg].setitem(frame.tx, key, value)
 
 
-def _first_items(frame: Frame, value: Value, count: int) -> list[Value]:
-    """Return up to `count` items; no more are taken from an iterator."""
+def _is_iterable(value: Value) -> bool:
+    return any(find_in_class(value.python_type(), name) for name in ("__iter__", "__getitem__"))
+
+
+def _first_items(
+    frame: Frame, value: Value, count: int, left: list[Value] | None = None
+) -> list[Value]:
+    """Return up to `count` items, no more are taken from an iterator (CPython: unpack_iterable).
+
+    Args:
+        left: gets the iterator, unless it ended or all items were taken at once.
+    """
+    if not _is_iterable(value):
+        kind = type_name(value.python_type())
+        frame.tx.raise_(TypeError, f"cannot unpack non-iterable {kind} object")
     if not isinstance(value, UserObject) and not hasattr(value.python_type(), "__next__"):
         return value.unpack(frame.tx)
     iterator = value.iterate(frame.tx)
     items: list[Value] = []
     while len(items) < count and (item := iterator.next(frame.tx)) is not None:
         items.append(item)
+    if left is not None and len(items) == count:
+        left.append(iterator)
     return items
 
 
@@ -124,7 +158,11 @@ def _unpack_sequence(frame: Frame, instr: Instr) -> None:
 @opcode("UNPACK_EX")
 def _unpack_ex(frame: Frame, instr: Instr) -> None:
     before, after = instr.arg & 0xFF, instr.arg >> 8
-    items = frame.stack.pop().unpack(frame.tx)
+    value = frame.stack.pop()
+    left: list[Value] = []
+    items = _first_items(frame, value, before, left)
+    if left:
+        items += steps(frame.tx, left[0])
     if len(items) < before + after:
         text = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
         frame.tx.raise_(ValueError, text)

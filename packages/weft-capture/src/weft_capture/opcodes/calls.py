@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 
 from weft_capture import attributes
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
+from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.regions import one_call
 from weft_capture.values.base import Frame, Kwargs, Value
 from weft_capture.values.constant import NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue
 from weft_capture.values.objects import ModuleValue
+from weft_capture.values.stepping import steps
 
 
 def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:
@@ -63,7 +65,12 @@ def _call_function_ex(frame: Frame, instr: Instr) -> None:
     kwargs: Kwargs = {}
     if instr.arg & 1:
         kwargs = tx.keyword_arguments(frame.stack.pop())
-    given = frame.stack.pop().unpack(tx)
+    try:
+        given = list(steps(tx, frame.stack.pop(), TUPLE_ASKS_LENGTH))
+    except Raised as raised:  # the interpreter names the function, too
+        if issubclass(raised.value.python_type(), TypeError):
+            raise Break("unknown-call", "arguments after * that may not be iterable") from None
+        raise
     callee, args = _callee(frame, given)
     frame.stack.append(_call_in(frame, callee, args, kwargs))
 

@@ -198,10 +198,11 @@ class Output:
 
     def pin(self, value: Value) -> None:
         """Load an object into a temporary now, before writes change the way to it."""
-        fixed = (
-            isinstance(value, Constant) and value.origin is None and type(value.value) not in MADE
-        )
-        if fixed or value in self._temps or value in self.cells:
+        if isinstance(value, LazyValue) and value.forced is not None:
+            value = value.forced
+        if value in self._temps or value in self.cells:
+            return
+        if isinstance(value, Constant) and value.origin is None and type(value.value) not in MADE:
             return
         self.load(value)
         if value not in self._temps:

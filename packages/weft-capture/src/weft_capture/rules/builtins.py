@@ -51,7 +51,8 @@ from weft_capture.values.iterators import (
     iterated,
 )
 from weft_capture.values.made import TextValue
-from weft_capture.values.objects import UserObject, steps
+from weft_capture.values.objects import UserObject
+from weft_capture.values.stepping import steps
 from weft_capture.values.tensor import SymValue, TensorValue, check_attributes
 
 PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
@@ -143,13 +144,6 @@ def _delattr(tx: Tracer, value: Value, name: Value) -> None:
     value.delattr(tx, str.__str__(name.as_constant()))
 
 
-@rule(vars)
-def _vars(tx: Tracer, value: Value | None = None) -> Value:
-    if value is None:
-        return tx.builtin(locals)
-    return value.getattr(tx, "__dict__")
-
-
 @rule(super)
 def _super(tx: Tracer, *of: Value) -> Value:
     if of:
@@ -236,7 +230,7 @@ def _sort_key(tx: Tracer, key: Value) -> Any:
 def _extremum(
     function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
 ) -> Value:
-    items: Iterable[Value] = steps(tx, *args) if len(args) < 2 else args
+    items: Iterable[Value] = steps(tx, args[0], hinted=False) if len(args) == 1 else args
     if key is NONE:  # else the key is called in between
         items = list(items)
     alike = key is NONE and len({item.python_type() for item in items}) == 1
@@ -326,9 +320,7 @@ def _list(tx: Tracer, items: Value | None = None) -> Value:
 def _tuple(tx: Tracer, items: Value | None = None) -> Value:
     if type(items) is TupleValue:
         return items
-    if items is None:
-        return TupleValue([])
-    return TupleValue(list(steps(tx, items)) if TUPLE_ASKS_LENGTH else items.unpack(tx))
+    return TupleValue([] if items is None else list(steps(tx, items, TUPLE_ASKS_LENGTH)))
 
 
 @rule_of_each(set, frozenset)

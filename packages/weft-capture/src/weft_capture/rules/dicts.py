@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -13,7 +14,7 @@ from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue, chain
-from weft_capture.values.objects import steps
+from weft_capture.values.stepping import listed, steps
 
 
 def missing_key(tx: Tracer, key: Value, of: Value | None = None) -> NoReturn:
@@ -32,8 +33,8 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
         for key in items.call_method(tx, "keys", [], {}).unpack(tx):
             target.put(key, items.getitem(tx, key))
     elif items is not None:
-        for number, pair in enumerate(steps(tx, items)):
-            parts = pair.unpack(tx)
+        for number, pair in enumerate(steps(tx, items, hinted=False)):
+            parts = listed(tx, pair)
             if len(parts) != 2:  # which they say in different words
                 real: Any = target.cls()
                 real_call(tx, real.update, [(0, 0)] * number + [parts])
@@ -51,7 +52,7 @@ def _dict(kind: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value
 
 @rule_of_each(dict.fromkeys, OrderedDict.fromkeys)
 def _from_keys(function: Any, tx: Tracer, keys: Value, value: Value = NONE) -> Value:
-    return DictValue([(key, value) for key in steps(tx, keys)], cls=function.__self__)
+    return DictValue([(key, value) for key in steps(tx, keys, hinted=False)], cls=function.__self__)
 
 
 @rule(defaultdict)
@@ -200,6 +201,8 @@ _CHANGING = frozenset(
     + tuple(f"{name}_update" for name in _ALGEBRA)
 )
 _ASKING = (*_ALGEBRA, "union", "issubset", "issuperset", "isdisjoint")
+_MEETING = ("intersection", "intersection_update", "__and__", "__iand__")
+"""Methods whose result has the elements of the smaller set, else of the other operand."""
 _OPERATORS = {f"__{name}__" for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 for _side in ("", "r", "i"):
     _OPERATORS |= {f"__{_side}{name}__" for name in ("and", "or", "sub", "xor")}
@@ -215,13 +218,7 @@ def sought(item: Value) -> object:
 
 def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     """Call a method of a set, an operator's included; operands of an operator are sets."""
-    if name == "update" and not any(isinstance(arg, SetValue | DictValue) for arg in args):
-        for item in (item for arg in args for item in steps(tx, arg)):
-            call_set(tx, self, "add", item)  # what raises in between leaves what came before
-        return NONE
-    if name in ("update", "difference_update") and len(args) > 1:
-        for one in args:
-            call_set(tx, self, name, one)
+    if _one_by_one(tx, self, name, args):
         return NONE
     known: dict[object, Value] = {}
     loose = self.loose or any(getattr(getattr(arg, "base", arg), "loose", False) for arg in args)
@@ -231,20 +228,24 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
         base = getattr(given, "base", None)
         arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
         every = arg.elements() if isinstance(arg, SetValue) else None
+        if name in _ASKING and every is None and not isinstance(arg, DictValue | DictView):
+            real.append(_keys(tx, arg, known))  # of which it takes as many as it needs
+            continue
         items = [given] if name in _OF_ONE else arg.unpack(tx) if every is None else every
         keys = [sought(item) if name in _SOUGHT else key_in(set, item) for item in items]
         known |= zip(keys, items, strict=True)
         whole = name in _OF_ONE or isinstance(arg, SetValue | DictValue)
         operands.append(given if whole else TupleValue(items))
         real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
-    if name == "remove" and not known.keys() <= self.entries.keys():
+    if name == "remove" and real[0] not in self.entries:
         missing_key(tx, args[0])
-    known |= self.entries
+    smaller = name in _MEETING and not any(len(one) > len(self.order) for one in _sets(real))
     if name in _CHANGING and hasattr(self.cls, "add"):
         tx.mutate(self)
         if self.source is not None:
             _log_change(tx, self, name, operands)
     result = real_call(tx, getattr(self.order, name), *real)
+    known = {**self.entries, **known} if smaller else {**known, **self.entries}
     if name in _CHANGING:
         _update_entries(self, name, known)
         self.loose |= loose or (name not in _OF_ONE and self.by_address())
@@ -253,6 +254,30 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
     if isinstance(result, set | frozenset):
         return set_of(result, known, self.cls, loose)
     return known[result] if name == "pop" else constant(result)
+
+
+def _one_by_one(tx: Tracer, self: SetValue, name: str, args: tuple[Value, ...]) -> bool:
+    """Call a method of a set for each operand or item, as far as it can be told apart."""
+    if name == "update" and not any(isinstance(arg, SetValue | DictValue) for arg in args):
+        for item in (item for arg in args for item in steps(tx, arg, hinted=False)):
+            call_set(tx, self, "add", item)  # what raises in between leaves what came before
+        return True
+    several = name in ("update", "difference_update") and len(args) > 1
+    for one in args if several else ():
+        call_set(tx, self, name, one)
+    return several
+
+
+def _sets(operands: list[Any]) -> Iterator[set[Any] | frozenset[Any]]:
+    return (one for one in operands if isinstance(one, set | frozenset))
+
+
+def _keys(tx: Tracer, items: Value, known: dict[object, Value]) -> Iterator[object]:
+    """Yield the hash keys of what a value gives, which is noted in `known`."""
+    for item in steps(tx, items, hinted=False):
+        key = item.hash_key()
+        known[key] = item
+        yield key
 
 
 def _log_change(tx: Tracer, self: SetValue, name: str, operands: list[Value]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from weft_guards.sources import CallSource, ConstSource
 
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
@@ -350,3 +350,15 @@ def _bind_again(tx: Tracer, self: Value, *others: Value) -> Value:
 def _all_objects(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
     """Leave the frame to the interpreter: among them are tuples that nobody may look into yet."""
     _run_as_it_is(tx, "all objects that there are")
+
+
+@rule(vars)
+def _vars(tx: Tracer, value: Value | None = None) -> Value:
+    if value is None:
+        return tx.builtin(locals)
+    try:
+        return value.getattr(tx, "__dict__")
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        tx.raise_(TypeError, "vars() argument must have __dict__ attribute")

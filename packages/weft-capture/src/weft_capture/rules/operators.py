@@ -15,7 +15,7 @@ from typing import Any
 from weft_guards.sources import CallSource, ConstSource, is_literal
 
 from weft_capture.attributes import lookup
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, Raised
 from weft_capture.python_compat import type_name
 from weft_capture.rules.dicts import as_real, call_set, set_of, sought
 from weft_capture.rules.identity import identical, one_object
@@ -234,6 +234,9 @@ def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
         attempts.insert(0, (left, f"__i{name}__", right))
     result = _attempt(tx, attempts)
     if result is None:
+        sides = {"+": (left,), "*": (left, right)}.get(plain, ())
+        if any(isinstance(_without_class(one), SequenceValue) for one in sides):
+            raise Break("unsupported-value", f"{symbol} of sequences, whose errors differ")
         names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
         tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
     return result
@@ -246,6 +249,12 @@ def _is_foreign(receiver: Value, special: str, argument: Value) -> bool:
         return isinstance(argument, UserObject) and not hasattr(kind, "__torch_function__")
     if isinstance(receiver, DictValue) and special in ("__or__", "__ror__"):
         return not issubclass(argument.python_type(), dict)
+    if isinstance(_without_class(receiver), SequenceValue) and special in (
+        "__mul__",
+        "__imul__",
+        "__rmul__",
+    ):
+        return not hasattr(argument.python_type(), "__index__")
     if not _is_plain(receiver) or isinstance(receiver.as_constant(), str | bytes):
         return False
     base = getattr(argument, "base", None)
@@ -402,7 +411,13 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
         found = _among_constants(tx, container, item)
         if found is not None:
             return constant(found)
-    return constant(any(equal(tx, item, each) for each in stepped(tx, container)))
+    try:
+        items = stepped(tx, container)
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), TypeError):  # (CPython: _PySequence_IterSearch)
+            raise Break("unsupported-value", "in on what is not iterable") from None
+        raise
+    return constant(any(equal(tx, item, each) for each in items))
 
 
 def _among_constants(tx: Tracer, container: SequenceValue, item: SymValue) -> bool | None:

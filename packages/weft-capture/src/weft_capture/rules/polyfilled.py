@@ -50,7 +50,7 @@ _IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
     (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
     (operator, ("delitem", "concat", "call", "countOf", "indexOf", "length_hint")),
-    (functools, ("_lru_cache_wrapper", "reduce")),
+    (functools, ("_lru_cache_wrapper",)),
     (collections, ("_count_elements",)),
 )
 """Functions in C of which the library has a version in Python too."""
@@ -113,6 +113,7 @@ for _function in vars(polyfills).values():
 for _name in _ITERTOOLS:
     if hasattr(itertools, _name):
         polyfill(getattr(itertools, _name), getattr(polyfills, _name))
+polyfill(functools.reduce, polyfills.reduce)
 polyfill(itertools.chain.from_iterable, polyfills.from_iterable)
 polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
 polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)

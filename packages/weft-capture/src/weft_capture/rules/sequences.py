@@ -13,6 +13,7 @@ from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.classes import new_object
+from weft_capture.python_compat import type_name
 from weft_capture.rules.builtins import sort_proxies
 from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import combined, contains
@@ -32,7 +33,8 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import DequeValue
-from weft_capture.values.objects import UserObject, steps
+from weft_capture.values.objects import UserObject
+from weft_capture.values.stepping import listed, steps
 
 
 def _key(tx: Tracer, value: Value) -> Any:
@@ -41,13 +43,20 @@ def _key(tx: Tracer, value: Value) -> Any:
         value = converted(tx, value, "__index__")
     if isinstance(value, SliceValue):
         return slice(*(_key(tx, part) for part in value.parts))
+    kind = value.python_type()
+    if isinstance(value, UserObject) and not hasattr(kind, "__index__"):
+        return _named(kind)
     try:
         return value.as_constant()
     except NotConstant:
-        kind = value.python_type()
         if hasattr(kind, "__index__"):
             raise
-        return type(kind.__name__, (), {})()  # for the text of the error
+        return _named(kind)
+
+
+def _named(kind: type) -> Any:
+    """Return an object that the text of an error calls by the name of a class."""
+    return type(type_name(kind), (), {})()
 
 
 def _item(tx: Tracer, value: Value) -> Value:
@@ -131,7 +140,7 @@ def _range_item(tx: Tracer, self: RangeValue, key: Value) -> Value:
 @method(ListValue, "__setitem__")
 def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
     real = _key(tx, key)
-    new = item.unpack(tx) if isinstance(real, slice) else item
+    new = listed(tx, item) if isinstance(real, slice) else item
     if isinstance(self, DequeValue) and (self.source or isinstance(real, slice)):
         raise Break("unsupported-method", "assigning to items of a deque")
     tx.mutate(self)
@@ -190,7 +199,7 @@ def _numel(tx: Tracer, self: SizeValue) -> Value:
 @rule(type(DequeValue([]).items))
 def _deque(tx: Tracer, iterable: Value | None = None, maxlen: Value = NONE) -> Value:
     empty = real_call(tx, DequeValue, [], None, maxlen.as_constant())
-    items = [] if iterable is None else steps(tx, iterable)
+    items = [] if iterable is None else steps(tx, iterable, hinted=False)
     return empty.with_items(items)  # type: ignore[no-any-return]
 
 

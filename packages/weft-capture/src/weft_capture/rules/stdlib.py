@@ -37,6 +37,7 @@ from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 from weft_capture import attributes, polyfills
 from weft_capture.breaks import Break
 from weft_capture.generators import ASYNC, GeneratorValue
+from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
@@ -48,6 +49,7 @@ from weft_capture.values.functions import BoundMethod, FunctionValue, PartialVal
 from weft_capture.values.iterators import CombinedIterator, ListedIterator
 from weft_capture.values.objects import UserObject
 from weft_capture.values.replayed import FACTORIES, Log, ReplayedValue
+from weft_capture.values.stepping import steps
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_capture.values.wrap import EXACT
 
@@ -181,7 +183,7 @@ def _prod(tx: Tracer, items: Value, *, start: Value = Constant(1)) -> Value:  # 
 def _finite(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
     """Functions of itertools over finite iterables: the items are listed at once."""
     real = [
-        [Proxy(tx, item) for item in arg.unpack(tx)]
+        [Proxy(tx, item) for item in steps(tx, arg, TUPLE_ASKS_LENGTH)]
         if not arg.is_constant() or _listed(arg)
         else arg.as_constant()
         for arg in args

@@ -26,12 +26,12 @@ from weft_guards.sources import Builder, CallSource, ConstSource, ProgramSource,
 class CachedFunction(ObjectConstant, MutableValue):
     """A function under functools.lru_cache or functools.cache.
 
-    Called with constants, or objects it knows by identity, the real function is called: its body, a
-    warning that is given once, say, runs once in the process as in eager. A constant result is
-    taken while the cache has it; else the function behind it is traced, since a cache changes no
-    result of a pure function. Of one of the program's, other objects are those in the cache. With
-    sizes that vary the function is traced, if it only computes; what it makes is only read. Calls
-    count in each run.
+    Called with constants, or objects it knows by identity, the real function is called, so that its
+    body runs once in the process as in eager; one of the program's must only compute. A constant
+    result is taken while the cache has it; else the function behind it is traced, since a cache
+    changes no result of a pure function. Of one of the program's, other objects are those in the
+    cache. With sizes that vary the function is traced, if it only computes; what it makes is only
+    read. Calls count in each run.
     """
 
     calls: list[tuple[object, list[Value], Kwargs]] = field(default_factory=list)
@@ -45,12 +45,26 @@ class CachedFunction(ObjectConstant, MutableValue):
     def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         from weft_capture.rules.checks import has_checks  # noqa: PLC0415 - import cycle
 
+        if tx.rehearsed is not None:
+            return self._call_once(tx, tx.rehearsed, args, kwargs)
         handled = tx.transforms or tx.overrides.modes or has_checks(tx.graph)
         call = self._trace if _vary([*args, *kwargs.values()]) else self._call_real
         found = None if handled else call(tx, args, kwargs)
         if found is None and not is_trusted(self.obj.__module__):
             raise Break("unknown-call", f"{self.describe()}, which gives objects out of a cache")
         return found or tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+
+    def _call_once(
+        self, tx: Tracer, results: dict[object, Value], args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        """Trace the function, once for the same arguments."""
+        function = tx.const_object(self.obj.__wrapped__)
+        if kwargs or not all(arg.is_constant() for arg in args):
+            return function.call(tx, args, kwargs)
+        key = self.obj, *(arg.hash_key() for arg in args)
+        if key not in results:
+            results[key] = function.call(tx, args, kwargs)
+        return results[key]
 
     def _call_real(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
         try:
@@ -59,6 +73,8 @@ class CachedFunction(ObjectConstant, MutableValue):
             asked = functools._make_key(tuple(real), named, True)
             key = (self.obj, asked, [one for one, *_ in self.calls].count(asked))
             if key not in tx.answers:
+                if not is_trusted(self.obj.__module__):
+                    self._rehearse(tx, args, kwargs)
                 with unset_fake_temporarily():
                     tx.answers[key] = self.obj(*real, **named)
             result = tx.answers[key]
@@ -73,6 +89,17 @@ class CachedFunction(ObjectConstant, MutableValue):
             self.calls.append((asked, args, kwargs))
             return tx.literal(result) if plain else tx.wrap(result, _kept(result))
         return tx.literal(result) if plain else None
+
+    def _rehearse(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> None:
+        """Break where the function does more than compute: its effects have their place."""
+        from weft_capture.rehearsals import rehearsal  # noqa: PLC0415 - import cycle
+
+        before, tx.rehearsed = tx.rehearsed, {}
+        try:
+            with rehearsal(tx, self.describe(), []):
+                tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+        finally:
+            tx.rehearsed = before
 
     def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
         from weft_capture.rehearsals import apart  # noqa: PLC0415 - import cycle

@@ -375,7 +375,7 @@ def _derive(group: ExceptionValue, parts: list[Value]) -> Value:
     if not parts:
         return NONE
     part = make_group(group.args[0], parts)
-    part.attributes = dict(group.attributes)
+    part.attributes = {**group.attributes, "__suppress_context__": TRUE}  # PyException_SetCause
     if (notes := part.attributes.get("__notes__")) is not None:
         part.attributes["__notes__"] = ListValue(list(notes.items))  # type: ignore[attr-defined]
     part.origin = group.origin or group
@@ -392,8 +392,6 @@ def split(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
     pairs = [split(tx, part, classes) for part in _parts(error)]
     matched = [match for match, _ in pairs if match is not NONE]
     others = [rest for _, rest in pairs if rest is not NONE]
-    if not matched:
-        return NONE, error
     return _derive(error, matched), _derive(error, others)
 
 
@@ -446,7 +444,7 @@ def _project(error: Value, leaves: set[int]) -> Value:
     if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
         parts = [_project(part, leaves) for part in _parts(error)]
         kept = [part for part in parts if part is not NONE]
-        return error if kept == _parts(error) else _derive(error, kept)
+        return _derive(error, kept)
     return error if id(error) in leaves else NONE
 
 

@@ -15,13 +15,15 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from weft_capture import attributes, polyfills
-from weft_capture.breaks import Break, NotConstant
+from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.bytecode import decode
+from weft_capture.python_compat import error_text, type_name
 from weft_capture.regions import one_call
 from weft_capture.values.base import (
     Kwargs,
@@ -188,8 +190,7 @@ class UserObject(MutableValue):
     def _set_by_descriptor(self, tx: Tracer, descriptor: Any, name: str, value: Value) -> None:
         if isinstance(descriptor, property):
             if descriptor.fset is None:
-                text = f"property '{name}' of '{self.cls.__name__}' object has no setter"
-                tx.raise_(AttributeError, text)
+                raise Break("unsupported-value", f"setting the property {name} without a setter")
             tx.const_object(descriptor.fset).call(tx, [self, value], {})
             return
         refused = Break("unsupported-value", f"setting {name} of {self.describe()}")
@@ -217,7 +218,7 @@ class UserObject(MutableValue):
                 raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
             attributes.bind(tx, found, name, self, self.cls)  # raises where it is not set
         elif self.own_attribute(tx, name) is None:
-            text = f"'{self.cls.__name__}' object has no attribute '{name}'"
+            text = f"'{type_name(self.cls)}' object has no attribute '{name}'"
             tx.raise_(AttributeError, text)
         self.store(tx, name, DELETED)
 
@@ -248,8 +249,9 @@ class UserObject(MutableValue):
         """Look a special method up on the class, as the interpreter does."""
         found = attributes.lookup(self.cls, name)
         if found is None:
-            text = "is not callable" if name == "__call__" else f"has no {name}"
-            tx.raise_(TypeError, f"'{self.cls.__name__}' object {text}")
+            if name not in _WITHOUT:
+                raise Break("unsupported-method", f"{self.cls.__name__} without {name}")
+            tx.raise_(TypeError, error_text(_WITHOUT[name], self.cls))
         return attributes.bind(tx, found, name, self, self.cls)
 
     def has_special(self, name: str) -> bool:
@@ -268,7 +270,7 @@ class UserObject(MutableValue):
     def call_method_fallback(
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        special = name.startswith("__") and attributes.lookup(self.cls, name) is not None
+        special = name.startswith("__") and name.endswith("__")
         bound = self.special(tx, name) if special else self.getattr(tx, name)
         if isinstance(bound, MethodOf) and bound.owner is self:
             found = attributes.lookup(self.cls, name)
@@ -284,7 +286,8 @@ class UserObject(MutableValue):
         assert self.base is not None
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
-        result = self.base.call_method(tx, name, args, kwargs)
+        with self._named(tx):
+            result = self.base.call_method(tx, name, args, kwargs)
         if result is self.base and name in _INPLACE:
             result = self
         if isinstance(result, DictView):
@@ -310,7 +313,8 @@ class UserObject(MutableValue):
         if isinstance(self.base, DictValue) and self.has_special("__missing__"):
             found = self.base.get(tx, key)
             return self.special(tx, "__missing__").call(tx, [key], {}) if found is None else found
-        return self.base.getitem(tx, key)
+        with self._named(tx):
+            return self.base.getitem(tx, key)
 
     def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
         self.special(tx, "__setitem__").call(tx, [key, value], {})
@@ -330,7 +334,8 @@ class UserObject(MutableValue):
 
     def iterate(self, tx: Tracer) -> Value:
         if self.base is not None and not self.has_special("__iter__"):
-            return self.base.iterate(tx)
+            with self._named(tx):
+                return self.base.iterate(tx)
         if attributes.lookup(self.cls, "__iter__") is None:
             if self.has_special("__getitem__"):
                 return tx.const_object(polyfills.items_of).call(tx, [self], {})
@@ -346,8 +351,19 @@ class UserObject(MutableValue):
 
     def unpack(self, tx: Tracer) -> list[Value]:
         if self.base is not None and not self.has_special("__iter__"):
-            return self.base.unpack(tx)
+            with self._named(tx):
+                return self.base.unpack(tx)
         return super().unpack(tx)
+
+    @contextmanager
+    def _named(self, tx: Tracer) -> Iterator[None]:
+        """Leave errors of the builtin base to it: they name the class of this object."""
+        try:
+            yield
+        except Raised as raised:
+            if getattr(raised.value, "stated_in", None) is tx.frame:
+                raise Break("unsupported-value", f"an error about a {self.describe()}") from None
+            raise
 
     # Generated code.
 
@@ -372,24 +388,14 @@ class UserObject(MutableValue):
         out.replay_attributes(self, self.attrs, object.__setattr__, object.__delattr__)
 
 
+_WITHOUT: dict[str, Callable[[Any], object]] = {
+    "__call__": lambda obj: obj(),
+    "__getitem__": lambda obj: obj[0],
+    "__setitem__": lambda obj: operator.setitem(obj, 0, 0),
+}
+"""What asks for a special method: the interpreter names the class of an object without it."""
+
 _INPLACE = tuple(f"__i{name}__" for name in ("add", "and", "mul", "or", "sub", "xor"))
-
-
-def steps(tx: Tracer, items: Value) -> Iterator[Value]:
-    """Yield what a value gives, one by one, as `list` takes it: an object is asked its length."""
-    if not isinstance(items, UserObject) and not hasattr(items.python_type(), "__next__"):
-        yield from items.unpack(tx)  # nothing of the program runs
-        return
-    iterator = items.iterate(tx)
-    if isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT))):
-        tx.builtin(operator.length_hint, items)
-    elif items.python_type() is reversed and getattr(items, "frame", None) is not None:
-        tx.builtin(len, items.args[0])  # type: ignore[attr-defined]
-    while (item := iterator.next(tx)) is not None:
-        yield item
-
-
-_HINT = "__length_hint__"
 
 
 def may_finalize(value: Value) -> bool:

@@ -1,0 +1,202 @@
+"""Iteration, errors and effects of objects of the program's classes, in eager's order and words."""
+
+import collections
+import functools
+import itertools
+import operator
+import types
+
+import pytest
+import torch
+import weft_capture
+from test_capture_language import eager_backend
+
+X = torch.tensor([1.0, -2.0, 3.0])
+LOG = []
+
+
+class Plain:
+    def __init__(self, v=1):
+        self.v = v
+
+
+class Steps:
+    """An iterator that begins again whenever it is asked for `iter`."""
+
+    def __init__(self, end=3):
+        self.end, self.at = end, 0
+
+    def __iter__(self):
+        LOG.append("iter")
+        self.at = 0
+        return self
+
+    def __next__(self):
+        LOG.append("next")
+        self.at += 1
+        if self.at > self.end:
+            raise StopIteration
+        return self.at
+
+
+class Items:
+    def __init__(self, *items):
+        self.items = items
+
+    def __getitem__(self, at):
+        LOG.append(("item", at))
+        return self.items[at]
+
+    def __length_hint__(self):
+        LOG.append("hint")
+        return 2
+
+
+class Tuple(tuple):
+    pass
+
+
+class Float(float):
+    pass
+
+
+class Text(str):
+    pass
+
+
+class Default(collections.defaultdict):
+    def __init__(self, v):
+        super().__init__(v)
+
+
+class Looked(dict):
+    def __getattribute__(self, name):
+        LOG.append(name)
+        return super().__getattribute__(name)
+
+
+def helper(*args, **kwargs):
+    return args, kwargs
+
+
+def star_unpacked(*values):
+    found = []
+    for value in values:
+        a, *b = value
+        found.append((a, b))
+    return found
+
+
+def slice_assigned(items):
+    values = [1, 2]
+    values[0:1] = items
+    return values
+
+
+@functools.cache
+def cached(n):
+    LOG.append(n)
+    return n * 2
+
+
+def cached_between():
+    cached.cache_clear()
+    LOG.append("before")
+    return cached(1), LOG.append("between"), cached(1), cached(2)
+
+
+def group_is_derived():
+    try:
+        try:
+            raise ExceptionGroup("g", [ValueError(1), KeyError(2)])
+        except* TypeError:
+            pass
+    except Exception as error:
+        return error.__suppress_context__, len(error.exceptions)
+
+
+def unpacked(value):
+    a, b = value
+    return a, b
+
+
+PROGRAMS = [
+    lambda: star_unpacked(Steps(), Items(1, 2, 3), "abc", {1: 2, 3: 4}, (k for k in range(3))),
+    lambda: slice_assigned(Steps()),
+    lambda: "-".join(map(str, Steps())),
+    lambda: list(itertools.product(range(2), itertools.dropwhile(bool, Steps()))),
+    lambda: list(itertools.combinations(Items(1, 2, 3), 2)),
+    lambda: list(itertools.tee(Steps())[0]),
+    lambda: helper(*Items(1, 2)),
+    lambda: (max(Items(1, 2)), dict([Steps(2)]), dict.fromkeys(Items("a")), set(Items(1))),
+    lambda: ({1}.isdisjoint(Steps()), {1}.intersection(Steps()), {1, 9}.difference(Steps())),
+    lambda: ({1} & {True}, {1, 2} & {True}, {1} | {True}, {1}.intersection([True])),
+    lambda: Looked(a=1).missing,
+    cached_between,
+    group_is_derived,
+    # errors, in the interpreter's words
+    lambda: functools.reduce(max, []),
+    lambda: vars(Tuple),
+    lambda: vars(1),
+    lambda: types.SimpleNamespace(a=1).q,
+    lambda: [3] * Tuple((1, 2)),
+    lambda: list(Float(2)),
+    lambda: [1][Text("a")],
+    lambda: Plain()[1:2],
+    lambda: operator.setitem(Plain(), 1, 2),
+    lambda: operator.delitem(Plain(), 1),
+    lambda: +Plain(),
+    lambda: 1 in Plain(),
+    lambda: [*Plain(), 1],
+    lambda: helper(*Plain()),
+    lambda: helper(**Plain()),
+    lambda: helper(**{1: 2}),
+    lambda: helper(a=1, **{"a": 2}),
+    lambda: unpacked(Plain()),
+    lambda: "".join(Plain()),
+    lambda: Default(3),
+]
+
+
+def seen(function):
+    """Return what a call gives or raises, and what it logs."""
+    LOG.clear()
+    try:
+        result = repr(function(X)[0])
+    except Exception as error:
+        result = type(error), str(error), repr(error.__context__)
+    return result, list(LOG)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_as_eager(program):
+    def function(x):
+        return program(), x * 2
+
+    def caught(x):
+        try:
+            return program(), x * 2
+        except Exception as error:
+            return (type(error), str(error), repr(error.__context__)), x
+
+    for one in (function, caught):
+        captured = weft_capture.capture(one, eager_backend)
+        expected = seen(one)
+        assert seen(captured) == expected
+        assert seen(captured) == expected
+
+
+def test_texts_of_a_dict_that_loses_them():
+    def function(d, x):
+        a, k = d["l"]
+        del d["l"]
+        d["q"] = k
+        d["l"] = (k, a)
+        return x * 2
+
+    captured = weft_capture.capture(function, eager_backend)
+    ours, eager = ({"l": ("b", "a"), "q": 1} for _ in range(2))
+    for _ in range(3):
+        captured(ours, X)
+        function(eager, X)
+        assert ours == eager
