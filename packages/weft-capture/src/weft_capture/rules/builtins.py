@@ -230,7 +230,8 @@ def _sort_key(tx: Tracer, key: Value) -> Any:
 def _extremum(
     function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
 ) -> Value:
-    items: Iterable[Value] = steps(tx, args[0], hinted=False) if len(args) == 1 else args
+    assert args  # or it raises as the real one
+    items: Iterable[Value] = steps(tx, args[0], hinted=False) if len(args) < 2 else args
     if key is NONE:  # else the key is called in between
         items = list(items)
     alike = key is NONE and len({item.python_type() for item in items}) == 1
