@@ -37,7 +37,8 @@ Made by `python integration/versions.py PYTHON...`, which runs `packages/*/tests
 interpreter and fills its cell. An error is a file of tests that could not be imported or that
 ended the process; those of Triton need `triton` in the environment. A cell names the commit and the
 day of its run. Where some tests of a cell were run again at a later commit, their later outcome is
-counted, and the cell says how many they were and at which commit.
+counted, and the cell says how many they were and at which commit. A cell also names the packages
+whose tests were not run in it.
 
 | torch | {pythons} |
 |---|{rule}|
@@ -51,13 +52,17 @@ def versions_of(python: str) -> tuple[str, str]:
     return torch, python_version
 
 
+def folders() -> list[str]:
+    """Return the folders of tests."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/tests"))
+
+
 def run_tests(python: str, options: list[str]) -> str:
     """Return what `pytest -v` prints: one line a test, so that a crash loses only what follows."""
-    tests = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*/tests"))
     describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     commit = subprocess.run(describe, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     text = f"commit {commit.strip()} {datetime.now(UTC):%Y-%m-%d}\n"
-    for folder in tests:
+    for folder in folders():
         command = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -87,11 +92,14 @@ def summary(outputs: list[str]) -> tuple[str, list[str]]:
     for output in outputs:
         later = outcomes(output)
         commit, day = COMMIT.search(output).groups()
-        runs.append(f"{len(later):,} again at {commit}" if runs else f"at {commit}, {day}")
+        again = sum(test in last for test in later)
+        runs.append(f"at {commit}, {day}" + f", {again:,} of them again" * bool(again))
         last = merged(last, later)
     counts = Counter(outcome.lower() for outcome in last.values())
     cell = ", ".join(f"{counts[name]:,} {name}" for name in COUNTED if counts[name])
     bad = sorted(test for test, outcome in last.items() if outcome in ("FAILED", "ERROR"))
+    absent = [name for name in folders() if not any(test.startswith(f"{name}/") for test in last)]
+    runs += [f"not run: {', '.join(name.split('/')[1] for name in absent)}"] * bool(absent)
     return f"{cell} ({'; '.join(runs)})", bad
 
 
