@@ -5,6 +5,7 @@ import functools
 import itertools
 import operator
 import types
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from test_capture_language import eager_backend
 
 X = torch.tensor([1.0, -2.0, 3.0])
 LOG = []
+TWO = "%s %s"
 
 
 class Plain:
@@ -54,6 +56,11 @@ class Items:
 
 class Tuple(tuple):
     pass
+
+
+class Pair(NamedTuple):
+    v: int
+    w: object = None
 
 
 class Float(float):
@@ -115,6 +122,23 @@ def group_is_derived():
         return error.__suppress_context__, len(error.exceptions)
 
 
+def noting():
+    try:
+        yield 1
+        yield 2
+    finally:
+        LOG.append("closed")
+
+
+def dropped_zip():
+    z = zip([1], noting())
+    found = next(z)
+    torch._C._log_api_usage_once("break")
+    del z
+    LOG.append("behind")
+    return found
+
+
 def unpacked(value):
     a, b = value
     return a, b
@@ -132,6 +156,9 @@ PROGRAMS = [
     lambda: ({1}.isdisjoint(Steps()), {1}.intersection(Steps()), {1, 9}.difference(Steps())),
     lambda: ({1} & {True}, {1, 2} & {True}, {1} | {True}, {1}.intersection([True])),
     lambda: Looked(a=1).missing,
+    lambda: (repr(Pair(4, X)), TWO % Pair(1, 2), TWO % Tuple((1, X)), TWO[:2] % X.shape),
+    lambda: "{0.v} {0.v!r:>5}".format(Plain(2)),
+    dropped_zip,
     cached_between,
     group_is_derived,
     # errors, in the interpreter's words
@@ -154,6 +181,12 @@ PROGRAMS = [
     lambda: helper(a=1, **{"a": 2}),
     lambda: unpacked(Plain()),
     lambda: "".join(Plain()),
+    lambda: [1].index(Pair(4, 2)),
+    lambda: "{0.v} {0:x}".format(Plain()),
+    lambda: iter(Plain(), 3),
+    lambda: functools.reduce(max, [1], 2, 3),
+    lambda: Plain().__setattr__("a"),
+    lambda: super(Plain, Plain()).__getattribute__(),
     lambda: Default(3),
 ]
 

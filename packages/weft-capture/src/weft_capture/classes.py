@@ -386,7 +386,7 @@ class BaseMethod(Value):
             return owner.base_method(tx, self.name, args, kwargs)
         row = OBJECT_METHODS.get(self.name)
         if row is not None:
-            return row(tx, owner, *args, **kwargs)
+            return tx.apply(row, [owner, *args], kwargs)
         raise Break("unsupported-method", self.describe())
 
 
@@ -411,7 +411,7 @@ def _plainly(name: str) -> Callable[..., Value]:
     """Return what `object` does about an attribute, past what the class of the object does."""
 
     def run(tx: Tracer, owner: Value, attribute: Value, *value: Value) -> Value:
-        if isinstance(owner, ClassValue):
+        if isinstance(owner, ClassValue) or len(value) != (name == "setattr"):
             raise Break("unsupported-method", f"object.__{name}__ of {owner.describe()}")
         plain = f"plain_{name}" if isinstance(owner, UserObject) else name
         getattr(owner, plain)(tx, attribute.as_constant(), *value)

@@ -30,8 +30,9 @@ from weft_capture.values.base import MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.containers import Container
 from weft_capture.values.dicts import DictValue
+from weft_capture.values.finalizers import may_finalize
 from weft_capture.values.made import origins
-from weft_capture.values.objects import DELETED, UserObject, may_finalize
+from weft_capture.values.objects import DELETED, UserObject
 
 
 class Effects:

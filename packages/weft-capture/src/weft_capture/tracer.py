@@ -49,11 +49,11 @@ from weft_capture.values.constant import MADE, is_numpy, plain_scalar
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, LazyValue
 from weft_capture.values.exceptions import ExceptionValue, chain
+from weft_capture.values.finalizers import may_finalize
 from weft_capture.values.functions import BoundMethod, FunctionValue, function_value
 from weft_capture.values.instance_dicts import instance_dict
 from weft_capture.values.iterators import DictIterator, ListedIterator, SequenceIterator
 from weft_capture.values.made import MadeValue, origins
-from weft_capture.values.objects import may_finalize
 from weft_capture.values.overrides import Overrides
 from weft_capture.values.tensor import TensorValue
 

@@ -18,8 +18,9 @@ from weft_capture.scope import import_module, load_global, store_global
 from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NONE, NULL
 from weft_capture.values.dicts import DictValue
+from weft_capture.values.finalizers import may_finalize
 from weft_capture.values.functions import BoundMethod, CellValue
-from weft_capture.values.objects import DELETED, may_finalize
+from weft_capture.values.objects import DELETED
 
 
 @opcode("MAKE_CELL")

@@ -371,6 +371,8 @@ def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> N
 @rule(iter)
 def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
     if sentinel is not None:
+        if not hasattr(items.python_type(), "__call__"):  # noqa: B004 - of its class
+            tx.raise_(TypeError, "iter(v, w): v must be callable")
         return tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
     return items.iterate(tx)
 

@@ -61,7 +61,7 @@ def _print(
         raise Break("unknown-call", "print with a separator that is no text")
     stream = file if file is not NONE else tx.const_object(sys).getattr(tx, "stdout")
     if isinstance(stream, ReplayedValue):
-        words = [_shown(tx, arg).as_constant() for arg in args]
+        words = [text_of(tx, arg, str) for arg in args]
         space, newline = (one.as_constant() for one in (sep, end))
         text = (" " if space is None else space).join(words)
         text += "\n" if newline is None else newline

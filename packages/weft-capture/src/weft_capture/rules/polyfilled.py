@@ -85,6 +85,8 @@ def polyfill(original: Any, version: Any) -> None:
 
     def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         given = list(args)
+        if name == "reduce" and len(given) > 3:
+            raise Break("unknown-call", "arguments of reduce")
         if name != "reduce" or (given[1:] and hasattr(given[1].python_type(), "__iter__")):
             given[places] = [iterated(tx, arg) for arg in given[places]]
         try:

@@ -171,14 +171,20 @@ def shown(tx: Tracer, value: Value) -> Any:
 
 def percent_text(tx: Tracer, text: str, right: Value) -> Value:
     """Evaluate `text % right`."""
-    several = type(right) is TupleValue or isinstance(right, DictValue)
-    parts = list(right.unpack(tx)) if type(right) is TupleValue else [right]
+    base = getattr(right, "base", None)
+    items = next((one for one in (right, base) if isinstance(one, TupleValue | SizeValue)), None)
+    parts = [right] if items is None else items.unpack(tx)
     if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in parts):
         if "c" in (place[-1] for place in _PLACES.findall(text)):
             raise Break("unsupported-value", "%c of a number that varies, which may fail")
         shows_objects = _OBJECTS.search(text) is not None
         return _with_holes(tx, _interpolated, [constant(text)], parts, not shows_objects)
-    operand = right.build(lambda item: shown(tx, item)) if several else shown(tx, right)  # type: ignore[attr-defined]
+    if items is not None:
+        operand: Any = tuple(shown(tx, part) for part in parts)
+    elif isinstance(right, DictValue):
+        operand = right.build(lambda item: shown(tx, item))
+    else:
+        operand = shown(tx, right)
     return constant(real_call(tx, operator.mod, text, operand))
 
 
@@ -190,9 +196,12 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
         return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
     real = [shown(tx, arg) for arg in args]
     words = {name: shown(tx, value) for name, value in kwargs.items()}
+    if any(isinstance(one, Proxy) for one in (*real, *words.values())) and _PARTS.search(text):
+        raise Break("unsupported-value", "attributes or items in the fields of a format")
     return constant(real_call(tx, text.format, *real, **words))
 
 
+_PARTS = re.compile(r"{[^{}:!]*[.\[]")
 _PLACES = re.compile(r"%[^%a-zA-Z]*[hlL]?[a-zA-Z]")
 _OBJECTS = re.compile(r"%(\(.*?\))?[-#0 +]*[\d*]*(\.[\d*]+)?[hlL]?[sra]")
 """Places of a text for `%` at which the text of any object stands."""

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from weft_capture import attributes, polyfills
 from weft_capture.breaks import Break, NotConstant, Raised
-from weft_capture.bytecode import decode
 from weft_capture.python_compat import error_text, type_name
 from weft_capture.regions import one_call
 from weft_capture.values.base import (
@@ -36,7 +35,7 @@ from weft_capture.values.base import (
     found_by_identity,
 )
 from weft_capture.values.constant import class_value, constant
-from weft_capture.values.containers import Container, SetValue
+from weft_capture.values.containers import SetValue
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_guards.sources import Source, is_literal
@@ -396,36 +395,6 @@ _WITHOUT: dict[str, Callable[[Any], object]] = {
 """What asks for a special method: the interpreter names the class of an object without it."""
 
 _INPLACE = tuple(f"__i{name}__" for name in ("add", "and", "mul", "or", "sub", "xor"))
-
-
-def may_finalize(value: Value) -> bool:
-    """Say whether an object with a `__del__` from outside may die with a value."""
-    pending, seen = [value], set()
-    while pending:
-        one = pending.pop()
-        obj = getattr(one, "obj", None)
-        if isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj):
-            return True
-        if one not in seen and isinstance(one, Container):
-            seen.add(one)
-            one.build(pending.append)
-    return False
-
-
-def drops(obj: Any, depth: int = 4) -> bool:
-    """Say the same of a real object, or of a container somewhere in which there may be one."""
-    plain = obj if isinstance(obj, list | tuple | deque) else ()
-    inside = obj.values() if isinstance(obj, dict) else plain
-    mine = isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj)
-    return mine or depth == 0 or any(drops(one, depth - 1) for one in inside)
-
-
-def _unwinds(obj: object) -> bool:
-    """Say whether an object is a generator whose handlers run when it is dropped."""
-    if not isinstance(obj, types.GeneratorType | types.AsyncGeneratorType):
-        return False
-    code = decode(obj.gi_code if isinstance(obj, types.GeneratorType) else obj.ag_code)
-    return any(one.opname == "YIELD_VALUE" and code.unwinds(one) for one in code.instrs)
 
 
 def _overrides(cls: type) -> bool:

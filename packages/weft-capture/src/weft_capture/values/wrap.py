@@ -44,6 +44,7 @@ from weft_capture.values.containers import (
 from weft_capture.values.contexts import AutocastContext, InferenceContext
 from weft_capture.values.dicts import DictValue, LazyValue, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.finalizers import drops
 from weft_capture.values.functions import (
     BoundMethod,
     BuiltinValue,
@@ -61,7 +62,6 @@ from weft_capture.values.objects import (
     StreamValue,
     UserObject,
     as_kind,
-    drops,
     is_plain_stream,
 )
 from weft_capture.values.overrides import OverridingTensor, has_handler
