@@ -53,6 +53,69 @@ def test_what_is_compiled_on_its_own_is_inlined(name):
     assert len(optimised._weft_capture.graphs) == 1
 
 
+def halves(x):
+    for n in range(2):
+        yield x / 2 + n
+
+
+def breaks(x):
+    y = x.sin()
+    print(end="")
+    weft_capture.graph_break()
+    return y * 2
+
+
+class Scale:
+    def __init__(self):
+        self.by = 3.0
+
+    def __call__(self, x):
+        return x * self.by
+
+
+INNER = {
+    "function": lambda run: run(twice),
+    "function with a graph break": lambda run: run(breaks),
+    "fullgraph": lambda run: run(twice, fullgraph=True) if run is captured else twice,
+    "generator": lambda run: lambda x, each=run(halves): sum(each(x)),
+    "method": lambda run: run(Scale().__call__),
+    "object": lambda run: run(Scale()),
+    "partial": lambda run: run(functools.partial(torch.mul, other=2)),
+}
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("name", INNER)
+def test_what_torch_compiles_may_call_captured_functions(name, fullgraph):
+    if fullgraph and name == "function with a graph break":
+        fullgraph = False
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    plain, inner = INNER[name](lambda function: function), INNER[name](captured)
+    outer = torch.compile(lambda x: inner(x + 1) + 1, backend=keep, fullgraph=fullgraph)
+    for _ in range(2):
+        torch.testing.assert_close(outer(X), plain(X + 1) + 1)
+    torch.testing.assert_close(inner(X), plain(X))
+    assert graphs
+
+
+def test_captured_functions_that_call_one_with_fullgraph_keep_its_fullgraph():
+    inner = captured(breaks, fullgraph=True)
+    with pytest.raises(Unsupported, match="graph-break"):
+        captured(lambda x: inner(x + 1) + 1)(X)
+
+
+def test_a_function_that_torch_compiles_is_captured_in_its_place():
+    optimised = captured(by_torch(twice), fullgraph=True)
+    assert torch.equal(optimised(X), X * 2)
+    assert len(optimised._weft_capture.graphs) == 1
+
+
 class Separately(torch.autograd.Function):
     @staticmethod
     @captured

@@ -1,10 +1,12 @@
 """Guards and caches as `weft.compile` and `weft.config` steer them; docs/coverage/guards.md."""
 
 import functools
+import gc
 import inspect
 import subprocess
 import sys
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -124,19 +126,106 @@ def test_any_recompile_can_be_an_error():
     with weft.config.patch(error_on_recompile=True):
         f(torch.ones(3), 2)
         f(torch.ones(3), 2)
-        with pytest.raises(weft.RecompileLimit, match="size of dim 0"):
+        with pytest.raises(weft.RecompileLimit, match="size of dim 0") as caught:
             f(torch.ones(4), 2)
+    assert "error_on_recompile is set" in str(caught.value)
+    assert "recompile_limit =" not in str(caught.value) and "eagerly" not in str(caught.value)
     f(torch.ones(4), 2)
     assert len(graphs) == 2
 
 
-def test_calls_of_compile_have_caches_of_their_own():
-    first, one = make(scaled, isolate_recompiles=True)
-    second, two = make(scaled, isolate_recompiles=False)
-    for size in (3, 4):
-        first(torch.ones(size))
-    second(torch.ones(3))
-    assert (len(one), len(two)) == (2, 1)
+# ---- what calls of compile share
+
+
+def test_equal_calls_share_what_they_compile():
+    backend = Counting()
+    for size in (3, 4, 5, 3):
+        assert weft.compile(scaled, backend=backend)(torch.ones(size)).tolist() == [2.0] * size
+    assert len(backend) == 2
+
+
+@pytest.mark.parametrize(
+    "other", [{"fullgraph": True}, {"dynamic": False}, {"isolate_recompiles": True}, {"name": "x"}]
+)
+def test_calls_with_other_flags_share_nothing(other):
+    backend = Counting()
+    first = weft.compile(scaled, backend=backend)
+    second = weft.compile(scaled, backend=backend, **other)
+    for function in (first, second, first, second):
+        function(torch.ones(3))
+    assert len(backend) == 2
+
+
+def test_calls_under_other_settings_share_nothing():
+    backend = Counting()
+    weft.compile(scaled, backend=backend)(torch.ones(3))
+    with weft.config.patch(specialize_float=True):
+        weft.compile(scaled, backend=backend)(torch.ones(3))
+    assert len(backend) == 2
+
+
+def test_isolated_calls_share_nothing_with_each_other():
+    backend = Counting()
+    for _ in range(2):
+        weft.compile(scaled, backend=backend, isolate_recompiles=True)(torch.ones(3))
+    assert len(backend) == 2
+
+
+def test_functions_of_one_code_object_each_have_the_recompile_limit():
+    def make_one(scale):
+        return lambda x: x * len(scale)
+
+    backend = Counting()
+    compiled = [
+        weft.compile(make_one("s" * n), backend=backend, recompile_limit=2) for n in range(6)
+    ]
+    for function in compiled:
+        function(torch.ones(3))
+    assert len(backend) == 6
+
+
+def test_a_call_after_the_limit_compiles_again():
+    backend = Counting()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = weft.compile(static, backend=backend, recompile_limit=1, dynamic=False)
+        for n in (2, 3):
+            first(torch.ones(3), n)
+    assert len(backend) == 1
+    second = weft.compile(static, backend=backend, recompile_limit=1, dynamic=False)
+    assert torch.equal(second(torch.ones(3), 4), static(torch.ones(3), 4))
+    assert len(backend) == 2
+
+
+def test_backends_made_anew_do_not_pile_up():
+    backends = []
+    for _ in range(12):
+        backend = Counting()
+        weft.compile(scaled, backend=backend)(torch.ones(3))
+        backends.append(weakref.ref(backend))
+        del backend
+    gc.collect()
+    assert sum(ref() is not None for ref in backends) <= 8
+
+
+def test_functions_and_their_code_take_what_was_compiled_along():
+    body = "\n    for _ in range(3):\n        x = x + 1\n        print(end='')\n    return x"
+    source = "def function(x):" + body
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(weakref.ref(graph))
+        return graph.forward
+
+    for _ in range(3):
+        namespace = {}
+        exec(source, namespace)
+        weft.compile(namespace["function"], backend=backend)(torch.ones(3))
+    del namespace
+    for _ in range(2):  # the function and its globals, then what was kept for its code
+        gc.collect()
+    assert len(graphs) >= 3
+    assert not any(ref() for ref in graphs)
 
 
 # ---- filters

@@ -10,15 +10,17 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule
+from torch.utils.weak import WeakIdKeyDictionary
 from weft_core.arguments import checked
 from weft_core.collector import collector_paused
 from weft_core.errors import CompilerUnavailable, WeftError
@@ -32,9 +34,10 @@ from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
 from weft_capture.convert import Backend, Converted, Task, convert, restore
 from weft_capture.function_modes import lookup_under_modes, modes_put_away
+from weft_capture.markers import is_compiling
 from weft_capture.output.entry import entry_replacement, is_entry
 from weft_capture.precompiled import Kept
-from weft_capture.reports import CodeLog, Frames, Report, count_ops, gather, lost_record
+from weft_capture.reports import CodeLog, Report, collected, count_ops, gather, lost_record
 from weft_capture.selection import (
     LAUNCHERS,
     has_tensor_work,
@@ -45,10 +48,11 @@ from weft_capture.selection import (
 from weft_capture.suspending import SUSPENDING, driven, in_pieces
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 _lock = threading.RLock()
 _busy = threading.local()  # while a thread captures: what that calls runs as it is
 _all: weakref.WeakSet[Capture] = weakref.WeakSet()
-_collected: Frames = {}  # what became of the frames of compiled functions that are gone
+_SHARED = 8  # requests for one code object whose graphs are kept, whoever still asks for them
 
 
 def _after_fork() -> None:
@@ -61,8 +65,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+_ByCode: TypeAlias = MutableMapping[types.CodeType, T]
+"""By the identity of code objects, which it does not keep alive."""
+
+
 class Capture:
-    """One optimised function: its caches by code object, and what was learned on the way.
+    """What is compiled for one request: its caches by code object, and what was learned on the way.
+
+    Equal requests for one code object share it. It then lives as long as that code, to which
+    nothing here may refer strongly.
 
     Args:
         backend: (graph module, example inputs) -> callable.
@@ -85,18 +96,19 @@ class Capture:
         self.first_backend = first_backend
         self.fullgraph = fullgraph
         self.rules = rules
-        self.caches: dict[types.CodeType, CodeCache] = {}
-        self.asked: types.CodeType | None = None  # captured whatever it gets
+        self.caches: _ByCode[CodeCache] = WeakIdKeyDictionary()
+        self._codes: _ByCode[None] = WeakIdKeyDictionary()  # those that the hook knows
+        self.users = 1  # how often it was asked for
+        self.asked: weakref.ref[types.CodeType] | None = None  # captured whatever it gets
         self.breaks: list[BreakRecord] = []
-        self.graphs: list[GraphModule] = []
-        self.logs: dict[types.CodeType, CodeLog] = {}
+        self.logs: _ByCode[CodeLog] = WeakIdKeyDictionary()
+        self._graphs: list[weakref.ref[GraphModule]] = []
         self._others: dict[Backend, Capture] = {}  # captures of the same for other backends
-        self._kept: dict[types.CodeType, Kept] = {}
-        # One object for good: the hook tells the runs of different captures apart by it.
-        self.miss = self.on_miss
+        self._kept: _ByCode[Kept] = WeakIdKeyDictionary()
+        weakref.finalize(self, _forget, self._codes).atexit = False
         _all.add(self)
 
-    def on_miss(
+    def __call__(
         self, function: types.FunctionType, code: types.CodeType, flat_args: tuple[Any, ...]
     ) -> types.CodeType | None:
         """Answer the frame hook: code to run in the place of this call, or None."""
@@ -120,9 +132,9 @@ class Capture:
             cache = self._cache(code)
             found = cache.lookup(function, *flat_args)
             if found is not None:
-                frame.set_lookup(code, cache.lookup, self.miss)
+                frame.set_lookup(code, cache.lookup, self)
                 return found
-            asked = code is self.asked or resumed or cache.entries
+            asked = resumed or cache.entries or (self.asked and self.asked() is code)
             if not asked and not has_tensor_work(function, flat_args):
                 return None
             if not stance.may_compile(code.co_qualname, lambda: cache.reasons(function, flat_args)):
@@ -143,6 +155,8 @@ class Capture:
     ) -> bool:
         """Say, and report, whether a frame runs as it is because of the state of the process."""
         code, lost = function.__code__, None
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return True  # what traces it compiles it
         if torch._C._len_torch_dispatch_stack():
             lost = ("modes", "a TorchDispatchMode")
         elif replaced := replaced_builtins():
@@ -164,7 +178,7 @@ class Capture:
             if now.name == "eager_then_compile" or self.first_backend is None:
                 return function(*args, **kwargs)
             chosen = self._for_backend(self.first_backend)
-        return frame.run(chosen.miss, function, *args, **kwargs)
+        return frame.run(chosen, function, *args, **kwargs)
 
     def _for_backend(self, backend: Backend) -> Capture:
         with _lock:
@@ -185,7 +199,9 @@ class Capture:
 
     def log(self, code: types.CodeType) -> CodeLog:
         """Return the record of a code object."""
-        return self.logs.setdefault(code, CodeLog())
+        if code not in self.logs:
+            self.logs[code] = CodeLog.of(code, self.caches.get(code))
+        return self.logs[code]
 
     def _cache(self, code: types.CodeType) -> CodeCache:
         cache = self.caches.get(code)
@@ -193,6 +209,10 @@ class Capture:
             # One call of a loop with a break enters a piece of it once an iteration.
             patience = 4 if is_resume(code) else 1
             cache = self.caches[code] = CodeCache(code, self.rules, patience)
+            self._codes[code] = None
+            cache.users = self.users
+            if code in self.logs:
+                self.logs[code].cache = cache
         return cache
 
     def _compile(
@@ -231,8 +251,19 @@ class Capture:
         return self._kept.get(code)
 
     def _record_graph(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        self.graphs.append(graph)
+        self._graphs = [ref for ref in self._graphs if ref() is not None] + [weakref.ref(graph)]
         return self.backend(graph, inputs)
+
+    @property
+    def graphs(self) -> list[GraphModule]:
+        """The captured graphs that are still in use, in order of capture."""
+        return [graph for ref in self._graphs if (graph := ref()) is not None]
+
+    def add_user(self) -> None:
+        """Count one more request in, which may have as many entries as the limit."""
+        self.users += 1
+        for cache in list(self.caches.values()):
+            cache.add_user()
 
     def _install(
         self,
@@ -270,29 +301,26 @@ class Capture:
             kept.add(converted.kept)
         elif isinstance(converted.kept, str) and converted.kept:
             log.not_kept.append(converted.kept)
-        frame.set_lookup(code, cache.lookup, self.miss)
+        frame.set_lookup(code, cache.lookup, self)
         counters["frames"]["compiled"] += 1
         return converted.code
 
-    def __del__(self) -> None:
-        if self.logs and not sys.is_finalizing():  # reports tell of it all the same
-            gather(self._records(), _collected, most=100)
-        self.forget()
-
-    def _records(self) -> Iterator[tuple[types.CodeType, CodeLog, CodeCache | None]]:
-        return ((code, log, self.caches.get(code)) for code, log in list(self.logs.items()))
-
     def forget(self) -> None:
-        """Drop everything that was compiled."""
-        for code, cache in list(self.caches.items()):
+        """Drop everything that was compiled, and what reports tell of it."""
+        for log in list(self.logs.values()):
+            log.dropped = True
+        for cache in list(self.caches.values()):
             cache.clear()
-            frame.forget(code)
-        self.caches.clear()
-        self.logs.clear()
-        self.breaks.clear()
-        self.graphs.clear()
-        self._others.clear()
-        self._kept.clear()
+        _forget(self._codes)
+        for held in (self.caches, self.logs, self.breaks, self._graphs, self._others, self._kept):
+            held.clear()
+
+
+def _forget(codes: _ByCode[None]) -> None:
+    """Free what the hook has for code objects: they can lie in circles, which it does not show."""
+    for code in list(codes):
+        frame.forget(code)
+    codes.clear()
 
 
 def capture(
@@ -303,6 +331,7 @@ def capture(
     first_backend: Backend | None = None,
     marks_modules: bool = False,
     shapes_spec: Any = None,
+    share: object = None,
     **rules: Any,
 ) -> Callable[..., Any]:
     """Return `function` with its graphs compiled by `backend`.
@@ -313,27 +342,48 @@ def capture(
         fullgraph: raise Unsupported at a graph break instead of splitting the graph.
         first_backend, marks_modules: see `Capture`.
         shapes_spec: which sizes and ints of its arguments vary, as `weft_guards.ShapesSpec` has it.
+        share: calls for one code object with equal ones share what is compiled; None: with no call.
         rules: `dynamic`, `recompile_limit`, ... as `weft_guards.CacheRules` has them.
     """
     if shapes_spec is not None:
         rules["shapes"] = ShapesSpec(shapes_spec, function)
-    state = Capture(backend, fullgraph, CacheRules(**rules), first_backend, marks_modules)
-    miss = state.miss
     named = selection.framed(function)
     function = in_pieces(named)
-    state.asked = function.__code__
+    make = functools.partial(
+        Capture, backend, fullgraph, CacheRules(**rules), first_backend, marks_modules
+    )
+    state = make() if share is None else _shared(function.__code__, share, make)
+    state.asked = weakref.ref(function.__code__)
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() and not is_compiling():  # torch.compile inlines the function
+            return function(*args, **kwargs)
         if stance.active is not None or torch._C._is_tracing():
             return state.under_stance(function, args, kwargs)
-        return frame.run(miss, function, *args, **kwargs)
+        return frame.run(state, function, *args, **kwargs)
 
     frame.skip(optimised.__code__)
     if named.__code__.co_flags & SUSPENDING:
-        optimised = driven(named, optimised, miss)
+        optimised = driven(named, optimised, state)
     functools.update_wrapper(optimised, named)
     optimised._weft_capture = state  # type: ignore[attr-defined]
     return optimised
+
+
+_known: _ByCode[list[tuple[object, Capture]]] = WeakIdKeyDictionary()
+
+
+def _shared(code: types.CodeType, request: object, make: Callable[[], Capture]) -> Capture:
+    """Return what an equal request for a code object has got, or make it."""
+    with _lock:
+        known = _known.setdefault(code, [])
+        found = next((state for before, state in known if before == request), None)
+        if found is not None:
+            found.add_user()
+        state = found or make()
+        known[:] = [pair for pair in known if pair[1] is not state][1 - _SHARED :]
+        known.append((request, state))
+        return state
 
 
 _BATCHED: Any = torch._C.DispatchKey.FuncTorchVmapMode
@@ -364,7 +414,7 @@ def _runs_again() -> bool:
     caller: types.FrameType | None = sys._getframe()
     files = (torch.utils.checkpoint.__file__, __file__)
     while caller := caller.f_back if caller else None:
-        if caller.f_code.co_filename in files and caller.f_code.co_name != "on_miss":
+        if caller.f_code.co_filename in files and caller.f_code.co_name != "__call__":
             return caller.f_code.co_filename != __file__
     return False
 
@@ -408,11 +458,17 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     """Return a function that runs `function` once, captured but not compiled, and explains it."""
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
-        optimised = capture(function, lambda graph, inputs: graph.forward)
+        graphs: list[GraphModule] = []
+
+        def keep(graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            graphs.append(graph)
+            return graph.forward
+
+        optimised = capture(function, keep)
         state: Capture = optimised._weft_capture  # type: ignore[attr-defined]
         optimised(*args, **kwargs)
         guards = sum(len(e.guards) for cache in state.caches.values() for e in cache.entries)
-        result = Explanation(list(state.graphs), list(state.breaks), guards)
+        result = Explanation(graphs, list(state.breaks), guards)
         state.forget()
         return result
 
@@ -422,9 +478,9 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
 def report() -> Report:
     """Tell what became of every frame that was captured since the last reset."""
     with _lock:
-        frames = copy.deepcopy(_collected)
+        frames = copy.deepcopy(dict(collected))
         for state in list(_all):
-            gather(state._records(), frames)
+            gather(list(state.logs.values()), frames)
     known = {text for frame in frames.values() for text in frame.told}
     return Report(tuple(frames.values()), tuple(text for text in told if text not in known))
 
@@ -434,4 +490,4 @@ def reset() -> None:
     with _lock:
         for state in list(_all):
             state.forget()
-        _collected.clear()
+        collected.clear()

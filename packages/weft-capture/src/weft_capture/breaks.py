@@ -62,7 +62,8 @@ REASONS: dict[str, Reason] = {
     ),
     "op-failed": Reason(
         "the operation raises on tensors of these shapes and types",
-        "fix the operation; eager execution shows the same error",
+        "run the program without weft: if the operation raises there too, fix it; otherwise none "
+        "needed: it runs for real between two graphs",
     ),
     "warns": Reason(
         "the operation warns, which it has to do itself", "do what the warning says, or accept it"

@@ -37,7 +37,7 @@ def is_elsewhere() -> bool:
 
 def running() -> Any:
     """Return the `Capture` whose function this thread runs, None outside of optimised calls."""
-    return getattr(frame.current(), "__self__", None)
+    return frame.current()
 
 
 @contextmanager

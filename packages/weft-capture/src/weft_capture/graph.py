@@ -54,6 +54,7 @@ _CODES = {
     "GuardOnDataDependentSymNode": "data-dependent-value",
     "DynamicOutputShapeException": "dynamic-output-shape",
 }
+_NO_DATA = "but its data is not allocated"  # what fake tensors say to those who read it
 _AUTOCAST = torch.amp.autocast_mode
 _MODES = (torch._C._set_grad_enabled, _AUTOCAST._enter_autocast, _AUTOCAST._exit_autocast)
 _RESHAPES = ("resize_", "resize_as_", "as_strided_")
@@ -298,6 +299,8 @@ class GraphBuilder:
             raise
         except Exception as error:
             code = _CODES.get(type(error).__name__, "op-failed")
+            if _NO_DATA in str(error):
+                code, error = "data-dependent-value", ValueError("it reads a tensor's values")
             if code.startswith("d") and self.shape_env is None and self.reads_data():
                 raise NeedsSymbols from None
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))

@@ -1,7 +1,7 @@
 """What became of each frame: the records behind `weft.report()`, and the notice of a lost one.
 
-A frame is one function of the program; the pieces behind its graph breaks count with it. Records
-live as long as the `Capture` they belong to, and `reset()` drops them.
+A frame is one function of the program; the pieces behind its graph breaks count with it. A record
+lives as long as its code object and its `Capture`; `collected` keeps what it said until `reset()`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,46 @@ def count_ops(graph: GraphModule) -> int:
     return sum(node.op in _CALLS for node in graph.graph.nodes)
 
 
-@dataclass
+Key = tuple[str, str, int]
+"""Name, file and first line of a function."""
+_MOST = 100  # records of code objects that are gone, by function
+
+
+@dataclass(eq=False)
 class CodeLog:
     """What was done with one code object: a function or a piece of one.
 
     Args:
+        key: the function.
+        cache: the compiled entries.
         ops: operations of each graph.
         breaks: why its captures ended early.
         lost: why it runs eagerly; None while it does not.
         not_kept: why other processes capture it anew, with `config.caching_precompile`.
         uncompiled: why graphs of it run op by op.
         told: what users were told of it.
+        dropped: reports do not tell of it any more.
     """
 
+    key: Key
+    cache: CodeCache | None = None
     ops: list[int] = field(default_factory=list)
     breaks: list[BreakRecord] = field(default_factory=list)
     lost: BreakRecord | None = None
     not_kept: list[str] = field(default_factory=list)
     uncompiled: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    dropped: bool = False
+
+    @classmethod
+    def of(cls, code: types.CodeType, cache: CodeCache | None) -> CodeLog:
+        """Return an empty record of a code object."""
+        name = code.co_qualname.partition(".<resume at ")[0]
+        return cls((name, code.co_filename, code.co_firstlineno), cache)
+
+    def __del__(self) -> None:
+        if not self.dropped and not sys.is_finalizing():
+            gather([self], collected, _MOST)
 
     def lose(self, code: types.CodeType, record: BreakRecord) -> None:
         """Note that a frame runs eagerly, and say so the first time."""
@@ -98,8 +119,9 @@ class FrameReport:
     uncompiled: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
-    def add(self, log: CodeLog, cache: CodeCache | None) -> None:
+    def add(self, log: CodeLog) -> None:
         """Count one code object in."""
+        cache = log.cache
         self.pieces += 1
         self.graphs += len(log.ops)
         self.ops += sum(log.ops)
@@ -174,18 +196,14 @@ class Report:
         return "\n".join([head, *map(str, self.frames), *(f"told: {text}" for text in self.told)])
 
 
-Frames = dict[tuple[str, str, int], FrameReport]
+Frames = dict[Key, FrameReport]
+collected: Frames = {}
+"""What became of the frames of compiled functions that are gone."""
 
 
-def gather(
-    logs: Iterable[tuple[types.CodeType, CodeLog, CodeCache | None]],
-    frames: Frames,
-    most: int = sys.maxsize,
-) -> None:
+def gather(logs: Iterable[CodeLog], frames: Frames, most: int = sys.maxsize) -> None:
     """Put the records of code objects together by function, in `frames`, `most` of each."""
-    for code, log, cache in logs:
-        name = code.co_qualname.partition(".<resume at ")[0]
-        key = (name, code.co_filename, code.co_firstlineno)
-        frame = frames.setdefault(key, FrameReport(*key))
+    for log in logs:
+        frame = frames.setdefault(log.key, FrameReport(*log.key))
         if frame.pieces < most:
-            frame.add(log, cache)
+            frame.add(log)

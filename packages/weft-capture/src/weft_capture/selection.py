@@ -9,12 +9,13 @@ from __future__ import annotations
 import builtins
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler, optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 from weft_core import foreign
 
 from weft_capture import attributes, frame
@@ -52,6 +53,8 @@ def framed(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(function, staticmethod):
         function = function.__func__
+    if isinstance(function, types.FunctionType) and is_compiled_by_torch(function):
+        return framed(function.__dict__["_torchdynamo_orig_callable"])
     method = function
     if not isinstance(function, types.FunctionType | types.MethodType):
         method = function.__call__  # type: ignore[operator]
@@ -66,9 +69,19 @@ def framed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     functools.update_wrapper(call, function, updated=())
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    call.__code__ = call.__code__.replace(co_name=name, co_qualname=name)
+    code = call.__code__.replace(co_name=name, co_qualname=name)
+    home: Any = function
+    while isinstance(home, functools.partial):
+        home = home.func
+    home = getattr(home, "__func__", home)
+    if isinstance(home, types.FunctionType):  # one for all that lead to it: caches are found again
+        code = _wrapping.setdefault(home.__code__, {}).setdefault(name, code)
+    call.__code__ = code
     call.__module__ = ""  # no library's
     return call
+
+
+_wrapping: MutableMapping[types.CodeType, dict[str, types.CodeType]] = WeakIdKeyDictionary()
 
 
 def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:

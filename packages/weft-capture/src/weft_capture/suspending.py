@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
+from torch.compiler import is_dynamo_compiling
+
 from weft_capture import frame
 from weft_capture.bytecode import decode
 from weft_capture.frame._hook import drop_unclosed
@@ -57,6 +59,8 @@ def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[...,
     wrap = _Unclosed if kind & _ASYNC else iter
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():  # torch.compile inlines the function; see `markers` for weft
+            return function(*args, **kwargs)
         first(*args, **kwargs).close()  # refuses arguments that do not fit
         made: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))
         made.__name__, made.__qualname__ = function.__name__, function.__qualname__

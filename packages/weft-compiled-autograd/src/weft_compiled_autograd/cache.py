@@ -8,7 +8,8 @@ lowered once more, with the sizes that changed made symbolic.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Hashable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +73,12 @@ class CompiledBackward:
         return list(results[: self.lowered.results])
 
 
-_seen_shapes: dict[Hashable, guards.SeenShapes] = {}
+_seen_shapes: dict[tuple[tuple[str, ...], tuple[int, ...]], guards.SeenShapes] = {}
 """Shapes by program (tape signature and ranks of the inputs): an entry that replaces another after
 a size changed knows which dimensions did."""
+
+
+_EMPTY = Tape(torch.fx.Graph())
 
 
 def forget() -> None:
@@ -99,6 +103,7 @@ class Entry:
     changed: set[int] = field(default_factory=set)
     graphs: list[CompiledBackward] = field(default_factory=list)
     gave_up: bool = False
+    watches: list[weakref.ref[type]] = field(default_factory=list)
 
     def prepare(
         self, compiler: Compiler, inputs: Sequence[torch.Tensor], sizes: Sequence[int]
@@ -110,10 +115,24 @@ class Entry:
             Exception: whatever the compiler raises.
         """
         contexts, self.tape.contexts = self.tape.contexts, {}
+        self._end_with(context._forward_cls for context in contexts.values())
         self.last_sizes = tuple(sizes)
         if self.tape.unpacks:
             return  # what the hooks unpack is seen in the first run
         self._try(compiler, contexts, inputs, sizes, first=True)
+
+    def _end_with(self, functions: Iterable[type]) -> None:
+        """Free everything when an autograd.Function in it is gone: the engine keeps the entry."""
+        here = weakref.ref(self)
+
+        def gone(_: object) -> None:
+            if (entry := here()) is not None:
+                signature = entry.tape.signature()
+                for program in [known for known in _seen_shapes if known[0] == signature]:
+                    del _seen_shapes[program]
+                entry.graphs, entry.tape = [], _EMPTY
+
+        self.watches = [weakref.ref(function, gone) for function in functions]
 
     def _give_up(self, reason: str) -> None:
         self.gave_up = True

@@ -170,6 +170,8 @@ class _UnknownName(WeftError, ValueError):
         guess = nearest(self.name, self.choices) if not self.detail else None
         if guess:
             text += f"; did you mean {guess!r}?"
+        elif not self.detail:
+            text += "."
         if self.choices:
             text += f" Known: {', '.join(self.choices)}."
         return text

@@ -29,6 +29,8 @@ from weft_guards.native import usable_extension
 from weft_guards.profile import Profile
 from weft_guards.spec import ShapesSpec
 
+_LIMIT = "recompile limit"
+_USERS = 32  # how many times the limit what functions share may have at most
 _guards_log = logger("guards", "guards")
 _recompiles_log = logger("guards", "recompiles")
 _verbose_log = logger("guards", "recompiles_verbose")
@@ -117,6 +119,7 @@ class CodeCache:
         self.recompiles: list[str] = []
         self.skip_reason: str | None = None  # why what no entry admits runs eagerly
         self.patience = patience
+        self.users = 1  # each may have as many entries as the limit
         from_file = not code.co_filename.startswith("<")  # else its name is another each time
         profile = Profile(code) if from_file else None
         spec = rules.shapes if rules.shapes and rules.shapes.code is code else None
@@ -179,6 +182,12 @@ class CodeCache:
             self.recompiles = []
             self.policy = self._fresh_policy()
 
+    def add_user(self) -> None:
+        """Let one more function have entries here; at the recompile limit, compile again."""
+        self.users += 1
+        if self.skip_reason == _LIMIT:
+            self.skip_reason = None
+
     def may_compile(
         self, func: FunctionType, flat_locals: Sequence[Any], *, strict: bool = False
     ) -> bool:
@@ -200,7 +209,8 @@ class CodeCache:
         if not entries:
             return True
         limit = self.rules.recompile_limit or settings.recompile_limit
-        at_limit = settings.error_on_recompile or len(entries) >= limit * self.patience
+        limit *= self.patience * min(self.users, _USERS)
+        at_limit = settings.error_on_recompile or len(entries) >= limit
         all_of_them = at_limit or enabled("recompiles_verbose")
         reasons = self.reasons(func, flat_locals, entries if all_of_them else entries[:1])
         self._log_reasons(reasons)
@@ -209,10 +219,11 @@ class CodeCache:
             counters["guards"]["recompiles"] += 1
             return True
         counters["guards"]["recompile_limit"] += 1
-        text = self._limit_text([miss for _, misses in reasons for miss in misses])
-        if strict or settings.fail_on_recompile_limit_hit or settings.error_on_recompile:
+        fails = strict or settings.fail_on_recompile_limit_hit or settings.error_on_recompile
+        text = self._limit_text([miss for _, misses in reasons for miss in misses], fails)
+        if fails:
             raise RecompileLimit(text)
-        self.skip_reason = "recompile limit"
+        self.skip_reason = _LIMIT
         tell(text)
         return False
 
@@ -233,21 +244,22 @@ class CodeCache:
                     _verbose_log.info("%s is called from\n%s", self.name, _callers())
             _verbose_log.info("%s: entry %#x does not fit:\n  %s", self.name, id(entry), lines)
 
-    def _limit_text(self, misses: list[Miss]) -> str:
+    def _limit_text(self, misses: list[Miss], fails: bool) -> str:
         """Say what keeps one function from being compiled once and for all."""
         failed = {
             f"{miss.what}: {miss.old} -> {miss.new}"
             + (f" (used at {miss.user_line})" if miss.user_line else "")
             for miss in misses
         }
-        given = self.rules.recompile_limit
-        raised = f"weft.config.recompile_limit = {2 * settings.recompile_limit}"
         remedies = {miss.fix or miss.remedy for miss in misses}
-        remedies.add(f"recompile_limit={2 * given}" if given else raised)
-        return (
-            f"[recompile-limit] {self.name} was compiled {len(self.entries)} times and runs "
-            "eagerly from now on.\n  Failing guards:\n    "
-            + "\n    ".join(sorted(failed))
-            + "\n  What to do: "
-            + "; or ".join(sorted(remedies))
-        )
+        head = f"[recompile-limit] {self.name} was compiled {len(self.entries)} times and "
+        head += "may not be once more" if fails else "runs eagerly from now on"
+        given = self.rules.recompile_limit
+        if settings.error_on_recompile:
+            head += ": error_on_recompile is set"
+            remedies.add("unset error_on_recompile until every kind of call has been made once")
+        else:
+            raised = f"weft.config.recompile_limit = {2 * settings.recompile_limit}"
+            remedies.add(f"recompile_limit={2 * given}" if given else raised)
+        listing, advice = "\n    ".join(sorted(failed)), "; or ".join(sorted(remedies))
+        return f"{head}.\n  Failing guards:\n    {listing}\n  What to do: {advice}"

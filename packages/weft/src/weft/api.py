@@ -73,7 +73,8 @@ def compile(
         name: stands before the function's name in messages about recompiles.
         disable: return `model` as it is.
         recompile_limit: instead of `weft.config.recompile_limit`, for this call.
-        isolate_recompiles: taken for compatibility; each call has caches of its own anyway.
+        isolate_recompiles: share nothing with other calls for the same code; else what equal
+            calls (backend, options, flags) have compiled serves them all.
         shapes_spec: which sizes and ints of the arguments vary, and within which limits: a dict
             by parameters, as `weft_guards.spec` describes it, or torch's; not with `dynamic`.
 
@@ -127,5 +128,7 @@ def request_of(arguments: Mapping[str, Any]) -> Request:
         raise InvalidOption("shapes_spec", detail="give dynamic or shapes_spec, not both.")
     rules = {name: given[name] for name in ("dynamic", "recompile_limit", "name", "shapes_spec")}
     rules["guard_filter"] = chosen.pop("guard_filter_fn", None)
-    request: Request = pipeline.Request(given["backend"], given["fullgraph"], chosen, rules)
+    request: Request = pipeline.Request(
+        given["backend"], given["fullgraph"], chosen, rules, given["isolate_recompiles"]
+    )
     return request

@@ -31,6 +31,7 @@ from weft_core.dumps import dump_graph
 from weft import control_flow, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
 from weft.regions import compile_in_pieces
+from weft.settings import config
 
 DEDUPLICATE = "use_graph_deduplication"
 
@@ -44,12 +45,25 @@ class Request:
         fullgraph: a graph break is an error.
         options: the codegen options that differ from their defaults.
         rules: what its caches are to do (`weft_guards.CacheRules`), by name.
+        isolated: share nothing with other calls.
     """
 
     backend: str | Backend = "codegen"
     fullgraph: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     rules: dict[str, Any] = field(default_factory=dict)
+    isolated: bool = False
+
+    def shared_by(self) -> object:
+        """Return what is equal in calls that share what they compile; None to share nothing.
+
+        Options that fold parameters into a graph or record it tie that graph to one module.
+        """
+        tied = ("freezing", "triton.cudagraphs")
+        own = self.isolated or self.rules.get("shapes_spec") is not None
+        if own or self.backend == "cudagraphs" or any(map(self.options.get, tied)):
+            return None
+        return lookup_backend(self.backend), self, config.as_dict()
 
 
 requests: WeakKeyDictionary[weft_capture.Capture, Request] = WeakKeyDictionary()
@@ -68,6 +82,7 @@ def compile_function(function: Callable[..., Any], request: Request) -> Callable
         fullgraph=request.fullgraph,
         first_backend=aot_eager,
         marks_modules=bool(request.options.get(DEDUPLICATE)),
+        share=request.shared_by(),
         **request.rules,
     )
     requests[compiled._weft_capture] = request
