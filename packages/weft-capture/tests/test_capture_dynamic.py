@@ -271,7 +271,6 @@ def test_equal_sizes_share_a_symbol_until_a_call_where_they_differ():
         return (x * 2).sum(-1) + y.mean(-1) * x.shape[1] - y.shape[0]
 
     optimised = weft_capture.capture(scaled, lambda graph, _: graph.forward, dynamic=True)
-    graphs = optimised._weft_capture.graphs
     for rows, left, right, expected in (
         (4, 5, 5, 1),
         (6, 7, 7, 1),
@@ -281,9 +280,10 @@ def test_equal_sizes_share_a_symbol_until_a_call_where_they_differ():
     ):
         x, y = torch.randn(rows, left), torch.randn(rows, right)
         torch.testing.assert_close(optimised(x, y), scaled(x, y))
-        assert len(graphs) == expected
+        assert len(optimised._weft_capture.graphs) == expected
     sizes = [
-        sum("size" in node.name for node in g.graph.find_nodes(op="placeholder")) for g in graphs
+        sum("size" in node.name for node in g.graph.find_nodes(op="placeholder"))
+        for g in optimised._weft_capture.graphs
     ]
     assert sizes == [2, 3]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import weft
 from torch.nn.functional import one_hot
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 BACKENDS = ("eager", "aot_eager", "codegen")
@@ -302,3 +302,17 @@ def test_what_fails_is_done_once(function, backend):
     assert x.max() <= 2 and x.min() >= 1 and (function is written_before or x.max() == 1)
     lines = [entry.name for entry in traceback.extract_tb(got.value.__traceback__)]
     assert (lines[-1] == "looked_up") is bool(ran)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_checkpoint_may_end_early_in_a_compiled_function(early_stop):
+    def function(x, w):
+        return (x @ w).sin() * 2
+
+    x, found = torch.linspace(-1, 1, 9).reshape(3, 3), []
+    for run in (function, weft.compile(function, backend="aot_eager")):
+        w = torch.eye(3, requires_grad=True)
+        with set_checkpoint_early_stop(early_stop):
+            checkpoint(run, x, w, use_reentrant=False).sum().backward()
+        found.append(w.grad)
+    torch.testing.assert_close(*found)

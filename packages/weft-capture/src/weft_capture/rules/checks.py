@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.fx.node import has_side_effect
+from torch.utils import checkpoint
 from weft_core.errors import WeftError
 from weft_core.events import counters, logger
 from weft_core.tracing import is_collective, is_effect
@@ -196,7 +197,9 @@ def if_raised(error: BaseException, kind: type[Exception], recorded: bool) -> Ba
         kind: see `recoverable`.
         recorded: whether gradients were recorded where the frame began.
     """
-    if isinstance(error, WeftError) or not isinstance(error, kind):
+    # By the last of these a checkpoint ends what it runs once more, when it has seen enough.
+    passed_on = (WeftError, checkpoint._StopRecomputationError)
+    if isinstance(error, passed_on) or not isinstance(error, kind):
         return error
     torch._C._set_grad_enabled(recorded)
     counters["capture"]["run_again"] += 1
