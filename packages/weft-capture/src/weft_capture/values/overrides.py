@@ -114,11 +114,15 @@ def retyped(tx: Tracer, kind: Any, tensor: Value, detached: bool = False) -> Val
     base = _plain(tx, tensor)
     if not isinstance(base, TensorValue) or not (kind is torch.Tensor or has_handler(kind)):
         raise Break("unknown-call", f"making a {kind.__qualname__}")
-    if attributes.lookup(kind, "__del__") is not None:
-        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
+    _check_no_finalizer(kind)
     alias = torch.ops.aten.detach.default if detached else torch.ops.aten.alias.default
     made = tx.graph.emit_plain("call_function", alias, [base], {})
     return made if kind is torch.Tensor else OverridingTensor(kind, made)
+
+
+def _check_no_finalizer(kind: Any) -> None:
+    if attributes.lookup(kind, "__del__") is not None:
+        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
 
 
 def _is_overriding(value: Value, depth: int = 0) -> bool:
@@ -344,8 +348,9 @@ def _example(value: Value) -> Any:
         return value.hint + 0.0 if isinstance(value, FloatValue) else value.example()
     if isinstance(value, TensorValue) and type(value) is not TensorValue:
         raise Break("unsupported-value", f"a {value.describe()} under handlers of the program")
-    fake = value.example()
-    return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(value.python_type())
+    fake, kind = value.example(), value.python_type()
+    _check_no_finalizer(kind)
+    return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(kind)
 
 
 def _declined(result: Value) -> bool:
