@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import check, dynamic_trace, externs, launches, program_of
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
-from weft_codegen.compile import make_program
+from weft_codegen.compile import compile_graph, decompositions, make_program
+from weft_codegen.config import settings
 from weft_codegen.kernels import compile_program
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.lower.graph import NoLowering
@@ -285,3 +287,30 @@ def test_a_maximum_beside_a_constant_keeps_nan():
 def test_quantised_tensors_have_no_program():
     with pytest.raises(NoLowering, match="quantised"):
         program_of(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), X)
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_gradients_of_mean_losses_of_no_elements(name):
+    """Their decompositions divide by the number of elements."""
+    backward = getattr(torch.ops.aten, f"{name}_backward").default
+    rest = [] if name == "mse_loss" else [1.0]
+
+    def gradient(x):
+        return [backward(x.new_ones(()), x, x, 1, *rest)]
+
+    x = torch.ones(4, 0)
+    graph = make_fx(gradient, decomposition_table=decompositions())(x)
+    assert_close(compile_graph(graph, [x])(x), gradient(x))
+
+
+def test_loops_that_run_zero_times_load_nothing_before_them():
+    """A value that does not change in a loop over no elements may read a buffer without any."""
+
+    def loss(x):
+        return [F.nll_loss(x, x.argmax(1))]
+
+    x = torch.ones(1, 9, 3, 0)
+    graph = make_fx(loss, decomposition_table=decompositions())(x)
+    with settings.patch(check_bounds=True):
+        compiled = compile_graph(graph, [x])
+    assert_close(compiled(x), loss(x), equal_nan=True)

@@ -49,3 +49,20 @@ def test_arithmetic_of_narrow_floats(name, dtype):
     }
     function = functions.get(name) or getattr(torch, name)
     _agrees(lambda x: [function(x, number) for number in FLOATS], x)
+
+
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rounded_quotients_of_narrow_floats(dtype, mode):
+    """Eager rounds each step to 16 bits, unless the divisor has one element."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 2000) * 5
+    x[:8] = y[4:12] = torch.tensor([0.0, -0.0, 1, -1, torch.inf, -torch.inf, torch.nan, 2])
+    scalar = torch.tensor(0.3, dtype=dtype)
+
+    def quotients(x):
+        pairs = ((x, other), (3.0, x), (scalar, x), (x, 0.3), (x, scalar), (x, scalar[None]))
+        return [torch.div(a, b, rounding_mode=mode) for a, b in pairs]
+
+    other = y.to(dtype)
+    _agrees(quotients, x.to(dtype))

@@ -24,7 +24,7 @@ from weft_codegen.loops.expr import (
     index_value,
     where,
 )
-from weft_codegen.loops.index import IndexExpr
+from weft_codegen.loops.index import ONE, IndexExpr
 from weft_codegen.loops.lower.shapes import to_index
 from weft_codegen.loops.lower.table import Call, lowers, require
 from weft_codegen.loops.lower.values import Indices, LazyTensor, broadcast_at
@@ -240,9 +240,34 @@ def _div(call: Call, left: Any, right: Any, rounding_mode: str | None = None) ->
     dtype = call.fake.dtype
     if rounding_mode is None:
         return pointwise(call, _one("div"), (left, right), dtype, 1)
+    if dtype in _NARROW and any(size is not ONE for size in getattr(right, "shape", ())):
+        return pointwise(call, _narrow_division(dtype, rounding_mode), (left, right), dtype)
     if dtype.is_floating_point and rounding_mode == "trunc":
         return pointwise(call, lambda a, b: apply("trunc", a / b), (left, right), dtype, 1)
     return _divided("floordiv" if rounding_mode == "floor" else "truncdiv", 1)(call, left, right)
+
+
+def _narrow_division(dtype: torch.dtype, rounding_mode: str) -> Function:
+    """A quotient of 16-bit floats: eager rounds after each step, unless it divides by a scalar."""
+
+    def narrow(value: Expr) -> Expr:
+        return cast(cast(value, dtype), value.dtype)
+
+    def truncated(a: Expr, b: Expr) -> Expr:
+        return apply("trunc", narrow(a / b))
+
+    def floored(a: Expr, b: Expr) -> Expr:
+        rest = apply("fmod", a, b)
+        quotient = narrow(narrow(a - rest) / b)
+        unlike = apply("ne", rest, literal(rest, 0)) & apply("ne", rest < 0, b < 0)
+        quotient = where(unlike, narrow(quotient - 1), quotient)
+        whole = apply("floor", quotient)
+        whole = where(narrow(quotient - whole) > 0.5, narrow(whole + 1), whole)
+        zero = apply("eq", quotient, literal(quotient, 0))
+        whole = where(zero, apply("copysign", literal(a, 0), narrow(a / b)), whole)
+        return where(apply("eq", b, literal(b, 0)), narrow(a / b), whole)
+
+    return floored if rounding_mode == "floor" else truncated
 
 
 def _divided(name: str, *exact: int) -> Callable[..., LazyTensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, Rewriter, cost, read, walk
-from weft_codegen.loops.index import ZERO, Axis
+from weft_codegen.loops.index import ZERO, Axis, nonnegative
 from weft_codegen.loops.program import Reduce, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.schedule.split import rewritten
 
@@ -19,7 +19,11 @@ NewLocal = Callable[..., Local]
 def hoist(
     statements: list[Stmt], varying: frozenset[Axis], new_local: NewLocal
 ) -> tuple[list[Stmt], list[Stmt]]:
-    """Split off the values that do not depend on `varying`: (statements before, statements)."""
+    """Split off the values that do not depend on `varying`: (statements before, statements).
+
+    Where a loop may run zero times nothing is loaded before it: there may be nothing to load.
+    """
+    runs = all(nonnegative(axis.extent - 1) for axis in varying)
     before: list[Stmt] = []
     running = {local for stmt in statements if isinstance(stmt, Reduce) for local in stmt.targets}
     moved: dict[Expr, Expr] = {}
@@ -28,8 +32,11 @@ def hoist(
         if node in moved:
             return moved[node]
         if isinstance(node, Op) and not node.axes & varying and cost(walk(node)) > _WORTH:
-            if running & {part.local for part in walk(node) if isinstance(part, Read)}:
+            parts = list(walk(node))
+            if running & {part.local for part in parts if isinstance(part, Read)}:
                 return None  # a scan's result so far
+            if not runs and any(isinstance(part, Load) for part in parts):
+                return None
             local = new_local(node.dtype)
             before.append(Set(local, ZERO, node))
             moved[node] = read(local, ZERO)
