@@ -183,3 +183,25 @@ def test_hooks_are_called_for_gradients_only(create_graph):
             called.append(sorted(seen))
         torch.testing.assert_close(*called)
         assert [i for i, _ in called[0]] == [0, k + 1]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: (torch.hypot(x, y).sgn(),),
+        lambda x, y: (torch.exp(x).sgn(), y.exp().sgn() * x.sgn()),
+        lambda x, y: (torch.nextafter(x.detach(), y).amax(0), x.exp().angle()),
+    ],
+)
+def test_gradients_that_are_zero_for_all_tangents(program):
+    """They are no None: autograd's nodes lead to the input, although no data does."""
+    args = [torch.tensor([0.5, -1.0, 2.0], requires_grad=True) for _ in range(2)]
+    graph = function_graph(program, len(args))
+    found = aot_compile(graph, args, fw_compiler=lambda gm, _: gm)(*args)
+    for place, (result, wanted) in enumerate(zip(found, program(*args), strict=True)):
+        grads = [
+            torch.autograd.grad(one.sum(), args, allow_unused=True, retain_graph=True)
+            for one in (result, wanted)
+        ]
+        assert [g is None for g in grads[0]] == [g is None for g in grads[1]], place
+        assert all(a is None or (a == b).all() for a, b in zip(*grads, strict=True))

@@ -27,6 +27,7 @@ from weft_core.tracing import Decompositions, Tracer, write_back
 from weft_core.wrapper_tracing import WrapperTracer
 
 from weft_aot.cleanup import clean
+from weft_aot.constant_gradients import tie_constants
 from weft_aot.inputs import (
     InputsReshaped,
     TracedInput,
@@ -259,14 +260,11 @@ class _JointTrace:
             self.tracer.input(fake, f"tangents_{i + 1}") for i, fake in enumerate(fake_tangents)
         ]
         # The engine does not restore the forward's autocast in the backward; neither do we.
+        outputs = [self.values.programs[k] for k in tangents]
+        leaves = [self.inputs[i].leaf for i in wanted]
         try:
             with torch._C._DisableAutocast():
-                grads = torch.autograd.grad(
-                    [self.values.programs[k] for k in tangents],
-                    [self.inputs[i].leaf for i in wanted],
-                    seeds,
-                    allow_unused=True,
-                )
+                grads = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
         except RuntimeError as error:
             # Eager would say so when, and only if, the program's backward is called.
             raise Unsupported(
@@ -276,7 +274,8 @@ class _JointTrace:
             ) from error
         if isinstance(self.fn, FlatProgram):
             self.fn.check_gradients(zip(wanted, grads, strict=True))
-        return [(i, self.tracer.value(grad)) for i, grad in zip(wanted, grads, strict=True)]
+        tied = tie_constants(self.tracer, grads, leaves, outputs, seeds)
+        return [(i, self.tracer.value(grad)) for i, grad in zip(wanted, tied, strict=True)]
 
 
 @contextlib.contextmanager
