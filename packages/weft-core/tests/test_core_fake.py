@@ -106,6 +106,43 @@ def test_results_of_expanded_operands_have_the_strides_of_real_ones(dtype: torch
         assert (fake.stride(), fake.dtype) == (real.stride(), real.dtype) == ((1, 3), real.dtype)
 
 
+def test_pointwise_results_of_references_have_the_strides_of_real_ones() -> None:
+    """A reference of torch computes with operands that it made, in layouts of their own."""
+    matrix, other = torch.ones(3, 8, 1, 1).permute(1, 0, 2, 3), torch.ones(8, 3, 1, 2)[..., :1]
+    mode = fake_mode()
+    for op, *operands in (
+        (torch.copysign, matrix, other),
+        (torch.logical_and, torch.tensor(1), matrix.bfloat16()),
+        (torch.heaviside, matrix, other),
+        (torch.where, matrix > 0, matrix, other),
+        (torch.pow, 2.0, matrix),
+        (torch.isin, matrix, other),
+        (torch.masked_fill, matrix, other > 0, 1.0),
+        (torch.nn.functional.logsigmoid, matrix),
+    ):
+        with mode:
+            fake = op(*(to_fake(mode, x) if torch.is_tensor(x) else x for x in operands))
+        assert fake.stride() == op(*operands).stride(), op
+
+
+def test_results_of_an_index_have_the_strides_of_real_ones() -> None:
+    x = torch.ones(3, 4, 5).permute(2, 0, 1)
+    index = torch.ones(2, 4, 3, dtype=torch.int64).permute(2, 0, 1)
+    mode = fake_mode()
+    fake_x, fake_index = to_fake(mode, x), to_fake(mode, index)
+    for take in (
+        lambda x, i: x[i],
+        lambda x, i: x[:, i],
+        lambda x, i: x[..., i[:, :1]],
+        lambda x, i: x[i, :, i],
+        lambda x, i: x[i, i.contiguous()],
+        lambda x, i: x[i[0], None],
+    ):
+        with mode:
+            fake = take(fake_x, fake_index)
+        assert fake.stride() == take(x, index).stride()
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_transforms_of_real_numbers_have_the_strides_of_real_ones(symbolic: bool) -> None:
     real = torch.randn(3, 5, 4, 6).permute(2, 0, 3, 1)

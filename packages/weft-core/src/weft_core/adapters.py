@@ -26,10 +26,12 @@ class AdapterMode(TorchFunctionMode):
     the running statistics. The layer of oneDNN that `lstm` uses on a CPU hides what its backward
     needs (see `weft_core.lstm`). What torch traces of an RNN of several layers misses the dropout
     between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain
-    order; traced, it stands for `bernoulli_`, which draws in the order of memory. Functionalisation
-    writes zeros beside windows of `unfold`, and sums what is written to elements in one place. The
-    gradient of what `x[mask] = value` sets everywhere would ask how many places these are. A write
-    in place, or to `out`, makes a tensor of it that is laid out as the operation has it.
+    order; traced, it stands for `bernoulli_`, which draws in the order of memory.
+    Functionalisation writes zeros beside windows of `unfold`, and sums what is written to elements
+    in one place. The gradient of what `x[mask] = value` sets everywhere would ask how many places
+    these are. That of a power asks whether the exponent is zero, which no symbolic number answers
+    there. A write in place, or to `out`, makes a tensor of it that is laid out as the operation
+    has it.
     """
 
     def __init__(self) -> None:
@@ -210,7 +212,15 @@ def _one_hot(x: Any, num_classes: Any = -1) -> Any:
     check = aten._assert_async.msg
     check((x >= 0).all(), "Class values must be non-negative.")
     check((x < num_classes).all(), "Class values must be smaller than num_classes.")
-    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
+    classes = torch.arange(num_classes, device=x.device)
+    return (x.unsqueeze(-1) == classes).to(torch.int64, memory_format=torch.contiguous_format)
+
+
+def _power(x: Any, exponent: Any, **rest: Any) -> Any:
+    symbolic = isinstance(exponent, torch.SymInt | torch.SymFloat)
+    if not symbolic or rest or not isinstance(x, torch.Tensor) or not x.requires_grad:
+        return None
+    return torch.pow(x, torch.scalar_tensor(exponent, dtype=torch.float64))
 
 
 def _set_where(x: Any, key: Any, value: Any) -> Any:
@@ -252,6 +262,9 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
     F.one_hot: _one_hot,
+    torch.pow: _power,
+    torch.Tensor.pow: _power,
+    torch.Tensor.__pow__: _power,
     torch.Tensor.unfold: _unfold,
     torch.Tensor.__setitem__: _set_where,
     aten.unfold.default: _unfold,

@@ -111,7 +111,7 @@ class _Mode(FakeTensorMode):
         if func is _FLASH and result[0].dtype is torch.float64:  # which torch 2.11 takes for float
             with self:
                 result = result[0], result[1].double()
-        strides = _STRIDES.get(func, _narrow_strides)(func, args, result)
+        strides = _STRIDES.get(func, _pointwise_strides)(func, args, result)
         if strides is not None and strides != result.stride():
             with self:
                 result = result.new_empty_strided(result.shape, strides)
@@ -122,9 +122,16 @@ def _without_generator(draw: Any) -> Any:
     return lambda *args, generator, **kwargs: draw(*args, **kwargs)
 
 
-# Operators without meta kernels, or with one that reads sizes as plain ints.
+def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.device.type == "cpu":
+        return x.new_empty(x.shape), x.new_empty(x.shape)
+    return torch.empty_like(x), x.new_empty(0)
+
+
+# Operators without meta kernels, or with one that is wrong or reads sizes as plain ints.
 _FAKES: dict[Any, Callable[..., Any]] = {
     _aten._upsample_bicubic2d_aa_backward.default: lambda grad, _, size, *__: grad.new_empty(size),
+    _aten.log_sigmoid_forward.default: _log_sigmoid,
     _aten.rand.generator: _without_generator(_aten.rand.default),
     _aten.randn.generator: _without_generator(_aten.randn.default),
     _aten.randint.generator: _without_generator(_aten.randint.default),
@@ -197,21 +204,64 @@ def _cropped(tensor: torch.Tensor, pads: Any) -> torch.Tensor:
     return tensor.clone()
 
 
-def _narrow_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of a pointwise result of 16-bit operands of which one is expanded; None for others.
+def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of a pointwise result, as a real kernel chooses them; None for others.
 
-    torch's references widen such operands first: an expanded one comes out contiguous and decides
-    the layout, where a real kernel lets the other operand decide.
+    torch's references widen or broadcast operands first, and what they make of these decides the
+    layout. Where sizes are symbolic only 16-bit operands are looked at, of which one is expanded.
     """
-    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
-        return None
+    if func not in _POINTWISE:
+        schema = func._schema
+        laid_out = any(argument.name == "memory_format" for argument in schema.arguments)
+        known = torch.Tag.pointwise in func.tags and not schema.is_mutable and not laid_out
+        _POINTWISE[func] = known
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()]
-    expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
-    narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
-    if not (len(tensors) > 1 and expanded and narrow and isinstance(result, torch.Tensor)):
+    if not _POINTWISE[func] or not tensors or not isinstance(result, torch.Tensor):
+        return None
+    strides = [stride for tensor in tensors for stride in (*tensor.shape, *tensor.stride())]
+    if all(type(stride) is int for stride in strides):
+        chosen = any(not tensor.is_contiguous() for tensor in tensors)
+    else:
+        narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
+        expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
+        chosen = len(tensors) > 1 and expanded and narrow
+    if not chosen:
         return None
     whole = [t.expand(result.shape) for t in tensors]
     return tuple(torch._prims_common.compute_elementwise_output_strides(*whole))
+
+
+_POINTWISE: dict[Any, bool] = {}
+
+
+def _contiguous(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of results that a CPU's kernel makes contiguous, unlike torch's references."""
+    if result.device.type != "cpu":
+        return None
+    return tuple(torch._prims_common.make_contiguous_strides_for(result.shape))
+
+
+def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of what an index takes, in which the layout of index tensors has a say on a CPU."""
+    tensor, indices = args[:2]
+    given = [one for one in indices if one is not None]
+    sizes = [n for one in (tensor, *given) for n in (*one.shape, *one.stride())]
+    if result.device.type != "cpu" or not all(type(n) is int for n in sizes):
+        return None
+    known = all(one.dtype not in (torch.bool, torch.uint8) for one in given)
+    if not known or all(one.is_contiguous() for one in given):
+        return None
+    places = [d for d, one in enumerate(indices) if one is not None]
+    strides, rank = tensor.stride(), max(one.dim() for one in given)
+    adjacent = places[-1] - places[0] == len(places) - 1
+    first = places[0] if adjacent else 0
+    kept = [strides[d] for d in range(tensor.dim()) if d not in places]
+    taken = torch.broadcast_shapes(*(one.shape for one in given))
+    operands = [tensor.as_strided(result.shape, (*kept[:first], *[0] * rank, *kept[first:]), 0)]
+    for one in given:
+        own = [0] * first + list(one.expand(taken).stride()) + [0] * (len(kept) - first)
+        operands.append(one.as_strided(result.shape, own, 0))
+    return tuple(torch._prims_common.compute_elementwise_output_strides(*operands))
 
 
 def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
@@ -226,7 +276,14 @@ def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     return tuple(packed[order.index(d)] for d in range(tensor.dim()))
 
 
-_STRIDES = {_aten._fft_r2c.default: _fft_strides}
+_STRIDES = {
+    _aten._fft_r2c.default: _fft_strides,
+    _aten.index.Tensor: _index_strides,
+    _aten.pow.Scalar: _contiguous,
+    _aten.isin.Tensor_Tensor: _contiguous,
+    _aten.masked_fill.Scalar: _contiguous,
+    _aten.masked_fill.Tensor: _contiguous,
+}
 # Functions of torch._prims_common that import sympy for values that need not be symbolic.
 _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_false")
 

@@ -1,0 +1,61 @@
+"""Operators under weft.compile and in eager: what random programs have found."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import weft
+from weft_core import events
+
+
+@pytest.mark.parametrize(
+    "power",
+    [
+        lambda x: x.pow(x.shape[0] % 3),
+        lambda x: x ** (x.shape[0] // 2),
+        lambda x: torch.pow(x.exp(), x.shape[0] / 2),
+    ],
+)
+def test_a_power_with_a_symbolic_exponent_is_compiled_with_its_gradient(power):
+    compiled = weft.compile(power)
+    for size in (4, 5, 6, 7):
+        x = torch.randn(size, requires_grad=True)
+        found, wanted = compiled(x), power(x)
+        torch.testing.assert_close(found, wanted)
+        grads = [torch.autograd.grad(result.sum(), x)[0] for result in (found, wanted)]
+        torch.testing.assert_close(*grads)
+    assert not events.told
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_mean_losses_over_a_size_that_comes_to_zero(loss):
+    def halves(x):
+        half = x[: x.shape[0] // 2]
+        return loss(half, half * 2)
+
+    compiled = weft.compile(halves)
+    for size in (8, 6, 2, 1, 0):
+        x = torch.arange(1.0, size + 1).requires_grad_()
+        found, wanted = compiled(x), halves(x)
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+        grads = [torch.autograd.grad(result, x)[0] for result in (found, wanted)]
+        torch.testing.assert_close(*grads, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, i: x[:, i],
+        lambda x, i: x[i, :, i.contiguous()],
+        lambda x, i: 2.0**x,
+        lambda x, i: F.logsigmoid(x),
+        lambda x, i: F.one_hot(i, 5),
+        lambda x, i: x.masked_fill(x > 0, 1.0),
+        lambda x, i: torch.copysign(x, x.contiguous()),
+    ],
+)
+def test_results_of_permuted_operands_have_eagers_strides(program):
+    x = torch.randn(3, 4, 5).permute(2, 0, 1)
+    index = torch.randint(0, 3, (2, 4, 3)).permute(2, 0, 1)
+    found, wanted = weft.compile(program)(x, index), program(x, index)
+    torch.testing.assert_close(found, wanted)
+    assert found.stride() == wanted.stride()
