@@ -183,6 +183,15 @@ def stress(session: nox.Session) -> None:
         session.run("python", "-m", "integration.stress", what)
 
 
+@nox.session(name="fuzz-codegen")
+def fuzz_codegen(session: nox.Session) -> None:
+    """Run random operator programs with generated code under AddressSanitizer: -- --minutes 5."""
+    _install_all(session)
+    default = ["--generator", "operators,dynamic-operators", "--minutes", "10"]
+    default += ["--sanitizer", "address"]
+    session.run("python", "-m", "integration.fuzz", *default, *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def versions(session: nox.Session) -> None:
     """Run the packages' tests with interpreters given as arguments: docs/coverage/versions.md."""

@@ -9,13 +9,13 @@ import pytest
 from integration.fuzz import REGISTRY, Program, generator
 from integration.fuzz.alone import write
 from integration.fuzz.hunt import hunt
-from integration.fuzz.minimise import minimise
+from integration.fuzz.minimise import minimise, split
 from integration.fuzz.pool import Worker
 from integration.fuzz.runner import run
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = 8  # programs of each generator
-KNOWN = {"operators": {1}}  # fail, to be mended
+KNOWN: dict[str, set[int]] = {}  # fail, to be mended
 
 
 @pytest.mark.slow
@@ -55,6 +55,32 @@ def test_minimise_drops_what_is_not_needed():
     smaller = minimise(WRONG, fails)
     assert len(smaller.calls) == 1 and smaller.order == 0
     assert "y" not in smaller.source and "z + y" not in smaller.source
+
+
+def test_a_function_is_split_into_its_programs():
+    program = Program(
+        "def f(a, b):\n"
+        "    v1 = a + 1\n"
+        "    v2 = b * 2\n"
+        "    v1.add_(3)\n"
+        "    v3 = v2 + a\n"
+        "    return v1, v3, torch.stack([v1.sum(), v3.sum()]),\n",
+        ("(tensor((3,)), tensor((3,), seed=1))",),
+    )
+    bodies = [part.source.splitlines()[1:] for part in split(program)]
+    assert bodies == [
+        ["    v1 = a + 1", "    v1.add_(3)", "    return (v1,)"],
+        ["    v2 = b * 2", "    v3 = v2 + a", "    return (v3,)"],
+    ]
+
+
+def test_a_graph_that_raises_alone_is_seen():
+    """Its frame runs in eager instead, with the right result."""
+    source = "import weft\ndef f(x, i):\n    return x.take(i + 9 * weft.is_compiling())\n"
+    calls = ("(tensor((3,)), indices((2,), 3))",)
+    assert run(Program(source, calls)).kind == "run again"
+    assert run(Program(source.replace("9", "0"), calls)).kind == "pass"
+    assert run(Program(source.replace("i + 9", "i + 9 + 9"), calls)).kind == "pass"  # both raise
 
 
 def test_a_hang_and_a_crash_are_results():

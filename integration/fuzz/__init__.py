@@ -3,6 +3,7 @@
     python -m integration.fuzz --generator operators --seeds 0:1000 --minutes 5
     python -m integration.fuzz --generator all --seeds 0:20 --backend aot_eager
     python -m integration.fuzz --generator operators --show 17     # the program of a seed
+    python -m integration.fuzz --generator operators --sanitizer address --jobs 2
 
 A generator is a function `(seed: int) -> Program` in a module of this package, named in `REGISTRY`
 below. It must give the same program for the same seed. A program is text:
@@ -25,11 +26,15 @@ below. It must give the same program for the same seed. A program is text:
 
 `runner.run` executes the source twice (eager and weft have a state each) and compares, after each
 call: results and their types, dtypes, strides, requires_grad; which of them share memory; the
-arguments, which may have been written; gradients; the type of an exception. Where floats differ by
-more than a rounding, a third run in float64 decides: weft's error may be a few times eager's. Where
+arguments, which may have been written; gradients; the type of an exception. A graph that raises
+where eager does not fails, too: its frame then runs in eager, which hides a wrong graph. What weft
+says of graphs that it does not compile, and of operators that it leaves to eager, is counted; what
+hunt.py does not expect is shown. Where floats differ by more than a rounding, runs in float64 and
+with slightly different inputs decide: weft's error may be a few times eager's largest. Where
 integers differ that a slightly different input changes too, the verdict is `doubtful`.
 
-A failing program is reduced (minimise.py) and written as a file that runs alone.
+A failing function is split into the programs that it holds; those that fail are reduced
+(minimise.py) and written as files that run alone. Most seeds compile without optimisation.
 
 | module | what it holds |
 |---|---|

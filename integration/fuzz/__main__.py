@@ -9,6 +9,7 @@ from pathlib import Path
 
 from . import REGISTRY, generator
 from .hunt import hunt
+from .pool import SANITIZERS
 
 say = partial(print, flush=True)
 
@@ -25,6 +26,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=_seeds, default=range(1_000_000), help="first:end")
     parser.add_argument("--minutes", type=float, default=1e9, help="in all, over the generators")
     parser.add_argument("--backend", default="codegen", help="codegen, aot_eager or eager")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--sanitizer", choices=SANITIZERS, default="", help="of generated code")
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"))
     parser.add_argument("--reduce", type=float, default=90.0, help="seconds to reduce a failure")
     parser.add_argument("--show", type=int, help="print the program of a seed and run nothing")
@@ -41,6 +44,8 @@ def main() -> int:
             name,
             options.seeds,
             backend=options.backend,
+            sanitizer=options.sanitizer,
+            jobs=options.jobs,
             minutes=options.minutes / len(names),
             folder=options.out,
             reduce_seconds=options.reduce,

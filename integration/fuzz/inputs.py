@@ -11,9 +11,12 @@ SPECIAL = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0)
 
 
 class Makers:
-    """Makers for one run: `floats` replaces float dtypes, `nudge` moves values by a rounding."""
+    """Makers for one run: `floats` replaces float dtypes, `nudge` moves values by a rounding.
 
-    def __init__(self, floats=None, nudge=False):
+    Other nudges move other values.
+    """
+
+    def __init__(self, floats=None, nudge=0):
         self.floats = floats
         self.nudge = nudge
 
@@ -24,13 +27,14 @@ class Makers:
         view, memory = LAYOUTS[layout](tuple(shape))
         values = _numbers(memory, dtype, kind, random)
         if self.nudge and dtype.is_floating_point:
+            random.manual_seed(seed + 1000 * self.nudge)
             signs = torch.randint(0, 2, memory, generator=random) * 2.0 - 1
-            values = values * (1 + signs * torch.finfo(dtype).eps / 2)
+            signs = torch.where(values.abs() < torch.finfo(dtype).max / 2, signs, 0)
+            values = (values * (1 + signs * torch.finfo(dtype).eps)).to(dtype).to(torch.float64)
         if self.floats is not None and (dtype.is_floating_point or dtype.is_complex):
             dtype = self.floats.to_complex() if dtype.is_complex else self.floats
         result = view(values.to(dtype))
-        if self.floats is None or not self.nudge:
-            assert tuple(result.shape) == tuple(shape)
+        assert tuple(result.shape) == tuple(shape)
         return result.detach().requires_grad_() if grad else result
 
     def indices(self, shape, high, seed=0, dtype="int64"):
@@ -52,10 +56,10 @@ def _numbers(shape, dtype, kind, random):
         parts = torch.randn((*shape, 2), generator=random, dtype=torch.float64)
         return torch.view_as_complex(parts).to(dtype)
     if not dtype.is_floating_point:
-        low, high = (0, 5) if dtype == torch.uint8 else (-4, 5)
+        low, high = (-4, 5) if dtype.is_signed else (0, 5)
         if kind == "special":
             limits = torch.iinfo(dtype)
-            choices = torch.tensor([limits.min, limits.max, 0, 1, 2])
+            choices = torch.tensor([limits.min, min(limits.max, 2**63 - 1), 0, 1, 2])
             return choices[torch.randint(0, 5, shape, generator=random)]
         return torch.randint(low, high, shape, generator=random)
     values = torch.randn(shape, generator=random, dtype=torch.float64)
@@ -112,6 +116,20 @@ def _channels_last(shape):
     return (lambda t: t.permute(0, 3, 1, 2)), (n, h, w, c)
 
 
+def _inner(shape):
+    """With gaps on both sides of each row, and an offset."""
+    if not shape:
+        return _offset(shape)
+    return (lambda t: t[..., 1:-1]), (*shape[:-1], shape[-1] + 2)
+
+
+def _overlapping(shape):
+    """Rows that share memory with the next one."""
+    if len(shape) < 2 or 0 in shape[-2:]:
+        return _expanded(shape)
+    return (lambda t: t.unfold(-1, shape[-1], 1)), (*shape[:-2], shape[-2] + shape[-1] - 1)
+
+
 LAYOUTS = {
     "dense": _dense,
     "transposed": _transposed,
@@ -120,4 +138,6 @@ LAYOUTS = {
     "expanded": _expanded,
     "permuted": _permuted,
     "channels_last": _channels_last,
+    "inner": _inner,
+    "overlapping": _overlapping,
 }

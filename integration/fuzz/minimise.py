@@ -35,6 +35,44 @@ def _first(program: Program, fails: Fails, tried: int, end: float) -> tuple[Prog
     return None
 
 
+def split(program: Program) -> list[Program]:
+    """The independent programs that the statements of `f` are, by the variables that they share.
+
+    Parameters are shared by all. What is no single function of plain statements is one program.
+    """
+    tree = ast.parse(program.source)
+    function = tree.body[-1]
+    if len(tree.body) != 1 or not isinstance(function, ast.FunctionDef):
+        return [program]
+    *body, last = function.body
+    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Tuple):
+        return [program]
+    shared = {"torch", "F", "float", *(one.arg for one in function.args.args)}
+    groups: list[tuple[set[str], list[ast.AST]]] = []
+    for node in [*body, *last.value.elts]:
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - shared
+        joined = [group for group in groups if group[0] & names]
+        if len(joined) > 1 and node in last.value.elts:
+            continue  # a result made of others
+        groups = [group for group in groups if not group[0] & names]
+        nodes = [one for _, members in joined for one in members]
+        groups.append((names.union(*(group[0] for group in joined)), [*nodes, node]))
+    return [_part(program, tree, nodes) for _, nodes in groups]
+
+
+def _part(program: Program, tree: ast.Module, nodes: list[ast.AST]) -> Program:
+    """`f` with some of its statements and results alone."""
+    tree = copy.deepcopy(tree)
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    texts = {ast.unparse(node) for node in nodes}
+    last = function.body[-1]
+    assert isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple)
+    last.value.elts = [one for one in last.value.elts if ast.unparse(one) in texts]
+    function.body = [one for one in function.body[:-1] if ast.unparse(one) in texts] + [last]
+    return replace(program, source=ast.unparse(tree) + "\n", parts=1)
+
+
 def _smaller(program: Program) -> Iterator[Program]:
     """Programs with something less, those with much less first."""
     calls = program.calls
@@ -46,11 +84,11 @@ def _smaller(program: Program) -> Iterator[Program]:
     if program.dynamic is not None:
         yield replace(program, dynamic=None)
     tree = ast.parse(program.source)
+    yield from _fewer_arguments(program, tree)
     for smaller in _trees(tree):
         text = ast.unparse(smaller)
         if text != ast.unparse(tree):
             yield replace(program, source=text + "\n", parts=1)
-    yield from _fewer_arguments(program, tree)
 
 
 def _blocks(tree: ast.AST) -> list[list[ast.stmt]]:
@@ -167,25 +205,27 @@ def _plainer(tree: ast.Module, number: int, place: int) -> Iterator[ast.Module]:
 
 
 def _fewer_arguments(program: Program, tree: ast.Module) -> Iterator[Program]:
-    """Without a parameter that nothing uses, in the definition and in all calls."""
+    """Without the parameters that nothing uses, in the definition and in all calls."""
     named = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "f"]
-    function = named[0] if named else None
-    if function is None:
+    if not named or named[0].args.defaults:
         return
-    used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-    for place, parameter in enumerate(function.args.args):
-        if parameter.arg not in used and not function.args.defaults:
+    used = {n.id for n in ast.walk(named[0]) if isinstance(n, ast.Name)}
+    unused = [n for n, one in enumerate(named[0].args.args) if one.arg not in used]
+    for places in [unused] if len(unused) == 1 else [unused, *([place] for place in unused)]:
+        if places:
             smaller = copy.deepcopy(tree)
             found = next(n for n in smaller.body if getattr(n, "name", "") == "f")
             assert isinstance(found, ast.FunctionDef)
-            del found.args.args[place]
-            calls = tuple(_without_argument(call, place) for call in program.calls)
+            for place in reversed(places):
+                del found.args.args[place]
+            calls = tuple(_without_arguments(call, places) for call in program.calls)
             yield replace(program, source=ast.unparse(smaller) + "\n", calls=calls)
 
 
-def _without_argument(call: str, place: int) -> str:
+def _without_arguments(call: str, places: list[int]) -> str:
     tree = ast.parse(call)
     last = tree.body[-1]
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Tuple):
-        del last.value.elts[place : place + 1]
+        for place in reversed(places):
+            del last.value.elts[place : place + 1]
     return ast.unparse(tree)

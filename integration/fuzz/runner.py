@@ -10,12 +10,15 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 import weft
+import weft_aot.config
+from weft_core import events
 
 from .compare import differences
 from .inputs import Makers
@@ -50,7 +53,10 @@ def arguments(call: str, space: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def outcomes(
-    program: Program, makers: Makers, wrap: Callable[[Any], Any] = lambda f: f
+    program: Program,
+    makers: Makers,
+    wrap: Callable[[Any], Any] = lambda f: f,
+    after_call: Callable[[dict[str, Any]], None] = lambda seen: None,
 ) -> list[dict[str, Any]]:
     """What is seen of each call."""
     source = program.source
@@ -58,14 +64,15 @@ def outcomes(
         source = _LOW.sub("torch.float64", source)
     space = namespace(source, makers)
     function, state, grad = wrap(space["f"]), space.get("state"), torch.is_grad_enabled()
+    found = []
     try:
-        return [
-            observe(function, arguments(call, space), program.order, state)
-            for call in program.calls
-        ]
+        for call in program.calls:
+            found.append(observe(function, arguments(call, space), program.order, state))
+            after_call(found[-1])
     finally:
         mock.patch.stopall()
         torch.set_grad_enabled(grad)
+    return found
 
 
 def run(
@@ -74,18 +81,24 @@ def run(
     """Compare weft with eager, call by call; the first difference counts."""
     eager = outcomes(program, Makers())
     eager_done()
-    said: list[str] = []
+    log = _Log(eager)
     weft.reset()
     try:
-        with _notices(said):
-            ours = outcomes(program, Makers(), lambda f: _compiled(f, program, backend))
+        # A backward that is never called is not compiled.
+        with log.listening(), weft_aot.config.settings.patch(lazy_backward=not program.order):
+            ours = outcomes(
+                program, Makers(), lambda f: _compiled(f, program, backend), log.after_call
+            )
+        told = tuple(events.told)
     finally:
         weft.reset()
     verdict = _judge(program, eager, ours)
-    wrong = [text for text in said if "[internal]" in text or "this is a bug" in text]
+    wrong = [text for text in told if "[internal]" in text or "this is a bug" in text]
     if wrong and not verdict.fails:
         verdict = Verdict("internal error", wrong[0])
-    return Verdict(verdict.kind, verdict.detail, tuple(said))
+    if verdict.kind == "pass" and log.reruns:
+        verdict = Verdict("run again", "\n".join(log.reruns))
+    return replace(verdict, notices=(*told, *log.refused))
 
 
 def _compiled(function: Any, program: Program, backend: str) -> Any:
@@ -97,16 +110,17 @@ def _judge(program: Program, eager: list[dict[str, Any]], ours: list[dict[str, A
     found = [(kind, f"call {n}: {text}") for n, (a, b) in rows for kind, text in differences(a, b)]
     if not found or found[0][0] not in _ROUNDED:
         return Verdict(*found[0]) if found else Verdict()
-    exact: list[Any] = [None] * len(eager)
-    moved = exact
+    runs: list[list[dict[str, Any]]] = []
     try:
-        exact = outcomes(program, Makers(torch.float64))
-        moved = outcomes(program, Makers(torch.float64, nudge=True))
+        runs.append(outcomes(program, Makers(torch.float64)))
+        for nudge in (1, 2, 3):
+            runs.append(outcomes(program, Makers(nudge=nudge)))
+            runs.append(outcomes(program, Makers(torch.float64, nudge)))
     except Exception:  # a program that float64 has not: every difference counts
-        pass
+        runs = [[{} for _ in eager]]
     doubts = []
-    for number, rows in enumerate(zip(eager, ours, exact, moved)):
-        for kind, text in differences(*rows):
+    for number, (a, b, exact, *nudged) in enumerate(zip(eager, ours, *runs)):
+        for kind, text in differences(a, b, exact, list(zip(nudged[::2], nudged[1::2]))):
             text = f"call {number}: {text}"
             if kind != DOUBTFUL:
                 return Verdict(kind, text)
@@ -114,23 +128,45 @@ def _judge(program: Program, eager: list[dict[str, Any]], ours: list[dict[str, A
     return Verdict(DOUBTFUL, doubts[0]) if doubts else Verdict()
 
 
-class _Collector(logging.Handler):
-    def __init__(self, said: list[str]) -> None:
+class _Log(logging.Handler):
+    """What weft does outside of graphs although eager's call raises nothing.
+
+    `reruns` are graphs that raised: their frame then runs in eager, which makes a wrong graph look
+    right and slow. `refused` are operators that capture leaves to eager.
+    """
+
+    def __init__(self, eager: list[dict[str, Any]]) -> None:
         super().__init__()
-        self.said = said
+        self.eager = iter(eager)
+        self.lines: list[str] = []
+        self.reruns: list[str] = []
+        self.refused: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage()[:500])
+        self.lines.append(record.getMessage()[:500])
 
+    def after_call(self, seen: dict[str, Any]) -> None:
+        """Sort the lines of a call, unless eager raises in it, too."""
+        if "error" not in next(self.eager):
+            self.reruns += [line for line in self.lines if line.startswith("a graph raised")]
+            self.refused += [line for line in self.lines if "op-failed" in line]
+        self.lines.clear()
 
-@contextmanager
-def _notices(said: list[str]) -> Iterator[None]:
-    """Collect what weft tells of graphs that it does not compile, and keep it off stderr."""
-    logger, handler = logging.getLogger("weft.notices"), _Collector(said)
-    passed_on, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = passed_on
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Read the log of graph breaks, and keep it and notices off stderr."""
+        logs = events.notices, events.logger("capture", "graph_breaks")
+        before = [log.propagate for log in logs]
+        on = events.enabled("graph_breaks")
+        events.set_logs(graph_breaks=True)
+        for log in logs:
+            log.propagate = False
+        logs[1].addHandler(self)
+        try:
+            yield
+        finally:
+            logs[1].removeHandler(self)
+            for log, propagate in zip(logs, before):
+                log.propagate = propagate
+            if not on:
+                events.set_logs(graph_breaks=False)

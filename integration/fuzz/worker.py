@@ -25,6 +25,7 @@ def verdict_of(task: dict[str, Any]) -> dict[str, Any]:
 
     parts = 1
     eager_done: Callable[[], None] = task.pop("eager_done")
+    os.environ["CC"] = task["compiler"]
     try:
         if "generator" in task:
             program = generator(task["generator"])(task["seed"])
