@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from weft_core import cachedir
+from weft_core.events import told
 from weft_guards import profile
 from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
@@ -56,6 +57,17 @@ def test_what_varied_is_symbolic_at_once_in_the_next_process(another_process):
     assert not later.int_is_dynamic(N, 1)
 
 
+def test_what_is_symbolic_at_once_is_told_with_its_file(folder, another_process):
+    learn()
+    another_process()
+    before = dict(told)
+    policy().dims(X, torch.empty(7, 3))
+    (text,) = told.keys() - before.keys()
+    (path,) = folder.rglob("*.json")
+    assert f"size 0 of {X}" in text and str(N) in text and str(path) in text
+    assert "WEFT_PGO=0" in text and "cache clear" in text and __file__ in text
+
+
 def test_it_adds_up(another_process):
     learn()
     another_process()
@@ -99,6 +111,7 @@ def test_other_code_has_another_profile(another_process):
         "line": {"co_firstlineno": program.__code__.co_firstlineno + 1},
         "file": {"co_filename": "other.py"},
         "code": {"co_code": program.__code__.co_code[:-2] + bytes([9, 0])},
+        "constant": {"co_consts": (*program.__code__.co_consts, 3)},
     }
     for change in changes.values():
         assert not any(policy(code=program.__code__.replace(**change)).dims(X, torch.empty(7, 3)))

@@ -12,10 +12,13 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 from weft_core import cachedir
 from weft_core.errors import CompilerUnavailable
-from weft_core.events import logger
+from weft_core.events import logger, tell
+
+from weft_guards.sources import is_literal
 
 _log = logger("guards", "dynamic")
 
@@ -27,13 +30,11 @@ _written: set[Path] = set()  # a process starts from what others have left, also
 
 
 class Profile:
-    """The profile of one code object, known again by its file, name, first line and bytecode."""
+    """The profile of one code object, known again by a digest of the whole object."""
 
     def __init__(self, code: CodeType) -> None:
-        bytecode = hashlib.sha256(code.co_code).hexdigest()[:16]
-        where = (code.co_filename, code.co_qualname, code.co_firstlineno, bytecode)
-        self.name = code.co_qualname
-        self.file = hashlib.sha256(repr(where).encode()).hexdigest()[:32]
+        self.name = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
+        self.file = _digest(code)[:32]
 
     def load(self) -> set[Fact]:
         """Return what varied in earlier processes; nothing where that cannot be read."""
@@ -43,9 +44,11 @@ class Profile:
         except (OSError, CompilerUnavailable):
             return set()
         if found:
-            _log.info(
-                "%s: in an earlier process %d sizes and numbers varied", self.name, len(found)
-            )
+            what = ", ".join(sorted(map(_text, found)))
+            text = f"[profile] {self.name}: varied in an earlier process, so symbolic: {what}"
+            remedy = f"remove {path}, or set WEFT_PGO=0; `python -m weft cache clear` removes all"
+            tell(f"{text}\n  To compile it static first: {remedy}", quiet=True)
+            _log.info("%s\n  To compile it static first: %s", text, remedy)
         return found
 
     def add(self, facts: Iterable[Fact]) -> None:
@@ -60,6 +63,28 @@ class Profile:
 
     def _path(self) -> Path:
         return cachedir.cache_dir("dynamism") / f"{self.file}.json"
+
+
+def _digest(code: CodeType) -> str:
+    """Return a digest of file, name, line, bytecode, names, constants and nested code.
+
+    Constants of generated code may be any objects: of those it covers the type.
+    """
+    parts: list[Any] = [code.co_filename, code.co_qualname, code.co_firstlineno, code.co_code]
+    parts += [code.co_names, code.co_varnames, code.co_freevars]
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            parts.append(_digest(one))
+        elif isinstance(one, frozenset):
+            parts.append(sorted(map(repr, one)))
+        else:
+            parts.append(one if is_literal(one) else type(one).__qualname__)
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _text(fact: Fact) -> str:
+    source, *dim = fact
+    return f"{'stride' if dim[2:] else 'size'} {dim[1]} of {source}" if dim else str(source)
 
 
 def _read(path: Path) -> set[Fact]:
