@@ -326,6 +326,17 @@ class Reversed(torch.autograd.Function):
         return -g
 
 
+def test_a_lone_view_that_an_autograd_function_gives_is_compiled():
+    def program(x):
+        return (Reversed.apply(x.exp())[1:],)
+
+    assert len(check(program, leaf(3, 2))) == 2
+    x = leaf(3, 2)
+    (result,) = aot_compile(function_graph(program, 1), [x], fw_compiler=Graphs())(x)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        result.mul_(2)
+
+
 class TestAliasing:
     @pytest.mark.parametrize("make", [leaf, torch.randn, inner])
     @pytest.mark.parametrize(

@@ -85,3 +85,31 @@ def test_what_has_no_twin_runs_as_it_is(needs_grad):
     compiled = aot_compile(function_graph(program, 1), [x], fw_compiler=graphs)
     assert not graphs.modules
     torch.testing.assert_close(compiled(x), program(x))
+
+
+@torch.library.custom_op("aot_mutating::past_autograd", mutates_args=("x",))
+def past_autograd(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(y)
+
+
+def on_a_leaf(x, y):
+    past_autograd(x, y)
+    return (x * 2,)
+
+
+def on_saved_later(x, y):
+    z = x * 2
+    past_autograd(z[1:], y[1:])
+    return (z.exp() * z,)
+
+
+def on_a_new_tensor(x, y):
+    z = torch.ones(3)
+    past_autograd(z, x)
+    return (z * y,)
+
+
+@pytest.mark.parametrize("program", [on_a_leaf, on_saved_later, on_a_new_tensor])
+def test_operators_without_a_gradient_write_past_the_history(program):
+    graphs = check(program, *(torch.randn(3, requires_grad=True) for _ in range(2)))
+    assert len(graphs) == 2

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from weft_core.errors import Unsupported
-from weft_core.symnodes import SymValue
+from weft_core.symnodes import SymValue, equal_sizes
 from weft_core.tracing import Tracer
 from weft_core.wrapper_tracing import storage_of
 
@@ -47,6 +47,7 @@ class OutputPlanner:
         self._inputs = inputs
         self._values = values
         self._bases: dict[fx.Node, int] = {}
+        self._lone: set[int] = set()
         tensors = [given for given in inputs if isinstance(given.fake, torch.Tensor)]
         self._input_at = {id(given.program): given.same_as for given in tensors}
         self._owners: dict[int, Any] = {
@@ -58,6 +59,7 @@ class OutputPlanner:
         """Plan all results; tensors among them are the program's own (functional wrappers)."""
         distinct = {id(result): result for result in results if isinstance(result, torch.Tensor)}
         sharing = Counter(map(storage_of, distinct.values()))
+        self._lone = {storage for storage, count in sharing.items() if count == 1}
         if any(result.requires_grad for result in distinct.values()):
             # What a view was made of may be saved: they must count writes together.
             sharing.update(storage_of(t) for t in distinct.values() if t._base is not None)
@@ -155,6 +157,8 @@ class OutputPlanner:
         base: Any = root.meta["val"]
         if result.requires_grad:
             base = result if result._base is None else result._base
+            if storage_of(result) in self._lone and _by_function(result.grad_fn, base.grad_fn):
+                return self._view_by_function(result)
             _refuse_function(result, base.grad_fn, "what it is called with")
             root = self._tracer.recorder.node_of(self._tracer.value(base))
         index = self._base_index(root, base)
@@ -165,6 +169,20 @@ class OutputPlanner:
         if result is base:
             return OutputPlan(Ref("value", index))
         return self._view(result, Ref("value", index), steps)
+
+    def _view_by_function(self, result: torch.Tensor) -> OutputPlan:
+        """Copy a lone view that an autograd.Function gives, so that nothing shares its memory.
+
+        The gradient of the view is not that of its base. Writes to it are refused as in eager.
+        """
+        pure = self._tracer.value(result)
+        copy = pure.clone()
+        if not equal_sizes(copy.stride(), pure.stride()):
+            _refuse_function(result, None, "what it is called with")
+        creation = torch._C._autograd._get_creation_meta(result)
+        return OutputPlan(
+            Ref("value", self._values.add(result, copy)), None, (), "", creation, True
+        )
 
     def _view(self, result: torch.Tensor, source: Ref, steps: tuple[ViewStep, ...]) -> OutputPlan:
         owner: torch.Tensor = self._owners[storage_of(result)]

@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 import torch
+from torch._library.custom_ops import _maybe_get_opdef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from weft_core.errors import Unsupported
@@ -45,11 +46,13 @@ def call(op: OpOverload, args: Any, kwargs: dict[str, Any], mode: Any) -> Any:
         Unsupported: autograd follows an argument, or the operator returns an argument.
     """
     tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if _requires_grad(t)]
-    if tensors and torch.is_grad_enabled():
+    returned = len(op._schema.returns)
+    hidden = bool(tensors) and torch.is_grad_enabled()
+    if hidden and (returned or not _maybe_get_opdef(op)):
         _refuse(op, "writes to its arguments, of which one requires grad")
     twin, written = _twin(op)
-    returned = len(op._schema.returns)
-    results = twin(*args, **kwargs)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not hidden):
+        results = twin(*args, **kwargs)
     results = results if isinstance(results, tuple) else (results,)
     given = _named(op, args, kwargs)
     for name, new in zip(written, results[returned:], strict=True):
@@ -57,8 +60,8 @@ def call(op: OpOverload, args: Any, kwargs: dict[str, Any], mode: Any) -> Any:
         pairs = zip(old, new, strict=True) if isinstance(old, list | tuple) else [(old, new)]
         for destination, value in pairs:
             if destination is not None:
-                with mode:
-                    destination.copy_(value)
+                with mode:  # what `torch.library.custom_op` makes writes past autograd's history
+                    (destination.detach() if hidden else destination).copy_(value)
     if not returned:
         return None
     return results[0] if returned == 1 else results[:returned]
