@@ -3,6 +3,7 @@
 python benchmarks/recompiles.py              weft
 python benchmarks/recompiles.py --torch      also torch.compile, in a process of its own
 python benchmarks/recompiles.py -k numpy     only programs whose name contains this
+python benchmarks/recompiles.py --varying -k str/argument   a table of values and uses
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "integration"))
 
-from recompiles import PROGRAMS  # noqa: E402
+from recompiles import PROGRAMS, varying  # noqa: E402
 
 CALLS = 12
 
@@ -76,7 +77,12 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--only-torch", action="store_true")
     parser.add_argument("-k", default="")
+    parser.add_argument("--varying", action="store_true")
     given = parser.parse_args()
+    if given.varying:
+        PROGRAMS.clear()
+        for program in varying.programs():
+            PROGRAMS["/".join(program)] = (partial(varying.run, *program), varying.MOST)
     names = [name for name in PROGRAMS if given.k in name]
     logging.disable(logging.ERROR)
     if given.only_torch:
@@ -85,6 +91,7 @@ def main() -> None:
     rows = {"weft": by_weft(names)}
     if given.torch:
         command = [sys.executable, __file__, "--only-torch", "-k", given.k]
+        command += ["--varying"] * given.varying
         output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
         rows["torch"] = json.loads(output.splitlines()[-1])
     print(f"{'program':<44}{''.join(f'{one:>10}' for one in rows)}{'at most':>10}")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 WORKER = """
 import os, sys, tempfile, warnings
@@ -251,5 +252,51 @@ if __name__ == "__main__":
 def test_data_parallel_on_two_processes(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+FAKE = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import weft
+
+
+def check(program, inputs, graphs):
+    weft.reset()
+    compiled = weft.compile(program, fullgraph=True, backend="aot_eager")
+    for given in inputs:
+        found, wanted = compiled(given), program(given)
+        if isinstance(wanted, DTensor):
+            assert (found.shape, found.placements) == (wanted.shape, wanted.placements)
+            found, wanted = found.to_local(), wanted.to_local()
+        torch.testing.assert_close(found, wanted)
+    assert weft.counters["stats"]["unique_graphs"] <= graphs, weft.counters["stats"]
+    assert "0 frames partly or wholly eager" in str(weft.report()), weft.report()
+
+
+dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+mesh = init_device_mesh("cpu", (2,))
+torch.manual_seed(0)
+spread = [distribute_tensor(torch.randn(2 * n, 8), mesh, [Shard(0)]) for n in range(2, 14)]
+check(lambda x: (x * 2).relu(), spread, 2)
+check(lambda x: x.redistribute(mesh, [Replicate()]).to_local().sum(0), spread, 2)
+weight = nn.Parameter(distribute_tensor(torch.randn(8, 8), mesh, [Replicate()]))
+check(lambda x: (x @ weight).relu().sum(0), spread, 2)
+plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+model = parallelize_module(model, mesh, plan)
+check(lambda x: model(x), [torch.randn(n, 8) for n in range(2, 14)], 2)
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_sizes_of_distributed_tensors_vary(tmp_path):
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import weft
-from recompiles import PROGRAMS, sizes
+from recompiles import PROGRAMS, sizes, varying
 
 CALLS = 12
 SIZES = [name for name, (program, _) in PROGRAMS.items() if program.__module__ == sizes.__name__]
@@ -46,3 +46,20 @@ def test_generated_code_takes_sizes_and_strides_that_vary(name):
     expected = program(lambda function: function, CALLS)
     same(program(weft.compile, CALLS), expected)
     assert weft.counters["stats"]["unique_graphs"] <= most
+
+
+@pytest.mark.parametrize("kind", varying.KINDS)
+def test_values_that_vary_do_not_make_graphs_grow(kind):
+    for program in varying.rotated(kind):
+        weft.reset()
+        graphs = []
+
+        def backend(graph, inputs, graphs=graphs):
+            graphs.append(graph)
+            return graph.forward
+
+        expected = varying.run(*program, lambda function: function, CALLS)
+        compiler = functools.partial(weft.compile, backend=backend, recompile_limit=CALLS)
+        assert varying.run(*program, compiler, CALLS) == expected, program
+        few = len(graphs) <= varying.MOST
+        assert few or varying.decides(kind, program[2]), (program, len(graphs))

@@ -5,7 +5,7 @@ number of calls, and returns what the program computed. `python benchmarks/recom
 the graphs of weft and of torch.compile; `test_integration_recompiles.py` holds weft to its count.
 """
 
-from recompiles import containers, functions, numbers, objects, sizes
+from recompiles import containers, functions, numbers, objects, sizes, varying
 from recompiles.table import PROGRAMS
 
-__all__ = ["PROGRAMS", "containers", "functions", "numbers", "objects", "sizes"]
+__all__ = ["PROGRAMS", "containers", "functions", "numbers", "objects", "sizes", "varying"]

@@ -101,3 +101,29 @@ def epoch_over_a_loader(compile: Compile, calls: int) -> list[Any]:
 
     data = torch.ones(2 * calls, 3)
     return [epoch(torch.utils.data.DataLoader(data, batch_size=2)) for _ in range(2)]
+
+
+@pattern(4)
+def length_and_last_of_a_growing_list(compile: Compile, calls: int) -> list[Any]:
+    losses = [0.5, 0.25]
+
+    @compile
+    def step(x: Any) -> Any:
+        mean = x * len(losses) if losses else x
+        return mean + losses[-1]
+
+    seen = []
+    for n in range(calls):
+        seen.append(step(torch.ones(3)))
+        losses.append(n + 0.5)
+    return seen
+
+
+@pattern(3)
+def length_of_a_growing_dict(compile: Compile, calls: int) -> list[Any]:
+    cache: dict[str, Any] = {"a": 1, "b": 2}
+    step, seen = compile(lambda x: x + len(cache) if cache else x), []
+    for n in range(calls):
+        seen.append(step(torch.ones(3)))
+        cache[f"{n}"] = n
+    return seen

@@ -149,3 +149,32 @@ def printed_every_so_often(compile: Compile, calls: int) -> list[Any]:
 
     step = compile(train)
     return [step(torch.ones(3), n + 2) for n in range(calls)]
+
+
+@pattern(2)
+def small_scalars_of_numpy(compile: Compile, calls: int) -> list[Any]:
+    step = compile(lambda x, rate, count: x * rate + count)
+    return [step(torch.ones(3), np.float32(n + 0.5), np.int32(n + 2)) for n in range(calls)]
+
+
+@pattern(3)
+def scalars_of_numpy_from_a_broken_call(compile: Compile, calls: int) -> list[Any]:
+    counts = iter(range(2, calls + 2))
+
+    @torch.compiler.disable
+    def measured() -> Any:
+        return np.float32(next(counts)) / 4
+
+    @compile
+    def step(x: Any) -> Any:
+        share = measured()
+        return x * share, share * 2, float(share)
+
+    return [step(torch.ones(3)) for _ in range(calls)]
+
+
+@pattern(2)
+def rates_looked_up_by_step(compile: Compile, calls: int) -> list[Any]:
+    rates = tuple(0.5**n for n in range(calls + 2))
+    step = compile(lambda x, n: x * rates[n])
+    return [step(torch.ones(3), n + 2) for n in range(calls)]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import enum
+import os
+import secrets
 from typing import Any
 
 import torch
@@ -77,3 +79,60 @@ def shapes_in_records(compile: Compile, calls: int) -> list[Any]:
 
     compiled = compile(step)
     return [compiled(torch.ones(n + 2, 1), torch.ones(n + 2, 1)) for n in range(calls)]
+
+
+@pattern(3)
+def tokens_of_a_broken_call(compile: Compile, calls: int) -> list[Any]:
+    @compile
+    def step(x: Any) -> Any:
+        token, salt = secrets.token_hex(4), os.urandom(4)
+        y = x * 2
+        line = f"{token}: {salt.hex()}"
+        return y * len(salt), len(line), token.startswith("no"), isinstance(salt, bytes)
+
+    return [step(torch.ones(3)) for _ in range(calls)]
+
+
+@pattern(3)
+def names_that_are_keys(compile: Compile, calls: int) -> list[Any]:
+    seen: dict[Any, Any] = {}
+
+    @compile
+    def step(x: Any, name: str) -> Any:
+        seen[name] = x.sum()
+        seen[name, x.shape[0]] = name + "/loss"
+        return x * 2
+
+    return [step(torch.ones(n + 2), f"loss{n}") for n in range(calls)] + [seen]
+
+
+@pattern(3)
+def shapes_that_are_keys(compile: Compile, calls: int) -> list[Any]:
+    cache: dict[Any, Any] = {}
+
+    @compile
+    def step(x: Any) -> Any:
+        cache[x.shape] = cache[tuple(x.shape)] = x.sum()
+        return x * 2
+
+    return [step(torch.ones(n + 2, 3)) for n in range(calls)] + [len(cache)]
+
+
+@pattern(3)
+def configurations_that_are_compared(compile: Compile, calls: int) -> list[Any]:
+    class Config:
+        name = "run"
+
+    config = Config()
+
+    @compile
+    def step(x: Any) -> Any:
+        if config.name == "last" or config.name.endswith("x"):
+            return x
+        return x * 2 if config.name else x
+
+    seen = []
+    for n in range(calls):
+        config.name = f"run{n}"
+        seen.append(step(torch.ones(3)))
+    return seen

@@ -221,3 +221,22 @@ def channels_last_of_sizes(compile: Compile, calls: int) -> list[Any]:
     step = compile(lambda x: (x * 2).relu())
     shape = torch.channels_last
     return [step(torch.ones(2, 3, 5 + n, 6 + n).to(memory_format=shape)) for n in range(calls)]
+
+
+@pattern(3)
+def training_steps_of_batch_sizes(compile: Compile, calls: int) -> list[Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+
+    @compile
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    sizes = [16, 16, *(9 + n for n in range(calls))]
+    losses = [step(torch.ones(n, 4), torch.arange(n) % 3) for n in sizes]
+    return [*losses, *(p.detach() for p in net.parameters())]

@@ -100,12 +100,12 @@ def test_ints():
 
 def test_floats():
     policy = DynamicPolicy()
-    assert not policy.float_is_dynamic(X, 0.5)
-    assert policy.float_is_dynamic(X, 0.25)
-    assert DynamicPolicy().float_is_dynamic(X, 0.5, varies=True)
+    assert not policy.data_is_dynamic(X, 0.5)
+    assert policy.data_is_dynamic(X, 0.25)
+    assert DynamicPolicy().data_is_dynamic(X, 0.5, varies=True)
     with settings.patch(specialize_float=True):
-        assert not policy.float_is_dynamic(X, 0.125)
-        assert not policy.float_is_dynamic(X, 0.5, varies=True)
+        assert not policy.data_is_dynamic(X, 0.125)
+        assert not policy.data_is_dynamic(X, 0.5, varies=True)
 
 
 @pytest.mark.parametrize(

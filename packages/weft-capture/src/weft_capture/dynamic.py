@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from weft_core.wrappers import is_distributed
-from weft_guards.sources import ConstSource, DictSource, ItemSource, LocalSource, Source
+from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, LocalSource, Source
 
 from weft_capture.breaks import NeedsSymbols
 from weft_capture.values.base import Value
+from weft_capture.values.constant import constant
 
 if TYPE_CHECKING:
     from weft_capture.tracer import Tracer
@@ -19,8 +19,7 @@ Dims = tuple[int, ...]
 
 def dynamic_layout(tx: Tracer, tensor: torch.Tensor, source: Source) -> tuple[Dims, Dims]:
     """Return which dimensions of an input become symbolic, and whose strides become symbols."""
-    spread = is_distributed(type(tensor)) or getattr(source, "name", "") == "_local_tensor"
-    if tx.policy is None or spread or isinstance(source, ConstSource):
+    if tx.policy is None or isinstance(source, ConstSource):
         return (), ()
     dims = tuple(d for d, varies in enumerate(tx.policy.dims(source, tensor)) if varies)
     strides = tx.policy.free_strides(source, tensor)
@@ -45,3 +44,14 @@ def dynamic_int(tx: Tracer, number: int, source: Source) -> Value | None:
     if value is not None:
         tx.guard(source, "TYPE", int)
     return value
+
+
+def unread_length(tx: Tracer, container: Any) -> Value | None:
+    """Return the length of an untouched container from outside; None for another one."""
+    if not container.is_untouched():
+        return None
+    length = len(container.real)
+    varying = tx.dynamic_int(length, CallSource(len, (container.source,)))
+    if varying is None:
+        tx.guard(container.source, "LEN", length)
+    return varying or constant(length)

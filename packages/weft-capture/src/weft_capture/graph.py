@@ -39,7 +39,7 @@ from weft_capture.inputs import (
     note_writes,
 )
 from weft_capture.strided import guard_strided
-from weft_capture.values import floats, wrappers
+from weft_capture.values import float_operands, wrappers
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import is_constant_object
 from weft_capture.values.containers import SequenceValue, sequence_of
@@ -184,10 +184,10 @@ class GraphBuilder:
         return self.tx.overrides.evaluate(function, args, kwargs, plainly, of_python)
 
     def _emit(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
-        if floats.concern(args, kwargs):
+        if float_operands.concern(args, kwargs):
             if self.has_wrappers:
                 wrappers.check_call(self.tx, target, [*args, *kwargs.values()], varying=True)
-            return floats.emit(self.tx, op, target, args, kwargs)
+            return float_operands.emit(self.tx, op, target, args, kwargs)
         return self.emit_plain(op, target, args, kwargs)
 
     def emit_plain(self, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:

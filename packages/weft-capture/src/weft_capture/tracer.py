@@ -128,8 +128,10 @@ class Tracer:
     base_method = classes.BaseMethod
     globals_of = GlobalsValue
     place = floats.place
+    by_python = floats.by_python
     dynamic_layout = dynamic.dynamic_layout
     dynamic_int = dynamic.dynamic_int
+    unread_length = dynamic.unread_length
 
     # ---- objects to values
 

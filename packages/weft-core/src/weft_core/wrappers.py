@@ -45,7 +45,8 @@ class _Spread:
 
     def build(self, kind: Any, local: Any, size: Any, stride: Any) -> Any:
         spec = copy.copy(self.spec)
-        spec.tensor_meta = sys.modules[type(spec).__module__].TensorMeta(size, stride, local.dtype)
+        meta = sys.modules[type(spec).__module__].TensorMeta
+        spec.tensor_meta = meta(torch.Size(size), tuple(stride), local.dtype)
         return kind(local, spec, requires_grad=False)
 
 

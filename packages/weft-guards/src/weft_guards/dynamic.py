@@ -153,7 +153,7 @@ class DynamicPolicy:
     _new: set[Fact] = field(default_factory=set)  # what it does not say yet
     _sizes: dict[tuple[Source, int], list[int | None]] = field(default_factory=dict)
     _strides: dict[tuple[Source, tuple[int, ...]], list[int | None]] = field(default_factory=dict)
-    _numbers: dict[Source, float | None] = field(default_factory=dict)
+    _numbers: dict[Source, object] = field(default_factory=dict)
 
     def dims(self, source: Source, tensor: torch.Tensor) -> tuple[bool, ...]:
         """Decide for each dimension of a tensor whether it is symbolic, and remember its sizes.
@@ -249,7 +249,7 @@ class DynamicPolicy:
             self.dims(source, value)
             self.free_strides(source, value)
         elif type(value) in (int, float):
-            self._changed(source, value)  # type: ignore[arg-type]
+            self._changed(source, value)
 
     def int_is_dynamic(self, source: Source, value: int, *, argument: bool = True) -> bool:
         """Decide whether an int becomes symbolic, and remember its value.
@@ -261,15 +261,18 @@ class DynamicPolicy:
         wish = is_listed(source) or self._decide(changed, self.marks(source, value).get(0), fixed)
         return wish and value not in (0, 1)
 
-    def float_is_dynamic(self, source: Source, value: float, *, varies: bool = False) -> bool:
-        """Decide whether a float is an input of the graph: it changed, or always `varies`."""
-        if varies or settings.specialize_float:
+    def data_is_dynamic(self, source: Source, value: object, *, varies: bool = False) -> bool:
+        """Decide whether a float, a text and the like is known in each call only.
+
+        It is once it has changed, and from the start where it `varies`.
+        """
+        if isinstance(value, float) and (varies or settings.specialize_float):
             return not settings.specialize_float
         changed = self._changed(source, value)
         return changed and self.dynamic is not False and settings.automatic_dynamic_shapes
 
-    def _changed(self, source: Source, value: float) -> bool:
-        """Say whether a number was ever another one, and remember it."""
+    def _changed(self, source: Source, value: object) -> bool:
+        """Say whether a number or a text was ever another one, and remember it."""
         if source not in self._numbers:
             self._numbers[source] = None if self._has_varied(source) else value
         seen = self._numbers[source]

@@ -26,7 +26,14 @@ from weft_capture.breaks import Break
 from weft_capture.rules.table import PURE, RULES, rule
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Output, Tracer, Value, method
-from weft_capture.values.constant import CONSTANT_TYPES, NONE, Constant, constant, real_call
+from weft_capture.values.constant import (
+    CONSTANT_TYPES,
+    NONE,
+    VARYING_TYPES,
+    Constant,
+    constant,
+    real_call,
+)
 from weft_capture.values.containers import ListValue, SequenceValue, TupleValue
 from weft_capture.values.floats import FloatValue, numpy_is_quiet, numpy_scalar
 from weft_capture.values.iterators import ExternalIterator
@@ -412,6 +419,7 @@ if np is not None:
     EXACT[np.ndarray] = _wrap_array
     for _dtype in map(np.dtype, "?bhilqBHILQefdDFUS"):
         CONSTANT_TYPES.update((type(_dtype), _dtype.type))
+        VARYING_TYPES.update(() if _dtype.kind == "b" else (_dtype.type,))
         PURE.add(_dtype.type)
     CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
     for _maker in (torch.tensor, torch.as_tensor):

@@ -69,12 +69,14 @@ def _len(tx: Tracer, value: Value) -> Value:
         if value.fake.dim() == 0:
             tx.raise_(TypeError, "len() of a 0-d tensor")
         return value.getattr(tx, "shape").unpack(tx)[0]
-    if isinstance(value, SequenceValue):
-        return constant(len(value.items))
-    if isinstance(value, (SetValue, DictValue)):
-        return constant(len(value.entries))
     if isinstance(value, DictView):
-        return constant(len(value.owner.entries))
+        value = value.owner
+    if isinstance(value, SequenceValue):
+        return tx.unread_length(value) or constant(len(value.items))
+    if isinstance(value, DictValue):
+        return tx.unread_length(value) or constant(len(value.entries))
+    if isinstance(value, SetValue):
+        return constant(len(value.entries))
     if isinstance(value, Constant | RangeValue):
         return fold(tx, len, [value], {})
     kind = value.python_type()

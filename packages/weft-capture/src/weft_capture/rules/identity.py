@@ -11,6 +11,7 @@ from weft_capture.breaks import Break
 from weft_capture.values import floats
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import Constant, Varying, is_shared
+from weft_capture.values.made import MadeValue, is_made
 from weft_capture.values.tensor import SymValue
 
 
@@ -20,8 +21,9 @@ def identical(tx: Tracer, left: Value, right: Value) -> bool:
     Raises:
         Break: for two equal constants, which may or may not be one object.
     """
-    numbers = Constant | SymValue | floats.FloatValue
-    if isinstance(left, numbers) and isinstance(right, numbers) and left is not right:
+    data = Constant | SymValue | floats.FloatValue | MadeValue
+    made = any(isinstance(one, MadeValue) and is_made(one) for one in (left, right))
+    if isinstance(left, data) and isinstance(right, data) and not (made or left is right):
         return _one_number(tx, left, right)
     return one_object(tx, left, right)
 
@@ -39,7 +41,7 @@ def one_object(tx: Tracer, left: Value, right: Value) -> bool:
 
 
 def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
-    varies = isinstance(left, floats.FloatValue) or isinstance(right, floats.FloatValue)
+    varies = any(isinstance(one, floats.FloatValue | MadeValue) for one in (left, right))
     if left.python_type() is not right.python_type():
         return False
     held = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
@@ -61,7 +63,7 @@ def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:
     """Return where a number or text comes from, and the object that it is now."""
     if isinstance(value, Constant):
         return value.origin, value.value
-    if isinstance(value, floats.FloatValue):
+    if isinstance(value, floats.FloatValue | MadeValue):
         return value.source, value.hint
     entry, number = tx.graph.input_at.get(value.node), value.as_constant()
     return value.source, number if entry is None else entry.example

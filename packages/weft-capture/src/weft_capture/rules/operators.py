@@ -34,7 +34,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.functions import FunctionValue
-from weft_capture.values.made import TextValue, joined
+from weft_capture.values.made import MadeValue, TextValue, joined
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue, TensorValue
 
@@ -144,7 +144,7 @@ def _combine(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bool) 
     """Concatenation, repetition and set algebra of containers; None where it does not apply."""
     if symbol == "+":
         texts = left.python_type() is right.python_type() is str
-        if texts and (isinstance(left, TextValue) or isinstance(right, TextValue)):
+        if texts and any(isinstance(one, TextValue | MadeValue) for one in (left, right)):
             return joined(tx, [left, right])
         return _concatenate(tx, left, right, inplace)
     if symbol == "*":

@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from weft_guards.sources import CallSource, ConstSource
+
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.classes import new_object
 from weft_capture.python_compat import type_name
@@ -19,7 +21,7 @@ from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import combined, contains
 from weft_capture.rules.table import rule
 from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
-from weft_capture.values.constant import FALSE, NONE, constant, real_call
+from weft_capture.values.constant import FALSE, NONE, Constant, Varying, constant, real_call
 from weft_capture.values.containers import (
     ListValue,
     NamedTupleValue,
@@ -126,6 +128,17 @@ _extending("extendleft", "appendleft")
 
 @method(SequenceValue, "__getitem__")
 def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
+    length = tx.unread_length(self) if isinstance(key, Constant) else None
+    if isinstance(self, ListValue) and isinstance(key, Constant) and isinstance(length, Varying):
+        assert self.source is not None
+        if type(key.value) is int and -len(self.real) <= key.value < len(self.real):
+            source = CallSource(operator.getitem, (self.source, ConstSource(key.value)))
+            return tx.wrap(self.real[key.value], source)
+    plain = isinstance(key, Varying) and type(self) in (ListValue, TupleValue)
+    if plain and all(isinstance(tx.force(item), Constant) for item in self.items):
+        table = constant(tuple(item.as_constant() for item in map(tx.force, self.items)))
+        if (known := tx.by_python(operator.getitem, [table, key])) is not None:
+            return known
     found = real_call(tx, operator.getitem, self.items, _key(tx, key))
     if found is self.items and type(self) is TupleValue:
         return self

@@ -42,7 +42,15 @@ from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
 from weft_capture.values.base import Kwargs, Proxy, Tracer, Value, method
-from weft_capture.values.constant import CONSTANT_TYPES, MADE, NONE, Constant, fold, real_call
+from weft_capture.values.constant import (
+    CONSTANT_TYPES,
+    MADE,
+    NONE,
+    VARYING_TYPES,
+    Constant,
+    fold,
+    real_call,
+)
 from weft_capture.values.containers import SequenceValue
 from weft_capture.values.exceptions import TRACEBACK
 from weft_capture.values.functions import BoundMethod, FunctionValue, PartialValue
@@ -229,6 +237,7 @@ _MADE = (
     struct.Struct,
 )
 CONSTANT_TYPES.update((*_MADE, re.Pattern, re.Match))
+VARYING_TYPES.update(_MADE)
 PURE.update((*_MADE, decimal.Decimal, ast.literal_eval))
 for _kind in (datetime.date, datetime.datetime):
     PURE.update((_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime))

@@ -230,9 +230,11 @@ def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
 
 
 def _without_arrays(tx: Tracer, tensor: TensorValue, key: Value) -> Value:
-    """An index with tensors for NumPy's arrays of integers and masks, as torch reads them."""
+    """An index with tensors for NumPy's arrays of integers and masks, and ints for its scalars."""
     if type(key) is TupleValue:
         return TupleValue([_without_arrays(tx, tensor, tx.force(item)) for item in key.items])
+    if isinstance(key, floats.FloatValue):
+        return key.size()
     if not isinstance(key, ArrayValue) or key.tensor.fake.dim() != 1:
         return key  # of more dimensions some are tuples of indices
     kind = key.tensor.fake.dtype

@@ -42,6 +42,9 @@ CONSTANT_TYPES: set[type] = {
 }
 """Exact types whose instances are wrapped as `Constant`; rules add theirs."""
 
+VARYING_TYPES: set[type] = {str, bytes, complex}
+"""Those whose instances from outside are a `MadeValue` once they have changed; floats apart."""
+
 PLACEMENTS = "torch.distributed.tensor.placement_types"  # has more such types
 
 _RAISES_ARE_PYTHONS = (
@@ -169,12 +172,15 @@ class Varying(Value):
         return self.as_constant()
 
     def truth(self, tx: Tracer) -> bool:
-        return bool(self.as_constant())
+        known = tx.by_python(operator.truth, [self])
+        return bool((known or self).as_constant())
 
     def call_method_fallback(
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        return constant(self.as_constant()).call_method(tx, name, args, kwargs)
+        method = getattr(self.python_type(), name, None)
+        known = None if kwargs or method is None else tx.by_python(method, [self, *args])
+        return known or constant(self.as_constant()).call_method(tx, name, args, kwargs)
 
 
 class NullValue(Value):
@@ -228,12 +234,16 @@ def sourced(obj: object, source: Source) -> Constant:
 
 
 def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
-    """Run a side-effect-free Python function on constants now.
+    """Run a side-effect-free Python function on constants now, on data that varies in each call.
 
     Raises:
         Break: when an argument is not constant.
         Raised: when the function raises.
     """
+    varies = not kwargs and any(isinstance(arg, Varying) for arg in args)
+    known = tx.by_python(function, args) if varies else None
+    if known is not None:
+        return known
     try:
         real_args = [arg.data(tx) for arg in args]
         real_kwargs = {name: value.data(tx) for name, value in kwargs.items()}

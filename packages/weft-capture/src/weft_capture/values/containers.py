@@ -6,6 +6,7 @@ it is written back by `replay`.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence, Set
 from types import BuiltinFunctionType, FunctionType
@@ -15,8 +16,8 @@ import torch
 from weft_capture import config
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import MutableValue, Output, Tracer, Value, key_in
-from weft_capture.values.constant import MADE, class_value, constant, is_constant_object
-from weft_guards.sources import Source
+from weft_capture.values.constant import MADE, Constant, class_value, constant, is_constant_object
+from weft_guards.sources import CallSource, Source
 
 
 def check_keys(keys: Iterable[object]) -> None:
@@ -40,6 +41,10 @@ class Container(Value):
     def build(self, each: Callable[[Value], Any]) -> Any:
         """Return a real container of this kind of what `each` makes of the items."""
         raise NotImplementedError(type(self).__name__)
+
+    def is_untouched(self) -> bool:
+        """Say whether the program has neither read nor changed this container from outside."""
+        return False
 
     def data(self, tx: Tracer) -> Any:
         return self.build(lambda item: tx.force(item).data(tx))
@@ -145,6 +150,13 @@ class NamedTupleValue(TupleValue):
         return tx.class_attribute(self, self.cls, name)
 
 
+def truth_now(tx: Tracer, container: Any) -> bool:
+    """Return the truth of an untouched container from outside; a length that varies may do so."""
+    if not isinstance(tx.unread_length(container), Constant):
+        tx.guard(CallSource(operator.truth, (container.source,)), "CONST", bool(container.real))
+    return bool(container.real)
+
+
 def refill(target: Any, contents: Any) -> None:
     """Give a list, deque or dict other contents."""
     target.clear()
@@ -154,8 +166,9 @@ def refill(target: Any, contents: Any) -> None:
 class ListValue(SequenceValue, MutableValue):
     """A list.
 
-    One from outside is read, and its length guarded, when the program first looks at it. What is
-    appended before is in `added`, so that code which only appends is good for every length.
+    One from outside, `real`, is read, and its length guarded, when the program first looks at it.
+    What is appended before is in `added`, so that code which only appends is good for every length.
+    Once the length has varied, code that asks for it, or for single items, does not read the list.
     """
 
     cls: type = list
@@ -163,6 +176,7 @@ class ListValue(SequenceValue, MutableValue):
     changing = ("added", "read")
     several = True
 
+    real: Any = None
     read: Callable[[], list[Value]] | None = None
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
@@ -181,6 +195,12 @@ class ListValue(SequenceValue, MutableValue):
     @items.setter
     def items(self, items: Any) -> None:
         self.added = items
+
+    def truth(self, tx: Tracer) -> bool:
+        return truth_now(tx, self) if self.is_untouched() else super().truth(tx)
+
+    def is_untouched(self) -> bool:
+        return self.read is not None and not self.added
 
     def build(self, each: Callable[[Value], Any]) -> Any:
         return [each(item) for item in self.items]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from weft_capture.breaks import Break
 from weft_capture.values.base import (
     MutableValue,
@@ -23,8 +24,8 @@ from weft_capture.values.base import (
     found_by_identity,
     key_in,
 )
-from weft_capture.values.constant import NONE, Varying
-from weft_capture.values.containers import Container, check_keys, refill
+from weft_capture.values.constant import NONE, VARYING_TYPES, Varying
+from weft_capture.values.containers import Container, check_keys, refill, truth_now
 from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_literal
 
 
@@ -52,12 +53,28 @@ class LazyValue(Value):
         return found_by_identity(self, self.obj)
 
 
+_BY_IDENTITY = (object, torch.Tensor)
+_COMPARING = ("__hash__", "__eq__")
+
+
 def _stand_in(key: Value) -> object:
     """Return what stands for a key that a guard would have to fix: its source, or the value."""
-    if type(key).hash_key is not Varying.hash_key or key.python_type() not in (int, str):
+    if isinstance(key, Varying):
+        kinds = {int, float} | VARYING_TYPES
+        if type(key).hash_key is not Varying.hash_key or key.python_type() not in kinds:
+            return None
+    elif key.python_type() not in (tuple, torch.Size):
+        # An object from outside, which is found by its identity.
+        return key if key.source is not None and _by_identity(key.python_type()) else None
+    elif all(current_tracer().force(item).is_constant() for item in key.unpack(current_tracer())):
         return None
     known = current_tracer().place(key)
-    return key if known is None else known[0]
+    return key if known is None and isinstance(key, Varying) else known and known[0]
+
+
+def _by_identity(kind: type) -> bool:
+    hashes, equals = ([getattr(one, name) for one in _BY_IDENTITY] for name in _COMPARING)
+    return kind.__hash__ in hashes and kind.__eq__ in equals
 
 
 class DictValue(Container, MutableValue):
@@ -261,7 +278,10 @@ class DictValue(Container, MutableValue):
                 out.later(operator.setitem, self, key, self.own.get(hashed, (NONE, NONE))[1])
 
     def truth(self, tx: Tracer) -> bool:
-        return bool(self.entries)
+        return truth_now(tx, self) if self.is_untouched() else bool(self.entries)
+
+    def is_untouched(self) -> bool:
+        return not (self.read is None or self.own or self.log)
 
     def unpack(self, tx: Tracer) -> list[Value]:
         return [tx.force(key) for key in self.keys()]

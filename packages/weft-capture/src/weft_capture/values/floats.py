@@ -19,8 +19,16 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 from weft_capture.breaks import Break, NeedsSymbols
-from weft_capture.values.base import Kwargs, Output, Tracer, Value
-from weft_capture.values.constant import Constant, Varying, constant, is_numpy, real_call
+from weft_capture.values.base import Output, Tracer, Value
+from weft_capture.values.constant import (
+    VARYING_TYPES,
+    Constant,
+    Varying,
+    constant,
+    is_numpy,
+    plain_scalar,
+    real_call,
+)
 from weft_capture.values.made import MadeValue, TextValue, is_made, origins
 from weft_capture.values.tensor import SymValue, TensorValue
 from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, Source
@@ -31,8 +39,9 @@ Known = tuple[Source, Any]
 
 def scalar_tensor(number: float) -> torch.Tensor:
     """Return the graph's form of a float (or an int): a 0-dim tensor of float64 (int64)."""
-    dtype = torch.float64 if isinstance(number, float) else torch.int64
-    return torch.scalar_tensor(number, dtype=dtype)
+    plain = plain_scalar(number)
+    dtype = torch.float64 if isinstance(plain, float) else torch.int64
+    return torch.scalar_tensor(plain, dtype=dtype)
 
 
 def numpy_scalar(tensor: torch.Tensor) -> Any:
@@ -42,8 +51,18 @@ def numpy_scalar(tensor: torch.Tensor) -> Any:
 
 def may_vary(number: object) -> bool:
     """Say whether a number from outside becomes a `FloatValue` once it has changed."""
-    numpy = is_numpy(number) and (isinstance(number, float) or type(number).__name__ == "int64")
-    return type(number) is float or numpy
+    kind: Any = getattr(number, "dtype", None) if is_numpy(number) else None
+    small = kind is not None and kind.kind in "fiu" and kind.name not in _LARGE
+    return type(number) is float or small
+
+
+_LARGE = ("uint64", "longdouble", "float128", "float96")
+"""Numbers of NumPy that no tensor of int64 or float64 holds."""
+
+
+def is_whole(number: object) -> bool:
+    """Say whether a number is an int, of NumPy perhaps."""
+    return isinstance(plain_scalar(number), int)
 
 
 @dataclass(eq=False)
@@ -82,9 +101,9 @@ class FloatValue(Varying):
     def python_type(self) -> type:
         return type(self.hint)
 
-    def _size(self) -> Value:
+    def size(self) -> Value:
         """Return an int of NumPy as operations take a size, another number as a constant."""
-        whole = type(self.hint).__name__ == "int64" and self.source is not None
+        whole = is_numpy(self.hint) and is_whole(self.hint) and self.source is not None
         return (whole and by_python(self.tx, int, [self])) or constant(self.as_constant())
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
@@ -92,10 +111,10 @@ class FloatValue(Varying):
         return tx.literal(getattr(self.hint, name)) if fixed else super().getattr_fallback(tx, name)
 
     def graph_arg(self) -> Any:
-        return self._size().graph_arg()
+        return self.size().graph_arg()
 
     def example(self) -> Any:
-        return self._size().example()
+        return self.size().example()
 
     def describe(self) -> str:
         return "a float that varies" if self.source is not None else "a float out of a tensor"
@@ -163,17 +182,17 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
         return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
     zero = function is operator.truediv and sized and getattr(right, "sym", 1) == 0
     if sized and function in _ARITHMETIC[:4] and not zero:
-        made = tx.graph.emit_plain("call_function", function, _operands(left, right), {})
+        made = tx.graph.emit_plain("call_function", function, operands(left, right), {})
         return computed(tx, made)
     anew = is_made(left) or is_made(right)
     if function not in _ARITHMETIC or not (anew or None in sources):
         if None in sources and tx.graph.reads_data():
-            return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
+            return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
         return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
     if isinstance(left, SymValue) or isinstance(right, SymValue):
-        return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
+        return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
     if None in sources:
-        made = tx.graph.emit_plain("call_function", function, _operands(left, right), {})
+        made = tx.graph.emit_plain("call_function", function, operands(left, right), {})
         return computed(tx, made, _before(tx, function, left, right))
     checks = function is operator.truediv and not any(map(is_numpy, map(_hint, (left, right))))
     if checks and compare(tx, operator.eq, right, constant(0)).truth(tx):
@@ -219,17 +238,28 @@ def place(tx: Tracer, value: Any) -> Known | None:
     given = getattr(value, "node", value)
     if isinstance(value, FloatValue):
         return value.before
+    if isinstance(value, MadeValue):
+        return None if value.source is None else (value.source, value.hint)
     if isinstance(value, TextValue):
         return None if value.seen.tensors else _before(tx, value.function, *value.args)
     if isinstance(given, Constant | int | float):
         number = getattr(given, "value", given)
         return ConstSource(number), number
+    if isinstance(value, Value) and value.python_type() in (tuple, slice) and value.is_constant():
+        known = value.as_constant()
+        return ConstSource(known), known
+    if isinstance(items := getattr(value, "items", None), tuple) and items:
+        return _before(tx, _packed, *map(tx.force, items))
     entry = tx.graph.input_at.get(given) if isinstance(given, Node) else None
     if entry is not None and type(entry.example) is int:
         return entry.source, entry.example
     if getattr(given, "target", None) in (*_ARITHMETIC, *_WHOLE):
         return _before(tx, given.target, *given.args)
     return None
+
+
+def _packed(*items: Any) -> tuple[Any, ...]:
+    return items
 
 
 def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> Value | None:
@@ -244,6 +274,11 @@ def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> 
     if type(number) is bool or getattr(number, "dtype", None) == "bool":
         tx.guard_constant(source, number)
         return constant(number)
+    if number is NotImplemented:
+        return constant(number)
+    if type(number) in VARYING_TYPES and not may_vary(number):
+        tx.guard(source, "TYPE", type(number))
+        return MadeValue(number, source)
     if not may_vary(number) and type(number) is not int:
         return None
     if type(number) is int and not tx.symbolic:
@@ -267,7 +302,7 @@ def _before(tx: Tracer, function: Callable[..., Any], *operands: Any) -> Known |
         known.append(there)
     try:
         number = function(*(hint for _, hint in known))
-    except (ArithmeticError, ValueError, TypeError):
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError):
         return None
     return CallSource(function, tuple(source for source, _ in known)), number
 
@@ -299,11 +334,13 @@ def symbol(tx: Tracer, value: Value) -> Value:
     return tx.graph.emit_plain("call_method", "item", [value.tensor()], {})
 
 
-def _symbols(tx: Tracer, values: list[Value]) -> list[Value]:
+def symbols(tx: Tracer, values: list[Value]) -> list[Value]:
+    """Do so with several."""
     return [symbol(tx, value) for value in values]
 
 
-def _operands(*values: Value) -> list[Value]:
+def operands(*values: Value) -> list[Value]:
+    """Return tensors in the place of floats that vary."""
     return [value.tensor() if isinstance(value, FloatValue) else value for value in values]
 
 
@@ -313,7 +350,7 @@ def unary(tx: Tracer, function: Callable[[Any], Any], value: FloatValue) -> Valu
         in_graph = getattr(torch, function.__name__, None)
         if in_graph is None:
             return constant(function(value.as_constant()))
-        return computed(tx, tx.graph.emit_plain("call_function", in_graph, _operands(value), {}))
+        return computed(tx, tx.graph.emit_plain("call_function", in_graph, operands(value), {}))
     if is_made(value) and function not in _SAFE:
         return constant(function(value.as_constant()))
     return at(tx, CallSource(function, (value.source,)), function(value.hint))
@@ -331,7 +368,7 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
     sources = _origin(left), _origin(right)
     if None in sources:
         if tx.graph.reads_data():
-            return tx.graph.emit("call_function", function, _symbols(tx, [left, right]), {})
+            return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
         raise Break("data-dependent-branch", "a comparison of a number read from a tensor")
     try:
         outcome = function(_hint(left), _hint(right))
@@ -344,146 +381,31 @@ def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right
     return constant(outcome)
 
 
-# ---- floats as arguments of tensor operations
-
-_SCALES = ("alpha", "value")
-
-
-def concern(args: list[Value], kwargs: Kwargs) -> bool:
-    """Say whether `emit` is for these arguments: a varying float, or a tensor as a scale."""
-    return _any_varies([*args, *kwargs.values()]) or any(
-        isinstance(kwargs.get(name), TensorValue) for name in _SCALES
-    )
-
-
-def _any_varies(values: list[Value]) -> bool:
-    return any(
-        isinstance(value, FloatValue)
-        or (isinstance(items := getattr(value, "items", None), list) and _any_varies(items))
-        for value in values
-    )
-
-
-def emit(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
-    """Emit an operation some of whose arguments are varying floats.
-
-    `alpha=` and `value=` scale the second argument, so they are multiplied into it; elsewhere a
-    0-dim tensor takes the number's place. Where that is not the same operation, the number is
-    fixed with a guard.
-    """
-    rate = kwargs.get("lr")
-    if isinstance(rate, FloatValue) and _name(target).startswith("fused_"):
-        return tx.graph.emit(op, target, args, {**kwargs, "lr": rate.tensor()})
-    data, last = (args[0], args[-1]) if args else (None, None)
-    if target in (torch.tensor, torch.as_tensor) and isinstance(data, FloatValue):
-        if issubclass(data.python_type(), float) and not kwargs.keys() - {"dtype", "device"}:
-            how = {"dtype": constant(torch.get_default_dtype()), **kwargs, "copy": constant(True)}
-            return tx.graph.emit("call_method", "to", [data.tensor()], how)
-    number = kwargs.get("fill_value", last)
-    fills = isinstance(number, FloatValue) and issubclass(number.python_type(), float)
-    if _name(target) in _FILLED and fills and "requires_grad" not in kwargs:
-        return _full(tx, op, target, args, dict(kwargs))
-    scaled = _scale_second(tx, target, args, kwargs)
-    if scaled is not None:
-        return tx.graph.emit(op, target, *scaled)
-    like = next((a.fake for a in args if isinstance(a, TensorValue)), None)
-    fixed = like is None or _any_varies([*kwargs.values()])
-    wanted = None if fixed else _result_dtype(target, args)
-    if wanted is not None:
-        assert like is not None
-        swapped = [_at_dtype(tx, arg, wanted, like.device) for arg in args]
-        try:
-            result = tx.graph.emit(op, target, swapped, kwargs)
-        except Break:
-            result = None
-        if isinstance(result, TensorValue) and result.fake.dtype is wanted:
-            return result
-    named = {name: symbol(tx, value) for name, value in kwargs.items()}
-    return tx.graph.emit_plain(op, target, _symbols(tx, args), named)
-
-
-_FILLED = {"full": "empty", "full_like": "empty_like", "new_full": "new_empty"}
-
-
-def _full(tx: Tracer, op: str, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
-    number = kwargs.pop("fill_value", None) or args[-1]
-    maker = getattr(torch, _FILLED[target.__name__]) if callable(target) else _FILLED[target]
-    if target is torch.full:
-        kwargs.setdefault("dtype", constant(torch.get_default_dtype()))
-    made = tx.graph.emit(op, maker, [one for one in args if one is not number], kwargs)
-    return tx.graph.emit("call_method", "fill_", [made, *_operands(number)], {})
-
-
-def _scale_second(
-    tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs
-) -> tuple[list[Value], Kwargs] | None:
-    name = next((n for n in _SCALES if isinstance(kwargs.get(n), FloatValue | TensorValue)), None)
-    if name is None or len(args) < 2 or not isinstance(args[1], TensorValue):
-        return None
-    if _name(target) not in ("add", "sub", "addcmul", "addcdiv"):
-        return None
-    scale = kwargs[name]
-    if isinstance(scale, TensorValue):  # torch reads its value
-        scale = computed(tx, scale)
-    moved = tx.graph.emit("call_function", operator.mul, [args[1], scale], {})
-    rest = {key: value for key, value in kwargs.items() if key != name}
-    return [args[0], moved, *args[2:]], rest
-
-
-_NUMBER_OPERATORS = frozenset(("add", "sub", "mul", "truediv", "div", "pow", "rsub", "lerp"))
-
-
-def _name(target: Any) -> str:
-    """The operation without the marks of its in-place forms: `add` for `add_` and `iadd`."""
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    name = name.strip("_")
-    return name[1:] if name[:1] == "i" and name[1:] in _NUMBER_OPERATORS else name
-
-
-def _result_dtype(target: Any, args: list[Value]) -> torch.dtype | None:
-    """The result's dtype with a Python float among the operands; None where no tensor will do."""
-    if _name(target) not in _NUMBER_OPERATORS or len(args) < 2:
-        return None
-    return torch.result_type(
-        *(
-            arg.python_type()(1) if isinstance(arg, FloatValue) else arg.example()
-            for arg in args[:2]
-        )
-    )
-
-
-def _at_dtype(tx: Tracer, value: Value, dtype: torch.dtype, device: torch.device) -> Value:
-    if not isinstance(value, FloatValue):
-        return value
-    # As a Python float the number would be used at the operation's own precision.
-    precision = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    tensor: Value = value.tensor()
-    if not dtype.is_floating_point and dtype is not torch.int64:
-        value.as_constant()
-    if precision is not tensor.example().dtype:
-        tensor = tx.graph.emit("call_method", "to", [tensor, constant(precision)], {})
-    if device.type != "cpu":
-        tensor = tx.graph.emit("call_method", "to", [tensor, constant(device)], {})
-    return tensor
-
-
 # ---- which floats from outside vary
 
 
-def vary(tx: Tracer, number: float, source: Source) -> FloatValue | None:
-    """Return the value of a float that may change from call to call; None for a constant.
-
-    Learning rates vary from the start, since schedulers change them at every step; other floats
-    once they have changed.
-    """
+def varies(tx: Tracer, datum: object, source: Source, always: bool = False) -> bool:
+    """Say whether what a source gives has changed between calls (an object as its id)."""
     if tx.policy is None or isinstance(source, ConstSource):
+        return False
+    return bool(tx.policy.data_is_dynamic(source, datum, varies=always))
+
+
+def vary(tx: Tracer, number: Any, source: Source) -> Value | None:
+    """Return the value of data that may change from call to call; None for a constant.
+
+    Learning rates vary from the start, since schedulers change them at every step; others once
+    they have changed.
+    """
+    scalar = may_vary(number)
+    if not scalar and type(number) not in VARYING_TYPES:
         return None
     group = _is_param_group(source.base)
     learning_rate = group and isinstance(source, ItemSource) and source.key == "lr"
-    if not tx.policy.float_is_dynamic(source, number, varies=learning_rate):
+    if not varies(tx, number, source, learning_rate):
         return None
     tx.guard(source, "TYPE", type(number))
-    return at(tx, source, number)
+    return at(tx, source, number) if scalar else MadeValue(number, source)
 
 
 def _is_param_group(source: Any) -> bool:

@@ -1,8 +1,9 @@
-"""What is made anew in each call: results of functions that run for real, and text with holes.
+"""Immutable data that differs from call to call: made by a real call, or varying from outside.
 
 Capture knows the type of a `MadeValue` from an example (`hint`). It hands the value on, reads
-attributes and compares, and breaks where the value would decide what comes next. Numbers of this
-kind are `floats.FloatValue`s. A `TextValue` is formatted where it is needed.
+attributes and compares. Where the value would decide what comes next, one from outside is fixed
+with a guard, and the result of a real call breaks. Numbers of this kind are `floats.FloatValue`s.
+A `TextValue` is formatted where it is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Output, Tracer, Value, current_tracer
-from weft_capture.values.constant import Varying, constant
+from weft_capture.values.constant import Varying, constant, fold
 from weft_capture.values.tensor import TensorValue
 from weft_core.versions import version_of
 from weft_guards.sources import AttrSource, Builder, Names, RootSource, Source
@@ -61,7 +62,7 @@ def is_made(value: Value) -> bool:
 
 @dataclass(eq=False)
 class MadeValue(Varying):
-    """An object other than a number that is made anew in each call."""
+    """An object other than a number that is made anew in each call, or differs between calls."""
 
     hint: Any
     source: Source | None = None
@@ -70,13 +71,26 @@ class MadeValue(Varying):
         return type(self.hint)
 
     def as_constant(self) -> Any:
-        raise Break("data-dependent-value", f"a {self.python_type().__name__} made in each call")
+        """Fix the object to the present one with a guard, and return it."""
+        if is_made(self):
+            kind = self.python_type().__name__
+            raise Break("data-dependent-value", f"a {kind} made in each call")
+        assert self.source is not None
+        current_tracer().guard_constant(self.source, self.hint)
+        return self.hint
+
+    def iterate(self, tx: Tracer) -> Value:
+        return constant(self.as_constant()).iterate(tx)
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         found = getattr(self.hint, name, None)
         if isinstance(self.hint, _READABLE) and isinstance(found, int | str):
+            if not is_made(self):
+                return fold(tx, getattr, [self, constant(name)], {})
             assert self.source is not None
             return tx.made(AttrSource(self.source, name), found)
+        if not is_made(self) and not callable(found):
+            return constant(self.as_constant()).getattr(tx, name)
         return super().getattr_fallback(tx, name)
 
 

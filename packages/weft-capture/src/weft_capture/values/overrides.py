@@ -130,6 +130,8 @@ def _is_overriding(value: Value, depth: int = 0) -> bool:
         return (
             has_handler(type(value.obj)) if value.forced is None else _is_overriding(value.forced)
         )
+    if type(value) is ListValue and value.is_untouched():
+        return any(has_handler(type(item)) for item in value.real)
     if type(value) is TupleValue or type(value) is ListValue:
         return depth < 8 and any(_is_overriding(item, depth + 1) for item in value.items)
     return isinstance(value, OverridingTensor)

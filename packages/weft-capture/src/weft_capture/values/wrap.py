@@ -158,10 +158,9 @@ def _wrap_constant(tx: Tracer, obj: Any, source: Source) -> Value:
         symbolic = tx.dynamic_int(obj, source)
         if symbolic is not None:
             return symbolic
-    if floats.may_vary(obj) and not isinstance(source, ConstSource):
-        varying = floats.vary(tx, obj, source)
-        if varying is not None:
-            return varying
+    varying = floats.vary(tx, obj, source)
+    if varying is not None:
+        return varying
     if obj is None:
         tx.guard(source, "NONE", None)
         return NONE
@@ -191,7 +190,7 @@ def _wrap_list(tx: Tracer, obj: list[Any], source: Source) -> Value:
         raise Break("unsupported-value", "a list that warnings were recorded in")
     tx.guard(source, "TYPE", list)
     made = ListValue([], source)
-    made.read = functools.partial(_read_list, tx, obj, source)
+    made.real, made.read = obj, functools.partial(_read_list, tx, obj, source)
     return made
 
 
@@ -307,7 +306,7 @@ def _wrap_function(tx: Tracer, obj: types.FunctionType, source: Source) -> Value
     if is_leaf(obj) or is_pure(obj):
         tx.guard_identity(source, obj)
         return BuiltinValue(obj, source)
-    if isinstance(source, LocalSource):
+    if isinstance(source, LocalSource) or floats.varies(tx, id(obj), source):
         # A new function of the same code is as good: guard what it is made of instead.
         tx.guard(source, "TYPE", types.FunctionType)
         tx.guard_identity(AttrSource(source, "__code__"), obj.__code__)
@@ -350,7 +349,7 @@ def _wrap_builtin(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_constant(AttrSource(source, "maxlen"), obj.maxlen)
     made = DequeValue([], source, obj.maxlen)
-    made.read = functools.partial(_read_list, tx, obj, source)
+    made.real, made.read = obj, functools.partial(_read_list, tx, obj, source)
     if obj.maxlen is not None and drops(obj):
         made.items  # noqa: B018 - is read at once
     return made
