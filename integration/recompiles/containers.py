@@ -127,3 +127,38 @@ def length_of_a_growing_dict(compile: Compile, calls: int) -> list[Any]:
         seen.append(step(torch.ones(3)))
         cache[f"{n}"] = n
     return seen
+
+
+class Dataset:
+    """Samples by index, and one after the other."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples, self.at = samples, 0
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+    def __next__(self) -> Any:
+        self.at += 1
+        return self.samples[self.at - 1]
+
+
+@pattern(3)
+def samples_by_index(compile: Compile, calls: int) -> list[Any]:
+    dataset = Dataset([torch.full((3,), float(n)) for n in range(calls + 3)])
+    step = compile(lambda x, n: dataset[n] * x + dataset[n - 1] + dataset[-1])
+    return [step(torch.ones(3), n + 2) for n in range(calls)]
+
+
+@pattern(4)
+def iterator_of_the_program_over_breaks(compile: Compile, calls: int) -> list[Any]:
+    @compile
+    def train(batches: Any) -> Any:
+        total = torch.zeros(3)
+        for _ in range(calls):
+            total = total + next(batches)
+            os.getpid()
+            total = total * 2
+        return total
+
+    return [train(Dataset([torch.full((3,), float(n)) for n in range(calls)]))]

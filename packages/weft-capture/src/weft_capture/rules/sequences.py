@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from weft_guards.sources import CallSource, ConstSource
+from weft_guards.sources import CallSource
 
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.classes import new_object
@@ -35,6 +35,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.iterators import DequeValue
+from weft_capture.values.made import origins
 from weft_capture.values.objects import UserObject
 from weft_capture.values.stepping import listed, steps
 
@@ -126,14 +127,31 @@ _extending("extend", "append")
 _extending("extendleft", "appendleft")
 
 
+def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
+    """Read an item of an untouched list alone, where its index or the length varies."""
+    if not isinstance(self, ListValue) or not self.is_untouched():
+        return None
+    if (
+        isinstance(key, Constant)
+        and not self.singly
+        and isinstance(tx.unread_length(self), Constant)
+    ):
+        return None
+    known = tx.place(key) if isinstance(key, Constant | Varying) else None
+    if known is None or any(origins(known[0])) or type(known[1]) is not int:
+        return None
+    if not -len(self.real) <= known[1] < len(self.real):
+        return None
+    assert self.source is not None
+    self.singly = True
+    return tx.wrap(self.real[known[1]], CallSource(operator.getitem, (self.source, known[0])))
+
+
 @method(SequenceValue, "__getitem__")
 def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
-    length = tx.unread_length(self) if isinstance(key, Constant) else None
-    if isinstance(self, ListValue) and isinstance(key, Constant) and isinstance(length, Varying):
-        assert self.source is not None
-        if type(key.value) is int and -len(self.real) <= key.value < len(self.real):
-            source = CallSource(operator.getitem, (self.source, ConstSource(key.value)))
-            return tx.wrap(self.real[key.value], source)
+    single = _single(tx, self, key)
+    if single is not None:
+        return single
     plain = isinstance(key, Varying) and type(self) in (ListValue, TupleValue)
     if plain and all(isinstance(tx.force(item), Constant) for item in self.items):
         table = constant(tuple(item.as_constant() for item in map(tx.force, self.items)))

@@ -178,6 +178,7 @@ class ListValue(SequenceValue, MutableValue):
 
     real: Any = None
     read: Callable[[], list[Value]] | None = None
+    singly = False  # items are read one by one
 
     def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
         super().__init__()

@@ -245,11 +245,12 @@ def place(tx: Tracer, value: Any) -> Known | None:
     if isinstance(given, Constant | int | float):
         number = getattr(given, "value", given)
         return ConstSource(number), number
-    if isinstance(value, Value) and value.python_type() in (tuple, slice) and value.is_constant():
+    kind = value.python_type() if isinstance(value, Value) else None
+    if kind in (tuple, slice) and value.is_constant():
         known = value.as_constant()
         return ConstSource(known), known
-    if isinstance(items := getattr(value, "items", None), tuple) and items:
-        return _before(tx, _packed, *map(tx.force, items))
+    if kind in (tuple, torch.Size) and value.items:
+        return _before(tx, _packed, *map(tx.force, value.items))
     entry = tx.graph.input_at.get(given) if isinstance(given, Node) else None
     if entry is not None and type(entry.example) is int:
         return entry.source, entry.example
