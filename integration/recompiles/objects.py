@@ -1,6 +1,7 @@
 """Records, flags and objects that are made anew."""
 
 import dataclasses
+import datetime
 import enum
 import os
 import secrets
@@ -136,3 +137,16 @@ def configurations_that_are_compared(compile: Compile, calls: int) -> list[Any]:
         config.name = f"run{n}"
         seen.append(step(torch.ones(3)))
     return seen
+
+
+@pattern(4)
+def times_since_the_start(compile: Compile, calls: int) -> list[Any]:
+    start = datetime.datetime(2020, 1, 1)
+
+    @compile
+    def step(x: Any, now: Any) -> Any:
+        since = now - start
+        return x * since.total_seconds(), since.days, str(now.date())
+
+    times = [start + datetime.timedelta(hours=5 * n) for n in range(calls)]
+    return [step(torch.ones(3), now) for now in times]

@@ -240,3 +240,9 @@ def training_steps_of_batch_sizes(compile: Compile, calls: int) -> list[Any]:
     sizes = [16, 16, *(9 + n for n in range(calls))]
     losses = [step(torch.ones(n, 4), torch.arange(n) % 3) for n in sizes]
     return [*losses, *(p.detach() for p in net.parameters())]
+
+
+@pattern(2)
+def tensors_of_lengths(compile: Compile, calls: int) -> list[Any]:
+    step = compile(lambda x, lengths: x * torch.tensor(lengths).float() + max(lengths))
+    return [step(torch.ones(3), [n + 2, n + 3, 7]) for n in range(calls)]

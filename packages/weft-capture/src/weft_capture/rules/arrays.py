@@ -349,6 +349,12 @@ def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
         given = {name: value for name, value in kwargs.items() if value is not NONE}
         how = {"dtype": constant(torch.int64), **given}
         return tx.graph.emit("call_function", torch.scalar_tensor, [data], how)
+    numbers = [tx.force(one) for one in items]
+    sizes = [one for one in numbers if isinstance(one, SymValue) and not one.is_data()]
+    plain = all(one.python_type() is int for one in numbers) and kwargs.keys() <= {"dtype"}
+    if sizes and plain and isinstance(data, SequenceValue):
+        parts = [_tensor_of(maker, tx, one, **kwargs) for one in numbers]
+        return tx.builtin(torch.stack, tx.literal(parts))
     return tx.graph.emit("call_function", maker, [_fixed(data)], kwargs)
 
 

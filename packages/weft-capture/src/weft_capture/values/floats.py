@@ -289,6 +289,9 @@ def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> 
     if may_vary(number):
         return at(tx, source, number)
     made: Value | None = tx.graph.floats.get(source) or tx.graph.symint_input(number, source)
+    if made is None:  # 0 and 1 are constants
+        tx.guard_constant(source, number)
+        return constant(number)
     tx.graph.floats[source] = made
     return made
 

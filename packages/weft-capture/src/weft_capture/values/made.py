@@ -84,12 +84,13 @@ class MadeValue(Varying):
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         found = getattr(self.hint, name, None)
-        if isinstance(self.hint, _READABLE) and isinstance(found, int | str):
-            if not is_made(self):
-                return fold(tx, getattr, [self, constant(name)], {})
-            assert self.source is not None
-            return tx.made(AttrSource(self.source, name), found)
-        if not is_made(self) and not callable(found):
+        if is_made(self):
+            if isinstance(self.hint, _READABLE) and isinstance(found, int | str):
+                assert self.source is not None
+                return tx.made(AttrSource(self.source, name), found)
+        elif isinstance(found, int | float | str):
+            return fold(tx, getattr, [self, constant(name)], {})
+        elif not callable(found):
             return constant(self.as_constant()).getattr(tx, name)
         return super().getattr_fallback(tx, name)
 
