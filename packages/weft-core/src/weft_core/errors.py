@@ -158,10 +158,10 @@ class _UnknownName(WeftError, ValueError):
     kind = "name"
 
     def __init__(self, name: str, choices: Iterable[str] = (), detail: str = "") -> None:
-        self.name = name
         self.choices = tuple(sorted(choices))
         self.detail = detail
         super().__init__(name, self.choices, detail)
+        self.name = name  # which AttributeError clears from 3.14 on
 
     def __str__(self) -> str:
         if self.args == (self.name, (), ""):
