@@ -82,6 +82,23 @@ class Looked(dict):
         return super().__getattribute__(name)
 
 
+class Keyed(dict):
+    def keys(self):
+        return ["other"]
+
+    def __getitem__(self, key):
+        return 5
+
+
+class Asked:
+    def __getattr__(self, name):
+        LOG.append(name)
+        raise AttributeError(name)
+
+    def __iter__(self):
+        return iter([(1, 2)])
+
+
 def helper(*args, **kwargs):
     return args, kwargs
 
@@ -159,6 +176,7 @@ PROGRAMS = [
     lambda: (repr(Pair(4, X)), TWO % Pair(1, 2), TWO % Tuple((1, X)), TWO[:2] % X.shape),
     lambda: "{0.v} {0.v!r:>5}".format(Plain(2)),
     dropped_zip,
+    lambda: (dict(Keyed(a=1, b=2)), {**Keyed(a=1)}, dict(Asked())),
     cached_between,
     group_is_derived,
     # errors, in the interpreter's words
@@ -173,6 +191,7 @@ PROGRAMS = [
     lambda: operator.setitem(Plain(), 1, 2),
     lambda: operator.delitem(Plain(), 1),
     lambda: +Plain(),
+    lambda: Plain() ** (1, 2),
     lambda: 1 in Plain(),
     lambda: [*Plain(), 1],
     lambda: helper(*Plain()),

@@ -14,6 +14,7 @@ from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy
 from weft_capture.values.exceptions import ExceptionValue, chain
+from weft_capture.values.objects import UserObject
 from weft_capture.values.stepping import listed, steps
 
 
@@ -25,12 +26,18 @@ def missing_key(tx: Tracer, key: Value, of: Value | None = None) -> NoReturn:
 
 
 def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, Value]) -> None:
-    """Do what `dict.update(items, **kwargs)` does; the caller has recorded the change."""
+    """Do what `dict.update(items, **kwargs)` does; the caller has recorded the change.
+
+    CPython: dict_update_arg and dict_merge, which copies a dict whose class has no `__iter__`.
+    """
+    base = getattr(items, "base", None)
+    if isinstance(items, UserObject) and isinstance(base, DictValue):
+        items = items if items.has_special("__iter__") else base
     if isinstance(items, DictValue):
         for key, value in items.entries.values():
             target.put(key, value)
-    elif items is not None and hasattr(items.python_type(), "keys"):
-        for key in items.call_method(tx, "keys", [], {}).unpack(tx):
+    elif items is not None and _has_keys(tx, items):
+        for key in listed(tx, items.call_method(tx, "keys", [], {})):
             target.put(key, items.getitem(tx, key))
     elif items is not None:
         for number, pair in enumerate(steps(tx, items, hinted=False)):
@@ -41,6 +48,18 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
             target.put(parts[0], parts[1])
     for name, value in kwargs.items():
         target.put(constant(name), value)
+
+
+def _has_keys(tx: Tracer, items: Value) -> bool:
+    if not isinstance(items, UserObject):
+        return hasattr(items.python_type(), "keys")
+    try:
+        items.getattr(tx, "keys")
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), AttributeError):
+            return False
+        raise
+    return True
 
 
 @rule_of_each(dict, OrderedDict)

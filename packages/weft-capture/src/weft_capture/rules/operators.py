@@ -238,6 +238,7 @@ def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
         if any(isinstance(_without_class(one), SequenceValue) for one in sides):
             raise Break("unsupported-value", f"{symbol} of sequences, whose errors differ")
         names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
+        symbol = "** or pow()" if symbol == "**" else symbol
         tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
     return result
 
