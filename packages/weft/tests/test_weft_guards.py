@@ -176,9 +176,8 @@ def test_functions_of_one_code_object_each_have_the_recompile_limit():
         return lambda x: x * len(scale)
 
     backend = Counting()
-    compiled = [
-        weft.compile(make_one("s" * n), backend=backend, recompile_limit=2) for n in range(6)
-    ]
+    static = functools.partial(weft.compile, backend=backend, recompile_limit=2, dynamic=False)
+    compiled = [static(make_one("s" * n)) for n in range(6)]
     for function in compiled:
         function(torch.ones(3))
     assert len(backend) == 6
