@@ -89,13 +89,13 @@ def test_frame_that_cannot_be_rebuilt_is_reported_once(monkeypatch):
 
 
 def test_recompile_limit_is_in_the_report():
-    def shifted(x, text):
-        return x + len(text)
+    def shifted(x, items):
+        return x + len(items)
 
     optimised = capture(shifted, eager_backend)
     with pytest.warns(UserWarning, match="recompile-limit"):
         for n in range(10):
-            optimised(X, "a" * n)
+            optimised(X, (None,) * n)
     frame = frame_of("test_recompile_limit_is_in_the_report.<locals>.shifted")
     assert [record.code for record in frame.lost] == ["recompile-limit"]
 
@@ -350,3 +350,14 @@ def test_what_is_compiled_is_captured_wherever_its_tensors_are():
     assert frame_of(
         "test_what_is_compiled_is_captured_wherever_its_tensors_are.<locals>.outside"
     ).ops
+
+
+def test_what_reads_values_is_not_said_to_fail_in_eager():
+    captured = weft_capture.capture(lambda x: torch.tensor([x[0]]) + 1, lambda gm, _: gm.forward)
+    assert captured(torch.ones(3)).tolist() == [2.0]
+    assert [record.code for record in captured._weft_capture.breaks] == ["data-dependent-value"]
+    with pytest.raises(Unsupported, match="view: shape") as caught:
+        weft_capture.capture(lambda x: x.view(7), lambda gm, _: gm.forward, fullgraph=True)(
+            torch.ones(3)
+        )
+    assert "if the operation raises there too" in str(caught.value)
