@@ -2,6 +2,7 @@
 
     python -m integration.fuzz --generator operators --seeds 0:1000 --minutes 5
     python -m integration.fuzz --generator all --seeds 0:20 --backend aot_eager
+    python -m integration.fuzz --generator views --device cuda --jobs 16
     python -m integration.fuzz --generator operators --show 17     # the program of a seed
     python -m integration.fuzz --generator operators --sanitizer address --jobs 2
 

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=_seeds, default=range(1_000_000), help="first:end")
     parser.add_argument("--minutes", type=float, default=1e9, help="in all, over the generators")
     parser.add_argument("--backend", default="codegen", help="codegen, aot_eager or eager")
+    parser.add_argument("--device", default="cpu", help="where the tensors are: cpu or cuda")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--sanitizer", choices=SANITIZERS, default="", help="of generated code")
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"))
@@ -45,6 +46,7 @@ def main() -> int:
             options.seeds,
             backend=options.backend,
             sanitizer=options.sanitizer,
+            device=options.device,
             jobs=options.jobs,
             minutes=options.minutes / len(names),
             folder=options.out,

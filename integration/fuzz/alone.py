@@ -18,6 +18,7 @@ from unittest import mock
 import torch.nn.functional as F
 import weft
 
+torch.set_default_device(DEVICE)
 
 def arguments(call, space):
     tree = ast.parse(call)
@@ -52,7 +53,9 @@ raise SystemExit(bool(found))
 """
 
 
-def write(path: Path, program: Program, verdict: Verdict, backend: str, origin: str) -> None:
+def write(
+    path: Path, program: Program, verdict: Verdict, backend: str, origin: str, device: str = "cpu"
+) -> None:
     """Write the file; its docstring says what was seen."""
     detail = verdict.detail.replace("\\", "\\\\").replace('"""', "'''")
     head = f'"""{origin}: {verdict.kind}\n\n{detail}\n"""\n\n'
@@ -60,5 +63,6 @@ def write(path: Path, program: Program, verdict: Verdict, backend: str, origin: 
     source = program.source.replace("\\", "\\\\").replace("'''", "\\'\\'\\'")
     text = f"SOURCE = '''\\\n{source}'''\nCALLS = (\n{calls})\n"
     text += f"ORDER, DYNAMIC, BACKEND = {program.order}, {program.dynamic}, {backend!r}\n"
+    text += f"DEVICE = {device!r}\n"
     copies = "".join(f"\n# ---- {name}\n\n{(_HERE / name).read_text()}" for name in _COPIED)
     path.write_text(head + text + copies + _MAIN)

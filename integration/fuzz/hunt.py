@@ -55,7 +55,7 @@ class Hunt:
 
     Args:
         name: the generator.
-        backend, sanitizer: see pool.Worker.
+        backend, sanitizer, device: see pool.Worker.
         minutes: when to stop.
         folder, reduce_seconds: where reduced programs go, and how long one is reduced.
         jobs: processes.
@@ -64,6 +64,7 @@ class Hunt:
     name: str
     backend: str = "codegen"
     sanitizer: str = ""
+    device: str = "cpu"
     minutes: float = 1e9
     folder: Path | None = None
     reduce_seconds: float = 90.0
@@ -82,7 +83,7 @@ class Hunt:
         return self.tally
 
     def _work(self) -> None:
-        worker = Worker(backend=self.backend, sanitizer=self.sanitizer)
+        worker = Worker(backend=self.backend, sanitizer=self.sanitizer, device=self.device)
         try:
             while time.monotonic() < self.end:
                 with self.lock:
@@ -145,7 +146,7 @@ class Hunt:
         verdict = again if again.kind == verdict.kind else verdict
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{self.name}_{seed}_{number}_{self.backend}.py"
-        write(path, smaller, verdict, self.backend, f"{self.name} seed {seed}")
+        write(path, smaller, verdict, self.backend, f"{self.name} seed {seed}", self.device)
         body = "".join(f"\n    {line}" for line in smaller.source.splitlines())
         return f"\n  {path}{body}" + "".join(f"\n    {call}" for call in smaller.calls)
 

@@ -17,12 +17,21 @@ class Makers:
     """
 
     def __init__(self, floats=None, nudge=0):
+        self.device = torch.get_default_device()
         self.floats = floats
         self.nudge = nudge
 
     def tensor(self, shape, dtype="float32", seed=0, layout="dense", kind="usual", grad=False):
-        """A tensor; `layout` is a key of LAYOUTS, `kind` says which values (see `_numbers`)."""
+        """A tensor; `layout` is a key of LAYOUTS, `kind` says which values (see `_numbers`).
+
+        It lies on torch's default device.
+        """
         dtype = getattr(torch, dtype)
+        with torch.device("cpu"):  # the same numbers on every device
+            result = self._on_cpu(shape, dtype, seed, layout, kind)
+        return result.detach().requires_grad_() if grad else result
+
+    def _on_cpu(self, shape, dtype, seed, layout, kind):
         random = torch.Generator().manual_seed(seed)
         view, memory = LAYOUTS[layout](tuple(shape))
         values = _numbers(memory, dtype, kind, random)
@@ -33,15 +42,15 @@ class Makers:
             values = (values * (1 + signs * torch.finfo(dtype).eps)).to(dtype).to(torch.float64)
         if self.floats is not None and (dtype.is_floating_point or dtype.is_complex):
             dtype = self.floats.to_complex() if dtype.is_complex else self.floats
-        result = view(values.to(dtype))
+        result = view(values.to(self.device, dtype))
         assert tuple(result.shape) == tuple(shape)
-        return result.detach().requires_grad_() if grad else result
+        return result
 
     def indices(self, shape, high, seed=0, dtype="int64"):
         """Integers from 0 up to `high`, which is not among them."""
         random = torch.Generator().manual_seed(seed)
-        values = torch.randint(0, max(high, 1), tuple(shape), generator=random)
-        return values.to(getattr(torch, dtype))
+        values = torch.randint(0, max(high, 1), tuple(shape), generator=random, device="cpu")
+        return values.to(self.device, getattr(torch, dtype))
 
     def names(self):
         """What a program may use of this."""

@@ -145,8 +145,8 @@ def _aliases(labelled):
 
 def _weights(tensor, seed):
     generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-    return (values / max(tensor.numel(), 1) ** 0.5).to(tensor.dtype)
+    values = torch.randn(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
+    return (values / max(tensor.numel(), 1) ** 0.5).to(tensor)
 
 
 def _see_gradients(seen, result, leaves, order):

@@ -32,14 +32,20 @@ class Worker:
         timeout: seconds that a function may take.
         backend: what `weft.compile` is given.
         sanitizer: of SANITIZERS, for generated code; "" is none.
+        device: where the tensors of a program are.
     """
 
     def __init__(
-        self, timeout: float = 120.0, backend: str = "codegen", sanitizer: str = ""
+        self,
+        timeout: float = 120.0,
+        backend: str = "codegen",
+        sanitizer: str = "",
+        device: str = "cpu",
     ) -> None:
         self.timeout = timeout
         self.backend = backend
         self.sanitizer = sanitizer
+        self.device = device
         self.process: subprocess.Popen[str] | None = None
         self.folder: str | None = None
         self.functions = 0
@@ -71,7 +77,7 @@ class Worker:
         assert process is not None and process.stdin is not None and process.stdout is not None
         self.functions += 1
         compiler = f"{self.folder}/" + ("usual" if seed % OPTIMISED == 0 else "quick")
-        task |= {"backend": self.backend, "compiler": compiler}
+        task |= {"backend": self.backend, "compiler": compiler, "device": self.device}
         process.stdin.write(json.dumps(task) + "\n")
         process.stdin.flush()
         line, ready, phase = "\n", True, "eager"
@@ -82,6 +88,8 @@ class Worker:
         if line:
             found = json.loads(line)
             parts = found.pop("parts")
+            if found.pop("last", False):
+                self.close()
             return Verdict(**{**found, "notices": tuple(found["notices"])}), parts
         verdict = self._ended(ready)
         self.close()

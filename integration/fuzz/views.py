@@ -64,7 +64,7 @@ _WRITES = (
     "{x}.index_add_(0, torch.tensor([0]), {y})", "{x}[1:] = {x}[:-1].clone()", "{x}.tanh_()",
     "{x}.t().mul_(3)", "{x}[::2].zero_()", "{x}.view(-1)[0] = 9", "{x}.lerp_({y}, 0.5)",
     "{x}[{x} > 1] = 0", "{x}.addcmul_({y}, {y})", "torch.cumsum({y}, 0, out={x})", "{x}.tril_()",
-    "{x}.T.add_(1)", "torch._foreach_add_([{x}, {y}], 1)", "{x}.unsqueeze(0).mul_(2)",
+    "{x}.T.add_(1)", "torch._foreach_add_([{x}, {y} + 0], 1)", "{x}.unsqueeze(0).mul_(2)",
 )  # fmt: skip
 
 _LAYOUTS = (

@@ -14,8 +14,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
+
+import torch
 
 
 def verdict_of(task: dict[str, Any]) -> dict[str, Any]:
@@ -35,10 +38,20 @@ def verdict_of(task: dict[str, Any]) -> dict[str, Any]:
     except Exception:
         return {**asdict(Verdict("generator", traceback.format_exc())), "parts": parts}
     try:
-        verdict = run(program, task["backend"], eager_done)
+        with torch.device(task["device"]) if task["device"] != "cpu" else nullcontext():
+            verdict = run(program, task["backend"], eager_done)
     except Exception:
         verdict = Verdict("harness", traceback.format_exc())
-    return {**asdict(verdict), "parts": parts}
+    return {**asdict(verdict), "parts": parts, "last": not _usable(task["device"])}
+
+
+def _usable(device: str) -> bool:
+    """Whether a device still works: a failed assertion in a kernel ends it for the process."""
+    try:
+        torch.ones(1, device=device).item()
+    except RuntimeError:
+        return False
+    return True
 
 
 def main() -> None:
@@ -47,9 +60,8 @@ def main() -> None:
     os.dup2(2, 1)
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    import torch
-
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
     for number, line in enumerate(sys.stdin):
         found = verdict_of(
             {**json.loads(line), "eager_done": lambda: print(file=answers, flush=True)}
