@@ -112,7 +112,7 @@ def _before_with(frame: Frame, instr: Instr) -> None:
     kind = manager.python_type()
     a, use = ("a", async_enters) if instr.opname == "BEFORE_ASYNC_WITH" else ("", enters)
     names = enter, leave = f"__{a}enter__", f"__{a}exit__"
-    there = [name for name in names if hasattr(kind, name) or manager.find_method(name)]
+    there = [n for n in names if hasattr(kind, n) or manager.find_method(n) is not None]
     if len(there) < 2:
         tx.raise_(TypeError, error_text(use, kind, there))
     exit_method = manager.getattr(tx, leave)
