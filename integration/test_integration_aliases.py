@@ -159,6 +159,18 @@ class TestInputs:
     def test_results_that_are_arguments(self, program, backend, dynamic):
         compare(program, [counted(3, 1), counted(4, 1)], backend, dynamic)
 
+    @pytest.mark.parametrize(
+        "program",
+        [
+            lambda x: (lambda y: (y.view(-1), y.resize_(2)))(x + 1),
+            lambda x: (lambda y: (y.t().resize_(x.shape[0]), y))(x + 1),
+            lambda x: (lambda y: (y, y.resize_(y.shape).add_(1)))(x.reshape(x.shape)),
+            lambda x: (x + 1).resize_(2).mul_(2),
+        ],
+    )
+    def test_resized(self, program, backend, dynamic):
+        compare(program, [counted(3, 1), counted(4, 2)], backend, dynamic)
+
     def test_windows_that_are_one(self, backend, dynamic):
         compare(lambda x: x.unfold(0, 2, 1).zero_(), [counted(2), counted(3)], backend, dynamic)
 

@@ -552,3 +552,22 @@ loaded = [name for name in sys.modules if name.startswith(("torch._dynamo", "tor
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_a_result_that_retains_what_comes_through_another_one():
+    def program(x, w):
+        hidden = x * 2
+        return hidden, (hidden * w).sin()
+
+    compiled = weft.compile(program)
+    with weft.config.patch(compiled_autograd=True):
+        for retains in (False, True, False, True):
+            found = []
+            for function in (program, compiled):
+                x, w = torch.ones(3, requires_grad=True), torch.arange(3.0, requires_grad=True)
+                hidden, result = function(x, w)
+                if retains:
+                    hidden.retain_grad()
+                (result.sum() + hidden.sum()).backward()
+                found.append((x.grad, w.grad, hidden.grad if retains else w))
+            torch.testing.assert_close(*found)

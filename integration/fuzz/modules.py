@@ -42,11 +42,11 @@ class Watched(dict):
     # The state when it is looked at, an argument that the function does not touch.
     def items(self):
         for name, p in model.named_parameters():
-            yield name, p.detach().float()
-            # Gradients that cancel leave rounding errors only: beside 1e-4 these are lost.
+            yield name, (p.detach() + 1).float()
+            # What cancels leaves rounding errors only: beside 1 and 1e-4 these are lost.
             yield f"{name}.grad", None if p.grad is None else (p.grad + 1e-4).float()
         for name, b in model.named_buffers():
-            yield name, b.float() if b.is_floating_point() else b.clone()
+            yield name, (b + 1).float() if b.is_floating_point() else b.clone()
 
 
 watched = Watched()
@@ -125,7 +125,7 @@ _LAYERS = {
         ("nn.Conv2d({c}, {d}, 1)", "checkpoint({l}, h, use_reentrant=False)", "image", "{d}"),
         ("nn.{act}", "{l}(h.contiguous(memory_format=torch.channels_last))"),
         ("nn.AdaptiveAvgPool2d(2)", "{l}(h).flatten(1)", "vector", "4 * {c}"),
-        ("nn.{act}", "{l}(h).flatten(2).transpose(1, 2)", "sequence", "{c}"),
+        ("nn.AdaptiveMaxPool2d((2, 3))", "{l}(h).flatten(2).transpose(1, 2)", "sequence", "{c}"),
         ("nn.{act}", "{l}(h).mean((2, 3))", "vector", "{c}"),
     ),
 }  # fmt: skip

@@ -67,10 +67,60 @@ _WRITES = (
     "{x}.T.add_(1)", "torch._foreach_add_([{x}, {y} + 0], 1)", "{x}.unsqueeze(0).mul_(2)",
 )  # fmt: skip
 
+_SETTINGS = (
+    "{x}.set_({y})", "{x}.resize_({y}.shape)", "{x}.resize_(2, 3)", "{x}.data = {y}",
+    "{x}.data = {y}.clone()", "{x}.resize_as_({y})", "{x}.set_({y}.untyped_storage())",
+    "{x}.detach_()", "{x}.requires_grad_()", "{x}.data.t_()", "{x}.detach().resize_(2)",
+    "{x}.copy_(torch.func.vmap(lambda t: t * 2)({x}))",
+    "if {x}.requires_grad: {x}.register_hook(lambda grad: grad * 2)",
+)  # what few programs do  # fmt: skip
+
+_FUNCTIONS = (
+    "Doubled.apply({x})", "Written.apply({x})", "Viewed.apply({x})",
+    "checkpoint(lambda t: t * {y}, {x}, use_reentrant=False)",
+    "torch.func.vmap(lambda t: t.unsqueeze(0))({x})",
+    "torch.func.grad(lambda t: t.mul(2).sin_().sum())({x})",
+    "torch.func.functionalize(lambda t: t.clone().view(-1).add_(1))({x})",
+    "torch.func.jvp(torch.sin, ({x},), ({y},))[1]",
+)  # fmt: skip
+_DEFINED = """\
+from torch.utils.checkpoint import checkpoint
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 + ctx.saved_tensors[0]
+
+
+class Written(Doubled):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.clone())
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+class Viewed(Doubled):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+
+"""
+
 _LAYOUTS = (
     "{x}.t_()", "{x}.transpose_(0, -1)", "{x}.squeeze_()", "{x}.squeeze_(0)", "{x}.squeeze_(-1)",
     "{x}.unsqueeze_(0)", "{x}.unsqueeze_(-1)", "{x}.swapaxes_(0, 1)", "{x}.swapdims_(-1, 0)",
 )  # fmt: skip
+
+_BLOCKS = ("no_grad", "no_grad", "no_grad", "enable_grad", "inference_mode")
 
 
 def generate(seed: int) -> Program:
@@ -95,9 +145,11 @@ def _grown(draw: random.Random, order: int) -> Program:
     sizes = [first, *draw.choices((first, 3, 4, 6, 1, 2), k=draw.randint(0, 2))]
     calls = [_call(forms, size, recorded) for size in sizes]
     lines, results = _statements(draw, names, calls[0])
-    source = f"def f(m, other, {', '.join(names)}):\n"
+    source = _DEFINED if any("apply(" in one or "checkpoint" in one for one in lines) else ""
+    source += f"def f(m, other, {', '.join(names)}):\n"
     source += "".join(f"    {line}\n" for line in lines)
     source += f"    return {', '.join(results)},\n"
+    order = order and draw.choice((1, 1, 2))
     return Program(source, tuple(calls), order=order, dynamic=draw.choice((None, None, True)))
 
 
@@ -121,7 +173,7 @@ def _call(forms: Iterable[tuple[str, str, bool, int]], size: int, recorded: Any)
 def _statements(draw: random.Random, names: str, call: Call) -> tuple[list[str], list[str]]:
     """Statements that run, and what to return."""
     space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, **Makers().names()}
-    exec(call[: call.rindex("\n")], space)
+    exec(_DEFINED + call[: call.rindex("\n")], space)
     known, lines = list(names), []
     for _ in range(200):
         line, made = _statement(draw, known)
@@ -137,15 +189,17 @@ def _statements(draw: random.Random, names: str, call: Call) -> tuple[list[str],
 
 def _statement(draw: random.Random, known: list[str]) -> tuple[str, str | None]:
     x, y = draw.choice(known), draw.choice(known)
-    kinds: tuple[tuple[str, ...], ...] = (_VIEWS, _NEW, _WRITES, _LAYOUTS)
-    (kind,) = draw.choices(kinds, (5, 2, 5, 1))
-    text = draw.choice(kind).format(x=x, y=y)
-    if kind is _VIEWS or kind is _NEW:
+    kinds: tuple[tuple[str, ...], ...] = (
+        *(_VIEWS, _NEW, _WRITES, _LAYOUTS, _FUNCTIONS, _SETTINGS),
+    )  # fmt: skip
+    (kind,) = draw.choices(kinds, (50, 20, 50, 10, 6, 4))
+    text, name = draw.choice(kind).format(x=x, y=y), None
+    if kind in (_VIEWS, _NEW, _FUNCTIONS):
         name = f"v{len(known)}"
-        return f"{name} = {text}", name
-    if kind is _WRITES and draw.random() < 0.15:
-        return f"with torch.no_grad(): {text}", None
-    return text, None
+        text = f"{name} = {text}"
+    if not text.startswith("if ") and draw.random() < (0.15 if kind is _WRITES else 0.05):
+        text = f"with torch.{draw.choice(_BLOCKS)}(): {text}"
+    return text, name
 
 
 def _runs(line: str, space: dict[str, Any]) -> bool:

@@ -205,3 +205,46 @@ def test_gradients_that_are_zero_for_all_tangents(program):
         ]
         assert [g is None for g in grads[0]] == [g is None for g in grads[1]], place
         assert all(a is None or (a == b).all() for a, b in zip(*grads, strict=True))
+
+
+def made_of_one_another(x, a, b, c):
+    first = x * a
+    second = torch.tanh(first @ b)
+    return first, second, second * first, c.sin()
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("weights", [(0, 0, 1, 0), (1, 0, 2, 1), (0, 3, 0, 0), (1, 0, 0, 1)])
+def test_results_retain_what_comes_through_results_made_of_them(weights, create_graph):
+    logs = []
+    for function, args in both(made_of_one_another):
+        results = function(*args)
+        for result in results:
+            result.retain_grad()
+        total = sum(w * r.square().sum() for w, r in zip(weights, results) if w)
+        for _ in range(2):
+            total.backward(retain_graph=True, create_graph=create_graph)
+        logs.append(gradients(args) + gradients(results))
+    assert_same(logs)
+
+
+def test_a_hook_on_a_result_that_others_are_made_of_is_an_error_where_it_matters():
+    (_, _), (compiled, args) = both(made_of_one_another)
+    first, second, third, apart = compiled(*args)
+    seen = []
+    for result in (first, third, apart):
+        result.register_hook(seen.append)
+    (third.detach() * first + apart).sum().backward(retain_graph=True)
+    assert any(grad is not None and torch.equal(grad, third) for grad in seen)
+    with pytest.raises(RuntimeError, match="hook on a result"):
+        second.sum().backward()
+
+
+def test_results_that_others_are_made_of_are_not_kept_alive():
+    (_, _), (compiled, args) = both(made_of_one_another)
+    first, *_, third, _ = compiled(*args)
+    watched = weakref.ref(first)
+    del first, _
+    gc.collect()
+    assert watched() is None
+    third.sum().backward()

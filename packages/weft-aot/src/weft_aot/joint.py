@@ -40,6 +40,7 @@ from weft_aot.inputs import (
 from weft_aot.layout import memory_order
 from weft_aot.outputs import OutputPlanner
 from weft_aot.records import JointGraph
+from weft_aot.walk import made_of
 from weft_aot.wrapping import FlatProgram
 
 
@@ -162,6 +163,7 @@ class _JointTrace:
             )
         fake_tangents = [_tangent_like(self.mode, values.pures[k]) for k in tangents]
         leaves = frozenset(i for i in self._wanted() if self.inputs[i].fake.is_leaf)
+        made = tuple(made_of([values.programs[k] for k in tangents]))
         order = self._follow([] if isinstance(self.fn, FlatProgram) else leaves)
         with tracer.active():
             gradients = self._differentiate(tangents, fake_tangents)
@@ -180,6 +182,7 @@ class _JointTrace:
             same_as=tuple(same_as),
             leaves=leaves,
             order=tuple(order),
+            made_of=made,
         )
 
     def _run_program(self) -> list[Any]:

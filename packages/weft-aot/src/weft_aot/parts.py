@@ -145,4 +145,9 @@ def _part(
             tuple(place for place, k in enumerate(own) if result and behind[result] >> k & 1)
             for result in results
         ),
+        inner=tuple(
+            (place, users)
+            for place, k in enumerate(own)
+            if (users := tuple(own.index(c) for c, of in joint.made_of if k in of and c in own))
+        ),
     )

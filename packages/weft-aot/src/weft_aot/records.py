@@ -97,6 +97,7 @@ class JointGraph:
         same_as: for each input the first one that is the same object.
         leaves: inputs that require grad and are leaves, so autograd keeps them alive anyway.
         order: those of them that get gradients, in the order in which eager's backward has them.
+        made_of: for each tangent those of which its value is made: ``(2, (0, 1))``; if any.
     """
 
     module: fx.GraphModule
@@ -109,6 +110,7 @@ class JointGraph:
     same_as: tuple[int, ...]
     leaves: frozenset[int]
     order: tuple[int, ...]
+    made_of: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def placeholders(self) -> list[fx.Node]:
         """The nodes of the inputs, then of the tangents."""
@@ -139,6 +141,7 @@ class Part:
         tangents: for each tangent the index of its forward value.
         gradients: for each gradient the index of its input; None where there is no gradient.
         behind: for each gradient the places of the tangents that it depends on.
+        inner: the places of values of which others are made, each with the places of those.
     """
 
     backward: fx.GraphModule
@@ -146,6 +149,7 @@ class Part:
     tangents: tuple[int, ...]
     gradients: tuple[int | None, ...]
     behind: tuple[tuple[int, ...], ...]
+    inner: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclasses.dataclass(frozen=True)

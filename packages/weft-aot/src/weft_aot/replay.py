@@ -116,6 +116,25 @@ class Replay:
             inputs.append(value)
         return inputs
 
+    def inner(self, ctx: Any, place: int, grads: dict[int, Any]) -> torch.Tensor:
+        """What one of the part's values gets of gradients of others, by their places.
+
+        Raises:
+            RuntimeError: the program cannot run again.
+        """
+        create, given = torch.is_grad_enabled(), {p: g for p, g in grads.items() if g is not None}
+        try:
+            with torch.enable_grad():
+                wanted = [self._part.tangents[p] for p in (place, *given)]
+                value, *others = self._run(self._inputs(ctx), wanted)
+                seeds = [*given.values()]
+                return torch.autograd.grad(others, value, seeds, create_graph=create)[0]
+        except _CannotReplay as reason:
+            raise RuntimeError(
+                "retain_grad() of a result of a compiled graph that makes another result of it "
+                f"takes running the graph again: {reason}"
+            ) from None
+
     def value(self, ctx: Any, number: int) -> torch.Tensor:
         """The `number`-th result of the part, computed again, with its history."""
         return self._run(self._inputs(ctx), [self._part.tangents[number]])[0]

@@ -91,6 +91,7 @@ def _function(
         "weft_dynamic": dynamic,
         "weft_backward_inputs": staticmethod(inputs),
         "weft_backward_outputs": staticmethod(outputs),
+        "weft_watched": staticmethod(functools.partial(_watched, part)),
         "weft_reached": staticmethod(functools.partial(_reached, part)),
     }
     return type("CompiledFunction", (torch.autograd.Function,), members)
@@ -141,6 +142,8 @@ def _make_backward(
         reached = None if len(given) == len(grads) else _reached(part, grads)
         if reached is not None or not edges:
             spare_hooks(ctx, [reached is not None and reached[k] for k in edges] or [False])
+        if part.inner:
+            _tell_inner(ctx, part, replay, grads)
         # Those of vmap (is_grads_batched) have no memory that a kernel could read.
         batched = not all(map(torch._C._has_storage, given))
         plain = not batched and all(type(grad) is torch.Tensor for grad in given)
@@ -154,6 +157,43 @@ def _make_backward(
         return outputs(ctx, outs)
 
     return backward
+
+
+def _watched(part: Part, ctx: Any) -> list[tuple[Any, int, tuple[int, ...]]]:
+    """Values with hooks or a gradient to retain, of which others are made: the rows of `inner`."""
+    rows = [(held(), *row) for held, row in zip(getattr(ctx, "inner", ()), part.inner)]
+    return [row for row in rows if row[0] is not None and _is_watched(row[0])]
+
+
+def _is_watched(value: torch.Tensor) -> bool:
+    return value.retains_grad or bool(value._backward_hooks)
+
+
+def _looks(hook: Any) -> bool:
+    """Say whether a hook may look at its gradient; those of torch (FSDP's) want the moment only."""
+    return not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("torch.")
+
+
+def _tell_inner(ctx: Any, part: Part, replay: Replay, grads: Sequence[Any]) -> None:
+    """Add to the gradients that values retain what comes from others that are made of them.
+
+    The engine saw what comes from outside of the graph alone.
+
+    Raises:
+        RuntimeError: hooks were called with that, or the program cannot run again.
+    """
+    for value, place, users in _watched(part, ctx):
+        if all(grads[user] is None for user in users):
+            continue
+        if any(map(_looks, (value._backward_hooks or {}).values())):
+            raise RuntimeError(
+                "a hook on a result of a compiled graph was called without the gradient that comes "
+                "from another result which the graph makes of it; end the graph between the two "
+                "(weft.graph_break), or register the hook inside the compiled function"
+            )
+        if value.retains_grad:
+            grad = replay.inner(ctx, place, {user: grads[user] for user in users})
+            value.grad = grad if value.grad is None else value.grad + grad
 
 
 def _has_symbolic_sizes(backward: fx.GraphModule) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,24 @@ def ancestors(
                 found.add(source)
                 pending.append(source)
     return found
+
+
+def made_of(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """For each tensor whose history leads to others, its number and theirs."""
+    ends = {(t.grad_fn, t.output_nr): 1 << k for k, t in enumerate(tensors) if t.grad_fn}
+    reached: dict[Any, int] = {}
+    for k, tensor in enumerate(tensors):
+        pending = [tensor.grad_fn] if len(ends) > 1 else []
+        while pending:
+            node = pending.pop()
+            edges: Any = [edge for edge in node.next_functions if edge[0]] if node else ()
+            if missing := [before for before, _ in edges if before not in reached]:
+                pending += [node, *missing]
+            else:
+                sets = (reached[edge[0]] | ends.get(edge, 0) for edge in edges)
+                reached[node] = functools.reduce(operator.or_, sets, 0)
+        if bits := reached.get(tensor.grad_fn, 0):
+            yield k, tuple(other for other in range(len(tensors)) if bits >> other & 1)
 
 
 def is_view(node: Any) -> bool:

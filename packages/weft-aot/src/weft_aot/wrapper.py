@@ -7,6 +7,7 @@ together, `forward` and `backward_inputs` are the two halves of the autograd fun
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -184,6 +185,12 @@ def make_forward(
     if len(part.tangents) > 1:
         shapes = "".join(f"values[{k}].shape, " for k in part.tangents)
         source.line(f"ctx.shapes = ({shapes})")
+    if part.inner:
+        places = "".join(
+            f"{source.constant(weakref.ref)}(values[{part.tangents[place]}]), "
+            for place, _ in part.inner
+        )
+        source.line(f"ctx.inner = ({places})")
     items = [f"args[{i}]" if f is None else f"{source.constant(f)}(args[{i}])" for i, f in kept]
     if items:
         source.line(f"ctx.kept = ({', '.join(items)},)")

@@ -24,7 +24,7 @@ from weft_compiled_autograd.aot import reaches_dynamic
 from weft_compiled_autograd.cache import Compiler, Entry, dynamic_of
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.order import eager_order
-from weft_compiled_autograd.tape import EngineOp, Recorder, exposes_graph
+from weft_compiled_autograd.tape import EngineOp, Recorder
 from weft_compiled_autograd.window import window
 
 _seam = torch._C._dynamo.compiled_autograd
@@ -146,7 +146,8 @@ class Capture(Recorder):
         """Record a Python autograd.Function."""
         if backward_state_idx is not None or opaque_indices:
             raise NotCapturable("a compiled forward that keeps Python objects for its backward")
-        if getattr(ctx._forward_cls, "boxed_grads_call", False) and not exposes_graph(ctx):
+        ours = hasattr(ctx._forward_cls, "weft_backward_graph")  # takes gradients in either way
+        if getattr(ctx._forward_cls, "boxed_grads_call", False) and not ours:
             raise NotCapturable("an autograd.Function with boxed_grads_call")
         return self.call_backward(inputs, output_metadatas, saved_tensors, backward_idx, ctx)
 

@@ -368,7 +368,8 @@ class Recorder:
 
 def exposes_graph(context: Any) -> bool:
     """Whether an autograd.Function's backward is a graph (see `aot.py`), so no user code runs."""
-    return hasattr(getattr(context, "_forward_cls", None), "weft_backward_graph")
+    cls: Any = getattr(context, "_forward_cls", None)
+    return hasattr(cls, "weft_backward_graph") and not cls.weft_watched(context)
 
 
 def _check_plain(tensor: torch.Tensor) -> None:

@@ -58,6 +58,8 @@ class AdapterMode(TorchFunctionMode):
                 )
             if views and _keeps_layout(name):
                 layouts.append((views[-1], views[-1].shape, views[-1].stride()))
+        if name in ("resize_", "resize_as_") and self._keeps_size(args, kwargs):
+            return args[0]
         adapter = _ADAPTERS.get(func)
         result = None if adapter is None else adapter(*args, **kwargs)
         result = func(*args, **kwargs) if result is None else result
@@ -68,6 +70,26 @@ class AdapterMode(TorchFunctionMode):
             if args and id(made) not in given:  # it was there before, and not made of another
                 self._made_of.setdefault(id(made), (made, args[0]))
         return result
+
+    def _keeps_size(self, args: Any, kwargs: Any) -> bool:
+        """Say whether a resize changes nothing.
+
+        Raises:
+            Unsupported: another tensor has the memory, of which functionalisation loses sight.
+        """
+        x, *sizes = args
+        to = sizes[0] if sizes else next(iter(kwargs.values()))
+        size = to.shape if isinstance(to, torch.Tensor) else to if len(sizes) < 2 else sizes
+        if equal_sizes(x.shape, [size] if isinstance(size, int | torch.SymInt) else size):
+            return kwargs.get("memory_format") is None
+        made = (one for one, _ in self._made_of.values() if one is not x)
+        if len(list(self._views(x))) > 1 or any(_shares(x, one) for one in made):
+            raise Unsupported(
+                "resized-view",
+                "the program resizes a tensor of whose memory it has another view",
+                "make a tensor of the final size",
+            )
+        return False
 
     def _views(self, view: Any) -> Iterator[torch.Tensor]:
         """Yield a tensor, what it is a view of, and so on to the first."""
