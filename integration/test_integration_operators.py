@@ -59,3 +59,14 @@ def test_results_of_permuted_operands_have_eagers_strides(program):
     found, wanted = weft.compile(program)(x, index), program(x, index)
     torch.testing.assert_close(found, wanted)
     assert found.stride() == wanted.stride()
+
+
+def test_indices_that_take_nothing_are_not_checked():
+    """A graph that raises, and eager does not, runs once more in eager."""
+
+    def take(x):
+        return x[..., [0, 0, 1]] * 2
+
+    found = weft.compile(take)(torch.ones(0, 1))
+    assert found.shape == take(torch.ones(0, 1)).shape
+    assert not events.counters["capture"]["run_again"]

@@ -28,8 +28,9 @@ UNUSUAL = ("uint16", "uint32", "uint64", "complex64", "complex64", "complex128")
 KINDS = ("usual",) * 8 + ("positive", "ties", "ties", "special")
 NUMBERS = ("0", "1", "2", "-1", "0.5", "-0.3", "2.0", "1e-3", "3", "-2.5", "True")
 # Beyond the range of a dtype, or on its edge.
-EXTREMES = ("300", "-129", "70000", "2**31", "2**40", "2**63 - 1", "-2**63", "1e10", "1e39") + (
-    "-1e39", "1e-40", "float('inf')", "-float('inf')", "float('nan')", "-0.0", "16777217", "65520",
+EXTREMES = ("300", "-129", "70000", "2**31", "2**40", "(2**63 - 1)", "(-(2**63))", "1e10") + (
+    "1e39", "-1e39", "1e-40", "float('inf')", "-float('inf')", "float('nan')", "-0.0", "16777217",
+    "65520",
 )  # fmt: skip
 CASTS = ("float32", "float64", "int64", "bool", "float16", "bfloat16", "int32", "uint8", "int8")
 DERIVED = ("// 2", "// 3", "- 1", "+ 1", "% 3", "* 2")

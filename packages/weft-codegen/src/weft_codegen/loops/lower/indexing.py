@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -125,6 +126,8 @@ class _Advanced:
 
 def _advanced(call: Call, x: LazyTensor, indices: Sequence[Any], kind: str) -> _Advanced:
     require(any(index is not None for index in indices), "no index")
+    if any(size is ZERO and index is None for size, index in zip_longest(x.shape, indices)):
+        kind = ""  # eager takes nothing, and does not look at the indices
     indexed = {
         dim: _positions(call, index, x.shape[dim], dim, kind, wraps=True)
         for dim, index in enumerate(indices)
