@@ -191,6 +191,7 @@ PROGRAMS = [
     lambda: operator.setitem(Plain(), 1, 2),
     lambda: operator.delitem(Plain(), 1),
     lambda: +Plain(),
+    lambda: Text("a") < (1, 2),
     lambda: Plain() ** (1, 2),
     lambda: 1 in Plain(),
     lambda: [*Plain(), 1],

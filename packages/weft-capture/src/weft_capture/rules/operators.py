@@ -339,7 +339,12 @@ def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> V
                 return constant(not result.truth(tx)) if by_eq else result
     plain = [_without_class(value) for value in (left, right)]
     if plain != [left, right]:
-        return compare(tx, symbol, *plain)
+        try:
+            return compare(tx, symbol, *plain)
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), TypeError):  # it names the classes
+                raise Break("unsupported-value", f"an error of {symbol}") from None
+            raise
     if symbol in ("==", "!="):
         return constant(one_object(tx, left, right) == (symbol == "=="))
     names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
