@@ -164,14 +164,14 @@ def test_explain_names_graphs_and_breaks():
 def test_recompile_limit_falls_back_to_eager():
     @weft.compile
     def step(x, n):
-        return x * (1 if n == "a" else 2) + len(n)
+        return x * sum(n)
 
     with (
         weft.config.patch(recompile_limit=2),
-        pytest.warns(UserWarning, match=r"L\['n'\]: 'bb' -> 'ccc'"),
+        pytest.warns(UserWarning, match=r"L\['n'\]"),
     ):
-        for n in ("a", "bb", "ccc", "dddd", "eeeee"):
-            want = torch.ones(2) * (1 if n == "a" else 2) + len(n)
+        for n in ((1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)):
+            want = torch.ones(2) * sum(n)
             assert torch.equal(step(torch.ones(2), n), want)
     assert weft.counters["stats"]["unique_graphs"] <= 2
 

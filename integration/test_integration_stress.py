@@ -1,33 +1,23 @@
-"""A short run of each search of integration/stress."""
+"""A short run of each search of integration/stress, in a process of its own: two of them fork."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from integration.stress import faults, kills, threads
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch):
-    """The searches set the cache folder themselves: put the setting back."""
-    monkeypatch.setenv("WEFT_CACHE_DIR", "unset")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_threads_get_the_results_of_eager(tmp_path, monkeypatch):
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    failures, calls = threads.run(threads=3, minutes=0.1)
-    assert not failures and calls
+ROOT = Path(__file__).parent.parent
+SHORT = {
+    "threads": ("--threads", "3", "--minutes", "0.1"),
+    "kills": ("--times", "5"),
+    "faults": ("--faults", "file_in_its_place", "swapped_entries"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_killed_compiles_leave_a_cache_that_works():
-    failures, killed = kills.run(times=5)
-    assert not failures and killed
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("fault", [faults.file_in_its_place, faults.swapped_entries])
-def test_cache_faults_lose_nothing(fault):
-    assert faults.run({fault: faults.FAULTS[fault]}) == ([], 1)
+@pytest.mark.parametrize("what", SHORT)
+def test_nothing_is_lost(what):
+    command = [sys.executable, "-W", "ignore", "-m", "integration.stress", what, *SHORT[what]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " 0 failures" in done.stdout

@@ -199,6 +199,10 @@ DECIDES = {
 }  # fmt: skip
 
 
+if sys.version_info >= (3, 12):  # the text of a path is put together from its parts
+    DECIDES.add(("path", "formatted"))
+
+
 def decides(kind: str, use: str) -> bool:
     """Say whether a value is looked at by what the program does with it."""
     return bool({(kind, use), ("*", use), (kind, "*")} & DECIDES)

@@ -185,12 +185,23 @@ def test_hooks_are_called_for_gradients_only(create_graph):
         assert [i for i, _ in called[0]] == [0, k + 1]
 
 
+def _differentiates_nextafter():
+    try:
+        torch.nextafter(torch.ones(1), torch.ones(1, requires_grad=True)).backward()
+    except NotImplementedError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     "program",
     [
         lambda x, y: (torch.hypot(x, y).sgn(),),
         lambda x, y: (torch.exp(x).sgn(), y.exp().sgn() * x.sgn()),
-        lambda x, y: (torch.nextafter(x.detach(), y).amax(0), x.exp().angle()),
+        pytest.param(
+            lambda x, y: (torch.nextafter(x.detach(), y).amax(0), x.exp().angle()),
+            marks=pytest.mark.skipif(not _differentiates_nextafter(), reason="new in torch 2.13"),
+        ),
     ],
 )
 def test_gradients_that_are_zero_for_all_tangents(program):

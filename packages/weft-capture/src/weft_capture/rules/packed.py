@@ -22,7 +22,8 @@ from weft_capture.values.constant import NONE
 from weft_capture.values.tensor import SymValue, TensorValue
 
 _TELLING = frozenset((
-    torch.tensor, torch.as_tensor, torch.arange, torch.sort, torch.argsort,
+    torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.stack, torch.arange, torch.sort,
+    torch.argsort,
     operator.getitem, operator.lt, "to", "cpu", "unbind",
 ))  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +28,11 @@ class CachedFunction(ObjectConstant, MutableValue):
     """A function under functools.lru_cache or functools.cache.
 
     Called with constants, or objects it knows by identity, the real function is called, so that its
-    body runs once in the process as in eager; one of the program's must only compute. A constant
-    result is taken while the cache has it; else the function behind it is traced, since a cache
-    changes no result of a pure function. Of one of the program's, other objects are those in the
-    cache. With sizes that vary the function is traced, if it only computes; what it makes is only
-    read. Calls count in each run.
+    body runs once in the process as in eager; one of the program's must only compute, one of an
+    installed library may warn. A constant result is taken while the cache has it; else the function
+    behind it is traced, since a cache changes no result of a pure function. Of one of the
+    program's, other objects are those in the cache. With sizes that vary the function is traced, if
+    it only computes; what it makes is only read. Calls count in each run.
     """
 
     calls: list[tuple[object, list[Value], Kwargs]] = field(default_factory=list)
@@ -73,7 +74,7 @@ class CachedFunction(ObjectConstant, MutableValue):
             asked = functools._make_key(tuple(real), named, True)
             key = (self.obj, asked, [one for one, *_ in self.calls].count(asked))
             if key not in tx.answers:
-                if not is_trusted(self.obj.__module__):
+                if not (is_trusted(self.obj.__module__) or _is_installed(self.obj.__wrapped__)):
                     self._rehearse(tx, args, kwargs)
                 with unset_fake_temporarily():
                     tx.answers[key] = self.obj(*real, **named)
@@ -121,6 +122,15 @@ class CachedFunction(ObjectConstant, MutableValue):
         tx.mutate(self)
         self.calls.append((None, args, kwargs))
         return result
+
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+
+
+def _is_installed(function: Any) -> bool:
+    """Say whether a function is of an installed library, whose caches hold values or warnings."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(_LIBRARIES)
 
 
 def _vary(values: Sequence[Value]) -> bool:
