@@ -9,6 +9,7 @@ from models import ZOO
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.utils import logging
 
 
 def test_dict_with_a_data_dependent_branch_and_two_sizes():
@@ -647,3 +648,15 @@ def test_no_level_is_left_open_where_a_graph_raises(backend):
             weft.compile(program, backend=backend)(torch.ones(3))
         assert torch._C._functorch.maybe_current_level() is None
         assert torch.autograd.forward_ad._current_level == -1
+
+
+def test_a_library_that_warns_once_breaks_no_graph():
+    logger = logging.get_logger("transformers.seen")
+
+    def step(x):
+        logger.warning_once("weft was here")
+        return x + 1
+
+    compiled = weft.compile(step, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))

@@ -66,3 +66,15 @@ def test_rounded_quotients_of_narrow_floats(dtype, mode):
 
     other = y.to(dtype)
     _agrees(quotients, x.to(dtype))
+
+
+def test_a_sum_of_bits_is_a_bit():
+    x = torch.tensor([True, True, False])
+
+    def uses(x):
+        sums = x + x, x.add(x.flip(0), alpha=3), x * x, x ^ x.flip(0)
+        return [
+            use for s in sums for use in (s.int(), s.sum(), s & x, s == x, torch.where(s, 1, 2))
+        ]
+
+    _agrees(uses, x)

@@ -89,7 +89,7 @@ class Replay:
             values = self._run(starts, list(seeds))
         except _CannotReplay as reason:
             with torch.no_grad():
-                return _differentiable_once(compiled(), str(reason))
+                return _differentiable_once(compiled(), str(reason), self._anchors(ctx))
         wanted = [starts[index] for index in self._part.gradients if index is not None]
         if not wanted:
             return (None, None, None)
@@ -115,6 +115,25 @@ class Replay:
                 value = value.view_as(value)
             inputs.append(value)
         return inputs
+
+    def _anchors(self, ctx: Any) -> list[torch.Tensor]:
+        """Tensors that lead to what the program was called with: its inputs, and their leaves.
+
+        The engine skips a node that leads to nothing that gradients are asked of.
+        """
+        held = [value[0] if type(value) is tuple else value for value in getattr(ctx, "kept", ())]
+        held = [value() if isinstance(value, weakref.ref) else value for value in held]
+        found = [one for one in held if isinstance(one, torch.Tensor) and one.requires_grad]
+        nodes, seen = [ctx], {ctx}
+        while nodes:
+            for node, _ in nodes.pop().next_functions:
+                if node is None or node in seen:
+                    continue
+                seen.add(node)
+                nodes.append(node)
+                if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+                    found.append(leaf)
+        return found
 
     def inner(self, ctx: Any, place: int, grads: dict[int, Any]) -> torch.Tensor:
         """What one of the part's values gets of gradients of others, by their places.
@@ -237,8 +256,9 @@ class _Once(torch.autograd.Function):
     """Identity on gradients whose own backward is an error."""
 
     @staticmethod
-    def forward(ctx: Any, reason: str, anchor: torch.Tensor, *gradients: Any) -> Any:
+    def forward(ctx: Any, reason: str, anchors: int, *tensors: Any) -> Any:
         ctx.reason = reason
+        gradients = tensors[anchors:]
         return tuple(g.detach() if isinstance(g, torch.Tensor) else g for g in gradients)
 
     @staticmethod
@@ -250,12 +270,15 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _differentiable_once(gradients: tuple[Any, ...], reason: str) -> tuple[Any, ...]:
-    anchor = torch.empty(0, requires_grad=True)
+def _differentiable_once(
+    gradients: tuple[Any, ...], reason: str, anchors: list[torch.Tensor]
+) -> tuple[Any, ...]:
+    anchors = anchors or [torch.empty(0, requires_grad=True)]
     with torch.enable_grad():
+        start = (reason, len(anchors), *anchors)
         if any(g is not None and not torch._C._has_storage(g) for g in gradients):
             # Of what vmap batches (is_grads_batched), only the tensors inside keep a history.
-            (zero,) = _Once.apply(reason, anchor, torch.zeros(()))  # type: ignore[no-untyped-call]
+            (zero,) = _Once.apply(*start, torch.zeros(()))  # type: ignore[no-untyped-call]
             return tuple(None if g is None else g + zero.to(g.dtype) for g in gradients)
-        results: tuple[Any, ...] = _Once.apply(reason, anchor, *gradients)  # type: ignore[no-untyped-call]
+        results: tuple[Any, ...] = _Once.apply(*start, *gradients)  # type: ignore[no-untyped-call]
     return results

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,13 +124,13 @@ class CachedFunction(ObjectConstant, MutableValue):
         return result
 
 
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+_LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def _is_installed(function: Any) -> bool:
     """Say whether a function is of an installed library, whose caches hold values or warnings."""
     code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename.startswith(_LIBRARIES)
+    return code is not None and not _LIBRARIES.isdisjoint(Path(code.co_filename).parts)
 
 
 def _vary(values: Sequence[Value]) -> bool:

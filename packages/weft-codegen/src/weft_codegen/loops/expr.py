@@ -271,6 +271,8 @@ def apply(name: str, *args: Expr) -> Expr:
     Raises KeyError for an unknown name and ValueError when the operands' number or dtypes do not
     fit the row in OPS.
     """
+    if name == "add" and args[0].dtype is torch.bool:
+        name = "or"  # a sum of bits is 2 in C and 0 in Triton
     row = OPS[name]
     if len(args) != row.arity:
         raise ValueError(f"{name} takes {row.arity} operands, got {len(args)}")

@@ -130,9 +130,7 @@ class ValueWriter(ExprWriter):
         return node.local.name
 
     def _op(self, node: Op) -> str:
-        # One bit would wrap around.
-        name = "or" if node.name == "add" and node.dtype is torch.bool else node.name
-        return OPS[name].triton.format(*(self.text(arg) for arg in node.args))
+        return OPS[node.name].triton.format(*(self.text(arg) for arg in node.args))
 
     def _cast(self, node: Cast) -> str:
         if node.dtype is torch.bool:
