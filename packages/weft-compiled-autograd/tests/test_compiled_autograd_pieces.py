@@ -125,6 +125,10 @@ def aot_function(number):
             return [True, True]
 
         @staticmethod
+        def weft_watched(ctx):
+            return False
+
+        @staticmethod
         def _compiled_autograd_key(ctx):
             return (ctx._autograd_function_id, *ctx.symbols)
 

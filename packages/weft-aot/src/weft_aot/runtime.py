@@ -2,7 +2,7 @@
 
 Their class carries the small protocol by which a compiled-autograd stage can inline the backward
 without importing this package: `weft_aot_id`, `weft_backward_graph`, `weft_dynamic`,
-`weft_backward_inputs`, `weft_backward_outputs`, `weft_reached`.
+`weft_backward_inputs`, `weft_backward_outputs`, `weft_reached`, `weft_watched`.
 """
 
 from __future__ import annotations
