@@ -70,3 +70,39 @@ def test_indices_that_take_nothing_are_not_checked():
     found = weft.compile(take)(torch.ones(0, 1))
     assert found.shape == take(torch.ones(0, 1)).shape
     assert not events.counters["capture"]["run_again"]
+
+
+SINGLE = torch.randn(4, 4, 1, 1).to(memory_format=torch.channels_last)
+ODD = torch.tensor([[float("inf"), 1.0, 1e20], [float("nan"), 2.0, -1e20]])
+
+
+def filled(view):
+    def fill(x):
+        x = view(x.clone())
+        x.narrow(-1, 0, 1).fill_(0.1)
+        return x
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    ("program", "x"),
+    [
+        (lambda x: F.pad(F.glu(x, 0), (-1, 2)), SINGLE),
+        (lambda x: F.pad(x[:2] * x[2:], (1, 2)), SINGLE),
+        (lambda x: F.softmin(x.new_full((3,), -float("inf")).view(-1, 1), -2), SINGLE),
+        (filled(lambda x: x.expand(1, 1, *x.shape)), ODD > 1),
+        (filled(lambda x: x.expand(1, -1, -1)), ODD),
+        (filled(lambda x: x.expand_as(x)), ODD),
+        (filled(lambda x: torch.broadcast_to(x, (1, 2, 3))), ODD),
+        (filled(lambda x: torch.broadcast_tensors(x, x)[0]), ODD),
+        (lambda x: x.std(0), torch.full((8, 5), 0.1)),
+        (lambda x: (x.std(), x.var(1), x.half().std(0)), torch.randn(8, 33) * 1e4 + 1e5),
+        (lambda x: x.std(-1, unbiased=False), torch.linspace(-3e38, 3e38, 21).view(3, 7)),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_results_are_eagers_to_the_last_stride(program, x, dynamic):
+    found, wanted = weft.compile(program, dynamic=dynamic)(x), program(x)
+    torch.testing.assert_close(found, wanted, equal_nan=True, check_stride=True)
+    assert not events.told

@@ -27,7 +27,9 @@ TABLES = _tables()
 
 # Of which eager gives one answer in its vector code and another one behind it, in values or
 # gradients: for NaN and infinities, for numbers near the largest one, or at the edge of a domain.
+# Where the gradient of `max()` is NaN, only a CPU's eager has zeros beside it.
 INCONSISTENT = re.compile(
     r"F\.(gelu|elu|hardtanh|hardswish|selu|celu|softshrink|hardshrink|relu6|smooth_l1_loss)\(|"
-    r" % {x}|remainder|fmod|\.logit\(|fft\."
+    r" % {x}|remainder|fmod|\.logit\(|fft\.|"
+    r"\.(max|min|median|nanmedian)\(\)"
 )

@@ -424,7 +424,7 @@ class Tracer:
             if isinstance(value, class_statements.MadeClass):
                 MADE.pop(value.obj, None)
         for tensor in self.graph.tensors():
-            tensor.real = None
+            tensor.real = tensor.owner = None
         for one in self.watched:
             vars(one).clear()  # weak references lead to what leads to them
         effects, graph = self.effects, self.graph

@@ -228,6 +228,28 @@ def _unfold(x: Any, dimension: Any, size: Any, step: Any) -> Any:
     return cut.narrow(dimension + 1, 0, size).movedim(dimension + 1, -1)
 
 
+def _expand(x: Any, *sizes: Any, implicit: bool = False, size: Any = None) -> Any:
+    """`expand` that repeats nothing as other views.
+
+    Functionalisation adds the difference to what was there when such a view is written.
+    """
+    wanted = sizes[0] if sizes and not isinstance(sizes[0], int | torch.SymInt) else size or sizes
+    wanted = wanted.shape if isinstance(wanted, torch.Tensor) else wanted
+    new = len(wanted) - x.dim()
+    kept = [n if is_known(m) and m == -1 else m for n, m in zip(x.shape, wanted[new:])]
+    if new < 0 or not equal_sizes((*[1] * new, *x.shape), (*wanted[:new], *kept)):
+        return None
+    view = aten.alias.default(x)
+    for _ in range(new):
+        view = view.unsqueeze(0)
+    return view
+
+
+def _broadcast_tensors(*tensors: Any) -> Any:
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    return tuple(torch.broadcast_to(x, shape) for x in tensors)
+
+
 def _one_hot(x: Any, num_classes: Any = -1) -> Any:
     if type(num_classes) is not int or num_classes < 1 or x.dtype is not torch.int64:
         return None
@@ -287,6 +309,12 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.pow: _power,
     torch.Tensor.pow: _power,
     torch.Tensor.__pow__: _power,
+    torch.Tensor.expand: _expand,
+    torch.Tensor.expand_as: _expand,
+    torch.Tensor.broadcast_to: _expand,
+    torch.broadcast_to: _expand,
+    torch.broadcast_tensors: _broadcast_tensors,
+    aten.expand.default: _expand,
     torch.Tensor.unfold: _unfold,
     torch.Tensor.__setitem__: _set_where,
     aten.unfold.default: _unfold,

@@ -221,6 +221,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     strides = [stride for tensor in tensors for stride in (*tensor.shape, *tensor.stride())]
     if all(type(stride) is int for stride in strides):
         chosen = any(not tensor.is_contiguous() for tensor in tensors)
+        if not chosen and 1 in result.shape and _shapes(func, args) == {result.shape}:
+            return _contiguous(func, args, result)
     else:
         narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
         expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
@@ -234,11 +236,21 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
 _POINTWISE: dict[Any, bool] = {}
 
 
-def _contiguous(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of results that a CPU's kernel makes contiguous, unlike torch's references."""
-    if result.device.type != "cpu":
-        return None
+def _shapes(func: Any, args: Any) -> set[Any]:
+    """Shapes of the operands; a number in the place of a tensor is one without dimensions."""
+    operands = zip(args, func._schema.arguments, strict=False)
+    given = [value for value, one in operands if isinstance(one.type, torch.TensorType)]
+    return {value.shape if isinstance(value, torch.Tensor) else () for value in given}
+
+
+def _contiguous(func: Any, args: Any, result: Any) -> tuple[int, ...]:
+    """Strides of contiguous results."""
     return tuple(torch._prims_common.make_contiguous_strides_for(result.shape))
+
+
+def _contiguous_on_cpu(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of results that a CPU's kernel makes contiguous, unlike torch's references."""
+    return _contiguous(func, args, result) if result.device.type == "cpu" else None
 
 
 def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
@@ -279,10 +291,10 @@ def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
 _STRIDES = {
     _aten._fft_r2c.default: _fft_strides,
     _aten.index.Tensor: _index_strides,
-    _aten.pow.Scalar: _contiguous,
-    _aten.isin.Tensor_Tensor: _contiguous,
-    _aten.masked_fill.Scalar: _contiguous,
-    _aten.masked_fill.Tensor: _contiguous,
+    _aten.pow.Scalar: _contiguous_on_cpu,
+    _aten.isin.Tensor_Tensor: _contiguous_on_cpu,
+    _aten.masked_fill.Scalar: _contiguous_on_cpu,
+    _aten.masked_fill.Tensor: _contiguous_on_cpu,
 }
 # Functions of torch._prims_common that import sympy for values that need not be symbolic.
 _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_false")

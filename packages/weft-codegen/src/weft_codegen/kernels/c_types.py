@@ -68,7 +68,7 @@ def _float_literal(value: float, suffix: str) -> str:
     if math.isnan(value):
         return f'__builtin_nan{suffix}("")'
     if math.isinf(value):
-        return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
+        return f"(-__builtin_inf{suffix}())" if value < 0 else f"__builtin_inf{suffix}()"
     if suffix:
         # The shortest text that reads back as the same float.
         text = next(t for t in (f"{value:.{p}g}" for p in (6, 7, 8, 9)) if _same_f32(t, value))

@@ -73,9 +73,20 @@ def _table() -> dict[Any, Callable[..., Any]]:
         table[op] = functools.partial(_of_elements, table[op])
     op = aten.log_sigmoid_forward.default
     table[op] = functools.partial(_log_sigmoid, table[op])
+    for name in ("var", "std"):
+        table[getattr(aten, name).correction] = functools.partial(_spread, name)
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
+
+
+def _spread(name: str, x: Any, *rest: Any, **options: Any) -> Any:
+    """A variance or deviation, summed in float64 on a CPU as eager's."""
+    widened = x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype != torch.float64
+    if name == "var" and not widened:
+        return NotImplemented
+    found = torch.ops.aten.var.correction(x.double() if widened else x, *rest, **options)
+    return (found.sqrt() if name == "std" else found).to(x.dtype)
 
 
 def _binary_cross_entropy(rule: Callable[..., Any], x: Any, target: Any, *rest: Any) -> Any:
