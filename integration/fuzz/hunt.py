@@ -134,14 +134,14 @@ class Hunt:
         self, worker: Worker, program: Program, seed: int, number: int, verdict: Verdict
     ) -> str:
         """Reduce a failing program and write its file; what to say of it."""
-        if self.folder is None or not self.reduce_seconds:
+        if self.folder is None:
             return ""
 
         def fails(candidate: Program) -> bool:
             return worker.program(candidate, seed).kind == verdict.kind
 
         seconds = min(self.reduce_seconds, max(self.end - time.monotonic(), 10))
-        smaller = minimise(program, fails, seconds)
+        smaller = minimise(program, fails, seconds) if self.reduce_seconds else program
         again = worker.program(smaller, seed)
         verdict = again if again.kind == verdict.kind else verdict
         self.folder.mkdir(parents=True, exist_ok=True)
