@@ -24,6 +24,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
 from weft_core import foreign, jagged, probes, python_kernels, static_shapes
+from weft_core.fake_strides import strides_of
 from weft_core.symbolic_sizes import NamedSource, limit, new_symint, symbolic_layout
 from weft_core.wrappers import Layout, leaves
 
@@ -111,7 +112,7 @@ class _Mode(FakeTensorMode):
         if func is _FLASH and result[0].dtype is torch.float64:  # which torch 2.11 takes for float
             with self:
                 result = result[0], result[1].double()
-        strides = _STRIDES.get(func, _pointwise_strides)(func, args, result)
+        strides = strides_of(func, args, result)
         if strides is not None and strides != result.stride():
             with self:
                 result = result.new_empty_strided(result.shape, strides)
@@ -204,98 +205,6 @@ def _cropped(tensor: torch.Tensor, pads: Any) -> torch.Tensor:
     return tensor.clone()
 
 
-def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of a pointwise result, as a real kernel chooses them; None for others.
-
-    torch's references widen or broadcast operands first, and what they make of these decides the
-    layout. Where sizes are symbolic only 16-bit operands are looked at, of which one is expanded.
-    """
-    if func not in _POINTWISE:
-        schema = func._schema
-        laid_out = any(argument.name == "memory_format" for argument in schema.arguments)
-        known = torch.Tag.pointwise in func.tags and not schema.is_mutable and not laid_out
-        _POINTWISE[func] = known
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()]
-    if not _POINTWISE[func] or not tensors or not isinstance(result, torch.Tensor):
-        return None
-    strides = [stride for tensor in tensors for stride in (*tensor.shape, *tensor.stride())]
-    if all(type(stride) is int for stride in strides):
-        chosen = any(not tensor.is_contiguous() for tensor in tensors)
-        if not chosen and 1 in result.shape and _shapes(func, args) == {result.shape}:
-            return _contiguous(func, args, result)
-    else:
-        narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
-        expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())
-        chosen = len(tensors) > 1 and expanded and narrow
-    if not chosen:
-        return None
-    whole = [t.expand(result.shape) for t in tensors]
-    return tuple(torch._prims_common.compute_elementwise_output_strides(*whole))
-
-
-_POINTWISE: dict[Any, bool] = {}
-
-
-def _shapes(func: Any, args: Any) -> set[Any]:
-    """Shapes of the operands; a number in the place of a tensor is one without dimensions."""
-    operands = zip(args, func._schema.arguments, strict=False)
-    given = [value for value, one in operands if isinstance(one.type, torch.TensorType)]
-    return {value.shape if isinstance(value, torch.Tensor) else () for value in given}
-
-
-def _contiguous(func: Any, args: Any, result: Any) -> tuple[int, ...]:
-    """Strides of contiguous results."""
-    return tuple(torch._prims_common.make_contiguous_strides_for(result.shape))
-
-
-def _contiguous_on_cpu(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of results that a CPU's kernel makes contiguous, unlike torch's references."""
-    return _contiguous(func, args, result) if result.device.type == "cpu" else None
-
-
-def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of what an index takes, in which the layout of index tensors has a say on a CPU."""
-    tensor, indices = args[:2]
-    given = [one for one in indices if one is not None]
-    sizes = [n for one in (tensor, *given) for n in (*one.shape, *one.stride())]
-    if result.device.type != "cpu" or not all(type(n) is int for n in sizes):
-        return None
-    known = all(one.dtype not in (torch.bool, torch.uint8) for one in given)
-    if not known or all(one.is_contiguous() for one in given):
-        return None
-    places = [d for d, one in enumerate(indices) if one is not None]
-    strides, rank = tensor.stride(), max(one.dim() for one in given)
-    adjacent = places[-1] - places[0] == len(places) - 1
-    first = places[0] if adjacent else 0
-    kept = [strides[d] for d in range(tensor.dim()) if d not in places]
-    taken = torch.broadcast_shapes(*(one.shape for one in given))
-    operands = [tensor.as_strided(result.shape, (*kept[:first], *[0] * rank, *kept[first:]), 0)]
-    for one in given:
-        own = [0] * first + list(one.expand(taken).stride()) + [0] * (len(kept) - first)
-        operands.append(one.as_strided(result.shape, own, 0))
-    return tuple(torch._prims_common.compute_elementwise_output_strides(*operands))
-
-
-def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of MKL's transform of real numbers, which torch 2.11 takes for contiguous: what is
-    not transformed comes first, the last transformed dimension last, others as in the operand."""
-    tensor, dims = args[:2]
-    if result.device.type != "cpu" or not torch.backends.mkl.is_available():
-        return None
-    order = sorted(range(tensor.dim()), key=lambda d: (d in dims, d == dims[-1], -tensor.stride(d)))
-    shape = [result.shape[d] for d in order]
-    packed = torch._prims_common.make_contiguous_strides_for(shape)
-    return tuple(packed[order.index(d)] for d in range(tensor.dim()))
-
-
-_STRIDES = {
-    _aten._fft_r2c.default: _fft_strides,
-    _aten.index.Tensor: _index_strides,
-    _aten.pow.Scalar: _contiguous_on_cpu,
-    _aten.isin.Tensor_Tensor: _contiguous_on_cpu,
-    _aten.masked_fill.Scalar: _contiguous_on_cpu,
-    _aten.masked_fill.Tensor: _contiguous_on_cpu,
-}
 # Functions of torch._prims_common that import sympy for values that need not be symbolic.
 _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_false")
 
