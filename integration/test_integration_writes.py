@@ -202,3 +202,21 @@ def test_tensors_sized_by_data_are_written_in_the_graph():
             torch.testing.assert_close(*results)
             grads = [torch.autograd.grad(sum(part.sum() for part in each), x) for each in results]
             torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.unsafe_chunk(x, 2)[0],
+        lambda x: x.unsafe_split(2)[1],
+        lambda x: torch.unsafe_split_with_sizes(x, (1, 3))[1],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_writes_through_views_that_autograd_does_not_know(view):
+    def write(x):
+        return view(x).mul_(3) + 1
+
+    ours, theirs = torch.ones(4, 3), torch.ones(4, 3)
+    torch.testing.assert_close(weft.compile(write)(ours), write(theirs))
+    assert torch.equal(ours, theirs)

@@ -23,10 +23,10 @@ from weft_core import events
 from .compare import differences
 from .inputs import Makers
 from .outcomes import observe
-from .program import DOUBTFUL, Program, Verdict
+from .program import DOUBTFUL, EAGER, Program, Verdict
 
 _LOW = re.compile(r"torch\.(float32|float16|bfloat16|half|float)\b")
-
+_LOWERED = re.compile(r"\.(bfloat16|half|float)\(\)")
 
 # Kinds of differences that may be roundings: float64 decides.
 _ROUNDED = ("values", "mutation", "gradient", "state")
@@ -61,7 +61,7 @@ def outcomes(
     """What is seen of each call."""
     source = program.source
     if makers.floats is not None:
-        source = _LOW.sub("torch.float64", source)
+        source = _LOWERED.sub(".double()", _LOW.sub("torch.float64", source))
     space = namespace(source, makers)
     function, state, grad = wrap(space["f"]), space.get("state"), torch.is_grad_enabled()
     found = []
@@ -106,6 +106,9 @@ def _compiled(function: Any, program: Program, backend: str) -> Any:
 
 
 def _judge(program: Program, eager: list[dict[str, Any]], ours: list[dict[str, Any]]) -> Verdict:
+    lacking = (seen.get("error text", "") for seen in eager)
+    if missing := next((text for text in lacking if "not implemented for" in text), ""):
+        return Verdict(EAGER, missing)
     rows = enumerate(zip(eager, ours))
     found = [(kind, f"call {n}: {text}") for n, (a, b) in rows for kind, text in differences(a, b)]
     if not found or found[0][0] not in _ROUNDED:

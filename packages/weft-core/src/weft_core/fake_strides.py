@@ -104,7 +104,7 @@ _Rule = Callable[[Any, Any, Any], tuple[int, ...] | None]
 _STRIDES: dict[Any, _Rule] = {
     _aten._fft_r2c.default: _fft_strides,
     _aten.index.Tensor: _index_strides,
-    _aten.pow.Scalar: _contiguous_on_cpu,
+    _aten.pow.Scalar: _contiguous,
     _aten.isin.Tensor_Tensor: _contiguous_on_cpu,
     _aten.masked_fill.Scalar: _contiguous_on_cpu,
     _aten.masked_fill.Tensor: _contiguous_on_cpu,

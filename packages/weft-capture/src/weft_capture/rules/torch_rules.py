@@ -41,6 +41,8 @@ _INLINED: frozenset[object] = frozenset(
 # By name where torch.distributed, once loaded, puts a wrapper in the function's place.
 _RANDOM_STATE = (torch.seed, torch.get_rng_state, torch.set_rng_state)
 _REAL = (torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
+# Functionalisation takes these for copies, too.
+_UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_with_sizes)
 
 PURE.update((torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast))
 PURE.update((torch.get_default_dtype, torch.result_type, torch.broadcast_shapes))
@@ -83,6 +85,7 @@ def is_graph_function(function: Any) -> bool:
 
 
 decline("a function that needs real tensors or the generator's state", *_RANDOM_STATE, *_REAL)
+decline("a view that autograd takes for a copy", *_UNKNOWN_VIEWS)
 
 
 @rule(torch.Size)

@@ -53,7 +53,8 @@ _STORAGE_OR_VALUE = """
     numpy data_ptr register_post_accumulate_grad_hook storage
     untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory
     __contains__ __index__ __complex__ __format__ __repr__ __str__ set_ __cuda_array_interface__
-    is_shared __reduce_ex__ __deepcopy__ storage_offset
+    is_shared __reduce_ex__ __deepcopy__ storage_offset unsafe_chunk unsafe_split
+    unsafe_split_with_sizes
 """
 REAL_ONLY = frozenset(_STORAGE_OR_VALUE.split())
 """Methods that need the tensor's storage or value; filled out by rules where there is a way."""

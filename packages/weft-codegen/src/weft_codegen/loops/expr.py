@@ -199,13 +199,16 @@ def _make(kind: type[Expr], *fields: Any) -> Any:
 
 
 def constant(value: Number, dtype: torch.dtype) -> Const:
-    """The literal `value`, converted to `dtype`."""
+    """The literal `value`, converted to `dtype`; an integer beyond its range wraps around."""
     if dtype.is_floating_point:
         # -0.0 == 0.0 and nan != nan, so the bits are the identity.
         key = (Const, dtype, struct.pack("d", value))
         return _interned.setdefault(key, Const(dtype, float(value)))  # type: ignore[return-value]
-    kind = bool if dtype is torch.bool else int
-    return _make(Const, dtype, kind(value))  # type: ignore[no-any-return]
+    if dtype is torch.bool:
+        return _make(Const, dtype, bool(value))  # type: ignore[no-any-return]
+    limits = torch.iinfo(dtype)
+    wrapped = (int(value) - limits.min) % (1 << limits.bits) + limits.min
+    return _make(Const, dtype, wrapped)  # type: ignore[no-any-return]
 
 
 def index_value(where: IndexExpr, dtype: torch.dtype = torch.int64) -> Expr:

@@ -141,6 +141,9 @@ def _derived(
     )
 
 
+_OF_TRUTH_VALUES = {"sum": "any", "prod": "all"}
+
+
 def _plain(op: str) -> Callable[..., LazyTensor]:
     def lowering(
         call: Call, x: LazyTensor, dims: Any = None, keepdim: bool = False, dtype: Any = None
@@ -151,7 +154,7 @@ def _plain(op: str) -> Callable[..., LazyTensor]:
         through = torch.bool if op in ("any", "all") else inner
         return reduce(
             call,
-            op,
+            _OF_TRUTH_VALUES.get(op, op) if inner is torch.bool else op,
             x,
             reduced_dims(dims, len(x.shape)),
             keepdim,
