@@ -356,6 +356,20 @@ def test_inner_gradient_past_the_arguments_breaks():
         weft_capture.capture(function, eager_backend, fullgraph=True)(w * 2, w)
 
 
+@pytest.mark.parametrize("create", [False, True])
+def test_inner_gradient_of_arguments_in_a_list(create):
+    """They are read by this call first of all, and have a history from outside."""
+    w = X.clone().requires_grad_()
+
+    def function(results, seeds):
+        return torch.autograd.grad(results, [w], seeds, create_graph=create, allow_unused=True)[0]
+
+    compiled = weft_capture.capture(function, eager_backend)
+    for make in (lambda: [w * 2, w.exp()], lambda: list(w), lambda: [w[0]]):
+        seeds = [torch.ones_like(one).requires_grad_() for one in make()]
+        torch.testing.assert_close(compiled(make(), seeds), function(make(), seeds))
+
+
 def test_inner_gradient_of_nothing_raises_as_in_eager():
     def function(x, w):
         return torch.autograd.grad((x * x).sum(), w)[0]

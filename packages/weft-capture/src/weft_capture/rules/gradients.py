@@ -153,17 +153,19 @@ def _gradients(
         raise Break("unknown-call", "torch.autograd.grad under vmap")
     if only_inputs is not TRUE:
         raise Break("warns", "torch.autograd.grad with only_inputs")
-    for entry in tx.graph.inputs:
-        _begins_here(tx, entry)
-    lists = (
-        value if value is NONE or isinstance(value, TensorValue) else TupleValue(value.unpack(tx))
+    lists: list[Value] = [
+        value
+        if value is NONE or isinstance(value, TensorValue)
+        else TupleValue(list(map(tx.force, value.unpack(tx))))
         for value in (outputs, inputs, grad_outputs)
-    )
+    ]
+    for entry in tx.graph.inputs:  # all of them: those tensors are among these now
+        _begins_here(tx, entry)
     options = {"create_graph": create_graph, "retain_graph": TRUE}
     options |= {"allow_unused": allow_unused, "materialize_grads": materialize_grads}
     options["is_grads_batched"] = is_grads_batched
     with torch.autograd.set_multithreading_enabled(False):
-        return tx.graph.emit("call_function", torch.autograd.grad, list(lists), options)
+        return tx.graph.emit("call_function", torch.autograd.grad, lists, options)
 
 
 def _begins_here(tx: Tracer, entry: GraphInput) -> None:
