@@ -589,6 +589,20 @@ def checkpoint_that_counts(capture):
 
 
 @program
+def checkpoint_that_reads_what_is_written_later(capture):
+    @capture
+    def run(x):
+        scale = x.mean()
+        y = torch.utils.checkpoint.checkpoint(lambda t: t * scale, x, use_reentrant=False)
+        scale.zero_()
+        return y.sum()
+
+    x = X.clone().requires_grad_()
+    run(x).backward()
+    return x.grad.tolist()
+
+
+@program
 def a_cache_gives_objects(capture):
     class Plan:
         def __init__(self, sizes):

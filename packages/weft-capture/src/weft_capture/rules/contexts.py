@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+from weft_core.versions import version_of
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
+from weft_capture.regions import nodes_after
 from weft_capture.rehearsals import watched
 from weft_capture.rules.table import CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values.base import Kwargs, Tracer, Value
@@ -103,7 +106,8 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
     such region.
     """
     kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
-    before, writes = tx.graph.region, tx.graph.writes()
+    before, writes, step = tx.graph.region, tx.graph.writes(), tx.steps.now
+    last = next(iter(reversed(tx.graph.graph.nodes)), None)
     if "context_fn" not in kwargs:
         tx.graph.region = next(_REGIONS)
     try:
@@ -111,9 +115,30 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
             result = function.call(tx, list(args), kept)
     finally:
         tx.graph.region = before
-    if torch.is_grad_enabled() and (tx.graph.writes() != writes or has_effects()):
+    if not torch.is_grad_enabled():
+        return result
+    if tx.graph.writes() != writes or has_effects():
         raise Break("unknown-call", "effects in a function that the backward pass runs again")
+    made = nodes_after(tx, last)
+    reads = {node for one in made for node in one.all_input_nodes}.difference(made)
+    fakes = [node.meta["example_value"] for node in reads]
+    tensors = [fake for fake in fakes if isinstance(fake, torch.Tensor)]
+    tx.watch(_CheckpointReads(step, [(tensor, version_of(tensor)) for tensor in tensors]))
     return result
+
+
+@dataclass(eq=False)
+class _CheckpointReads:
+    """Tensors that a checkpointed function reads, which the backward reads again."""
+
+    step: int
+    versions: list[tuple[torch.Tensor, int]]
+
+    def check(self, _: Tracer, rebuilt: object) -> None:
+        """Call the function for real if the program writes to them afterwards."""
+        if any(version_of(tensor) != version for tensor, version in self.versions):
+            what = "a write to what a checkpointed function reads"
+            raise Break("unknown-call", what, self.step)
 
 
 # Answered from the real state: capture keeps it equal to the program's, and guards it.
