@@ -267,6 +267,28 @@ class TestMutation:
         assert len(check(fn, leaf(7))) == graphs
 
     @pytest.mark.parametrize(
+        "view",
+        [
+            lambda x: x.expand(1, 4),
+            lambda x: x.expand(-1),
+            lambda x: x.expand_as(torch.ones(1, 1, 4)),
+            lambda x: torch.broadcast_to(x, (1, 4)),
+            lambda x: torch.broadcast_tensors(x, torch.ones(1, 1))[0],
+        ],
+    )
+    def test_writes_through_what_expands_nothing(self, view):
+        """They are exact, whatever was there before, and keep the dtype."""
+
+        def fn(x):
+            whole = x.to(torch.int8)
+            y, ints = x * 1, view(whole)[..., ::2]
+            view(y).fill_(1e-3)
+            ints.copy_(ints.flip(0))
+            return y, view(y), whole, ints
+
+        assert len(check(fn, torch.tensor([1e9, 3.0, -1e9, torch.inf]))) == 1
+
+    @pytest.mark.parametrize(
         "write", [lambda v: v.mul_(2), lambda v: v.fill_(0.1), lambda v: v[1].fill_(0.1)]
     )
     @pytest.mark.parametrize("view", [lambda x: x[:1].expand(4), lambda x: x.unfold(0, 3, 1)])

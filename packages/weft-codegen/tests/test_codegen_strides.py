@@ -60,3 +60,36 @@ def test_a_result_that_nothing_uses_may_be_other_than_the_fake_one():
         library.impl("odd", lambda x: (x.new_empty(x.shape), x.new_empty(x.shape)), "Meta")
         x = torch.randn(3)
         check(lambda x: torch.ops.weft_tests.odd(x)[0] * 2, x, native=True)
+
+
+def _batch_norm(x, y):
+    return F.batch_norm(x, torch.zeros(x.shape[1]), torch.ones(x.shape[1]), training=True)
+
+
+def _huber(x, y):
+    return F.huber_loss(x, y, reduction="none")
+
+
+def _cross_entropy(x, y):
+    return F.binary_cross_entropy(x, y, reduction="none")
+
+
+@pytest.mark.parametrize("function", [_batch_norm, _huber, _cross_entropy, torch.cdist])
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (lambda x: x.t(), lambda y: y.t()),
+        (lambda x: x[:, :1].expand(-1, 3), lambda y: y.t().contiguous().t()),
+        (lambda x: x.t().contiguous().t(), lambda y: y[:, :1].expand(-1, 3)),
+        (lambda x: x.repeat(1, 2)[:, ::2], lambda y: y[:1].expand(3, -1)),
+    ],
+)
+def test_decompositions_have_the_strides_of_their_operators(function, first, second):
+    torch.manual_seed(0)
+    x, y = first(torch.rand(3, 3)), second(torch.rand(3, 3))
+    got, want = (
+        run_program(program_of(lambda x, y: [function(x, y)], x, y), (x, y))[0],
+        function(x, y),
+    )
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want)

@@ -247,7 +247,7 @@ def _expand(x: Any, *sizes: Any, implicit: bool = False, size: Any = None) -> An
 
 def _broadcast_tensors(*tensors: Any) -> Any:
     shape = torch.broadcast_shapes(*(x.shape for x in tensors))
-    return tuple(torch.broadcast_to(x, shape) for x in tensors)
+    return tuple(x.expand(shape) if (v := _expand(x, shape)) is None else v for x in tensors)
 
 
 def _one_hot(x: Any, num_classes: Any = -1) -> Any:

@@ -113,10 +113,13 @@ class _Mode(FakeTensorMode):
             with self:
                 result = result[0], result[1].double()
         strides = strides_of(func, args, result)
-        if strides is not None and strides != result.stride():
+        if strides is None:
+            return result
+        first, *rest = result if isinstance(result, tuple) else (result,)
+        if strides != first.stride():
             with self:
-                result = result.new_empty_strided(result.shape, strides)
-        return result
+                first = first.new_empty_strided(first.shape, strides)
+        return (first, *rest) if isinstance(result, tuple) else first
 
 
 def _without_generator(draw: Any) -> Any:

@@ -11,9 +11,10 @@ _aten = torch.ops.aten
 
 
 def strides_of(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Return the strides of what a real kernel makes; None where those of the fake are right."""
-    rule = _STRIDES.get(func, _pointwise_strides)
-    return rule(func, args, result)
+    """Return the strides of the first result of a real kernel; None where the fake's are right."""
+    if func not in _STRIDES:
+        return _pointwise_strides(func, args, result)
+    return _STRIDES[func](func, args, result[0] if isinstance(result, tuple) else result)
 
 
 def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
@@ -100,8 +101,31 @@ def _fft_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     return tuple(packed[order.index(d)] for d in range(tensor.dim()))
 
 
+def _like_operand(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of a CPU's losses of elements, whatever those of the target."""
+    alike = result.device.type == "cpu" and result.shape == args[0].shape
+    return torch.empty_like(args[0], device="meta").stride() if alike else None
+
+
+def _norm_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
+    """Strides of a CPU's batch norm: of rows, or channels last."""
+    if result.device.type != "cpu":
+        return None
+    layout = torch._prims_common.suggest_memory_format(args["backward" in str(func)])
+    return torch.empty_like(result, device="meta", memory_format=layout).stride()
+
+
+_NORMS = (
+    _aten.native_batch_norm.default, _aten.native_batch_norm_backward.default,
+    _aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats,
+    _aten._native_batch_norm_legit_functional.default,
+    _aten._native_batch_norm_legit_no_training.default,
+)  # fmt: skip
 _Rule = Callable[[Any, Any, Any], tuple[int, ...] | None]
 _STRIDES: dict[Any, _Rule] = {
+    **dict.fromkeys(_NORMS, _norm_strides),
+    _aten.huber_loss.default: _like_operand,
+    _aten.binary_cross_entropy.default: _like_operand,
     _aten._fft_r2c.default: _fft_strides,
     _aten.index.Tensor: _index_strides,
     _aten.pow.Scalar: _contiguous,

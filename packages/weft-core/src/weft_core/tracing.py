@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft_core.adapters import AdapterMode
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
+from weft_core.layouts import laid_out, unusual_results
 from weft_core.probes import divides, may_raise
 from weft_core.symnodes import SymbolTable, SymValue
 from weft_core.withheld import warnings_withheld
@@ -185,7 +186,7 @@ class Recorder(TorchDispatchMode):
 
     def _choose_handler(self, func: Any) -> Callable[..., Any]:
         if not isinstance(func, OpOverload) or func.namespace == "prim":
-            return _call
+            return lambda func, args, kwargs: func(*args, **kwargs)
         if func is aten._efficientzerotensor.default:  # a graph's results have memory
             return lambda _, *call: self.__torch_dispatch__(aten.zeros.default, (), *call)
         if special := self._special_handler(func):
@@ -213,8 +214,9 @@ class Recorder(TorchDispatchMode):
         return self._record_in_place if _writes_itself(func) else None
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
+        known = unusual_results(func, args, kwargs)
         with self:
-            out = self._decompositions[func](*args, **kwargs)
+            out = laid_out(self._decompositions[func](*args, **kwargs), known)
         return self._record(func, args, kwargs) if out is NotImplemented else out
 
     def _decompose_composite(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -294,10 +296,6 @@ def _base_name(func: OpOverload) -> str:
 def _concrete_sizes(func: Any, args: Any, kwargs: Any) -> list[int]:
     """Sizes for a C++ function that cannot take symbols: they are specialised, with a guard."""
     return [int(size) for size in args[0].shape]
-
-
-def _call(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -71,8 +71,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"):
         op = getattr(aten, name).default
         table[op] = functools.partial(_of_elements, table[op])
-    op = aten.log_sigmoid_forward.default
-    table[op] = functools.partial(_log_sigmoid, table[op])
     for name in ("var", "std"):
         table[getattr(aten, name).correction] = functools.partial(_spread, name)
     bce = aten.binary_cross_entropy.default
@@ -102,11 +100,6 @@ def _of_floats(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     dtype: Any = kwargs.get("dtype") or getattr(args[0], "dtype", torch.float32)
     floats = dtype.is_floating_point or dtype.is_complex
     return rule(*args, **kwargs) if floats else NotImplemented
-
-
-def _log_sigmoid(rule: Callable[..., Any], x: Any) -> Any:
-    """The decomposition, contiguous where the operator's results are."""
-    return tuple(one.contiguous() if x.device.type == "cpu" else one for one in rule(x))
 
 
 def _of_elements(rule: Callable[..., Any], grad: Any, x: Any, *rest: Any) -> Any:

@@ -1,0 +1,45 @@
+"""Layouts of what decompositions make: those of the operators that they stand for."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from weft_core.symnodes import equal_sizes
+
+aten = torch.ops.aten
+
+
+def unusual_results(func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """What an operator makes of fake tensors of which not all are in row-major order; or None."""
+    tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    if func.is_view or func._schema.is_mutable or all(map(_is_row_major, tensors)):
+        return None
+    with contextlib.suppress(NotImplementedError):  # it has a decomposition alone
+        return func(*args, **kwargs)
+
+
+def laid_out(made: Any, wanted: Any) -> Any:
+    """What a decomposition made, with the strides of `wanted` where these are known."""
+    if isinstance(made, tuple | list) and isinstance(wanted, tuple | list):
+        return tuple(map(laid_out, made, wanted))
+    if not isinstance(made, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        return made
+    same_sizes = equal_sizes(made.shape, wanted.shape)
+    if not same_sizes or equal_sizes(made.stride(), wanted.stride()):
+        return made
+    whole = torch.empty_strided(wanted.shape, wanted.stride(), dtype=made.dtype, device=made.device)
+    return aten.copy.default(whole, made)
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return True
+    if all(type(number) is int for number in (*tensor.shape, *tensor.stride())):
+        return tensor.is_contiguous()
+    rows = torch._prims_common.make_contiguous_strides_for(tensor.shape)
+    return equal_sizes(tensor.stride(), rows)
