@@ -185,6 +185,18 @@ def test_hooks_are_called_for_gradients_only(create_graph):
         assert [i for i, _ in called[0]] == [0, k + 1]
 
 
+class _Halved(torch.autograd.Function):
+    """Gives its second input no gradient, although its node leads there."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x / 2 + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2, None
+
+
 def _differentiates_nextafter():
     try:
         torch.nextafter(torch.ones(1), torch.ones(1, requires_grad=True)).backward()
@@ -198,6 +210,8 @@ def _differentiates_nextafter():
     [
         lambda x, y: (torch.hypot(x, y).sgn(),),
         lambda x, y: (torch.exp(x).sgn(), y.exp().sgn() * x.sgn()),
+        lambda x, y: (x.exp().sgn(), x.exp() * y, (x + y).round()),
+        lambda x, y: (_Halved.apply(x, y), x * y, (x / 2).floor() + y.sin()),
         pytest.param(
             lambda x, y: (torch.nextafter(x.detach(), y).amax(0), x.exp().angle()),
             marks=pytest.mark.skipif(not _differentiates_nextafter(), reason="new in torch 2.13"),
@@ -216,6 +230,15 @@ def test_gradients_that_are_zero_for_all_tangents(program):
         ]
         assert [g is None for g in grads[0]] == [g is None for g in grads[1]], place
         assert all(a is None or (a == b).all() for a, b in zip(*grads, strict=True))
+
+
+def test_a_zero_gradient_joins_no_histories():
+    x = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    graph = function_graph(lambda x: (x.sin().round(), x.exp()), 1)
+    first, second = aot_compile(graph, [x], fw_compiler=lambda gm, _: gm)(x)
+    second.sum().backward()
+    first.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().exp())
 
 
 def made_of_one_another(x, a, b, c):

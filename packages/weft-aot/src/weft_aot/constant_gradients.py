@@ -1,4 +1,4 @@
-"""Gradients that are zero whatever the tangents are: of `sgn`, of a product over no elements.
+"""Gradients that are zero whatever a tangent is: of `sgn`, of a product over no elements.
 
 In eager an input has a gradient where autograd's nodes lead to it, and None elsewhere. The graph
 tells what depends on what by its data, and a constant depends on nothing.
@@ -6,11 +6,14 @@ tells what depends on what by its data, and a constant depends on nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from weft_core.fake import Intermediate
 from weft_core.tracing import Tracer
+
+from weft_aot.walk import depending, reached
 
 
 def tie_constants(
@@ -22,26 +25,25 @@ def tie_constants(
 ) -> list[Any]:
     """Gradients that depend on the tangents of the outputs that lead to their leaves."""
     recorder = tracer.recorder
-    depending = {recorder.node_of(tracer.value(tangent)) for tangent in tangents}
-    for node in recorder.graph.nodes:
-        if not depending.isdisjoint(node.all_input_nodes):
-            depending.add(node)
+    starts = [recorder.node_of(tracer.value(tangent)) for tangent in tangents]
+    behind = depending(recorder.graph.nodes, starts)
+    leads, surely = reached(outputs, leaves), reached(outputs, leaves, _defines)
     tied = []
-    for gradient, leaf in zip(gradients, leaves, strict=True):
-        known = gradient is None or recorder.node_of(tracer.value(gradient)) in depending
-        for output, tangent in () if known else zip(outputs, tangents, strict=True):
-            if any(getattr(node, "variable", None) is leaf for node in _reached(output.grad_fn)):
-                gradient = gradient + torch.full_like(tangent, 0, dtype=gradient.dtype).sum()
+    for place, gradient in enumerate(gradients):
+        made: Any = None if gradient is None else recorder.node_of(tracer.value(gradient))
+        known = behind.get(made, 0)  # a literal may have a node only now
+        for k, tangent in enumerate(() if gradient is None else tangents):
+            if known >> k & 1 or not (surely if known else leads)[k] >> place & 1:
+                continue
+            zero = torch.full_like(tangent, 0, dtype=gradient.dtype).sum()
+            if known:  # a term by itself, which joins the histories of outputs no more than eager
+                kind = {"dtype": gradient.dtype, "device": gradient.device}
+                zero = torch.empty_strided(gradient.shape, gradient.stride(), **kind).fill_(zero)
+            gradient, known = gradient + zero, known | 1 << k
         tied.append(gradient)
     return tied
 
 
-def _reached(node: Any) -> Iterator[Any]:
-    """The autograd nodes that a backward from `node` comes to."""
-    seen, pending = set(), [node]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            pending += [after for after, _ in node.next_functions]
-            yield node
+def _defines(node: Any) -> bool:
+    """Whether a node gives its inputs gradients; an autograd.Function of the program need not."""
+    return getattr(node, "_forward_cls", Intermediate) is Intermediate

@@ -40,7 +40,7 @@ from weft_aot.inputs import (
 from weft_aot.layout import memory_order
 from weft_aot.outputs import OutputPlanner
 from weft_aot.records import JointGraph
-from weft_aot.walk import made_of
+from weft_aot.walk import reached
 from weft_aot.wrapping import FlatProgram
 
 
@@ -163,7 +163,8 @@ class _JointTrace:
             )
         fake_tangents = [_tangent_like(self.mode, values.pures[k]) for k in tangents]
         leaves = frozenset(i for i in self._wanted() if self.inputs[i].fake.is_leaf)
-        made = tuple(made_of([values.programs[k] for k in tangents]))
+        results = [values.programs[k] for k in tangents]
+        sources = reached(results, results) if len(results) > 1 else []
         order = self._follow([] if isinstance(self.fn, FlatProgram) else leaves)
         with tracer.active():
             gradients = self._differentiate(tangents, fake_tangents)
@@ -182,7 +183,11 @@ class _JointTrace:
             same_as=tuple(same_as),
             leaves=leaves,
             order=tuple(order),
-            made_of=made,
+            made_of=tuple(
+                (k, tuple(n for n in range(len(results)) if bits >> n & 1))
+                for k, bits in enumerate(sources)
+                if bits
+            ),
         )
 
     def _run_program(self) -> list[Any]:

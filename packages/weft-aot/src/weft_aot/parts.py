@@ -7,9 +7,7 @@ engine runs and frees parts one by one, and comes to an input only from parts th
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,11 +16,9 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from weft_aot.cleanup import same_layout
 from weft_aot.records import JointGraph, Part, Partition
-from weft_aot.walk import ancestors
+from weft_aot.walk import Bits, ancestors, depending, union
 
 aten = torch.ops.aten
-Bits = int
-"""A set of tangents: bit `k` for the k-th."""
 
 
 def split(joint: JointGraph, cut: Partition) -> list[Part]:
@@ -30,7 +26,8 @@ def split(joint: JointGraph, cut: Partition) -> list[Part]:
     graph = cut.backward.graph
     results: Any = graph.output_node().args[0]
     sums = _Sums(results)
-    behind = _behind(graph, len(cut.saved))
+    tangents = graph.find_nodes(op="placeholder")[len(cut.saved) :]
+    behind = depending(graph.nodes, tangents)
     parts = _meeting(graph, behind, sums)
     if len(parts) == 1:
         return [_part(joint, cut, cut.backward, range(len(cut.saved)), parts[0], results, behind)]
@@ -63,19 +60,6 @@ def _is_sum(node: fx.Node) -> bool:
     return adds and all(same_layout(node, term) for term in terms)
 
 
-def _behind(graph: fx.Graph, saved: int) -> dict[fx.Node, Bits]:
-    """The tangents that each node depends on."""
-    behind: dict[fx.Node, Bits] = {}
-    for k, node in enumerate(graph.nodes):
-        tangent = node.op == "placeholder" and k >= saved
-        behind[node] = 1 << (k - saved) if tangent else _union(behind, node.all_input_nodes)
-    return behind
-
-
-def _union(behind: dict[fx.Node, Bits], nodes: Iterable[fx.Node]) -> Bits:
-    return functools.reduce(operator.or_, map(behind.__getitem__, nodes), 0)
-
-
 def _meeting(graph: fx.Graph, behind: dict[fx.Node, Bits], sums: _Sums) -> list[Bits]:
     """Tangents that meet in a node that is no sum for an input."""
     parts = [bits for node, bits in behind.items() if node.op == "placeholder" and bits]
@@ -94,7 +78,8 @@ def _extract(
     terms = [[term for term in found if behind[term] & part] for found in sums.terms]
     needed = ancestors(term for found in terms for term in found)
     given = cut.backward.graph.find_nodes(op="placeholder")
-    places = [k for k in range(len(cut.saved)) if given[k] in needed]
+    copied = [saved.source.kind == "copy" for saved in cut.saved]
+    places = [k for k, is_copied in enumerate(copied) if is_copied or given[k] in needed]
     new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for k, node in enumerate(given):
         if k in places or behind[node] & part:
@@ -108,7 +93,7 @@ def _extract(
     reach = {copy: behind[node] for node, copy in copies.items()}
     for found, result in zip(terms, results, strict=True):
         if result is not None:
-            reach[result] = _union(behind, found)
+            reach[result] = union(map(behind.__getitem__, found))
     return _part(joint, cut, module, places, part, results, reach)
 
 

@@ -17,9 +17,12 @@ from torch import fx
 
 @dataclasses.dataclass(frozen=True)
 class Ref:
-    """Where a run-time value is found: the `index`-th call argument or forward value."""
+    """Where a run-time value is found: the `index`-th call argument or forward value.
 
-    kind: Literal["input", "value"]
+    A copy is that of the `index`-th argument, made before the call, with its history.
+    """
+
+    kind: Literal["input", "value", "copy"]
     index: int
 
 
@@ -124,7 +127,7 @@ class JointGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """One value kept from forward to backward, and where the forward leaves it."""
+    """A node of the joint graph that the backward takes, and where the forward leaves it."""
 
     name: str
     source: Ref

@@ -15,20 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.utils import _pytree as pytree
 from weft_core.versions import version_of
 
 from weft_aot.records import JointGraph, Part
-from weft_aot.walk import ancestors
-
-aten = torch.ops.aten
-
-# Op -> place of the flag under which these arguments have no influence on gradients.
-_IGNORED: dict[Any, tuple[int, tuple[int, ...]]] = {
-    aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
-    aten.native_batch_norm_backward.default: (7, (3, 4)),
-}
+from weft_aot.walk import copied_inputs, inputs_of, leaves_of, needed_inputs, random_op
 
 
 class _CannotReplay(Exception):
@@ -53,23 +44,21 @@ class Replay:
         self._joint, self._part = joint, part
         self._autocast = _autocast_state()
         self._written = {mutation.index for mutation in joint.mutations}
-        needed = _needed_inputs(joint)
-        self._refusal = refusal(joint, needed & self._written)
+        self._needed = needed_inputs(joint, part)
         tensors = [saved.source for saved in part.saved if not saved.symbolic]
-        self._saved = {s.index: place for place, s in enumerate(tensors) if s.kind == "input"}
-        self.kept = [] if self._refusal else self._plan_kept(needed)
+        self._saved = {s.index: place for place, s in enumerate(tensors) if s.kind != "value"}
+        self._refusal = refusal(joint, copied_inputs(joint) - self._saved.keys())
+        self.kept = [] if self._refusal else self._plan_kept()
 
-    def _plan_kept(self, needed: set[int]) -> list[tuple[int, Callable[[Any], Any] | None]]:
+    def _plan_kept(self) -> list[tuple[int, Callable[[Any], Any] | None]]:
         kept: list[tuple[int, Callable[[Any], Any] | None]] = []
         for index, holder in enumerate(self._joint.placeholders()[: self._joint.num_inputs]):
             if index in self._saved or self._joint.same_as[index] != index:
                 continue
             if not isinstance(holder.meta.get("val"), torch.Tensor):
                 kept.append((index, None))
-            elif index in self._joint.leaves:
-                kept.append((index, _strong if index in needed else None))
             else:
-                kept.append((index, _weak if index in needed else weakref.ref))
+                kept.append((index, _strong if index in self._joint.leaves else _weak))
         return kept
 
     def gradients(
@@ -85,7 +74,7 @@ class Replay:
         pairs = zip(self._part.tangents, grads, strict=True)
         seeds = {k: grad for k, grad in pairs if grad is not None}
         try:
-            starts = self._inputs(ctx)
+            starts = self._inputs(ctx, self._needed)
             values = self._run(starts, list(seeds))
         except _CannotReplay as reason:
             with torch.no_grad():
@@ -98,8 +87,11 @@ class Replay:
         )
         return (None, None, *found)
 
-    def _inputs(self, ctx: Any) -> list[Any]:
-        """Inputs for the program: aliases of the forward call's, so that gradients stop there."""
+    def _inputs(self, ctx: Any, needed: set[int]) -> list[Any]:
+        """Inputs for the program: aliases of the forward call's, so that gradients stop there.
+
+        Those that are not `needed` may have changed, or be zeros.
+        """
         if self._refusal:
             raise _CannotReplay(self._refusal)
         found: dict[int, Any] = {}
@@ -107,7 +99,8 @@ class Replay:
             tensors = ctx.saved_tensors
             found = {index: tensors[place] for index, place in self._saved.items()}
         for (index, function), value in zip(self.kept, getattr(ctx, "kept", ()), strict=True):
-            found[index] = self._recall(ctx, index, function, value)
+            known = value if function is None else self._recall(ctx, index, value, needed)
+            found[index] = known
         inputs: list[Any] = []
         for index, first in enumerate(self._joint.same_as):
             value = inputs[first] if first != index else found[index]
@@ -124,16 +117,7 @@ class Replay:
         held = [value[0] if type(value) is tuple else value for value in getattr(ctx, "kept", ())]
         held = [value() if isinstance(value, weakref.ref) else value for value in held]
         found = [one for one in held if isinstance(one, torch.Tensor) and one.requires_grad]
-        nodes, seen = [ctx], {ctx}
-        while nodes:
-            for node, _ in nodes.pop().next_functions:
-                if node is None or node in seen:
-                    continue
-                seen.add(node)
-                nodes.append(node)
-                if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
-                    found.append(leaf)
-        return found
+        return [*found, *leaves_of([ctx])]
 
     def inner(self, ctx: Any, place: int, grads: dict[int, Any]) -> torch.Tensor:
         """What one of the part's values gets of gradients of others, by their places.
@@ -145,7 +129,7 @@ class Replay:
         try:
             with torch.enable_grad():
                 wanted = [self._part.tangents[p] for p in (place, *given)]
-                value, *others = self._run(self._inputs(ctx), wanted)
+                value, *others = self._run(self._inputs(ctx, self._needed), wanted)
                 seeds = [*given.values()]
                 return torch.autograd.grad(others, value, seeds, create_graph=create)[0]
         except _CannotReplay as reason:
@@ -156,16 +140,15 @@ class Replay:
 
     def value(self, ctx: Any, number: int) -> torch.Tensor:
         """The `number`-th result of the part, computed again, with its history."""
-        return self._run(self._inputs(ctx), [self._part.tangents[number]])[0]
+        index = self._part.tangents[number]
+        needed = inputs_of(self._joint, [self._joint.results()[index]])
+        return self._run(self._inputs(ctx, needed), [index])[0]
 
-    def _recall(self, ctx: Any, index: int, function: Any, value: Any) -> Any:
-        if function is None:
-            return value
-        if function is weakref.ref:
-            found = value()
-            return self._stand_in(index) if found is None else found
-        tensor, version = value
-        tensor = tensor() if function is _weak else tensor
+    def _recall(self, ctx: Any, index: int, kept: Any, needed: set[int]) -> Any:
+        tensor, version = kept
+        tensor = tensor() if isinstance(tensor, weakref.ref) else tensor
+        if index not in needed:
+            return self._stand_in(index) if tensor is None else tensor
         reached = [i for i in self._part.gradients if i is not None]
         if tensor is None and version == 0 and index in reached:
             node, number = ctx.next_functions[reached.index(index)]
@@ -174,7 +157,7 @@ class Replay:
                 return maker.value(node, number)
         if tensor is None:
             raise _CannotReplay(f"its input {index} is no longer alive")
-        if version_of(tensor) != version:
+        if version_of(tensor) != version or index in self._written:
             raise _CannotReplay(f"its input {index} was written since")
         return tensor
 
@@ -212,7 +195,7 @@ class Replay:
 
 
 def _strong(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    return tensor, version_of(tensor)
+    return tensor, 0 if tensor.is_inference() else tensor._version
 
 
 def _weak(tensor: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], int]:
@@ -227,29 +210,12 @@ def _autocast_state() -> list[tuple[str, torch.dtype]]:
     ]
 
 
-def _sources(node: fx.Node) -> list[fx.Node]:
-    flag, places = _IGNORED.get(node.target, (0, ()))
-    if not places or node.args[flag] is not True:
-        return node.all_input_nodes
-    rest = [arg for place, arg in enumerate(node.args) if place not in places]
-    return [arg for arg in rest if isinstance(arg, fx.Node)]
-
-
-def _needed_inputs(joint: JointGraph) -> set[int]:
-    """Inputs whose contents some gradient depends on."""
-    found = ancestors(joint.results()[joint.num_values :], sources=_sources)
-    holders = joint.placeholders()[: joint.num_inputs]
-    return {index for index, node in enumerate(holders) if node in found}
-
-
 def refusal(joint: JointGraph, written: set[int]) -> str | None:
     """Why a program, which writes these of its inputs, cannot run again; None if it can."""
     if written:
         return f"the program writes its input {min(written)}, which its gradients depend on"
-    for node in joint.module.graph.nodes:  # all: drawing fewer would change what is drawn later
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            return f"the program draws random numbers ({node.target})"
-    return None
+    random = random_op(joint)
+    return None if random is None else f"the program draws random numbers ({random})"
 
 
 class _Once(torch.autograd.Function):

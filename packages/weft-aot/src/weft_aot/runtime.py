@@ -66,7 +66,8 @@ def build_training(
         reached = [index for index in part.gradients if index is not None]
         # Without an input, autograd would not take the results for differentiable.
         nodes.append((_apply(function), reached or [joint.gradients[0]]))
-    call = wrapper.make_training_call(joint, nodes)
+    copied = [saved.source.index for saved in cut.saved if saved.source.kind == "copy"]
+    call = wrapper.make_training_call(joint, nodes, copied)
     return call if torch.is_grad_enabled() else torch.enable_grad()(call)
 
 

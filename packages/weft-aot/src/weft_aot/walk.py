@@ -1,4 +1,4 @@
-"""Walks over an aten graph that more than one step needs."""
+"""Walks over an aten graph, and over autograd's nodes, that more than one step needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from weft_aot.records import JointGraph, Part
 
 
 def ancestors(
@@ -27,22 +29,106 @@ def ancestors(
     return found
 
 
-def made_of(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """For each tensor whose history leads to others, its number and theirs."""
-    ends = {(t.grad_fn, t.output_nr): 1 << k for k, t in enumerate(tensors) if t.grad_fn}
-    reached: dict[Any, int] = {}
-    for k, tensor in enumerate(tensors):
-        pending = [tensor.grad_fn] if len(ends) > 1 else []
-        while pending:
-            node = pending.pop()
-            edges: Any = [edge for edge in node.next_functions if edge[0]] if node else ()
-            if missing := [before for before, _ in edges if before not in reached]:
-                pending += [node, *missing]
-            else:
-                sets = (reached[edge[0]] | ends.get(edge, 0) for edge in edges)
-                reached[node] = functools.reduce(operator.or_, sets, 0)
-        if bits := reached.get(tensor.grad_fn, 0):
-            yield k, tuple(other for other in range(len(tensors)) if bits >> other & 1)
+Bits = int
+"""A set of numbers: bit `k` for `k`."""
+
+# Op -> index of the flag under which these arguments have no influence on gradients.
+_IGNORED: dict[Any, tuple[int, tuple[int, ...]]] = {
+    torch.ops.aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
+    torch.ops.aten.native_batch_norm_backward.default: (7, (3, 4)),
+}
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    flag, ignored = _IGNORED.get(node.target, (0, ()))
+    if not ignored or node.args[flag] is not True:
+        return node.all_input_nodes
+    rest = [arg for index, arg in enumerate(node.args) if index not in ignored]
+    return [arg for arg in rest if isinstance(arg, fx.Node)]
+
+
+def inputs_of(joint: JointGraph, nodes: Iterable[fx.Node | None]) -> set[int]:
+    """Inputs whose contents some of `nodes` depend on."""
+    found = ancestors(nodes, sources=_sources)
+    holders = joint.placeholders()[: joint.num_inputs]
+    return {index for index, node in enumerate(holders) if node in found}
+
+
+def needed_inputs(joint: JointGraph, part: Part | None = None) -> set[int]:
+    """Inputs whose contents some gradient depends on, or one of a part."""
+    found = inputs_of(joint, joint.results()[joint.num_values :])
+    if part is not None:
+        nodes = {node.name: node for node in joint.module.graph.nodes}
+        found &= inputs_of(joint, [nodes[saved.name] for saved in part.saved])
+    return found
+
+
+def random_op(joint: JointGraph) -> Any:
+    """An operator of the graph that draws random numbers, or None."""
+    for node in joint.module.graph.nodes:  # all: drawing fewer would change what is drawn later
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return node.target
+    return None
+
+
+def copied_inputs(joint: JointGraph) -> set[int]:
+    """Inputs of which copies are made before the program changes them, so that it can run again."""
+    if random_op(joint) is not None:
+        return set()
+    changed = {mutation.index for mutation in joint.mutations}
+    reshaped = {mutation.index for mutation in joint.mutations if mutation.layout is not None}
+    return changed & needed_inputs(joint) | reshaped
+
+
+def history(starts: Iterable[Any]) -> Iterator[Any]:
+    """The autograd nodes that `starts` lead to, they included, each after those it leads to."""
+    seen, pending = set(), [*starts]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if missing := [after for after, _ in node.next_functions if after and after not in seen]:
+            pending += [node, *missing]
+        else:
+            seen.add(node)
+            yield node
+
+
+def leaves_of(starts: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The leaves that a backward from these autograd nodes comes to."""
+    for node in history(starts):
+        if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            yield leaf
+
+
+def reached(
+    tensors: Sequence[torch.Tensor],
+    ends: Sequence[torch.Tensor],
+    passes: Callable[[Any], bool] = lambda node: True,
+) -> list[Bits]:
+    """For each tensor those of `ends` that its history leads to, by nodes that let pass."""
+    edges = {(t.grad_fn, t.output_nr): 1 << k for k, t in enumerate(ends)}
+    leaves = {id(t): 1 << k for k, t in enumerate(ends) if t.is_leaf}
+    found: dict[Any, Bits] = {}
+    for node in history(tensor.grad_fn for tensor in tensors):
+        after = [edge for edge in node.next_functions if edge[0] and passes(node)]
+        found[node] = union(found[edge[0]] | edges.get(edge, 0) for edge in after)
+        found[node] |= leaves.get(id(getattr(node, "variable", None)), 0)
+    return [found.get(tensor.grad_fn, 0) for tensor in tensors]
+
+
+def depending(nodes: Iterable[fx.Node], starts: Iterable[fx.Node]) -> dict[fx.Node, Bits]:
+    """Those of `starts` that each of `nodes`, in order, depends on."""
+    found = {node: 1 << k for k, node in enumerate(starts)}
+    for node in nodes:
+        if node not in found:
+            found[node] = union(map(found.__getitem__, node.all_input_nodes))
+    return found
+
+
+def union(sets: Iterable[Bits]) -> Bits:
+    """What is in one of the sets."""
+    return functools.reduce(operator.or_, sets, 0)
 
 
 def is_view(node: Any) -> bool:

@@ -67,12 +67,18 @@ def make_inference_call(joint: JointGraph, run: Callable[..., Any]) -> Callable[
     return call
 
 
-def make_training_call(joint: JointGraph, nodes: Sequence[Node]) -> Callable[..., Any]:
+def make_training_call(
+    joint: JointGraph, nodes: Sequence[Node], copied: Sequence[int]
+) -> Callable[..., Any]:
     """The callable of flat arguments: the first of `nodes` makes the forward values.
 
-    Each node gives some of them their history.
+    Each node gives some of them their history. Of the arguments `copied`, copies come last among
+    the values.
     """
     calls: list[tuple[Any, str]] = [(None, "values = []")]
+    if copied:
+        copy = lambda args: {index: _copy(args[index]) for index in copied}  # noqa: E731
+        calls = [(copy, "values = [{}(args)]")]
     seen = "args"
     if len(joint.order) > 1:
         calls.append((arranged(joint.order), "seen = {}(args)"))
@@ -154,7 +160,14 @@ def _argument(source: WrapperSource, argument: Any) -> str:
 
 
 def _expression(ref: Ref) -> str:
-    return f"{'args' if ref.kind == 'input' else 'values'}[{ref.index}]"
+    holder = {"input": "args", "value": "values", "copy": "values[-1]"}[ref.kind]
+    return f"{holder}[{ref.index}]"
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the layout that the graph knows."""
+    size, stride, kind = tensor.shape, tensor.stride(), tensor.dtype
+    return torch.empty_strided(size, stride, dtype=kind, device=tensor.device).copy_(tensor)
 
 
 def make_forward(
@@ -172,7 +185,7 @@ def make_forward(
     """
     source = WrapperSource("def forward(ctx, values, args, *inputs):")
     if compiled is not None:
-        source.line(f"values += {source.constant(compiled)}(*args)")
+        source.line(f"values[:0] = {source.constant(compiled)}(*args)")
         nodes = joint.results()
         for k in filter(lambda k: is_view(nodes[k]), joint.tangents):
             # Of memory that nobody knows of; autograd refuses writes to views made in a function.

@@ -16,7 +16,7 @@ from torch import fx
 from weft_core.tracing import has_effect, must_run
 
 from weft_aot.records import JointGraph
-from weft_aot.walk import ancestors
+from weft_aot.walk import ancestors, copied_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Classes:
     backward: set[fx.Node]
     wanted: set[fx.Node]
     """Nodes that a gradient depends on."""
+    copied: set[fx.Node]
+    """Inputs that the program changes, of which a second derivative needs copies."""
 
 
 def classify(joint: JointGraph) -> Classes:
@@ -52,6 +54,7 @@ def classify(joint: JointGraph) -> Classes:
         forward=ancestors([*values, *effects]) - backward,
         backward=backward,
         wanted=ancestors(gradients),
+        copied={inputs[index] for index in copied_inputs(joint)},
     )
 
 

@@ -53,7 +53,9 @@ def _forward(
     extras: list[fx.Node] = []
     sources: list[Ref] = []
     for node in saved:
-        if node in index_of_input and node not in cloned:
+        if node in classes.copied:
+            sources.append(Ref("copy", index_of_input[node]))
+        elif node in index_of_input and node not in cloned:
             sources.append(Ref("input", index_of_input[node]))
         elif node in index_of_value and node not in cloned:
             sources.append(Ref("value", index_of_value[node]))
@@ -71,7 +73,8 @@ def _saved_while_written(
 ) -> dict[fx.Node, fx.Node | None]:
     """Saved nodes that live in the memory of an input the call writes: save copies of them."""
     written = {classes.inputs[mutation.index] for mutation in joint.mutations}
-    return {node: None for node in saved if view_root(node) in written}
+    nodes = [node for node in saved if node not in classes.copied]
+    return {node: None for node in nodes if view_root(node) in written}
 
 
 def _backward(joint: JointGraph, classes: Classes, saved: list[fx.Node]) -> fx.GraphModule:

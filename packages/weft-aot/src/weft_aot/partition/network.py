@@ -15,7 +15,8 @@ Only finite edges can be cut, so a minimum cut picks the cheapest set of values 
 backward can compute everything else that it needs. A cheap op below the cut runs again in the
 backward; an op tied to the source cannot, because water would flow around any cut below it, so
 it or something computed from it is saved. Of the minimum cuts the one nearest to the source is
-taken: a base rather than its views, the input of a cheap op rather than its output.
+taken: a base rather than its views, the input of a cheap op rather than its output. Inputs that
+are copied in any case cost nothing, so they are always cut.
 """
 
 from __future__ import annotations
@@ -35,16 +36,15 @@ def choose_saved(classes: Classes, policy: Policy) -> list[fx.Node]:
     Raises:
         AssertionError: the cut would be infinite, which no joint graph allows.
     """
-    wanted = [
-        node for node in classes.order if node in classes.wanted and node not in classes.backward
-    ]
+    found = classes.wanted - classes.backward | classes.copied
+    wanted = [node for node in classes.order if node in found]
     vertex = {node: 2 + 2 * i for i, node in enumerate(wanted)}
     network = FlowNetwork(2 + 2 * len(wanted))
     inputs = set(classes.inputs)
     gradients = set(classes.gradients)
     for node in wanted:
         entry, leave = vertex[node], vertex[node] + 1
-        cost = policy.cost(node)
+        cost = 0 if node in classes.copied else policy.cost(node)
         network.add_edge(entry, leave, INFINITY if cost is None else cost)
         if node in inputs or (node in classes.forward and not policy.recomputable(node)):
             network.add_edge(_SOURCE, entry, INFINITY)
