@@ -13,6 +13,11 @@ from torch.nn import functional as F
 from weft_codegen.compile import decompositions, make_program
 from weft_codegen.loops.program import CPU, Program
 
+
+def _pieces(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x.select(-1, k) for k in range(x.shape[-1])], -1)
+
+
 GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
     "gelu_layer_norm": (
         lambda x, w, b: F.layer_norm(F.gelu(x), (100,), w, b),
@@ -20,6 +25,20 @@ GRAPHS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
     ),
     "softmax": (lambda x: torch.softmax(x, -1), [(8, 4, 70)]),
     "log_softmax_columns": (lambda x: torch.log_softmax(x, 0), [(37, 50)]),
+    "row_of_a_concatenation": (lambda x: x.diag_embed(1).amax(-2), [(33, 5)]),
+    "columns_of_a_concatenation": (
+        lambda x: torch.cat([x, x * 2, x.narrow(1, 0, 3)], 1).mean(0),
+        [(9, 8)],
+    ),
+    "gradient_of_pieces": (
+        lambda x, g: torch.where(x.repeat(2, 1, 1) < 0, _pieces(g), 0).view(2, 7, 5, 3).sum(0),
+        [(7, 5, 3), (14, 5, 3)],
+    ),
+    "stacked_deviation": (
+        lambda x: torch.stack([x, x], -1).flatten().std(0, unbiased=False),
+        [(33, 15)],
+    ),
+    "padded_sums": (lambda x: F.pad(x, (1, 2, 3, 1)).sum(-1), [(5, 7)]),
     "full_sum": (lambda x: x.exp().sum(), [(300, 130)]),
     "batch_norm": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True).relu(),

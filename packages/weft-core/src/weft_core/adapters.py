@@ -217,6 +217,13 @@ def _bernoulli(x: Any, p: Any = None, **rest: Any) -> Any:
     return torch.empty_like(x, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
+def _rrelu(
+    x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Any:
+    """`rrelu` draws random numbers in training only; else it can be differentiated again."""
+    return None if training else F.leaky_relu(x, (lower + upper) / 2, inplace)
+
+
 def _unfold(x: Any, dimension: Any, size: Any, step: Any) -> Any:
     if not torch._is_functional_tensor(x) or not x.dim() or not 0 < size <= step:
         return None
@@ -309,6 +316,8 @@ _ADAPTERS: dict[Any, Callable[..., Any]] = {
     torch.pow: _power,
     torch.Tensor.pow: _power,
     torch.Tensor.__pow__: _power,
+    torch.rrelu: _rrelu,
+    F.rrelu: _rrelu,
     torch.Tensor.expand: _expand,
     torch.Tensor.expand_as: _expand,
     torch.Tensor.broadcast_to: _expand,

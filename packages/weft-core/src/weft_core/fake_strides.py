@@ -67,11 +67,11 @@ def _contiguous_on_cpu(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
 
 
 def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
-    """Strides of what an index takes, in which the layout of index tensors has a say on a CPU."""
+    """Strides of what an index takes, in which the layout of index tensors has a say."""
     tensor, indices = args[:2]
     given = [one for one in indices if one is not None]
     sizes = [n for one in (tensor, *given) for n in (*one.shape, *one.stride())]
-    if result.device.type != "cpu" or not all(type(n) is int for n in sizes):
+    if not all(type(n) is int for n in sizes):
         return None
     known = all(one.dtype not in (torch.bool, torch.uint8) for one in given)
     if not known or all(one.is_contiguous() for one in given):

@@ -206,9 +206,10 @@ def constant(value: Number, dtype: torch.dtype) -> Const:
         return _interned.setdefault(key, Const(dtype, float(value)))  # type: ignore[return-value]
     if dtype is torch.bool:
         return _make(Const, dtype, bool(value))  # type: ignore[no-any-return]
-    limits = torch.iinfo(dtype)
-    wrapped = (int(value) - limits.min) % (1 << limits.bits) + limits.min
-    return _make(Const, dtype, wrapped)  # type: ignore[no-any-return]
+    if not dtype.is_complex:  # of which there is no code
+        limits = torch.iinfo(dtype)
+        value = (int(value) - limits.min) % (1 << limits.bits) + limits.min
+    return _make(Const, dtype, int(value))  # type: ignore[no-any-return]
 
 
 def index_value(where: IndexExpr, dtype: torch.dtype = torch.int64) -> Expr:

@@ -217,8 +217,9 @@ class _Function(ValueWriter):
         bounds += [loop.limit] if loop.limit is not None else []
         if bounds:
             tests = [f"({axis} < {self.at(bound)})" for bound in bounds]
-            self.line(f"inside = {' & '.join(tests)}")
-        self.lanes = Lanes(block, "inside" if bounds else None, frozenset([loop.axis]))
+            self.line(f"inside{block} = {' & '.join(tests)}")
+        # In a loop a variable of Triton keeps its type, and so its block.
+        self.lanes = Lanes(block, f"inside{block}" if bounds else None, frozenset([loop.axis]))
         self._scope(loop.body, self.sums)
         self.lanes = None
         self.depth -= 0 if whole else 1
@@ -229,11 +230,13 @@ class _Function(ValueWriter):
             return []
         found = [s for s in leaf.body if isinstance(s, Reduce) and _crosses_lanes(s, leaf.axis)]
         sums = list({s.targets: s for s in found}.values())  # what is concatenated adds to one
+        block = _block_of(leaf)
         for s in sums:
             for target, start in zip(s.targets, _identities(s), strict=True):
-                name = self.sums[target] = f"{target.name}_lanes"
-                kind = type_name(target.dtype)
-                self.line(f"{name} = tl.full([{_block_of(leaf)}], {start}, {kind})")
+                if not target.is_scalar:
+                    raise NoTritonForm(f"row {target.name} is reduced across lanes")
+                name = self.sums[target] = f"{target.name}_lanes{block}"
+                self.line(f"{name} = tl.full([{block}], {start}, {type_name(target.dtype)})")
         return sums
 
     def _check_rows(self, loop: Loop, whole: bool, accumulated: set[Local]) -> None:

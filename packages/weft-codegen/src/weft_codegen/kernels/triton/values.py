@@ -111,11 +111,13 @@ class ValueWriter(ExprWriter):
         return f"tl.load({node.buffer} + {place}{tail})"
 
     def _mask(self, node: Expr) -> str:
-        text = self.text(node)
-        if self.lanes is None or node.axes & self.lanes.axes:
-            return f"({text})"
-        # Spread as an integer: Triton's interpreter makes no mask of a bool that is spread.
-        return f"(tl.broadcast_to(tl.cast({text}, tl.int32), [{self.lanes.size}]) != 0)"
+        if self.lanes is None:
+            return f"({self.text(node)})"
+        # Through an integer: Triton's interpreter makes no mask of a bool that was spread.
+        text = f"tl.cast({self.text(node)}, tl.int32)"
+        if not node.axes & self.lanes.axes:
+            text = f"tl.broadcast_to({text}, [{self.lanes.size}])"
+        return f"({text} != 0)"
 
     def places(self, where: IndexExpr) -> str:
         """Text of an index expression with a value for each lane."""
@@ -123,7 +125,10 @@ class ValueWriter(ExprWriter):
             return self.at(where)
         if where.is_const:
             return f"tl.full([{self.lanes.size}], {where.value}, tl.int64)"
-        return f"tl.broadcast_to({self.at(where)}, [{self.lanes.size}])"
+        text = self.at(where)
+        if self.lanes.axes.isdisjoint(atoms(where)):
+            text = self._integer(text)  # a counter of a loop is an int in Triton's interpreter
+        return f"tl.broadcast_to({text}, [{self.lanes.size}])"
 
     def _read(self, node: Read) -> str:
         self.check_row_index(node.local, node.index)

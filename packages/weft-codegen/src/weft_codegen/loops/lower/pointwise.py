@@ -44,9 +44,6 @@ def number(value: Any, dtype: torch.dtype) -> Expr:
     if dtype in _NARROW:
         value = torch.tensor(value, dtype=torch.float64).to(dtype).item()
         return constant(value, compute_dtype(dtype))
-    if isinstance(value, int) and not dtype.is_floating_point and dtype is not torch.bool:
-        limits = torch.iinfo(dtype)
-        value = (int(value) - limits.min) % (limits.max - limits.min + 1) + limits.min
     return constant(value, dtype)
 
 

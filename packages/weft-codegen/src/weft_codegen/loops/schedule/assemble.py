@@ -73,10 +73,12 @@ def assemble(
     """The loop nest of a group, its names not yet canonical; `needed` are read outside it."""
     if not any(map(group.sums_columns, group.members)):  # those keep the tiles they were cut into
         group = merge_axes(group)
+    on_cpu = _on_cpu(group, buffers)
     # A program on a GPU has its lanes along one axis, and so a row.
-    rows = _on_cpu(group, buffers) or (len(group.swept) == 1 and _lane(group) is None)
+    rows = on_cpu or (len(group.swept) == 1 and _lane(group) is None)
     order = plan(group, needed, mutated, rows=rows)
-    return split_loops(_Assembly(group, order, mutated, buffers).build())
+    body = _Assembly(group, order, mutated, buffers).build()
+    return split_loops(body) if on_cpu else body  # lanes are masked at no cost
 
 
 def _on_cpu(group: Group, buffers: dict[str, Buffer]) -> bool:
