@@ -192,10 +192,14 @@ def fuzz_codegen(session: nox.Session) -> None:
     session.run("python", "-m", "integration.fuzz", *default, *session.posargs)
 
 
-@nox.session(venv_backend="none")
-def versions(session: nox.Session) -> None:
-    """Run the packages' tests with interpreters given as arguments: docs/coverage/versions.md."""
-    session.run("python", "integration/versions.py", *session.posargs)
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+@nox.parametrize("torch", ["2.11", "2.12", "2.13", "2.14", "2.15"])
+def versions(session: nox.Session, torch: str) -> None:
+    """Run the packages' tests on a torch and a CPython: a cell of docs/coverage/versions.md."""
+    os.environ["WEFT_TORCH"] = f"torch=={torch}.*"
+    _install(session, PACKAGES, tested=PACKAGES, editable=True)
+    interpreter = str(Path(session.bin, "python"))
+    session.run("python", "integration/versions.py", interpreter, "--", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -108,3 +108,11 @@ def test_results_are_eagers_to_the_last_stride(program, x, dynamic):
     found, wanted = weft.compile(program, dynamic=dynamic)(x), program(x)
     torch.testing.assert_close(found, wanted, equal_nan=True, check_stride=True)
     assert not events.told
+
+
+def test_rrelu_can_be_differentiated_again_outside_of_training():
+    x = torch.linspace(-2, 2, 6, requires_grad=True)
+    compiled = weft.compile(lambda x: F.rrelu(x) * x)
+    (once,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    (twice,) = torch.autograd.grad(once.sum(), x)
+    torch.testing.assert_close(twice, torch.where(x > 0, 2.0, 11 / 24))

@@ -3,9 +3,10 @@
     python integration/versions.py /envs/a/bin/python /envs/b/bin/python ...
 
 Each interpreter is one cell: an environment that has some torch, the weft packages in place
-(CONTRIBUTING.md) and what the tests need. Its cell is written anew, the others stay as they are.
-Arguments after `--` go to pytest. With `--log`, the cells come from the output of `pytest -v` runs,
-each below a line `commit HASH DATE`; logs of one cell are merged, a later outcome of a test counts.
+(CONTRIBUTING.md) and what the tests need, as `nox -s versions` makes them. Its cell is written
+anew, the others stay as they are. Arguments after `--` go to pytest. With `--log`, the cells come
+from the output of `pytest -v` runs, each below a line `commit HASH DATE`; logs of one cell are
+merged, a later outcome of a test counts.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ COMMIT = re.compile(r"^commit (\S+) (\S+)$", re.M)
 COUNTED = ("passed", "failed", "error", "skipped", "xfail")
 HEAD = """# Versions
 
-Made by `python integration/versions.py PYTHON...`, which runs `packages/*/tests` with each
-interpreter and fills its cell. An error is a file of tests that could not be imported or that
-ended the process; those of Triton need `triton` in the environment. A cell names the commit and the
-day of its run. Where some tests of a cell were run again at a later commit, their later outcome is
-counted, and the cell says how many they were and at which commit. A cell also names the packages
-whose tests were not run in it.
+Made by `nox -s versions`, which makes an environment for each torch and each CPython that is there,
+runs `packages/*/tests` in it and fills its cell (`integration/versions.py`). An error is a file of
+tests that could not be imported or that ended the process; those of Triton need `triton` in the
+environment. A cell names the commit and the day of its run. Where some tests of a cell were run
+again at a later commit, their later outcome is counted, and the cell says how many they were and at
+which commit. A cell also names the packages whose tests were not run in it.
 
 | torch | {pythons} |
 |---|{rule}|

@@ -217,11 +217,9 @@ def _bernoulli(x: Any, p: Any = None, **rest: Any) -> Any:
     return torch.empty_like(x, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
-def _rrelu(
-    x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
-) -> Any:
+def _rrelu(x: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, **k: Any) -> Any:
     """`rrelu` draws random numbers in training only; else it can be differentiated again."""
-    return None if training else F.leaky_relu(x, (lower + upper) / 2, inplace)
+    return None if training else F.leaky_relu(x, (lower + upper) / 2, **k)
 
 
 def _unfold(x: Any, dimension: Any, size: Any, step: Any) -> Any:
