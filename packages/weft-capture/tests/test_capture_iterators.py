@@ -163,3 +163,28 @@ def test_contexts_as_decorators(context, where):
     captured = weft_capture.capture(function, eager_backend)
     for _ in range(2):
         assert torch.equal(function(q), captured(q))
+
+
+OUTSIDE = [
+    lambda: [1, 2],
+    lambda: collections.deque([1, 2]),
+    lambda: {1: 0, 2: 0}.copy(),
+]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("make", OUTSIDE, ids=["list", "deque", "dict"])
+def test_break_after_an_iterator_met_what_was_added(make, steps, backwards):
+    def function(x, kept):
+        kept.update({3: 0, 4: 0}) if isinstance(kept, dict) else kept.extend([3, 4])
+        items = reversed(kept) if backwards else iter(kept)
+        taken = [item for item, _ in zip(items, range(steps), strict=False)]
+        weft_capture.graph_break()
+        return taken, list(items), x + 1
+
+    theirs, ours = make(), make()
+    expected = function(X, theirs)
+    captured = weft_capture.capture(function, eager_backend)(X, ours)
+    assert expected[:2] == captured[:2]
+    assert theirs == ours

@@ -44,6 +44,8 @@ class Output:
         tx: the capture.
         ended: tells which call makes a tensor whose history a backward pass has used up.
         exist: values made while capturing of which there will be objects in any case.
+
+    `last` has calls on objects made here that look at what `writes` write.
     """
 
     writer: Writer
@@ -53,6 +55,7 @@ class Output:
     exist: Set[Value] = frozenset()
     graph_outputs: dict[Node, int] = field(default_factory=dict)
     writes: list[Callable[[], None]] = field(default_factory=list)
+    last: list[tuple[object, Value]] = field(default_factory=list)
     _temps: dict[Value, str] = field(default_factory=dict)
     _building: set[Value] = field(default_factory=set)
 
@@ -231,6 +234,9 @@ class Output:
         """Emit what is to come behind all loads."""
         for one in self.writes:
             one()
+        for function, value in self.last:
+            self.do(function, value)
+        self.last.clear()
         self.writes.clear()  # they lead back here, and to the program's objects
 
     def is_cyclic(self, value: Value) -> bool:

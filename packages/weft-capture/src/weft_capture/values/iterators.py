@@ -11,6 +11,7 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, ClassVar
 
 from weft_capture.breaks import Break
@@ -80,6 +81,7 @@ class SequenceIterator(IteratorValue):
 
     def reconstruct(self, out: Output) -> None:
         over: Any = self.over
+        backwards = self.kind is reversed
         if isinstance(over, RangeValue):
             out.call(iter, [constant(over.range[self.position :])])
         elif isinstance(self.items, deque):
@@ -88,24 +90,25 @@ class SequenceIterator(IteratorValue):
             except RuntimeError:
                 what = "an iterator over what has changed since"
                 raise Break("loop", what) from None
+            if over in out.tx.effects.changed:
+                raise Break("loop", "an iterator over what is written after it is made")
             out.call(self.cls, [over, constant(self.position)])
-        elif self.kind is reversed:
-            position = constant(self.end - 1 - self.position)
-            out.call(iterator_from, [constant(reversed), over, position])
-        elif isinstance(over, Constant) or (
-            isinstance(over, ListValue) and self.position != EXHAUSTED
+        elif backwards or (
+            isinstance(over, Constant | ListValue) and self.position != EXHAUSTED
         ):
-            out.call(iterator_from, [constant(iter), over, constant(self.position)])
+            place = self.end - 1 - self.position if backwards else self.position
+            out.call(self.kind, [over])
+            out.remember(self)
+            step = methodcaller("__setstate__", place)  # no further than the end of the list
+            if over in out.tx.effects.changed:
+                out.last.append((step, self))
+            else:
+                out.do(step, self)
         else:
             items = over.items if isinstance(over, SequenceValue) else over
             out.call(iter, [TupleValue(list(items)[self.position :])])
 
 
-def iterator_from(kind: Any, over: Any, position: int) -> Any:
-    """Return an iterator over a sequence that stands at a position."""
-    iterator = kind(over)
-    iterator.__setstate__(position)
-    return iterator
 
 
 class ListedIterator(SequenceIterator):
