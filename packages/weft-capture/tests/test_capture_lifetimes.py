@@ -320,3 +320,94 @@ def test_what_was_a_key_dies_when_the_program_lets_go():
         assert len(table) == 0
     finally:
         gc.enable()
+
+
+def closing(log):
+    try:
+        yield 1
+        yield 2
+    finally:
+        log.append("closed")
+
+
+def left_at_once(x, log):
+    try:
+        for _ in closing(log):
+            raise ValueError
+    except ValueError:
+        log.append("handler")
+    return x.tolist()
+
+
+def left_after_a_break(x, log):
+    try:
+        for i, j in zip(closing(log), closing(log), strict=True):
+            weft_capture.graph_break()
+            if i + j > 2:
+                raise ValueError
+    except ValueError:
+        log.append("handler")
+    return x.tolist()
+
+
+def left_by_a_callee(x, log):
+    def callee():
+        for i in closing(log):
+            return i
+
+    log.append(callee())
+    return x.tolist()
+
+
+def also_a_variable(x, log):
+    kept = closing(log)
+    try:
+        for _ in kept:
+            raise ValueError
+    except ValueError:
+        log.append("handler")
+    return x.tolist()
+
+
+def left_in_a_handler(x, log):
+    for _ in closing(log):
+        for _ in closing(log):
+            try:
+                log.append(1 // 0)
+            except ZeroDivisionError:
+                log.append("handler")
+                break
+        log.append("left")
+    log.append("after")
+    return x.tolist()
+
+
+LEAVING = [left_at_once, left_after_a_break, left_by_a_callee, also_a_variable, left_in_a_handler]
+
+
+@pytest.mark.parametrize("function", LEAVING)
+def test_a_generator_that_a_loop_leaves_ends_there(function):
+    theirs, ours = [], []
+    gc.disable()  # nothing waits for it
+    try:
+        assert function(X, theirs) == weft_capture.capture(function, run)(X, ours)
+        assert theirs == ours
+        gc.collect()
+        assert theirs == ours
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("function", LEAVING)
+def test_a_capture_leaves_no_frame_to_the_collector(function):
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        weft_capture.capture(function, run)(X, [])
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, types.FrameType)]
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+        gc.garbage.clear()

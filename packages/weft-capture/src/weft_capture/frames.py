@@ -18,6 +18,7 @@ from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.table import Handler, unsupported
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import NONE, constant
+from weft_capture.values.finalizers import pop_dying
 from weft_capture.values.functions import CellValue, FunctionValue
 
 Program = list[tuple[Handler, Instr]]
@@ -127,7 +128,8 @@ class Frame:
                 try:
                     handler(self, instr)
                 except Raised as raised:
-                    self.unwind(raised, instr)
+                    if not self.unwind(raised.value, instr):
+                        raise
                 except Break as error:
                     if not error.user_stack:
                         error.user_stack = tx.user_stack()
@@ -142,16 +144,18 @@ class Frame:
             tx.leave_frame(self)
             tx.unstepped += executed + 1
 
-    def unwind(self, raised: Raised, instr: Instr) -> None:
-        """Go to the handler of the instruction that raised, or let the exception out."""
+    def unwind(self, error: Value, instr: Instr) -> bool:
+        """Go to the handler of the instruction that raised; False when there is none."""
         handler = instr.handler
         if handler is None:
-            raise raised
-        del self.stack[handler.depth :]
+            return False
+        while len(self.stack) > handler.depth:
+            pop_dying(self, self.stack.pop())
         if handler.lasti:
             self.stack.append(constant(instr.offset))
-        self.stack.append(raised.value)
+        self.stack.append(error)
         self.ip = handler.target
+        return True
 
     @property
     def instr(self) -> Instr:

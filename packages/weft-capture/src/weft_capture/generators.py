@@ -156,7 +156,9 @@ class GeneratorValue(IteratorValue):
     def _run(self, tx: Tracer, frame: Frame, error: Value | None = None) -> Value | None:
         try:
             if error is not None:
-                frame.unwind(Raised(chain(tx, error, frame.exception)), frame.instr)
+                error = chain(tx, error, frame.exception)
+                if not frame.unwind(error, frame.instr):
+                    raise Raised(error)
             item = frame.run()
         except Raised as raised:
             self.frame = None

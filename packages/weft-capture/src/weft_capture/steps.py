@@ -150,7 +150,8 @@ class SteppedFrame(Frame):
                     first = steps.raised_at.setdefault(raised.value, step)
                     if first == steps.now and not self._may_catch(instr):
                         raise Break("uncaught-exception", raised.value.describe()) from None
-                    self.unwind(raised, instr)
+                    if not self.unwind(raised.value, instr):
+                        raise
             except Break as error:
                 self._stop(error)
             except RuntimeError as error:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import enum
 import importlib
-import weakref
 from dataclasses import dataclass
-from typing import Any, NoReturn
-
-from weft_guards.sources import CallSource, ConstSource, LocalSource
+from typing import NoReturn
 
 from weft_capture.breaks import Break
-from weft_capture.bytecode import Instr, call_pair, original, stack_name
+from weft_capture.bytecode import Instr, call_pair, original
 from weft_capture.classes import SuperValue
 from weft_capture.opcodes.table import HANDLERS, opcode
 from weft_capture.scope import import_module, load_global, store_global
 from weft_capture.values.base import Frame, Value
 from weft_capture.values.constant import NONE, NULL
 from weft_capture.values.dicts import DictValue
-from weft_capture.values.finalizers import may_finalize
+from weft_capture.values.finalizers import let_go, pop_dying
 from weft_capture.values.functions import BoundMethod, CellValue
 from weft_capture.values.objects import DELETED
 
@@ -57,7 +54,7 @@ def _load_fast_and_clear(frame: Frame, instr: Instr) -> None:
 @opcode("STORE_FAST")
 def _store_fast(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
-    _let_go(frame, frame.locals.get(instr.argval))
+    let_go(frame, frame.locals.get(instr.argval))
     if instr.argval in frame.decoded.cells:  # a cell that was put aside for a comprehension
         value = frame.tx.force(value)
     cell = isinstance(value, CellValue) and instr.argval in frame.decoded.cells
@@ -66,40 +63,14 @@ def _store_fast(frame: Frame, instr: Instr) -> None:
 
 @opcode("DELETE_FAST")
 def _delete_fast(frame: Frame, instr: Instr) -> None:
-    _let_go(frame, frame.tx.force(frame.locals.get(instr.argval, NONE)))
+    let_go(frame, frame.tx.force(frame.locals.get(instr.argval, NONE)))
     if frame.bind(instr.argval, None) is None:
         _unbound(frame, instr.argval)
 
 
-def _let_go(frame: Frame, old: Value | None) -> None:
-    """An object from outside may die here: its `__del__` must run now, and weak references tell."""
-    if old is None or any(old is one for one in frame.stack):
-        return
-    if may_finalize(old):
-        raise Break("unsupported-value", "a variable lets go of an object with a __del__")
-    if old.source is None or isinstance(old.source, ConstSource):
-        return
-    obj = getattr(old, "obj", None)
-    frame.tx.let_go.add(id(obj))
-    if isinstance(old.source, LocalSource | CallSource):  # no object leads to it, that we know of
-        if any(map(_is_programs, weakref.getweakrefs(obj))):
-            raise Break("unsupported-value", "a variable lets go of an object that others watch")
-        frame.tx.let_go.add(frame.tx.real_id(old))
-
-
-_FROM_STACK = stack_name(0).removesuffix("0")
-
-
 @opcode("POP_TOP")
 def _pop_top(frame: Frame, instr: Instr) -> None:
-    value = frame.stack.pop()
-    if isinstance(value.source, LocalSource) and value.source.name.startswith(_FROM_STACK):
-        _let_go(frame, value)
-
-
-def _is_programs(reference: weakref.ref[Any]) -> bool:
-    module = getattr(reference.__callback__, "__module__", None) or "torch"
-    return not module.startswith(("torch", "weft_"))
+    pop_dying(frame, frame.stack.pop())
 
 
 @opcode("LOAD_CLOSURE")
@@ -122,7 +93,7 @@ def _load_deref(frame: Frame, instr: Instr) -> None:
 @opcode("STORE_DEREF")
 def _store_deref(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
-    _let_go(frame, frame.cells[instr.argval].contents)
+    let_go(frame, frame.cells[instr.argval].contents)
     frame.cells[instr.argval].store(frame.tx, value)
 
 
@@ -131,7 +102,7 @@ def _delete_deref(frame: Frame, instr: Instr) -> None:
     cell = frame.cells[instr.argval]
     if cell.contents is None:
         _unbound(frame, instr.argval)
-    _let_go(frame, frame.tx.force(cell.contents))
+    let_go(frame, frame.tx.force(cell.contents))
     cell.store(frame.tx, None)
 
 

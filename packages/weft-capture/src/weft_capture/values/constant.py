@@ -275,7 +275,7 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         except FloatingPointError:
             raise Break("unknown-call", "a floating point warning of NumPy") from None
         except _RAISES_ARE_PYTHONS as error:
-            failed = error
+            failed = error.with_traceback(None)  # which would keep the frames of capture
     if warned:
         raise Break("unknown-call", f"a call that warns: {warned[0]}")
     if failed is not None:

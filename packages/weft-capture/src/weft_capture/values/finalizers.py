@@ -4,12 +4,46 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from collections import deque
 from typing import Any
 
-from weft_capture.bytecode import decode
-from weft_capture.values.base import Value
+from weft_capture.breaks import Break
+from weft_capture.bytecode import decode, stack_name
+from weft_capture.values.base import Frame, Value
 from weft_capture.values.containers import Container
+from weft_guards.sources import CallSource, ConstSource, LocalSource
+
+
+def let_go(frame: Frame, old: Value | None) -> None:
+    """An object from outside may die here: its `__del__` must run now, and weak references tell."""
+    if old is None or any(old is one for one in frame.stack):
+        return
+    if may_finalize(old):
+        raise Break("unsupported-value", "a variable lets go of an object with a __del__")
+    if old.source is None or isinstance(old.source, ConstSource):
+        return
+    obj = getattr(old, "obj", None)
+    frame.tx.let_go.add(id(obj))
+    if isinstance(old.source, LocalSource | CallSource):  # no object leads to it, that we know of
+        if any(map(_is_programs, weakref.getweakrefs(obj))):
+            raise Break("unsupported-value", "a variable lets go of an object that others watch")
+        frame.tx.let_go.add(frame.tx.real_id(old))
+
+
+def pop_dying(frame: Frame, value: Value) -> None:
+    """Note that the operand stack lets go of a value, which may be all that holds it."""
+    if isinstance(value.source, LocalSource) and value.source.name.startswith(_FROM_STACK):
+        if all(value is not one for one in frame.locals.values()):
+            let_go(frame, value)
+
+
+_FROM_STACK = stack_name(0).removesuffix("0")
+
+
+def _is_programs(reference: weakref.ref[Any]) -> bool:
+    module = getattr(reference.__callback__, "__module__", None) or "torch"
+    return not module.startswith(("torch", "weft_"))
 
 
 def may_finalize(value: Value) -> bool:

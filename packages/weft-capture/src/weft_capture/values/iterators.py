@@ -93,9 +93,7 @@ class SequenceIterator(IteratorValue):
             if over in out.tx.effects.changed:
                 raise Break("loop", "an iterator over what is written after it is made")
             out.call(self.cls, [over, constant(self.position)])
-        elif backwards or (
-            isinstance(over, Constant | ListValue) and self.position != EXHAUSTED
-        ):
+        elif backwards or (isinstance(over, Constant | ListValue) and self.position != EXHAUSTED):
             place = self.end - 1 - self.position if backwards else self.position
             out.call(self.kind, [over])
             out.remember(self)
@@ -107,8 +105,6 @@ class SequenceIterator(IteratorValue):
         else:
             items = over.items if isinstance(over, SequenceValue) else over
             out.call(iter, [TupleValue(list(items)[self.position :])])
-
-
 
 
 class ListedIterator(SequenceIterator):
