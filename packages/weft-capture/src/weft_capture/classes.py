@@ -20,7 +20,7 @@ from weft_capture.breaks import Break
 from weft_capture.rules import table
 from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
-from weft_capture.values.containers import ListValue, SetValue, TupleValue
+from weft_capture.values.containers import ListValue, SetValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import ExceptionValue, checked_exception, class_by_number
 from weft_capture.values.functions import BoundMethod, ObjectConstant, parametrised
@@ -38,10 +38,9 @@ _BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
     set: lambda tx, args: SetValue([]),
     collections.deque: lambda tx, args: DequeValue([]),
     weakref.ref: lambda tx, args: make_ref(tx, *args),
-    tuple: lambda tx, args: TupleValue(args[0].unpack(tx) if args else []),
     **{
         kind: lambda tx, args, kind=kind: tx.builtin(kind, *args)  # type: ignore[misc]
-        for kind in (int, float, str, bytes, frozenset, complex)
+        for kind in (int, float, str, bytes, tuple, frozenset, complex)
     },
 }
 """Builtin class -> (tx, arguments of `__new__`) -> the part of an instance that it makes."""

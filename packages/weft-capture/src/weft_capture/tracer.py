@@ -249,9 +249,8 @@ class Tracer:
         """Guard that two sources give the same object, where that can differ."""
         if isinstance(second, ConstSource):
             first, second = second, first
-        if isinstance(first, ConstSource) or isinstance(
-            obj, types.NoneType | types.ModuleType | type
-        ):
+        fixed = types.NoneType | types.ModuleType | type
+        if isinstance(first, ConstSource) or issubclass(type(obj), fixed):
             self.guard_identity(second, obj)
         elif first != second:
             self.guard(second, "ALIAS", first)

@@ -330,6 +330,8 @@ def _tuple(tx: Tracer, items: Value | None = None) -> Value:
 def _set(kind: type, tx: Tracer, items: Value | None = None) -> Value:
     if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
         return items
+    base = getattr(items, "base", None)
+    items = base if isinstance(base, SetValue) else items  # past the methods of its class
     if isinstance(items, SetValue):
         made = SetValue(items.elements(), cls=kind, order=items.order)
         made.loose |= items.loose

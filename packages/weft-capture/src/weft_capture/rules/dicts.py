@@ -28,11 +28,15 @@ def missing_key(tx: Tracer, key: Value, of: Value | None = None) -> NoReturn:
 def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, Value]) -> None:
     """Do what `dict.update(items, **kwargs)` does; the caller has recorded the change.
 
-    CPython: dict_update_arg and dict_merge, which copies a dict whose class has no `__iter__`.
+    CPython: dict_update_arg and dict_merge, which copies a dict whose class has no `__iter__`;
+    mutablemapping_update of an OrderedDict, which asks for `keys` and each item.
     """
     base = getattr(items, "base", None)
     if isinstance(items, UserObject) and isinstance(base, DictValue):
-        items = items if items.has_special("__iter__") else base
+        asked = ("keys", "__getitem__") if target.cls is OrderedDict else ("__iter__",)
+        if not any(map(items.has_special, asked)):
+            _has_keys(tx, items)  # is asked in any case
+            items = base
     if isinstance(items, DictValue):
         for key, value in items.entries.values():
             target.put(key, value)
@@ -277,7 +281,9 @@ def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
 
 def _one_by_one(tx: Tracer, self: SetValue, name: str, args: tuple[Value, ...]) -> bool:
     """Call a method of a set for each operand or item, as far as it can be told apart."""
-    if name == "update" and not any(isinstance(arg, SetValue | DictValue) for arg in args):
+    sets = any(isinstance(getattr(arg, "base", None), SetValue) for arg in args)
+    sets = sets or any(isinstance(arg, SetValue | DictValue) for arg in args)
+    if name == "update" and not sets:
         for item in (item for arg in args for item in steps(tx, arg, hinted=False)):
             call_set(tx, self, "add", item)  # what raises in between leaves what came before
         return True

@@ -27,11 +27,7 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     kind = value.python_type()
     if isinstance(value, Constant):
         return constant(real_call(tx, isinstance, value.value, wanted))
-    known = _subclass(tx, kind, wanted)
-    if not known and isinstance(value, UserObject):
-        claim = lookup(kind, "__class__")
-        if claim is not None and claim[0] is not object:
-            known = _subclass(tx, value.getattr(tx, "__class__").as_constant(), wanted)
+    known = any(_subclass(tx, kind, (one,)) or _claims(tx, value, one) for one in wanted)
     if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in wanted else None
@@ -47,6 +43,18 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
             raise Break("unsupported-value", "what a tensor that is not in the graph holds")
         known = isinstance(plain.fake, typed)
     return constant(known)
+
+
+def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
+    """Say whether an object's `__class__` is this class, where the program says what it is."""
+    if not isinstance(value, UserObject):
+        return False
+    claim = lookup(value.cls, "__class__")
+    plain = claim is None or claim[0] is object
+    if plain and not value.has_special("__getattribute__"):
+        return False
+    claimed = value.getattr(tx, "__class__").as_constant()
+    return isinstance(claimed, type) and _subclass(tx, claimed, (wanted,))
 
 
 _TYPED: type = type(torch.FloatTensor)

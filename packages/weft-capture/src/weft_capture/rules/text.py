@@ -94,10 +94,10 @@ def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
 
 def _real_text(tx: Tracer, value: Any, function: Function) -> str:
     """The text of a real container of proxies, which write the items' texts into it."""
-    names = ("__str__", "__repr__") if function is str else ("__repr__",)
-    own = [n for n in names if isinstance(getattr(value.python_type(), n), types.FunctionType)]
+    name = _method(value.python_type(), function)
+    own = isinstance(getattr(value.python_type(), name), types.FunctionType)
     if isinstance(value, NamedTupleValue) and own:
-        return str(value.getattr(tx, own[0]).call(tx, [], {}).as_constant())
+        return str(value.getattr(tx, name).call(tx, [], {}).as_constant())
     if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
     kind = value.owner if isinstance(value, DictView) else value
@@ -112,29 +112,34 @@ def _set_text(tx: Tracer, value: Any, function: Function) -> str:
     return text if value.cls is set else f"{value.cls.__name__}({text})"
 
 
+def _method(cls: Any, function: Function) -> str:
+    """Return the method that makes a text: `__repr__` where that is what `object.__str__` calls."""
+    return "__repr__" if function is not str or cls.__str__ is object.__str__ else "__str__"
+
+
 def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
     """Return what an object's own method for its text returns, a text with holes perhaps."""
-    names = ("__str__", "__repr__") if function is str else ("__repr__",)
-    for name in names:
-        if value.has_special(name):
-            text: Value = value.special(tx, name).call(tx, [], {})
-            if not issubclass(text.python_type(), str):
-                found = text.python_type().__name__
-                tx.raise_(TypeError, f"{name} returned non-string (type {found})")
-            return text
-    return None
+    name = _method(value.cls, function)
+    if not value.has_special(name):
+        return None
+    text: Value = value.special(tx, name).call(tx, [], {})
+    if not issubclass(text.python_type(), str):
+        found = text.python_type().__name__
+        tx.raise_(TypeError, f"{name} returned non-string (type {found})")
+    return text
 
 
 def _object_text(tx: Tracer, value: Any, function: Function) -> str:
     own = _own_text(tx, value, function)
     if own is not None:
         return str(own.as_constant())
-    if value.base is not None and value.cls.__repr__ in _NAMELESS:
+    if value.base is not None and getattr(value.cls, _method(value.cls, function)) in _NAMELESS:
         return text_of(tx, value.base, function)
     raise Break("unsupported-value", f"the text of a {value.describe()}, which may hold an address")
 
 
 _NAMELESS = {t.__repr__ for t in (int, float, complex, str, bytes, list, tuple, dict)}
+_NAMELESS |= {str.__str__, bytes.__str__}
 """Texts that do not name the class, so that those of subclasses are the same."""
 
 

@@ -285,13 +285,14 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def plain_scalar(obj: Any) -> Any:
     """Return the int, float, str or bytes in an instance of a subclass, past its methods."""
-    if isinstance(obj, str):
+    kind = type(obj)  # `isinstance` would ask the object for its `__class__`
+    if issubclass(kind, str):
         return str.__str__(obj)
-    if isinstance(obj, bytes):
+    if issubclass(kind, bytes):
         return bytes.__getitem__(obj, slice(None))
     if is_numpy(obj):
         return obj.item()
-    return int.__int__(obj) if isinstance(obj, int) else float.__float__(obj)
+    return int.__int__(obj) if issubclass(kind, int) else float.__float__(obj)
 
 
 def is_numpy(obj: object) -> bool:

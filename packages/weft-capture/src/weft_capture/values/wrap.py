@@ -219,7 +219,7 @@ def _wrap_dict(tx: Tracer, obj: dict[Any, Any], source: Source) -> Value:
 def _dict_entries(tx: Tracer, obj: dict[Any, Any], source: Source) -> DictValue:
     if id(obj) in tx.namespaces:
         raise Break("unsupported-value", "a dict that also holds the variables of an object")
-    ordered = isinstance(obj, collections.OrderedDict)
+    ordered = issubclass(type(obj), collections.OrderedDict)
     value = DictValue(None, source, collections.OrderedDict if ordered else dict)
     tx.known[id(obj)] = (value, source)
     value.real, value.read = obj, functools.partial(_read_dict, tx, obj, source, value.cls)
@@ -232,7 +232,8 @@ def _read_dict(
     tx: Tracer, obj: dict[Any, Any], source: Source, plain: Any
 ) -> dict[object, tuple[Value, Value]]:
     check_hashes(plain.keys(obj))
-    keys = source if type(obj).__iter__ is plain.__iter__ else CallSource(plain.keys, (source,))
+    asked = type(obj).__iter__, type(obj).__len__  # by `list`
+    keys = source if asked == (plain.__iter__, plain.__len__) else CallSource(plain.keys, (source,))
     tx.guard_keys(keys, plain.keys(obj))
     entries: dict[object, tuple[Value, Value]] = {}
     for index, (key, item) in enumerate(plain.items(obj)):
@@ -286,7 +287,7 @@ def _wrap_set(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_set_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
-    kind = set if isinstance(obj, set) else frozenset
+    kind = set if issubclass(type(obj), set) else frozenset
     part = _wrap_set(tx, kind(obj), CallSource(kind, (source,)))
     part.source = None
     return UserObject(type(obj), obj, source, part)
@@ -409,7 +410,7 @@ def _wrap_sequence_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     items = plain_items(obj)
     place = CallSource(plain_items, (source,)) if gives_others(type(obj)) else source
     tx.guard(place, "LEN", len(items))
-    kind = ListValue if isinstance(obj, list) else TupleValue
+    kind = ListValue if issubclass(type(obj), list) else TupleValue
     return UserObject(type(obj), obj, source, kind(_items(tx, items, place)))
 
 
