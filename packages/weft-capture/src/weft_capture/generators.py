@@ -212,7 +212,8 @@ class GeneratorValue(IteratorValue):
             if plain and not self.is_librarys:
                 out.call(driven_here, [self.function, *self.args], self.kwargs)
                 return
-            out.call(self.function if plain else self.cls, self.args, self.kwargs)
+            made_by = iter if self.cls is CALLS else self.cls
+            out.call(self.function if plain else made_by, self.args, self.kwargs)
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]
         if frame is None:
@@ -371,6 +372,7 @@ async def _asynchronous() -> Any:
 
 
 TEE: type = type(itertools.tee(())[0])
+CALLS: type = type(iter(int, 1))
 _INNER = (reversed, TEE)  # are made of more than their class takes
 ASYNC = generator_kind(inspect.CO_ASYNC_GENERATOR)
 _ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine, ASYNC: _asynchronous}

@@ -249,7 +249,7 @@ class Tracer:
         """Guard that two sources give the same object, where that can differ."""
         if isinstance(second, ConstSource):
             first, second = second, first
-        fixed = types.NoneType | types.ModuleType | type
+        fixed = (types.NoneType, types.ModuleType, type)
         if isinstance(first, ConstSource) or issubclass(type(obj), fixed):
             self.guard_identity(second, obj)
         elif first != second:

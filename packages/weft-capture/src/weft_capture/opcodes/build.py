@@ -78,6 +78,9 @@ def _extend(frame: Frame, instr: Instr) -> None:
     if instr.opname == "LIST_EXTEND" and not _is_iterable(source):
         kind = type_name(source.python_type())
         frame.tx.raise_(TypeError, f"Value after * must be an iterable, not {kind}")
+    if instr.opname == "DICT_UPDATE" and not hasattr(source.python_type(), "keys"):
+        kind = type_name(source.python_type())
+        frame.tx.raise_(TypeError, f"'{kind}' object is not a mapping")
     if instr.opname == "DICT_MERGE":
         added = DictValue()
         if hasattr(source.python_type(), "keys"):

@@ -16,8 +16,8 @@ from weft_capture import polyfills
 from weft_capture.attributes import lookup
 from weft_capture.breaks import Break, Raised
 from weft_capture.classes import SuperValue
-from weft_capture.generators import AsyncStep, GeneratorValue
-from weft_capture.python_compat import TUPLE_ASKS_LENGTH
+from weft_capture.generators import CALLS, AsyncStep, GeneratorValue
+from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
 from weft_capture.rules.identity import identical
 from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import binary, by_methods, compare, stepped
@@ -27,7 +27,6 @@ from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_eac
 from weft_capture.values.constant import (
     FALSE,
     NONE,
-    NULL,
     Constant,
     constant,
     fold,
@@ -81,7 +80,7 @@ def _len(tx: Tracer, value: Value) -> Value:
         return fold(tx, len, [value], {})
     kind = value.python_type()
     if lookup(kind, "__len__") is None:
-        tx.raise_(TypeError, f"object of type '{kind.__name__}' has no len()")
+        tx.raise_(TypeError, f"object of type '{type_name(kind)}' has no len()")
     length = value.call_method(tx, "__len__", [], {})
     fits = length.python_type() is int and not compare(tx, "<", length, constant(0)).truth(tx)
     if not fits or (length.is_constant() and length.as_constant() > sys.maxsize):
@@ -116,34 +115,6 @@ def _is_not(tx: Tracer, left: Value, right: Value) -> Value:
 @rule(callable)
 def _callable(tx: Tracer, value: Value) -> Value:
     return constant(lookup(value.python_type(), "__call__") is not None)
-
-
-# Attributes.
-
-
-@rule(getattr)
-def _getattr(tx: Tracer, value: Value, name: Value, default: Value | None = None) -> Value:
-    try:
-        return value.getattr(tx, str.__str__(name.as_constant()))
-    except Raised as error:
-        if default is not None and issubclass(error.value.python_type(), AttributeError):
-            return default
-        raise
-
-
-@rule(hasattr)
-def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
-    return constant(_getattr(tx, value, name, NULL) is not NULL)
-
-
-@rule(setattr)
-def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
-    value.setattr(tx, str.__str__(name.as_constant()), item)
-
-
-@rule(delattr)
-def _delattr(tx: Tracer, value: Value, name: Value) -> None:
-    value.delattr(tx, str.__str__(name.as_constant()))
 
 
 @rule(super)
@@ -330,11 +301,10 @@ def _tuple(tx: Tracer, items: Value | None = None) -> Value:
 def _set(kind: type, tx: Tracer, items: Value | None = None) -> Value:
     if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
         return items
-    base = getattr(items, "base", None)
-    items = base if isinstance(base, SetValue) else items  # past the methods of its class
-    if isinstance(items, SetValue):
-        made = SetValue(items.elements(), cls=kind, order=items.order)
-        made.loose |= items.loose
+    plain = getattr(items, "base", None) or items  # past the methods of its class
+    if isinstance(plain, SetValue):
+        made = SetValue(plain.elements(), cls=kind, order=plain.order)
+        made.loose |= plain.loose
         return made
     return SetValue([] if items is None else items.unpack(tx), cls=kind)
 
@@ -375,16 +345,18 @@ def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> N
 @rule(iter)
 def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
     if sentinel is not None:
-        if not hasattr(items.python_type(), "__call__"):  # noqa: B004 - of its class
+        if lookup(items.python_type(), "__call__") is None:
             tx.raise_(TypeError, "iter(v, w): v must be callable")
-        return tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
+        made = tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
+        made.cls = CALLS
+        return made
     return items.iterate(tx)
 
 
 @rule(next)
 def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
     if not hasattr(iterator.python_type(), "__next__"):
-        tx.raise_(TypeError, f"'{iterator.python_type().__name__}' object is not an iterator")
+        tx.raise_(TypeError, f"'{type_name(iterator.python_type())}' object is not an iterator")
     item = iterator.next(tx)
     if item is not None:
         return item

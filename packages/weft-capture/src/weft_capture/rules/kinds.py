@@ -27,7 +27,7 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     kind = value.python_type()
     if isinstance(value, Constant):
         return constant(real_call(tx, isinstance, value.value, wanted))
-    known = any(_subclass(tx, kind, (one,)) or _claims(tx, value, one) for one in wanted)
+    known = any(_has_class(tx, value, kind, one) for one in wanted)
     if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in wanted else None
@@ -43,6 +43,12 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
             raise Break("unsupported-value", "what a tensor that is not in the graph holds")
         known = isinstance(plain.fake, typed)
     return constant(known)
+
+
+def _has_class(tx: Tracer, value: Value, kind: type, wanted: type) -> bool:
+    if isinstance(wanted, abc.ABCMeta) and kind is not wanted:  # which asks for `__class__` first
+        return _claims(tx, value, wanted) or _subclass(tx, kind, (wanted,))
+    return _subclass(tx, kind, (wanted,)) or _claims(tx, value, wanted)
 
 
 def _claims(tx: Tracer, value: Value, wanted: type) -> bool:

@@ -1,4 +1,4 @@
-"""globals(), locals(), dir, hash, id and the like: what a program asks about itself."""
+"""getattr and its like, globals, locals, dir, hash, id: what a program asks about itself."""
 
 from __future__ import annotations
 import __future__
@@ -25,7 +25,16 @@ from weft_capture.python_compat import unhashable
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
 from weft_capture.values.base import AT_RUN, Kwargs, Output, Tracer, Value, method
-from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant, fold, real_call
+from weft_capture.values.constant import (
+    FALSE,
+    MADE,
+    NONE,
+    NULL,
+    Constant,
+    constant,
+    fold,
+    real_call,
+)
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.exceptions import TRACEBACK, handled
@@ -44,6 +53,44 @@ class GlobalsValue(Value):
 
     def reconstruct(self, out: Output) -> None:
         out.writer.load_const(self.function.globals)
+
+
+def _name_for(tx: Tracer, function: Any, name: Value) -> str:
+    """Return the name of an attribute; what is no text is refused in the function's words."""
+    text = name.as_constant()
+    if not isinstance(text, str):
+        real_call(tx, function, None, text, *[None] * (function is setattr))
+    return str.__str__(text)
+
+
+def _read(tx: Tracer, function: Any, value: Value, name: Value, default: Value | None) -> Value:
+    text = _name_for(tx, function, name)
+    try:
+        return value.getattr(tx, text)
+    except Raised as error:
+        if default is not None and issubclass(error.value.python_type(), AttributeError):
+            return default
+        raise
+
+
+@rule(getattr)
+def _getattr(tx: Tracer, value: Value, name: Value, default: Value | None = None) -> Value:
+    return _read(tx, getattr, value, name, default)
+
+
+@rule(hasattr)
+def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
+    return constant(_read(tx, hasattr, value, name, NULL) is not NULL)
+
+
+@rule(setattr)
+def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
+    value.setattr(tx, _name_for(tx, setattr, name), item)
+
+
+@rule(delattr)
+def _delattr(tx: Tracer, value: Value, name: Value) -> None:
+    value.delattr(tx, _name_for(tx, delattr, name))
 
 
 @rule(__import__)
@@ -287,6 +334,8 @@ def _hash(tx: Tracer, value: Value) -> Value:
         fits = number.is_constant() and type(number.as_constant()) is int
         if fits and abs(number.as_constant()) <= sys.maxsize and number.as_constant() != -1:
             return number
+        if not issubclass(number.python_type(), int):
+            tx.raise_(TypeError, "__hash__ method should return an integer")
         return fold(tx, hash, [number], {})
     if issubclass(value.python_type(), weakref.ref):
         raise Break("unknown-call", "hash of a weak reference, whose object may be dead")

@@ -412,6 +412,9 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
     method = lookup(container.python_type(), "__contains__")
     builtin = isinstance(container, (SequenceValue, RangeValue, DictView))
     if method is not None and not builtin:
+        if method[1] is None:
+            kind = container.python_type()
+            tx.raise_(TypeError, f"'{kind.__name__}' object is not a container")
         return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
     if isinstance(item, SymValue) and isinstance(container, SequenceValue):
         found = _among_constants(tx, container, item)

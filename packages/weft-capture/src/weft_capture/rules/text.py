@@ -262,7 +262,10 @@ def _example(part: Value) -> Any:
 def _format(tx: Tracer, value: Value, spec: Value = Constant("")) -> Value:  # noqa: B008
     if isinstance(value, UserObject):
         if value.has_special("__format__"):
-            return value.special(tx, "__format__").call(tx, [spec], {})
+            made = value.special(tx, "__format__").call(tx, [spec], {})
+            if not issubclass(kind := made.python_type(), str):
+                tx.raise_(TypeError, f"__format__ must return a str, not {kind.__name__}")
+            return made
         if value.base is None and spec.as_constant() == "":
             return _own_text(tx, value, str) or constant(text_of(tx, value, str))
         if value.base is None:

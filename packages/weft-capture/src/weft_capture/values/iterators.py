@@ -185,7 +185,8 @@ class CombinedIterator(IteratorValue):
     keywords: dict[str, object] = field(default_factory=dict)
 
     def python_type(self) -> type:
-        return type(iter(int, 1)) if self.factory is iter else self.factory
+        kind: type = self.factory
+        return kind
 
     def real(self, tx: Tracer) -> Any:
         """Return a real iterator that stands where this one stands."""

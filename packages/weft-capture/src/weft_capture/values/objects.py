@@ -335,9 +335,10 @@ class UserObject(MutableValue):
         if self.base is not None and not self.has_special("__iter__"):
             with self._named(tx):
                 return self.base.iterate(tx)
-        if attributes.lookup(self.cls, "__iter__") is None:
-            if self.has_special("__getitem__"):
-                return tx.const_object(polyfills.items_of).call(tx, [self], {})
+        found = attributes.lookup(self.cls, "__iter__")
+        if found is None and self.has_special("__getitem__"):
+            return tx.const_object(polyfills.items_of).call(tx, [self], {})
+        if found is None or found[1] is None:
             tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
         made = self.special(tx, "__iter__").call(tx, [], {})
         kind = made.python_type()
