@@ -271,11 +271,12 @@ def unpacked(v):
 
 def agree(expression, **names):
     text = f"""def function(x):
+        y = x + 1
         try:
             made = {expression}
-            return type(made).__name__, x.tolist()
         except Exception as error:
-            return type(error).__name__, str(error), x.tolist()
+            return type(error).__name__, str(error), y
+        return type(made).__name__, y
     """
     namespace = globals() | names
     exec(text, namespace)
