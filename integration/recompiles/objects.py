@@ -2,9 +2,11 @@
 
 import dataclasses
 import datetime
+import decimal
 import enum
 import os
 import secrets
+import types
 from typing import Any
 
 import torch
@@ -150,3 +152,32 @@ def times_since_the_start(compile: Compile, calls: int) -> list[Any]:
 
     times = [start + datetime.timedelta(hours=5 * n) for n in range(calls)]
     return [step(torch.ones(3), now) for now in times]
+
+
+@pattern(3)
+def attributes_with_new_names(compile: Compile, calls: int) -> list[Any]:
+    record = types.SimpleNamespace()
+    step = compile(lambda x, name: (setattr(record, name, x * 2), x + 1)[1])
+    results = [step(torch.ones(2), f"n{n}") for n in range(calls)]
+    return [*results, vars(record)]
+
+
+@pattern(5)
+def attributes_named_after_a_counter(compile: Compile, calls: int) -> list[Any]:
+    record = types.SimpleNamespace(step=0)
+
+    def run(x: Any) -> Any:
+        y = x * 2
+        setattr(record, f"loss_{record.step}", y.sum())
+        record.step += 1
+        return y
+
+    step = compile(run)
+    return [*(step(torch.ones(2)) for _ in range(calls)), vars(record)]
+
+
+@pattern(2)
+def ranges_and_decimals(compile: Compile, calls: int) -> list[Any]:
+    step = compile(lambda x, r, d: (x * 2, r, f"{d}", r == range(77), d < 5000))
+    pairs = ((range(n + 2), decimal.Decimal(n) / 7) for n in range(calls))
+    return [step(torch.ones(2), *pair) for pair in pairs]

@@ -189,11 +189,11 @@ ORIGINS: dict[str, tuple[str, str]] = {
 }
 
 # Kinds and uses that are compiled for each value ("*": any). torch.compile does so with all of them
-# but sets and ranges.
+# but sets that nothing looks at.
 DECIDES = {
     ("*", "hashed"), ("*", "split"), ("*", "iterate"), ("*", "contains"), ("complex", "tensor"),
-    ("growing_set", "*"), ("range", "*"), ("decimal", "*"), ("fraction", "*"), ("int_enum", "*"),
-    ("enum", "*"), ("uuid", "key"), ("frozen", "key"), ("namedtuple", "key"),
+    ("growing_set", "*"), ("range", "key"), ("decimal", "key"), ("fraction", "*"),
+    ("int_enum", "*"), ("enum", "*"), ("uuid", "key"), ("frozen", "key"), ("namedtuple", "key"),
     ("namedtuple", "formatted"), ("size", "formatted"),
     *((kind, "formatted") for kind in KINDS if "_of_" in kind or kind.startswith("growing")),
 }  # fmt: skip

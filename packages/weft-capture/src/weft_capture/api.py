@@ -206,9 +206,7 @@ class Capture:
     def _cache(self, code: types.CodeType) -> CodeCache:
         cache = self.caches.get(code)
         if cache is None:
-            # One call of a loop with a break enters a piece of it once an iteration.
-            patience = 4 if is_resume(code) else 1
-            cache = self.caches[code] = CodeCache(code, self.rules, patience)
+            cache = self.caches[code] = CodeCache(code, self.rules)
             self._codes[code] = None
             cache.users = self.users
             if code in self.logs:

@@ -31,6 +31,7 @@ from weft_capture.values.constant import (
     NONE,
     NULL,
     Constant,
+    Varying,
     constant,
     fold,
     real_call,
@@ -85,6 +86,8 @@ def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
 
 @rule(setattr)
 def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
+    if isinstance(name, Varying) and not tx.fullgraph:  # there each name is a graph
+        raise Break("unsupported-value", "setattr of a name that varies")
     value.setattr(tx, _name_for(tx, setattr, name), item)
 
 

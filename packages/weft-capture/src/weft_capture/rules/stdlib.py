@@ -41,7 +41,7 @@ from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.rules.operators import combined
 from weft_capture.rules.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
 from weft_capture.values import floats
-from weft_capture.values.base import Kwargs, Proxy, Tracer, Value, method
+from weft_capture.values.base import Kwargs, Proxy, Tracer, Value, current_tracer, method
 from weft_capture.values.constant import (
     CONSTANT_TYPES,
     MADE,
@@ -55,6 +55,7 @@ from weft_capture.values.containers import SequenceValue
 from weft_capture.values.exceptions import TRACEBACK
 from weft_capture.values.functions import BoundMethod, FunctionValue, PartialValue
 from weft_capture.values.iterators import CombinedIterator, ListedIterator
+from weft_capture.values.made import MadeValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.replayed import FACTORIES, Log, ReplayedValue
 from weft_capture.values.stepping import steps
@@ -270,12 +271,21 @@ def _new_type(tx: Tracer, name: Value, kind: Value) -> Value:
     return tx.const_object(made)
 
 
+class DecimalValue(MadeValue):
+    """A number; what is computed with it depends on the context, and leaves its marks there."""
+
+    def as_constant(self) -> Any:
+        assert self.source is not None
+        tx, now = current_tracer(), decimal.getcontext().copy()
+        tx.guard(CallSource(repr, (self.source,)), "CONST", repr(self.hint))
+        tx.guard_same(_same_context, CallSource(decimal.getcontext, ()), now)
+        return self.hint
+
+
 def _wrap_decimal(tx: Tracer, obj: decimal.Decimal, source: Source) -> Value:
-    """A constant; what is computed with it depends on the context, and leaves its marks there."""
     tx.guard(source, "TYPE", decimal.Decimal)
-    tx.guard(CallSource(repr, (source,)), "CONST", repr(obj))
-    tx.guard_same(_same_context, CallSource(decimal.getcontext, ()), decimal.getcontext().copy())
-    return Constant(obj)
+    value = DecimalValue(obj, source)
+    return value if floats.varies(tx, obj, source) else Constant(value.as_constant())
 
 
 def _same_context(now: decimal.Context, then: decimal.Context) -> bool:

@@ -180,7 +180,7 @@ class Varying(Value):
     ) -> Value:
         method = getattr(self.python_type(), name, None)
         known = None if kwargs or method is None else tx.by_python(method, [self, *args])
-        return known or constant(self.as_constant()).call_method(tx, name, args, kwargs)
+        return known or tx.literal(self.as_constant()).call_method(tx, name, args, kwargs)
 
 
 class NullValue(Value):

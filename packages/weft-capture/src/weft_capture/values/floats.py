@@ -246,7 +246,7 @@ def place(tx: Tracer, value: Any) -> Known | None:
         number = getattr(given, "value", given)
         return ConstSource(number), number
     kind = value.python_type() if isinstance(value, Value) else None
-    if kind in (tuple, slice) and value.is_constant():
+    if kind in (tuple, slice, range) and value.is_constant():
         known = value.as_constant()
         return ConstSource(known), known
     if kind in (tuple, torch.Size) and value.items:

@@ -80,7 +80,7 @@ class MadeValue(Varying):
         return self.hint
 
     def iterate(self, tx: Tracer) -> Value:
-        return constant(self.as_constant()).iterate(tx)
+        return tx.literal(self.as_constant()).iterate(tx)
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         found = getattr(self.hint, name, None)
@@ -91,7 +91,7 @@ class MadeValue(Varying):
         elif isinstance(found, int | float | str):
             return fold(tx, getattr, [self, constant(name)], {})
         elif not callable(found):
-            return constant(self.as_constant()).getattr(tx, name)
+            return tx.literal(self.as_constant()).getattr(tx, name)
         return super().getattr_fallback(tx, name)
 
 

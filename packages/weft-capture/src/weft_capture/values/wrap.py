@@ -56,7 +56,7 @@ from weft_capture.values.functions import (
     function_value,
 )
 from weft_capture.values.iterators import DequeValue, ExternalIterator
-from weft_capture.values.made import RandomValue
+from weft_capture.values.made import MadeValue, RandomValue
 from weft_capture.values.objects import (
     ModuleValue,
     StreamValue,
@@ -294,8 +294,8 @@ def _wrap_set_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
 
 
 def _wrap_range(tx: Tracer, obj: range, source: Source) -> Value:
-    tx.guard_constant(source, obj)
-    return RangeValue(obj)
+    value = MadeValue(obj, source)
+    return value if floats.varies(tx, obj, source) else RangeValue(value.as_constant())
 
 
 def _wrap_slice(tx: Tracer, obj: slice, source: Source) -> Value:
@@ -458,7 +458,7 @@ EXACT: dict[type, Wrapper] = {
     set: _wrap_set,
     frozenset: _wrap_set,
     collections.deque: _typed(_wrap_deque),
-    range: _wrap_range,
+    range: _typed(_wrap_range),
     slice: _typed(_wrap_slice),
     object: _identical(ObjectConstant),
     types.FunctionType: _wrap_function,
