@@ -545,18 +545,3 @@ def test_settings_that_a_module_computes(monkeypatch):
     with torch.backends.cudnn.flags(benchmark=True):
         assert f(torch.ones(2)).tolist() == [2, 2]
     assert len(graphs) == 3
-
-
-def test_a_resume_function_has_the_limit_of_its_own():
-    def function(x, n):
-        y = x + 1
-        weft.graph_break()
-        return y * n
-
-    backend = Counting()
-    compiled = weft.compile(function, backend=backend, recompile_limit=3, dynamic=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for n in range(2, 8):
-            assert torch.equal(compiled(torch.ones(3), n), function(torch.ones(3), n))
-    assert len(backend) == 1 + 3

@@ -206,7 +206,9 @@ class Capture:
     def _cache(self, code: types.CodeType) -> CodeCache:
         cache = self.caches.get(code)
         if cache is None:
-            cache = self.caches[code] = CodeCache(code, self.rules)
+            # One call of a loop with a break enters a piece of it once an iteration.
+            patience = 4 if is_resume(code) else 1
+            cache = self.caches[code] = CodeCache(code, self.rules, patience)
             self._codes[code] = None
             cache.users = self.users
             if code in self.logs:

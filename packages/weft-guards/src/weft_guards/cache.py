@@ -106,9 +106,10 @@ class CodeCache:
     Args:
         code: the original code object; only its name is kept.
         rules: what the call of compile said.
+        patience: how many times the recompile limit may be compiled.
     """
 
-    def __init__(self, code: CodeType, rules: CacheRules = CacheRules()) -> None:
+    def __init__(self, code: CodeType, rules: CacheRules = CacheRules(), patience: int = 1) -> None:
         self.name = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
         if rules.name:
             self.name = f"{rules.name}: {self.name}"
@@ -117,6 +118,7 @@ class CodeCache:
         self.lookup: Table = Table() if native is None else native.Table()
         self.recompiles: list[str] = []
         self.skip_reason: str | None = None  # why what no entry admits runs eagerly
+        self.patience = patience
         self.users = 1  # each may have as many entries as the limit
         from_file = not code.co_filename.startswith("<")  # else its name is another each time
         profile = Profile(code) if from_file else None
@@ -207,7 +209,7 @@ class CodeCache:
         if not entries:
             return True
         limit = self.rules.recompile_limit or settings.recompile_limit
-        limit *= min(self.users, _USERS)
+        limit *= self.patience * min(self.users, _USERS)
         at_limit = settings.error_on_recompile or len(entries) >= limit
         all_of_them = at_limit or enabled("recompiles_verbose")
         reasons = self.reasons(func, flat_locals, entries if all_of_them else entries[:1])
