@@ -71,11 +71,21 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"):
         op = getattr(aten, name).default
         table[op] = functools.partial(_of_elements, table[op])
+    norm = aten.linalg_vector_norm.default
+    table[norm] = functools.partial(_vector_norm, table[norm])
     for name in ("var", "std"):
         table[getattr(aten, name).correction] = functools.partial(_spread, name)
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
+
+
+def _vector_norm(
+    rule: Callable[..., Any], x: Any, order: Any = 2, dim: Any = None, *rest: Any, **options: Any
+) -> Any:
+    """The decomposition, which in torch 2.11 takes negative dims of one element for others."""
+    dims = None if dim is None else [d % max(x.dim(), 1) for d in dim]
+    return rule(x, order, dims, *rest, **options)
 
 
 def _spread(name: str, x: Any, *rest: Any, **options: Any) -> Any:
