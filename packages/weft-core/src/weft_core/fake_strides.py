@@ -129,7 +129,7 @@ _STRIDES: dict[Any, _Rule] = {
     _aten._fft_r2c.default: _fft_strides,
     _aten.index.Tensor: _index_strides,
     _aten.pow.Scalar: _contiguous,
-    _aten.isin.Tensor_Tensor: _contiguous_on_cpu,
+    _aten.isin.Tensor_Tensor: _contiguous,
     _aten.masked_fill.Scalar: _contiguous_on_cpu,
     _aten.masked_fill.Tensor: _contiguous_on_cpu,
 }
