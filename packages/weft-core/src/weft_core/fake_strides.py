@@ -33,9 +33,10 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
         return None
     strides = [stride for tensor in tensors for stride in (*tensor.shape, *tensor.stride())]
     if all(type(stride) is int for stride in strides):
-        chosen = any(not tensor.is_contiguous() for tensor in tensors)
-        if not chosen and 1 in result.shape and _shapes(func, args) == {result.shape}:
+        rows = all(tensor.is_contiguous() for tensor in tensors)
+        if rows and 1 in result.shape and _shapes(func, args) == {result.shape}:
             return _contiguous(func, args, result)
+        chosen = not rows or any(1 in tensor.shape for tensor in tensors)
     else:
         narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
         expanded = any(type(n) is int and n == 0 for t in tensors for n in t.stride())

@@ -1,0 +1,54 @@
+"""Fake tensors have the strides of real ones, whatever the layouts of the operands."""
+
+import random
+
+import pytest
+import torch
+from weft_core.fake import fake_mode, to_fake
+
+UNARY = [torch.neg, torch.sigmoid, torch.logical_not, torch.isnan, lambda x: x.clamp(0, 1)]
+BINARY = [torch.add, torch.mul, torch.logical_xor, torch.xlogy, torch.maximum, torch.fmod]
+BINARY += [torch.atan2, torch.copysign, torch.hypot, torch.sub, torch.div]
+TERNARY = [torch.addcmul, torch.lerp, torch.addcdiv, lambda a, b, c: torch.where(a > 0, b, c)]
+
+
+def _laid_out(rng, shape):
+    """A tensor in some layout: rows, permuted, with gaps, expanded or channels last."""
+    kind = rng.choice(["rows", "permuted", "gaps", "expanded", "last"])
+    if kind == "permuted":
+        order = rng.sample(range(len(shape)), len(shape))
+        return torch.randn([shape[d] for d in order]).permute(*map(order.index, sorted(order)))
+    if kind == "gaps":
+        return torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
+    if kind == "expanded":
+        dim = rng.randrange(len(shape))
+        return torch.randn(*shape[:dim], 1, *shape[dim + 1 :]).expand(shape)
+    if kind == "last" and len(shape) == 4:
+        return torch.randn(shape).to(memory_format=torch.channels_last)
+    return torch.randn(shape)
+
+
+def _operands(rng, count):
+    whole = [rng.choice([1, 1, 2, 3, 4]) for _ in range(rng.randint(1, 4))]
+    for _ in range(count):
+        shape = [1 if rng.random() < 0.25 else size for size in whole]
+        first = rng.randrange(len(shape)) if rng.random() < 0.15 else 0
+        yield _laid_out(rng, tuple(shape[first:]))
+
+
+@pytest.mark.parametrize("operators", [UNARY, BINARY, TERNARY])
+@pytest.mark.parametrize("seed", [3, 10])
+def test_pointwise_results_of_random_operands(operators, seed):
+    rng, mode = random.Random(seed), fake_mode()
+    for _ in range(300):
+        operator = rng.choice(operators)
+        operands = list(_operands(rng, 1 + [UNARY, BINARY, TERNARY].index(operators)))
+        real = operator(*operands)
+        with mode:
+            fake = operator(*(to_fake(mode, one) for one in operands))
+        seen = [
+            [step for step, size in zip(one.stride(), real.shape) if size > 1]
+            for one in (real, fake)
+        ]
+        layouts = [(tuple(one.shape), one.stride()) for one in operands]
+        assert seen[0] == seen[1], (operator, layouts)
