@@ -346,7 +346,7 @@ def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> N
 def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
     if sentinel is not None:
         if lookup(items.python_type(), "__call__") is None:
-            tx.raise_(TypeError, "iter(v, w): v must be callable")
+            real_call(tx, iter, None, None)  # the words are other ones from CPython 3.12 on
         made = tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
         made.cls = CALLS
         return made
