@@ -28,10 +28,11 @@ class AdapterMode(TorchFunctionMode):
     between them. `one_hot` reads its classes to check them. A pure `bernoulli` draws in plain
     order; traced, it stands for `bernoulli_`, which draws in the order of memory.
     Functionalisation writes zeros beside windows of `unfold`, and sums what is written to elements
-    in one place. The gradient of what `x[mask] = value` sets everywhere would ask how many places
-    these are. That of a power asks whether the exponent is zero, which no symbolic number answers
-    there. A write in place, or to `out`, makes a tensor of it that is laid out as the operation
-    has it.
+    in one place; it adds differences to what an `expand` that repeats nothing shows. `rrelu` draws
+    random numbers in training only. The gradient of what `x[mask] = value` sets everywhere would
+    ask how many places these are. That of a power asks whether the exponent is zero, which no
+    symbolic number answers there. A write in place, or to `out`, makes a tensor of it that is laid
+    out as the operation has it.
     """
 
     def __init__(self) -> None:

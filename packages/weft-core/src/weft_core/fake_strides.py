@@ -112,7 +112,8 @@ def _norm_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     """Strides of a CPU's batch norm: of rows, or channels last."""
     if result.device.type != "cpu":
         return None
-    layout = torch._prims_common.suggest_memory_format(args["backward" in str(func)])
+    operand = args[1] if func is _aten.native_batch_norm_backward.default else args[0]
+    layout = torch._prims_common.suggest_memory_format(operand)
     return torch.empty_like(result, device="meta", memory_format=layout).stride()
 
 

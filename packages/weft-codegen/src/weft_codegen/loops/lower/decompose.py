@@ -74,7 +74,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     norm = aten.linalg_vector_norm.default
     table[norm] = functools.partial(_vector_norm, table[norm])
     for name in ("var", "std"):
-        table[getattr(aten, name).correction] = functools.partial(_spread, name)
+        table[getattr(aten, name).correction] = functools.partial(_variance, name)
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
@@ -88,7 +88,7 @@ def _vector_norm(
     return rule(x, order, dims, *rest, **options)
 
 
-def _spread(name: str, x: Any, *rest: Any, **options: Any) -> Any:
+def _variance(name: str, x: Any, *rest: Any, **options: Any) -> Any:
     """A variance or deviation, summed in float64 on a CPU as eager's."""
     widened = x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype != torch.float64
     if name == "var" and not widened:
