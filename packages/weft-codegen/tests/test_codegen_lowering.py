@@ -1,5 +1,6 @@
 """Every family of operators, interpreted and native, against eager."""
 
+import itertools
 import math
 
 import pytest
@@ -166,6 +167,20 @@ def test_integer_dtypes_and_casts(dtype):
 )
 def test_reductions(fn):
     check(fn, X)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("fill", [None, torch.nan, -torch.inf])
+def test_argmax_takes_the_first_of_equals_in_any_memory_order(order, fill):
+    x = torch.arange(24).reshape(2, 3, 4).mul(7).remainder(3).double()
+    if fill is not None:
+        x[x == 2] = fill
+    x = x.permute(order).contiguous().permute([order.index(dim) for dim in range(3)])
+    check(lambda x: (x.argmax(), x.argmin(), x.argmax(1)), x, native=True)
+
+
+def test_softmax_of_integers_without_elements():
+    check(lambda x: x.softmax(0), torch.zeros(0, 3, dtype=torch.bool))
 
 
 def test_reductions_propagate_nan_and_reduce_middle_dimensions():

@@ -37,8 +37,8 @@ from weft_codegen.kernels.simd import (
 )
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
-from weft_codegen.loops.expr import Cast, Local, Op
-from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, substitute
+from weft_codegen.loops.expr import Cast, Local, Op, index_of
+from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms, substitute
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
 
@@ -181,13 +181,21 @@ class BodyWriter:
             self._text.line(f"WEFT_IN_ORDER({target});")
 
     def _extreme_position(self, stmt: Reduce, targets: Sequence[str], values: list[str]) -> None:
-        """argmax, argmin: the first of equals wins, and nan beats everything."""
+        """argmax, argmin: the lowest index of equals wins, and nan beats everything.
+
+        Loops over several axes may run in another order than the index does.
+        """
         sign = ">" if stmt.op == "argmax" else "<"
         best, place = targets
         value = self._name("x")
+        position = index_of(stmt.values[1])
+        in_order = position is not None and sum(1 for _ in atoms(position)) < 2
         with self._text.block(""):
             self._text.line(f"const {C_TYPES[stmt.targets[0].dtype].value} {value} = {values[0]};")
             better = f"{value} {sign} {best} || ({value} != {value} && {best} == {best})"
+            if not in_order:
+                tie = f"{value} == {best} || ({value} != {value} && {best} != {best})"
+                better += f" || ({values[1]} < {place} && ({tie}))"
             with self._text.block(f"if ({better})"):
                 self._text.line(f"{best} = {value};")
                 self._text.line(f"{place} = {values[1]};")

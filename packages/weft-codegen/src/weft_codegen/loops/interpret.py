@@ -219,7 +219,8 @@ class KernelRun:
         best, at = targets
         places, *pair = (torch.as_tensor(item).expand(self._count) for item in (where, *values))
         for place, value, position in zip(places.tolist(), *pair, strict=True):
-            if _better(op, value, best[place]):
+            tie = bool(value == best[place]) or bool(value.isnan() & best[place].isnan())
+            if _better(op, value, best[place]) or (tie and bool(position < at[place])):
                 best[place], at[place] = value, position
 
     def _value(self, root: Expr, seen: dict[Expr, torch.Tensor]) -> torch.Tensor:

@@ -65,7 +65,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     kept = {f"aten::{name}" for name in _KEEP} | {name.replace(".", "::") for name in LOWERINGS}
     table = {op: rule for op, rule in table.items() if _base_name(op) not in kept}
     table[aten.native_batch_norm.default] = _native_batch_norm
-    for name in ("linspace", "logspace", "addcmul"):
+    for name in ("linspace", "logspace", "addcmul", "_softmax", "_log_softmax"):
         op = getattr(aten, name).default
         table[op] = functools.partial(_of_floats, table[op])
     for name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"):
