@@ -7,7 +7,8 @@ import pytest
 import torch
 from weft_core.errors import Unsupported
 from weft_guards.config import settings
-from weft_guards.dynamic import DynamicPolicy, mark_dynamic, mark_static, maybe_mark_dynamic
+from weft_guards.dimension_marks import mark_dynamic, mark_static, maybe_mark_dynamic
+from weft_guards.dynamic import DynamicPolicy
 from weft_guards.sources import LocalSource
 
 X, Y = LocalSource("x"), LocalSource("y")

@@ -26,7 +26,7 @@ from weft_core.tracing import ASSERT
 from weft_core.versions import version_of
 from weft_core.withheld import warnings_withheld
 from weft_core.wrappers import is_wrapper
-from weft_guards.dynamic import Kind
+from weft_guards.dimension_marks import Kind
 from weft_guards.sources import Source, TensorProperty
 
 from weft_capture import config

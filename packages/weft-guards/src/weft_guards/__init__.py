@@ -10,12 +10,12 @@ from weft_guards.cache import Entry as Entry
 from weft_guards.check import Check as Check
 from weft_guards.check import arg_names_of as arg_names_of
 from weft_guards.check import compile_check as compile_check
+from weft_guards.dimension_marks import mark_dynamic as mark_dynamic
+from weft_guards.dimension_marks import mark_static as mark_static
+from weft_guards.dimension_marks import mark_unbacked as mark_unbacked
+from weft_guards.dimension_marks import maybe_mark_dynamic as maybe_mark_dynamic
+from weft_guards.dimension_marks import varying as varying
 from weft_guards.dynamic import DynamicPolicy as DynamicPolicy
-from weft_guards.dynamic import mark_dynamic as mark_dynamic
-from weft_guards.dynamic import mark_static as mark_static
-from weft_guards.dynamic import mark_unbacked as mark_unbacked
-from weft_guards.dynamic import maybe_mark_dynamic as maybe_mark_dynamic
-from weft_guards.dynamic import varying as varying
 from weft_guards.explain import Miss as Miss
 from weft_guards.explain import explain_miss as explain_miss
 from weft_guards.guards import KINDS as KINDS

@@ -1,4 +1,4 @@
-"""Which sizes and ints become symbolic: the automatic policy, and the user's marks.
+"""Which sizes and ints become symbolic: the automatic policy, or what the user says.
 
 The first compile takes every size as it is. A size that differs at a later compile of the same
 code object becomes symbolic, so that two compiles, not one per size, serve a program whose batch
@@ -9,131 +9,24 @@ and emptiness give them meanings of their own. Nothing here needs sympy.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from weft_core.arguments import checked
 from weft_core.errors import Unsupported
 from weft_core.events import logger
 from weft_core.symbolic_sizes import packed_dims
 
 from weft_guards.config import settings
+from weft_guards.dimension_marks import Kind, Mark, marks_of
 from weft_guards.profile import Fact, Profile
 from weft_guards.sources import Source
-
-if TYPE_CHECKING:
-    from weft_guards.spec import ShapesSpec
+from weft_guards.spec import ShapesSpec
 
 _log = logger("guards", "dynamic")
-
-
-class Kind(Enum):
-    """What a user can say of a dimension."""
-
-    DYNAMIC = "mark_dynamic"  # symbolic from the first compile
-    MAYBE = "maybe_mark_dynamic"  # the same, but specialising it is no error
-    STATIC = "mark_static"
-    UNBACKED = "mark_unbacked"  # symbolic, and nothing may depend on what it is
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What a user said of a dimension, and for which sizes (None: no limit)."""
-
-    kind: Kind
-    min: int | None = None
-    max: int | None = None
-
-    def admits(self, size: int) -> bool:
-        """Say whether a size is in the range."""
-        return (self.min is None or self.min <= size) and (self.max is None or size <= self.max)
-
-
-@checked
-def varying(*, min: int | None = None, max: int | None = None) -> Mark:
-    """Return what stands in a `shapes_spec` for a size or an int that varies within limits."""
-    return Mark(Kind.DYNAMIC, min, max)
-
-
-Dims = int | Iterable[int]  # dimensions; negative ones count from the last
-_ATTRIBUTE = "_weft_marks"
 _STRIDE = "stride"  # in what a profile says
 _PACKED = -1  # stands for a stride that sizes decide
-# Programs written for torch.compile leave their marks in these attributes.
-_FOREIGN = (
-    ("_dynamo_dynamic_indices", Kind.DYNAMIC),
-    ("_dynamo_weak_dynamic_indices", Kind.MAYBE),
-    ("_dynamo_static_indices", Kind.STATIC),
-    ("_dynamo_unbacked_indices", Kind.MAYBE),  # generated code is worth more to them
-    ("_dynamo_strict_unbacked_indices", Kind.MAYBE),
-)
-
-
-def _mark(tensor: torch.Tensor, index: Dims | None, mark: Mark) -> None:
-    everything = range(tensor.dim()) if index is None else index
-    dims = everything if isinstance(everything, Iterable) else (everything,)
-    marks = dict(getattr(tensor, _ATTRIBUTE, {}))
-    for dim in dims:
-        if not -tensor.dim() <= dim < tensor.dim():
-            raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
-        if not mark.admits(tensor.shape[dim]):
-            raise ValueError(f"size {tensor.shape[dim]} is not in {mark.min} to {mark.max}")
-        marks[dim % tensor.dim()] = mark
-    setattr(tensor, _ATTRIBUTE, marks)
-
-
-@checked
-def mark_dynamic(
-    tensor: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None
-) -> None:
-    """Make these dimensions symbolic from the first compile that sees this tensor.
-
-    The code is compiled for sizes from `min` to `max`; others are compiled again.
-
-    Raises:
-        IndexError: for a dimension that the tensor does not have.
-        ValueError: for a size that is not in the range.
-    """
-    _mark(tensor, index, Mark(Kind.DYNAMIC, min, max))
-
-
-@checked
-def mark_unbacked(
-    tensor: torch.Tensor, index: Dims, *, min: int | None = None, max: int | None = None
-) -> None:
-    """Let nothing depend on what these sizes are; otherwise as `mark_dynamic`.
-
-    Capture treats such a size as a number out of a tensor: a branch on it breaks the graph, and
-    what an operation assumes of it is checked when it runs. Operations run one by one.
-    """
-    _mark(tensor, index, Mark(Kind.UNBACKED, min, max))
-
-
-@checked
-def maybe_mark_dynamic(tensor: torch.Tensor, index: Dims) -> None:
-    """As `mark_dynamic`, but code that needs a constant there may have it."""
-    _mark(tensor, index, Mark(Kind.MAYBE))
-
-
-@checked
-def mark_static(tensor: torch.Tensor, index: Dims | None = None) -> None:
-    """Never make these dimensions (default: any) symbolic."""
-    _mark(tensor, index, Mark(Kind.STATIC))
-
-
-def marks_of(tensor: torch.Tensor) -> dict[int, Mark]:
-    """Return the marks of a tensor by dimension."""
-    own = tensor.__dict__
-    marks: dict[int, Mark] = {}
-    if tensor.numel():  # jagged tensors keep numbers as sizes of empty ones, which torch marks
-        marks.update({dim: Mark(kind) for name, kind in _FOREIGN for dim in own.get(name, ())})
-        for one in own.get("_dynamo_dynamic_range", ()):
-            marks[one.dim] = Mark(Kind.DYNAMIC, one.min, one.max)
-    marks.update(own.get(_ATTRIBUTE, {}))
-    return marks
 
 
 @dataclass

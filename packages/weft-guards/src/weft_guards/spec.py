@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from weft_core.errors import InvalidOption
 
-from weft_guards.dynamic import Kind, Mark
+from weft_guards.dimension_marks import Kind, Mark
 from weft_guards.explain import in_program
 from weft_guards.sources import Source
 
