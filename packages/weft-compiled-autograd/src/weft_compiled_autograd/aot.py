@@ -7,9 +7,9 @@ one backward.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Interpreter, Node
@@ -17,9 +17,7 @@ from weft_core.events import counters
 
 from weft_compiled_autograd.hooks import ContextView
 from weft_compiled_autograd.tape import exposes_graph
-
-if TYPE_CHECKING:
-    from weft_compiled_autograd.lower import Lowering
+from weft_compiled_autograd.trace import Trace
 
 
 class _Sizes(ContextView):
@@ -30,20 +28,20 @@ class _Sizes(ContextView):
         object.__setattr__(self, "symbols", tuple(symints))
 
 
-class _Inliner(Interpreter):
+class _NamingInterpreter(Interpreter):
     """Runs a backward graph on the trace's values and names what that leaves behind."""
 
-    def __init__(self, low: Lowering, module: torch.fx.GraphModule, prefix: str) -> None:
+    def __init__(self, trace: Trace, module: torch.fx.GraphModule, prefix: str) -> None:
         super().__init__(module)
-        self.low = low
+        self.trace = trace
         self.prefix = prefix
 
     def run_node(self, node: Node) -> Any:
-        nodes = self.low.trace.graph.nodes
+        nodes = self.trace.graph.nodes
         before = next(iter(reversed(nodes)))
         result = super().run_node(node)
         if node.op == "placeholder" and isinstance(result, torch.Tensor):
-            self._name(self.low.trace.node_of(result), node)
+            self._name(self.trace.node_of(result), node)
         last = next(iter(reversed(nodes)))
         if last is not before and node.op == "call_function":
             self._name(last, node)
@@ -54,31 +52,44 @@ class _Inliner(Interpreter):
             made._rename(self.prefix + node.name)
 
 
-def inline(
-    low: Lowering, context: Any, saved: Sequence[Any], symints: Sequence[Any], grads: Sequence[Any]
-) -> tuple[Any, ...] | None:
-    """Trace the backward graph that an autograd.Function exposes.
+class BackwardInliner:
+    """Traces the backward graphs that autograd.Functions expose; one for each trace."""
 
-    Returns:
-        The gradients of its inputs, or None when the function exposes no graph, or when the graph
-        takes something that the trace cannot name (it is then called as it is).
-    """
-    if not exposes_graph(context):
-        return None
-    cls = context._forward_cls
-    if any(grad is None for grad in grads) and cls.weft_dynamic:
-        return None  # zeros in its place would have sizes that nothing here can name
-    view = _Sizes(context, saved, symints)
-    args = list(cls.weft_backward_inputs(view, *grads))
-    if not all(_nameable(low, arg) for arg in args):
-        return None
-    uses = low.aot_uses.get(cls.weft_aot_id, 0)
-    low.aot_uses[cls.weft_aot_id] = uses + 1
-    prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
-    outputs = _Inliner(low, cls.weft_backward_graph, prefix).run(*args)
-    pairs = zip(outputs, cls.weft_reached(grads), strict=True)
-    outputs = [out if there else None for out, there in pairs]
-    return tuple(cls.weft_backward_outputs(view, outputs))
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._uses: Counter[int] = Counter()  # of each graph, by its id
+
+    def inline(
+        self, context: Any, saved: Sequence[Any], symints: Sequence[Any], grads: Sequence[Any]
+    ) -> tuple[Any, ...] | None:
+        """Trace the backward graph that an autograd.Function exposes.
+
+        Returns:
+            The gradients of its inputs, or None when the function exposes no graph or the graph
+            takes something that the trace cannot name (the function is then called).
+        """
+        if not exposes_graph(context):
+            return None
+        cls = context._forward_cls
+        if any(grad is None for grad in grads) and cls.weft_dynamic:
+            return None  # zeros in its place would have sizes that nothing here can name
+        view = _Sizes(context, saved, symints)
+        args = list(cls.weft_backward_inputs(view, *grads))
+        if not all(map(self._nameable, args)):
+            return None
+        uses = self._uses[cls.weft_aot_id]
+        self._uses[cls.weft_aot_id] += 1
+        prefix = f"aot{cls.weft_aot_id}_" + (f"{uses}_" if uses else "")
+        outputs = _NamingInterpreter(self.trace, cls.weft_backward_graph, prefix).run(*args)
+        pairs = zip(outputs, cls.weft_reached(grads), strict=True)
+        outputs = [out if there else None for out, there in pairs]
+        return tuple(cls.weft_backward_outputs(view, outputs))
+
+    def _nameable(self, value: Any) -> bool:
+        """Whether it is a fake tensor or symbol of the trace: a number could change unnoticed."""
+        if isinstance(value, torch.Tensor):
+            return getattr(value, "fake_mode", None) is self.trace.mode
+        return value is None or isinstance(value, torch.SymInt)
 
 
 def symbolic_dims(context: Any, count: int) -> list[list[int]]:
@@ -112,10 +123,3 @@ def reaches_dynamic(roots: Sequence[Any]) -> bool:
             return True
         todo.extend(child for child, _ in node.next_functions)
     return False
-
-
-def _nameable(low: Lowering, value: Any) -> bool:
-    """A fake tensor or symbol of the trace; plain numbers could change without a new capture."""
-    if isinstance(value, torch.Tensor):
-        return getattr(value, "fake_mode", None) is low.mode
-    return value is None or isinstance(value, torch.SymInt)

@@ -19,7 +19,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
 
-from weft_compiled_autograd import accumulation, aot, hooks, packed, report
+from weft_compiled_autograd import accumulation, hooks, packed, report
+from weft_compiled_autograd.aot import BackwardInliner
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.interpret import TapeStep, needed_after
 from weft_compiled_autograd.ownership import copy_shared_gradients
@@ -61,7 +62,7 @@ class Lowering:
         self.trace = Trace(self.mode)
         self.values: dict[Node, Any] = {}
         self.assigned: dict[int, torch.Tensor] = {}
-        self.aot_uses: dict[int, int] = {}
+        self.inliner = BackwardInliner(self.trace)
 
     def twin(self, like: Maybe, node: Node) -> Maybe:
         """A new fake tensor as a hook on `like` returns it, with `node` standing for it."""
@@ -252,7 +253,7 @@ def _call_backward(
     if any(grad is None and was is not None for grad, was in zip(grads, recorded, strict=True)):
         raise NotCapturable("an undefined gradient reaches an autograd.Function", replayable=False)
     real = low.contexts.get(node.meta["hook_index"])
-    inlined = aot.inline(low, real, saved, symints, grads)
+    inlined = low.inliner.inline(real, saved, symints, grads)
     if inlined is not None:
         return inlined
     rest = tuple(low.values[used] for used in needed_after(low.tape, node))

@@ -33,6 +33,7 @@ class Trace(tracing.Recorder):
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__({}, mode)
+        self.mode = mode
         self.origin: str | None = None
 
     def call(self, target: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> fx.Node:
