@@ -3,18 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from weft_codegen.loops.index import (
-    ZERO,
-    as_axis,
-    axis,
-    const,
-    evaluate,
-    in_range,
-    least,
-    nonnegative,
-    size,
-    substitute,
-)
+from weft_codegen.loops.evaluate import evaluate, substitute
+from weft_codegen.loops.index import ZERO, as_axis, axis, const, in_range, least, nonnegative, size
 from weft_codegen.loops.steps import coefficient
 
 ROW = axis("i", 6)

@@ -14,8 +14,9 @@ from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.simd import walks
 from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.kernels.turn import Turn, match_turn
+from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Expr, Load, load, walk
-from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms, product, substitute
+from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms, product
 from weft_codegen.loops.program import Loop, Stmt, stmt_exprs
 from weft_codegen.loops.steps import coefficient
 

@@ -37,8 +37,9 @@ from weft_codegen.kernels.simd import (
 )
 from weft_codegen.kernels.staged import Staged, find_staged
 from weft_codegen.kernels.turn import Turn, match_turn
+from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Cast, Local, Op, index_of
-from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms, substitute
+from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, statements, stmt_exprs
 

@@ -15,9 +15,17 @@ from weft_codegen.config import settings
 from weft_codegen.kernels.c_types import C_TYPES, convert, literal, wrap
 from weft_codegen.kernels.exprs import ExprWriter, division, rounds
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
-from weft_codegen.loops.index import Atom, IndexExpr, Least, Quotient, Remainder, Value
+from weft_codegen.loops.index import (
+    Atom,
+    IndexExpr,
+    Least,
+    Quotient,
+    Remainder,
+    Style,
+    Value,
+    render,
+)
 from weft_codegen.loops.ops import OPS
-from weft_codegen.loops.render import Style, render
 
 COSTLY = 4
 

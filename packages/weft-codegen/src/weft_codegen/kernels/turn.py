@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft_codegen.kernels.c_types import C_TYPES
+from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Load, Local
-from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, substitute
+from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr
 from weft_codegen.loops.program import Loop, Set
 from weft_codegen.loops.steps import coefficient
 

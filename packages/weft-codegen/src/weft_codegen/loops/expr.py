@@ -35,12 +35,11 @@ from weft_codegen.loops.index import (
     IndexExpr,
     Value,
     atoms,
-    computed,
     const,
     nonnegative,
-    substitute,
+    render,
 )
-from weft_codegen.loops.ops import OPS
+from weft_codegen.loops.ops import DTYPES, OPS
 
 Number = bool | int | float
 
@@ -104,8 +103,6 @@ class Expr:
         return (self.index,) if isinstance(self, Index | Load | Read) else ()
 
     def __repr__(self) -> str:
-        from weft_codegen.loops.printer import expr_text  # noqa: PLC0415 (printer imports expr)
-
         return expr_text(self)
 
 
@@ -376,67 +373,59 @@ def cost(nodes: Iterable[Expr], load: int = 0) -> int:
     return sum(prices[type(node)](node) for node in nodes if type(node) in prices)
 
 
-class Rewriter:
-    """Rebuilds expressions bottom-up, once per node.
+def dtype_text(dtype: torch.dtype) -> str:
+    """The short name of a dtype (f32, i64, b8, ...)."""
+    return DTYPES.get(dtype, str(dtype).removeprefix("torch."))
 
-    at(index) gives the new index expression; leaf(node) may replace a node before its children
-    are looked at, None leaves it to the default.  A subclass may give buffers, locals and the axes
-    of loops (`split.rewritten`) other names.
-    """
 
-    def __init__(
-        self,
-        leaf: Callable[[Expr], Expr | None] = lambda node: None,
-        at: Callable[[IndexExpr], IndexExpr] | None = None,
-    ) -> None:
-        self._leaf = leaf
-        self._at = at or (lambda where: where)
-        self._done: dict[Expr, Expr] = {}
+def index_text(where: IndexExpr) -> str:
+    """`where` as Python text, with computed integers in braces."""
+    return render(where, _leaf)
 
-    def buffer(self, name: str) -> str:
-        """The new name of a buffer."""
-        return name
 
-    def local(self, local: Local) -> Local:
-        """What takes the place of a local."""
-        return local
+def _leaf(atom: Atom) -> str:
+    return f"{{{expr_text(atom.expr)}}}" if isinstance(atom, Value) else atom.key
 
-    def axis(self, loop: Axis) -> Axis:
-        """What takes the place of a loop's axis."""
-        return loop
 
-    def __call__(self, node: Expr) -> Expr:
-        """`node` rebuilt."""
-        found = self._done.get(node)
-        if found is None:
-            found = self._leaf(node)
-            if found is None:
-                found = self._rebuild(node)
-            self._done[node] = found
-        return found
+def _const_text(node: Const) -> str:
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        return {math.inf: "inf", -math.inf: "-inf"}.get(node.value, "nan")
+    return repr(node.value)
 
-    def _rebuild(self, node: Expr) -> Expr:
-        if isinstance(node, Op):
-            args = tuple(self(arg) for arg in node.args)
-            same = all(a is b for a, b in zip(args, node.args, strict=True))
-            return node if same else apply(node.name, *args)
-        if isinstance(node, Cast):
-            return cast(self(node.arg), node.dtype)
-        if isinstance(node, Load):
-            mask = None if node.mask is None else self(node.mask)
-            where = self.index(node.index)
-            return load(self.buffer(node.buffer), where, node.dtype, mask)
-        if isinstance(node, Index):
-            return index_value(self.index(node.index), node.dtype)
-        if isinstance(node, Read):
-            return read(self.local(node.local), self.index(node.index))
-        return node
 
-    def index(self, where: IndexExpr) -> IndexExpr:
-        """`where` rebuilt, the computed integers in it included."""
-        where = self._at(where)
+def expr_text(root: Expr, names: dict[Expr, str] | None = None) -> str:
+    """One-line text of an expression; nodes in `names` print as their name."""
+    names = names or {}
 
-        def leaf(atom: Atom) -> IndexExpr | None:
-            return computed(self(atom.expr), atom.extent) if isinstance(atom, Value) else None
+    def text(node: Expr) -> str:
+        if node in names:
+            return names[node]
+        return node_text(node, text)
 
-        return substitute(where, leaf) if computed_parts(where) else where
+    return text(root)
+
+
+def node_text(node: Expr, text: Any) -> str:
+    """Text of one node, its operands printed by `text`."""
+    if isinstance(node, Const):
+        return _const_text(node)
+    if isinstance(node, Index):
+        return f"({index_text(node.index)})"
+    if isinstance(node, Load):
+        mask = "" if node.mask is None else f" if {text(node.mask)}"
+        return f"{node.buffer}[{index_text(node.index)}{mask}]"
+    if isinstance(node, Read):
+        return element_text(node.local, node.index)
+    if isinstance(node, Cast):
+        return f"{dtype_text(node.dtype)}({text(node.arg)})"
+    assert isinstance(node, Op)
+    args = [text(arg) for arg in node.args]
+    template = OPS[node.name].c
+    if "_{t}" in template:
+        return f"{node.name}({', '.join(args)})"
+    return template.format(*args)
+
+
+def element_text(local: Local, where: IndexExpr) -> str:
+    """A local's name, with the index where it has more than one element."""
+    return local.name if local.is_scalar else f"{local.name}[{index_text(where)}]"

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
@@ -146,8 +145,6 @@ class IndexExpr:
         return self.terms[0][1]
 
     def __repr__(self) -> str:
-        from weft_codegen.loops.render import render  # noqa: PLC0415 (render imports this file)
-
         return render(self)
 
 
@@ -431,47 +428,49 @@ def parts(atom: Atom) -> tuple[IndexExpr, ...]:
     return (atom.left, atom.right) if isinstance(atom, Pair) else ()
 
 
-_REBUILD: dict[type[Pair], Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
-    Quotient: floordiv,
-    Remainder: mod,
-    Least: least,
+# (atom, left text, right text) -> text: an atom of two parts in some language.
+Style = Mapping[type[Pair], Callable[[Atom, str, str], str]]
+
+
+def _infix(sign: str) -> Callable[[Atom, str, str], str]:
+    def write(atom: Atom, *texts: str) -> str:
+        simple = (piece.is_const or single(piece) is not None for piece in parts(atom))
+        left, right = (t if s else f"({t})" for s, t in zip(simple, texts, strict=True))
+        return f"({left} {sign} {right})"
+
+    return write
+
+
+_PYTHON: Style = {
+    Quotient: _infix("//"),
+    Remainder: _infix("%"),
+    Least: lambda _, left, right: f"min({left}, {right})",
 }
-_VALUE: dict[type[Pair], Callable[[Any, Any], Any]] = {
-    Quotient: operator.floordiv,
-    Remainder: operator.mod,
-    Least: lambda left, right: left - (left - right) * (left > right),
-}
 
 
-def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> IndexExpr:
-    """`expr` with each leaf atom (Axis, Size, Value) replaced where `replace` gives something."""
+def render(
+    expr: IndexExpr, leaf: Callable[[Atom], str] = lambda atom: atom.key, style: Style = _PYTHON
+) -> str:
+    """Text of `expr` with infix + and *; `leaf` writes axes, sizes and computed values."""
+    if not expr.terms:
+        return "0"
+    pieces: list[str] = []
+    # The constant term sorts first canonically but reads better last.
+    for monomial, scale in sorted(expr.terms, key=lambda term: not term[0]):
+        factors = [_render_atom(atom, leaf, style) for atom in monomial]
+        if abs(scale) != 1 or not factors:
+            factors.append(str(abs(scale)))
+        sign = "-" if scale < 0 else "+"
+        pieces.append(f" {sign} " if pieces else ("-" if scale < 0 else ""))
+        pieces.append("*".join(factors))
+    return "".join(pieces)
 
-    def leaf(atom: Atom) -> IndexExpr:
-        new = replace(atom)
-        return _atom(atom) if new is None else new
 
-    return index(evaluate(expr, leaf))
-
-
-def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
-    """The value of `expr`, where `leaf` gives that of each Axis, Size or Value.
-
-    These may be ints, arrays of ints or index expressions.
-    """
-    total: Any = 0
-    for monomial, scale in expr.terms:
-        term: Any = scale
-        for atom in monomial:
-            if not isinstance(atom, Pair):
-                term = term * leaf(atom)
-                continue
-            pieces = [evaluate(piece, leaf) for piece in parts(atom)]
-            if any(isinstance(piece, IndexExpr) for piece in pieces):
-                term = term * _REBUILD[type(atom)](*map(index, pieces))
-            else:
-                term = term * _VALUE[type(atom)](*pieces)
-        total = total + term
-    return total
+def _render_atom(atom: Atom, leaf: Callable[[Atom], str], style: Style) -> str:
+    if not isinstance(atom, Pair):
+        return leaf(atom)
+    left, right = (render(piece, leaf, style) for piece in parts(atom))
+    return style[type(atom)](atom, left, right)
 
 
 ZERO = const(0)

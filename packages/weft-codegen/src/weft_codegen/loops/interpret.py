@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from weft_codegen.loops import program as ir
+from weft_codegen.loops.evaluate import evaluate
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
-from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, evaluate
+from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 
 Sizes = dict[str, int]

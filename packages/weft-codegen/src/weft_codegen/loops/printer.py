@@ -7,72 +7,23 @@ same text are the same kernel.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from weft_codegen.loops import program as ir
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
-from weft_codegen.loops.index import Atom, IndexExpr, Value
+from weft_codegen.loops.expr import (
+    Const,
+    Expr,
+    Read,
+    dtype_text,
+    element_text,
+    expr_text,
+    index_text,
+    walk,
+)
+from weft_codegen.loops.index import IndexExpr
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.ops import DTYPES, OPS
-from weft_codegen.loops.render import render
-
-
-def dtype_text(dtype: torch.dtype) -> str:
-    """The short name of a dtype (f32, i64, b8, ...)."""
-    return DTYPES.get(dtype, str(dtype).removeprefix("torch."))
-
-
-def index_text(where: IndexExpr) -> str:
-    """`where` as Python text, with computed integers in braces."""
-    return render(where, _leaf)
-
-
-def _leaf(atom: Atom) -> str:
-    return f"{{{expr_text(atom.expr)}}}" if isinstance(atom, Value) else atom.key
-
-
-def _const_text(node: Const) -> str:
-    if isinstance(node.value, float) and not math.isfinite(node.value):
-        return {math.inf: "inf", -math.inf: "-inf"}.get(node.value, "nan")
-    return repr(node.value)
-
-
-def expr_text(root: Expr, names: dict[Expr, str] | None = None) -> str:
-    """One-line text of an expression; nodes in `names` print as their name."""
-    names = names or {}
-
-    def text(node: Expr) -> str:
-        if node in names:
-            return names[node]
-        return node_text(node, text)
-
-    return text(root)
-
-
-def node_text(node: Expr, text: Any) -> str:
-    """Text of one node, its operands printed by `text`."""
-    if isinstance(node, Const):
-        return _const_text(node)
-    if isinstance(node, Index):
-        return f"({index_text(node.index)})"
-    if isinstance(node, Load):
-        mask = "" if node.mask is None else f" if {text(node.mask)}"
-        return f"{node.buffer}[{index_text(node.index)}{mask}]"
-    if isinstance(node, Read):
-        return _target(node.local, node.index)
-    if isinstance(node, Cast):
-        return f"{dtype_text(node.dtype)}({text(node.arg)})"
-    assert isinstance(node, Op)
-    args = [text(arg) for arg in node.args]
-    template = OPS[node.name].c
-    if "_{t}" in template:
-        return f"{node.name}({', '.join(args)})"
-    return template.format(*args)
 
 
 def body_text(body: tuple[ir.Stmt, ...], indent: str = "    ") -> str:
@@ -106,15 +57,11 @@ def _stmt(stmt: ir.Stmt, names: dict[Expr, str]) -> str:
         sign = "=" if stmt.mode == "set" else "+="
         return f"{stmt.buffer}[{index_text(stmt.index)}] {sign} {expr_text(stmt.value, names)}"
     if isinstance(stmt, ir.Reduce):
-        targets = ", ".join(_target(local, stmt.index) for local in stmt.targets)
+        targets = ", ".join(element_text(local, stmt.index) for local in stmt.targets)
         values = ", ".join(expr_text(value, names) for value in stmt.values)
         return f"{targets} {stmt.op}= {values}"
     assert isinstance(stmt, ir.Set)
-    return f"{_target(stmt.local, stmt.index)} = {expr_text(stmt.value, names)}"
-
-
-def _target(local: Local, where: IndexExpr) -> str:
-    return local.name if local.is_scalar else f"{local.name}[{index_text(where)}]"
+    return f"{element_text(stmt.local, stmt.index)} = {expr_text(stmt.value, names)}"
 
 
 def signature_text(kernel: ir.Kernel) -> str:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from weft_codegen.loops import program as ir
-from weft_codegen.loops.expr import Cast, Const, Expr, Load, Local, Op, Read, walk
+from weft_codegen.loops.expr import Cast, Const, Expr, Load, Local, Op, Read, expr_text, walk
 from weft_codegen.loops.index import Axis, IndexExpr, Size, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
-from weft_codegen.loops.printer import expr_text
 
 
 class InvalidProgram(AssertionError):

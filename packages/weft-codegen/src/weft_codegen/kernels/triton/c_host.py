@@ -14,7 +14,7 @@ from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.load import plan_of
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
 from weft_codegen.kernels.triton.values import ALIGNED
-from weft_codegen.loops.index import substitute
+from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.program import Extern, Launch, Program
 
 

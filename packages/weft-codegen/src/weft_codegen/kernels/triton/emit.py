@@ -22,8 +22,9 @@ import torch
 
 from weft_codegen.kernels.exprs import changed, locals_of, reads_of
 from weft_codegen.kernels.triton.values import Lanes, NoTritonForm, ValueWriter, literal, type_name
+from weft_codegen.loops.evaluate import evaluate
 from weft_codegen.loops.expr import Const, Local
-from weft_codegen.loops.index import Axis, IndexExpr, evaluate, product
+from weft_codegen.loops.index import Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import (
     Kernel,

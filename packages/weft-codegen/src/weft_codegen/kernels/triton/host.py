@@ -27,7 +27,8 @@ import torch
 from weft_codegen.kernels.load import compile_program
 from weft_codegen.kernels.triton.emit import TritonKernel, emit
 from weft_codegen.kernels.triton.values import ALIGNED, NoTritonForm
-from weft_codegen.loops.index import ONE, IndexExpr, substitute
+from weft_codegen.loops.evaluate import substitute
+from weft_codegen.loops.index import ONE, IndexExpr
 from weft_codegen.loops.program import (
     CPU,
     Alias,

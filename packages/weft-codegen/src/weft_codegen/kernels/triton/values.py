@@ -21,11 +21,11 @@ from weft_codegen.loops.index import (
     Value,
     atoms,
     parts,
+    render,
     single,
     upper,
 )
 from weft_codegen.loops.ops import OPS
-from weft_codegen.loops.render import render
 
 _DIVISIONS = {
     Quotient: division("//", "floordiv(tl.cast({}, tl.int64), tl.cast({}, tl.int64))"),

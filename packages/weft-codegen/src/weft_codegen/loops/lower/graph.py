@@ -26,7 +26,7 @@ from weft_codegen.loops.lower.decompose import VARYING
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index, to_shape
 from weft_codegen.loops.lower.sizes import bound_sizes, learn
-from weft_codegen.loops.lower.table import LOWERINGS, Call, Place, Shape, require
+from weft_codegen.loops.lower.table import LOWERINGS, Call, LoweringContext, Place, Shape, require
 from weft_codegen.loops.lower.values import (
     Element,
     LazyTensor,
@@ -58,11 +58,11 @@ def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> ir.Program:
     """
     install()
     with rewritten(learn(gm)):
-        return Walk(gm, fallback_random).run()
+        return GraphLowering(gm, fallback_random).run()
 
 
-class Walk:
-    """State of one graph's lowering; what table rows talk to."""
+class GraphLowering(LoweringContext):
+    """State of one graph's lowering."""
 
     def __init__(self, gm: fx.GraphModule, fallback_random: bool) -> None:
         self._gm = gm
@@ -214,7 +214,6 @@ class Walk:
         return cost(nodes, load=2) > _RECOMPUTE_LIMIT
 
     def extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
-        """The results of a call through the dispatcher, shaped like the fake ones of `call`."""
         owning = fxnodes.without_alias(target, args)
         if owning._schema.is_mutable and owning is not LAUNCH_:
             raise NoLowering(f"{owning} mutates its arguments")
@@ -296,7 +295,6 @@ class Walk:
         return self._aliases[key]
 
     def realise(self, tensor: LazyTensor) -> None:
-        """Compute `tensor` into a buffer of its own."""
         if tensor.buffer is not None:
             return
         axes, where, value = self._element(tensor)
@@ -333,7 +331,6 @@ class Walk:
         values: tuple[Expr, ...],
         dtype: torch.dtype,
     ) -> LazyTensor:
-        """A buffer of the extents of `axes` that holds the reduction of `values`."""
         shape = tuple(loop.extent for loop in axes)
         fake = call.fake[0] if isinstance(call.fake, tuple | list) else call.fake
         buffer = ir.Buffer(self._fresh(), dtype, shape, contiguous_strides(shape), fake.device)
@@ -356,8 +353,6 @@ class Walk:
     def scanned(
         self, call: Call, op: str, dim: int, value: Element, inner: torch.dtype
     ) -> LazyTensor:
-        """A buffer like the node's result, holding at each index what `op` makes of all values up
-        to there along `dim`; it accumulates in `inner`, the dtype of the values."""
         result = call.lazy(value)
         axes, where, _ = self._element(result)
         self.realise(result)
@@ -371,8 +366,6 @@ class Walk:
     def updated(
         self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
     ) -> LazyTensor:
-        """A copy of `base` in which value(i) is stored at (or with mode "add", added to) place(i),
-        for every index i of the shape `over`."""
         copy = call.lazy(lambda where: broadcast_at(base, where))
         self.realise(copy)
         assert copy.buffer is not None
@@ -389,8 +382,6 @@ class Walk:
     def check_index(
         self, call: Call, index: LazyTensor, extent: IndexExpr, *, dim: int, wraps: bool, kind: str
     ) -> None:
-        """Raise eager's exception at run time if an element is outside [0, extent) ([-extent,
-        extent) if it `wraps`): a reduction finds it, a call raises."""
         key = (index, extent, wraps)
         if key in self._checked:
             return

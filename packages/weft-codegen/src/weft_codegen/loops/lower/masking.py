@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from weft_codegen.loops.expr import Const, Expr, Load, Rewriter, index_value, load
+from weft_codegen.loops.expr import Const, Expr, Load, index_value, load
 from weft_codegen.loops.index import IndexExpr
+from weft_codegen.loops.rewrite import Rewriter
 
 
 def masked(value: Expr, condition: Expr) -> Expr:

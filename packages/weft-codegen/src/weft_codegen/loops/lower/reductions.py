@@ -18,7 +18,6 @@ from weft_codegen.loops.expr import (
     Const,
     Expr,
     Op,
-    Rewriter,
     apply,
     cast,
     compute_dtype,
@@ -38,6 +37,7 @@ from weft_codegen.loops.lower.values import (
     flatten,
     index_space,
 )
+from weft_codegen.loops.rewrite import Rewriter
 
 
 def reduced_dims(dims: Any, rank: int) -> list[int]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from weft_codegen.loops.index import ZERO, IndexExpr
+import torch
+
+from weft_codegen.loops.expr import Expr
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr
 from weft_codegen.loops.lower.shapes import NoLowering, to_shape
 from weft_codegen.loops.lower.values import Element, Indices, LazyTensor
-
-if TYPE_CHECKING:
-    from weft_codegen.loops.lower.graph import Walk
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[str, Lowering] = {}
@@ -24,14 +24,54 @@ Shape = tuple[IndexExpr, ...]
 Place = Callable[[Indices], Sequence[IndexExpr]]
 
 
+class LoweringContext(Protocol):
+    """What a lowering may ask of the graph's: memory, reductions, scans, checks, random numbers."""
+
+    fallback_random: bool
+    seed: LazyTensor | None
+    draws: int
+
+    def realise(self, tensor: LazyTensor) -> None:
+        """Compute `tensor` into a buffer of its own."""
+
+    def extern(self, call: Call, target: Any, args: Any, kwargs: Any) -> Any:
+        """The results of a call through the dispatcher, shaped like the fake ones of `call`."""
+
+    def reduction(
+        self,
+        call: Call,
+        op: str,
+        axes: tuple[Axis, ...],
+        reduced: tuple[Axis, ...],
+        values: tuple[Expr, ...],
+        dtype: torch.dtype,
+    ) -> LazyTensor:
+        """A buffer of the extents of `axes` that holds the reduction of `values`."""
+
+    def scanned(
+        self, call: Call, op: str, dim: int, value: Element, inner: torch.dtype
+    ) -> LazyTensor:
+        """A buffer like the node's result, holding at each index what `op` makes of all values up
+        to there along `dim`; it accumulates in `inner`, the dtype of the values."""
+
+    def updated(
+        self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
+    ) -> LazyTensor:
+        """A copy of `base` in which value(i) is stored at (or with mode "add", added to) place(i),
+        for every index i of the shape `over`."""
+
+    def check_index(
+        self, call: Call, index: LazyTensor, extent: IndexExpr, *, dim: int, wraps: bool, kind: str
+    ) -> None:
+        """Raise eager's exception at run time if an element is outside [0, extent) ([-extent,
+        extent) if it `wraps`): a reduction finds it, a call raises."""
+
+
 @dataclass(frozen=True)
 class Call:
-    """One fx node being lowered: the fake result, how often it is used, where it came from.
+    """One fx node being lowered: the fake result, how often it is used, where it came from."""
 
-    `graph` is what a lowering may ask for memory, reductions, scans and checks.
-    """
-
-    graph: Walk
+    graph: LoweringContext
     fake: Any
     uses: int
     origins: tuple[str, ...]

@@ -12,17 +12,8 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from weft_codegen.loops.index import (
-    ONE,
-    ZERO,
-    Atom,
-    Axis,
-    IndexExpr,
-    atoms,
-    axis,
-    nonnegative,
-    substitute,
-)
+from weft_codegen.loops.evaluate import substitute
+from weft_codegen.loops.index import ONE, ZERO, Atom, Axis, IndexExpr, atoms, axis, nonnegative
 from weft_codegen.loops.lower.values import flatten
 from weft_codegen.loops.steps import coefficient
 

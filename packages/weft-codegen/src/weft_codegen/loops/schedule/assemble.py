@@ -17,10 +17,11 @@ from collections.abc import Sequence
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, cast, compute_dtype, constant, read
+from weft_codegen.loops.expr import Expr, Load, Local, cast, compute_dtype, constant, read
 from weft_codegen.loops.index import ONE, Axis, IndexExpr, product
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Loop, Reduce, Set, Stmt, Store
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import linear, replacing, row_major
 from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft_codegen.loops.expr import Rewriter
 from weft_codegen.loops.index import Axis, IndexExpr
 from weft_codegen.loops.program import Compute
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import Mapping, align, linear, pieces, replacing
 
 _MAX_MEMBERS = 48

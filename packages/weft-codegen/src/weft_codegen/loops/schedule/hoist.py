@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, Rewriter, cost, read, walk
+from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, cost, read, walk
 from weft_codegen.loops.index import ZERO, Axis, nonnegative
 from weft_codegen.loops.program import Reduce, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.split import rewritten
 
 # A value is worth a local outside the loop when it costs more than this many float adds.

@@ -9,19 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft_codegen.loops import program as ir
-from weft_codegen.loops.expr import Expr, Load, Local, Read, Rewriter, walk
-from weft_codegen.loops.index import (
-    Atom,
-    Axis,
-    IndexExpr,
-    Size,
-    as_axis,
-    atoms,
-    axis,
-    size,
-    substitute,
-)
+from weft_codegen.loops.evaluate import substitute
+from weft_codegen.loops.expr import Expr, Load, Local, Read, walk
+from weft_codegen.loops.index import Atom, Axis, IndexExpr, Size, as_axis, atoms, axis, size
 from weft_codegen.loops.printer import body_text, signature_text
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.split import rewritten
 
 

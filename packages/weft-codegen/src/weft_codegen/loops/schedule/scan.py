@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Local, Op, Read, Rewriter, read, walk
+from weft_codegen.loops.expr import Expr, Local, Op, Read, read, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, axis, const
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, stmt_exprs
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import replacing
 from weft_codegen.loops.schedule.split import rewritten
 from weft_codegen.loops.schedule.tile import blocked

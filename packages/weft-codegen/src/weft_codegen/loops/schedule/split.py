@@ -11,18 +11,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft_codegen.loops.expr import Op, Rewriter, index_of, walk
-from weft_codegen.loops.index import (
-    ZERO,
-    Axis,
-    IndexExpr,
-    as_axis,
-    axis,
-    nonnegative,
-    substitute,
-    upper,
-)
+from weft_codegen.loops.evaluate import substitute
+from weft_codegen.loops.expr import Op, index_of, walk
+from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, axis, nonnegative, upper
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import replacing
 from weft_codegen.loops.steps import coefficient
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Op, Rewriter, load, where
+from weft_codegen.loops.expr import Expr, Op, load, where
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, const, product
 from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule import both
 from weft_codegen.loops.schedule.align import new_axis, replacing, row_major
 from weft_codegen.loops.schedule.assemble import GPU_COLUMNS, identity

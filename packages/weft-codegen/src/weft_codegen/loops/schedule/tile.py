@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Load, Local, Rewriter, read, walk
+from weft_codegen.loops.expr import Expr, Load, Local, read, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, as_axis, axis
 from weft_codegen.loops.program import Loop, Set, Stmt, Store, stmt_exprs
+from weft_codegen.loops.rewrite import Rewriter
 from weft_codegen.loops.schedule.align import row_major
 from weft_codegen.loops.schedule.group import Group, rewritten
 from weft_codegen.loops.schedule.split import rewritten as rewritten_stmt
