@@ -238,7 +238,7 @@ KEPT = (
     "weft_compiled_autograd.cache.Entry",
     # by tables of torch's symbolic shapes, the last few hundred
     "weft_core.fake._shape_env_class.<locals>.WeftShapeEnv",
-    "weft_core.symbolic_sizes.NamedSource",
+    "weft_core.symbolic_sizes.SizeSource",
 )
 
 

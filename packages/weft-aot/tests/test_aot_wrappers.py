@@ -7,7 +7,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from weft_aot import aot_compile
-from weft_core.wrappers import leaves
+from weft_core.tensor_subclass import leaves
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from weft_core.errors import Unsupported
-from weft_core.wrappers import is_wrapper, leaves
+from weft_core.tensor_subclass import is_wrapper_subclass, leaves
 
 aten = torch.ops.aten
 GAIN = 1.0
@@ -424,6 +424,6 @@ def test_sizes_that_vary():
 
 
 def test_which_classes_are_wrappers():
-    assert is_wrapper(TwoTensor) and is_wrapper(Scaled)
+    assert is_wrapper_subclass(TwoTensor) and is_wrapper_subclass(Scaled)
     for kind in (torch.Tensor, nn.Parameter, int, torch.masked.MaskedTensor):
-        assert not is_wrapper(kind)
+        assert not is_wrapper_subclass(kind)

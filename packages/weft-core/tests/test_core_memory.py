@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from weft_core.memory import is_apart
+from weft_core.memory import are_disjoint
 
 
 def places(tensor):
@@ -23,8 +23,8 @@ def test_random_views():
             strides = [draw.choice([0, 1, 2, 3, 4, 6, 8, 12, 24]) for _ in sizes]
             views.append(memory.as_strided(sizes, strides, draw.randint(0, 20)))
         apart = not (places(views[0]) & places(views[1]))
-        assert apart or not is_apart(*views)
-        found += is_apart(*views)
+        assert apart or not are_disjoint(*views)
+        found += are_disjoint(*views)
     assert found > 1000
 
 
@@ -43,4 +43,4 @@ def test_random_views():
     ],
 )
 def test_parts_of_a_matrix(split, apart):
-    assert is_apart(*split(torch.zeros(6, 8))) is apart
+    assert are_disjoint(*split(torch.zeros(6, 8))) is apart

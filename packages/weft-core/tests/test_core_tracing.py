@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 from weft_core.fake import fake_mode, make_shape_env, to_fake
-from weft_core.tracing import Tracer, trace_aten
+from weft_core.tracing import AtenTracer, trace_aten
 
 aten = torch.ops.aten
 
@@ -127,7 +127,7 @@ def test_backward_inside_the_trace_knows_its_forward_node():
 
     mode = fake_mode()
     fake = to_fake(mode, torch.randn(3, requires_grad=True))
-    tracer = Tracer(mode)
+    tracer = AtenTracer(mode)
     with tracer.active():
         leaf = tracer.input(fake)
         (out,) = tracer.interpret(fx.GraphModule({}, graph), [leaf])

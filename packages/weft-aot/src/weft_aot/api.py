@@ -14,7 +14,7 @@ from weft_core import events
 from weft_core.dumps import dump_graph
 from weft_core.errors import Unsupported
 from weft_core.fake import fake_inputs
-from weft_core.memory import is_apart
+from weft_core.memory import are_disjoint
 from weft_core.tracing import Decompositions
 
 from weft_aot.config import settings
@@ -153,7 +153,8 @@ def _written_overlap(joint: JointGraph, inputs: Sequence[Any]) -> bool:
         if not mutation.written or given.layout is not torch.strided:
             continue
         if count[given.untyped_storage()._cdata] > 1 and (
-            mutation.value is not None or not all(t is given or is_apart(given, t) for t in strided)
+            mutation.value is not None
+            or not all(t is given or are_disjoint(given, t) for t in strided)
         ):
             return True
     return False

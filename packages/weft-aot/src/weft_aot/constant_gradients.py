@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from weft_core.fake import Intermediate
-from weft_core.tracing import Tracer
+from weft_core.tracing import AtenTracer
 
 from weft_aot.walk import depending, reached
 
 
 def tie_constants(
-    tracer: Tracer,
+    tracer: AtenTracer,
     gradients: Sequence[Any],
     leaves: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],

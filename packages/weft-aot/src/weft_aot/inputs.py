@@ -10,8 +10,8 @@ import torch
 from weft_core.errors import Unsupported
 from weft_core.fake import Intermediate
 from weft_core.symnodes import SymValue, equal_sizes
-from weft_core.tracing import Tracer
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
+from weft_core.tracing import AtenTracer
 
 from weft_aot.records import Mutation, Ref, ViewStep
 
@@ -69,7 +69,7 @@ class ValueTable:
 
 
 def add_inputs(
-    tracer: Tracer, fakes: Sequence[Any], same_as: Sequence[int], reshaped: Collection[int] = ()
+    tracer: AtenTracer, fakes: Sequence[Any], same_as: Sequence[int], reshaped: Collection[int] = ()
 ) -> list[TracedInput]:
     """Add a placeholder per input to an active trace; equal objects become one program value.
 
@@ -85,7 +85,7 @@ def add_inputs(
     return inputs
 
 
-def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
+def _add(tracer: AtenTracer, fake: Any, leaf: Any, index: int) -> TracedInput:
     if not isinstance(fake, torch.Tensor):
         return TracedInput(fake, leaf, leaf, leaf, None, 0, 0, index)
     program = leaf
@@ -100,7 +100,7 @@ def _add(tracer: Tracer, fake: Any, leaf: Any, index: int) -> TracedInput:
 
 
 def find_mutations(
-    tracer: Tracer, inputs: Sequence[TracedInput], values: ValueTable
+    tracer: AtenTracer, inputs: Sequence[TracedInput], values: ValueTable
 ) -> list[Mutation]:
     """Which inputs the program wrote; final values that autograd must see are added to `values`.
 
@@ -137,7 +137,7 @@ def find_mutations(
     return found
 
 
-def refuse_reshaping(tracer: Tracer, inputs: Sequence[TracedInput]) -> None:
+def refuse_reshaping(tracer: AtenTracer, inputs: Sequence[TracedInput]) -> None:
     """Refuse a program that changes the layout of an input in place."""
     for index, given in enumerate(inputs):
         if isinstance(given.fake, torch.Tensor) and not same_layout(
@@ -150,7 +150,7 @@ def refuse_reshaping(tracer: Tracer, inputs: Sequence[TracedInput]) -> None:
             )
 
 
-def final_contents(tracer: Tracer, given: TracedInput) -> Any:
+def final_contents(tracer: AtenTracer, given: TracedInput) -> Any:
     """The final value of an input, in the layout that it came in."""
     return tracer.value(given.program if given.whole is None else given.whole)
 

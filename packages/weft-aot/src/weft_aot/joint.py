@@ -23,8 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from weft_core.errors import Unsupported
 from weft_core.fake import mode_for, to_fake
-from weft_core.tracing import Decompositions, Tracer, write_back
-from weft_core.wrapper_tracing import WrapperTracer
+from weft_core.tracing import AtenTracer, Decompositions, write_back
 
 from weft_aot.cleanup import clean
 from weft_aot.constant_gradients import tie_constants
@@ -40,6 +39,7 @@ from weft_aot.inputs import (
 from weft_aot.layout import memory_order
 from weft_aot.outputs import OutputPlanner
 from weft_aot.records import JointGraph
+from weft_aot.subclass_tracing import SubclassTracer
 from weft_aot.walk import reached
 from weft_aot.wrapping import FlatProgram
 
@@ -139,7 +139,7 @@ class _JointTrace:
     ) -> None:
         self.fn, self.mode, self.block = fn, mode, block or _counting
         self.reshaped = reshaped
-        make = WrapperTracer if isinstance(fn, FlatProgram) else Tracer
+        make = SubclassTracer if isinstance(fn, FlatProgram) else AtenTracer
         self.tracer = make(mode, decompositions)
         self.inputs: list[TracedInput] = []
         self.values = ValueTable()

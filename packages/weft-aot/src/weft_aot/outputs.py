@@ -18,8 +18,7 @@ import torch
 from torch import fx
 from weft_core.errors import Unsupported
 from weft_core.symnodes import SymValue, equal_sizes
-from weft_core.tracing import Tracer
-from weft_core.wrapper_tracing import storage_of
+from weft_core.tracing import AtenTracer
 
 from weft_aot.inputs import (
     TracedInput,
@@ -30,6 +29,7 @@ from weft_aot.inputs import (
     same_layout,
 )
 from weft_aot.records import OutputPlan, Ref, ViewStep
+from weft_aot.subclass_tracing import storage_of
 from weft_aot.walk import is_view, view_chain, view_root
 
 
@@ -42,7 +42,9 @@ class OutputPlanner:
         values: table that receives the forward values.
     """
 
-    def __init__(self, tracer: Tracer, inputs: Sequence[TracedInput], values: ValueTable) -> None:
+    def __init__(
+        self, tracer: AtenTracer, inputs: Sequence[TracedInput], values: ValueTable
+    ) -> None:
         self._tracer = tracer
         self._inputs = inputs
         self._values = values

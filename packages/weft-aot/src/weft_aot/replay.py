@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 
 from weft_aot.records import JointGraph, Part
 from weft_aot.walk import copied_inputs, inputs_of, leaves_of, needed_inputs, random_op

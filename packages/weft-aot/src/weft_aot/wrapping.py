@@ -26,12 +26,12 @@ from weft_core.errors import Unsupported
 from weft_core.fake import detect_mode
 from weft_core.jagged import is_jagged
 from weft_core.symnodes import SymValue
-from weft_core.versions import version_of
-from weft_core.wrapper_tracing import Functional, storage_of
-from weft_core.wrappers import Layout, is_wrapper, leaves
+from weft_core.tensor_subclass import SubclassLayout, is_wrapper_subclass, leaves
+from weft_core.tensor_versions import version_of
 
 from weft_aot.records import JointGraph
 from weft_aot.replay import refusal
+from weft_aot.subclass_tracing import FunctionalTensor, storage_of
 
 Tensors = Sequence[Any]
 
@@ -39,7 +39,7 @@ Tensors = Sequence[Any]
 def has_wrappers(gm: fx.GraphModule, fakes: Sequence[Any]) -> bool:
     """Whether a program takes tensors of wrapper classes, or makes some."""
     made = (node.meta.get("example_value") for node in gm.graph.nodes)
-    return any(is_wrapper(type(value)) for value in (*fakes, *made))
+    return any(is_wrapper_subclass(type(value)) for value in (*fakes, *made))
 
 
 class _Step(torch.autograd.Function):
@@ -68,7 +68,7 @@ def _step(make: Callable[[], Any], back: Callable[..., Any], inputs: Tensors) ->
 
 def _inside(tensor: Any) -> Tensors:
     """What is inside of a tensor, for autograd, too."""
-    layout = Layout.of(tensor)
+    layout = SubclassLayout.of(tensor)
     if layout is None:
         return [tensor]
     inside, moving, whole = leaves(tensor), layout.moving(), layout.for_gradients()
@@ -93,7 +93,9 @@ def _refuse(grad: Any) -> Any:
     )
 
 
-def _put(layout: Layout | None, inner: Tensors, others: Tensors = (), again: Any = None) -> Any:
+def _put(
+    layout: SubclassLayout | None, inner: Tensors, others: Tensors = (), again: Any = None
+) -> Any:
     """A tensor of what is inside, for autograd, too.
 
     Of a gradient that is not put together like the tensor `again` makes those of `others`.
@@ -104,7 +106,7 @@ def _put(layout: Layout | None, inner: Tensors, others: Tensors = (), again: Any
     def back(grad: Any) -> Tensors:
         whole = layout.for_gradients()
         grad = grad if again else whole.fitted(grad)
-        if not whole.matches(Layout.of(grad)):
+        if not whole.matches(SubclassLayout.of(grad)):
             return [*[None] * len(inner), *(again or _refuse)(grad)]
         moving = layout.moving()
         found = _merge([None] * len(moving), moving, [*compress(_inside(grad), _which(grad))])
@@ -115,11 +117,11 @@ def _put(layout: Layout | None, inner: Tensors, others: Tensors = (), again: Any
 
 def _which(tensor: Any) -> Sequence[bool]:
     """For what is inside of a tensor, whether it is data."""
-    layout = Layout.of(tensor)
+    layout = SubclassLayout.of(tensor)
     return [True] if layout is None else layout.moving()
 
 
-def _build(layout: Layout | None, inner: Tensors) -> Any:
+def _build(layout: SubclassLayout | None, inner: Tensors) -> Any:
     with torch.no_grad():
         aliases = [tensor.detach() if tensor.requires_grad else tensor for tensor in inner]
         return aliases[0].detach() if layout is None else layout.build(iter(aliases))
@@ -139,11 +141,11 @@ class _Argument:
 
     fake: Any
     same_as: int
-    layout: Layout | None
-    gradient: Layout | None = None
+    layout: SubclassLayout | None
+    gradient: SubclassLayout | None = None
     carriers: Sequence[torch.Tensor] = ()
 
-    def expect(self, gradient: Layout | None, inside: Sequence[Any]) -> None:
+    def expect(self, gradient: SubclassLayout | None, inside: Sequence[Any]) -> None:
         """Let the gradient be put together of tensors like these.
 
         Raises:
@@ -161,7 +163,7 @@ class _Argument:
         """The argument, carriers in its place for autograd; `others` gets odd gradients."""
 
         def back(grad: Any) -> Tensors:
-            found = Layout.of(grad)
+            found = SubclassLayout.of(grad)
             if not (self.gradient.matches(found) if self.gradient else found is None):
                 others.append((self, grad))
                 return [None] * len(carriers)
@@ -180,7 +182,7 @@ class _Argument:
         if layout is None:
             inside = [tensor]
         elif self.layout is not None and self.layout.matches(layout):
-            layout, inside = Layout.of(tensor), leaves(tensor)
+            layout, inside = SubclassLayout.of(tensor), leaves(tensor)
         moving = layout.moving() if layout else [True]
         like = [*compress(inside, moving)]
         fixed = _merge(inside, moving, [None] * len(like))
@@ -213,7 +215,7 @@ class FlatProgram:
     def __init__(self, gm: fx.GraphModule, fakes: Sequence[Any], same_as: Sequence[int]) -> None:
         self._gm = gm
         rows = zip(fakes, same_as, strict=True)
-        self._arguments = [_Argument(fake, first, Layout.of(fake)) for fake, first in rows]
+        self._arguments = [_Argument(fake, first, SubclassLayout.of(fake)) for fake, first in rows]
         for arg in self._arguments:
             if arg.layout and arg.fake.requires_grad:
                 inside = leaves(arg.fake)
@@ -251,7 +253,7 @@ class FlatProgram:
                         "let the classes handle what the program does on fake tensors, too",
                     ) from error
             for arg, gradient in self._others:
-                arg.expect(Layout.of(gradient), leaves(gradient))
+                arg.expect(SubclassLayout.of(gradient), leaves(gradient))
 
     def flatten(self, given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """What is inside of arguments: as the compiled program takes it, and as it is."""
@@ -298,13 +300,13 @@ class FlatProgram:
         """Note plain arguments that have a gradient of a wrapper class: the trace begins again."""
         owners = [arg for arg in self._arguments for _ in leaves(arg.fake)]
         for index, gradient in gradients:
-            if is_wrapper(type(gradient)):
+            if is_wrapper_subclass(type(gradient)):
                 self._others.append((owners[index], gradient))
 
     def _take_apart(self, result: Any, given: list[Any]) -> Tensors:
         rows = enumerate(zip(self._arguments, given, strict=True))
         same = (i for i, (a, one) in rows if one is result and (a.layout or a.carriers))
-        layout, index = Layout.of(result), next(same, None)
+        layout, index = SubclassLayout.of(result), next(same, None)
         if index is not None:
             self._results.append((index, 0, False))
             return []
@@ -336,12 +338,12 @@ class FlatProgram:
         sharing = Counter(map(storage_of, inside.values()))
         if not jagged.are_consistent([*given, *results]) or jagged.has_fatal_backward(tensors):
             raise _refusal(tensors[0], "has the ragged size of other offsets, or was split")
-        views = [r for r in tensors if r.requires_grad and isinstance(r, Functional)]
+        views = [r for r in tensors if r.requires_grad and isinstance(r, FunctionalTensor)]
         if any(storage_of(r) in taken for r in views):
             raise _refusal(views[0], "that is returned is a view of what is inside of an argument")
         plain = [value for value in given if isinstance(value, torch.Tensor)]
         outside = taken.union(*(map(storage_of, leaves(value)) for value in plain))
-        for result in filter(lambda r: is_wrapper(type(r)), tensors):
+        for result in filter(lambda r: is_wrapper_subclass(type(r)), tensors):
             found, view = [*compress(leaves(result), _which(result))], is_jagged(type(result))
             memory = set(map(storage_of, found))
             shared: Any = memory & (outside if view else taken)
@@ -352,7 +354,7 @@ class FlatProgram:
             )
             if shared or history or (result.requires_grad and result.is_leaf):
                 raise _refusal(result, "that is returned shares memory or history with others")
-            context: Any = pytree.tree_leaves(Layout.of(result).context)  # type: ignore[union-attr]
+            context: Any = pytree.tree_leaves(SubclassLayout.of(result).context)  # type: ignore[union-attr]
             if any(isinstance(one, SymValue | torch.Tensor) for one in context):
                 raise _refusal(result, "has sizes that vary, or tensors, in its context")
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from weft_core import foreign
+from weft_core import torch_compiler_shim
 from weft_guards import ClassUse, Guard, Held
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import (
@@ -428,7 +428,7 @@ def module_call(
     """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
     cls = self.cls
     entry, inner = lookup(cls, "__call__"), lookup(cls, "_call_impl")
-    by_torch = cls.__module__ == foreign.COMPILED_MODULE
+    by_torch = cls.__module__ == torch_compiler_shim.COMPILED_MODULE
     plain = entry is not None and entry[1] is _MODULE_CALL and inner and inner[1] is _CALL_IMPL
     if not plain and not by_torch:
         return self.special(tx, "__call__"), args, kwargs

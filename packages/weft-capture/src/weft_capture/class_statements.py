@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from weft_core.withheld import warnings_withheld
+from weft_core.warnings_capture import suppress_warnings
 from weft_guards.sources import ConstSource
 
 from weft_capture import attributes
@@ -339,7 +339,7 @@ def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
 def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
     """Make the class that stands for the program's."""
     try:
-        with warnings_withheld() as warned:
+        with suppress_warnings() as warned:
             real = build_class(name, bases, words, **namespace)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         tx.raise_real(error)

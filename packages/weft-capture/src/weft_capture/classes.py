@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from weft_core.wrappers import is_wrapper
+from weft_core.tensor_subclass import is_wrapper_subclass
 from weft_guards.sources import AttrSource, ConstSource
 
 from weft_capture import attributes
@@ -78,7 +78,7 @@ def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) ->
     elif table.is_pure(kind):
         plainly = functools.partial(fold, tx, kind)
         return tx.overrides.evaluate(kind, args, kwargs, plainly)
-    elif is_wrapper(kind):
+    elif is_wrapper_subclass(kind):
         return made(tx, kind, args, kwargs)
     else:
         instance = _new(tx, cls, args, kwargs)

@@ -22,10 +22,10 @@ from weft_core import fake
 from weft_core.errors import Unsupported
 from weft_core.jagged import is_ragged_size
 from weft_core.symnodes import SymbolTable
+from weft_core.tensor_subclass import is_wrapper_subclass
+from weft_core.tensor_versions import version_of
 from weft_core.tracing import ASSERT
-from weft_core.versions import version_of
-from weft_core.withheld import warnings_withheld
-from weft_core.wrappers import is_wrapper
+from weft_core.warnings_capture import suppress_warnings
 from weft_guards.dimension_marks import Kind
 from weft_guards.sources import Source, TensorProperty
 
@@ -293,7 +293,7 @@ class GraphBuilder:
         self.mode.is_checked = True
         function = target if callable(target) else getattr(fake_args.pop(0), target)
         try:
-            with warnings_withheld() as warned:
+            with suppress_warnings() as warned:
                 result = function(*fake_args, **fake_kwargs)
         except Break:
             raise
@@ -331,7 +331,7 @@ class GraphBuilder:
             known = self._by_fake.get(id(result))
             if known is not None:
                 return known
-            if is_wrapper(type(result)):
+            if is_wrapper_subclass(type(result)):
                 if not wrappers.is_whole(result):
                     raise Break("unsupported-value", f"an empty {type(result).__name__}")
                 self.has_wrappers = True

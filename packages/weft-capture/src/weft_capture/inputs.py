@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import CreationMeta
 from torch.fx import Node
 from weft_core.jagged import is_jagged
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 from weft_guards import Guard, MemoryUse
 from weft_guards.payloads import are_apart, shares_memory
 from weft_guards.sources import CallSource, Source

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from weft_core import foreign
+from weft_core import torch_compiler_shim
 from weft_core.arguments import checked, name_of
 
 from weft_capture import frame
@@ -31,10 +31,10 @@ def is_compiling() -> bool:
     return False
 
 
-decline("", graph_break, foreign.GRAPH_BREAK, code="graph-break")
+decline("", graph_break, torch_compiler_shim.GRAPH_BREAK, code="graph-break")
 
 
-@rule(is_compiling, foreign.IS_COMPILING)
+@rule(is_compiling, torch_compiler_shim.IS_COMPILING)
 def _is_compiling(tx: Tracer) -> Value:
     return TRUE
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 from torch.fx import Node
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 
 from weft_capture.values.base import Tracer
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler, optimizer
 from torch.utils.weak import WeakIdKeyDictionary
-from weft_core import foreign
+from weft_core import torch_compiler_shim
 
 from weft_capture import attributes, frame
 from weft_capture.breaks import Break
@@ -183,7 +183,7 @@ def skip_disabled(function: types.FunctionType) -> bool:
     """Skip what torch.compiler.disable wraps; False when `function` is no such wrapper."""
     marks, code = function.__dict__, function.__code__
     home = function.__globals__.get("__name__", "")
-    if "_torchdynamo_disable" not in marks or not home.startswith(foreign.COMPILER):
+    if "_torchdynamo_disable" not in marks or not home.startswith(torch_compiler_shim.COMPILER):
         return False
     if code.co_name == "_fn":
         frame.skip(code, True)
@@ -192,7 +192,7 @@ def skip_disabled(function: types.FunctionType) -> bool:
     return True
 
 
-_NEVER = ("weft_", *foreign.STAGES, "torch.fx", "logging")
+_NEVER = ("weft_", *torch_compiler_shim.STAGES, "torch.fx", "logging")
 _CALLS_OF_GRAPHS = ("torch.fx.graph_module", "torch.fx._pytree")
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 
 Layout = tuple[Any, Any, Any]
 """Sizes, strides and storage offset."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
-from weft_core.marks import inlinable
+from weft_core.inlinable import inlinable
 
 Maybe = torch.Tensor | None
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from weft_core import foreign
+from weft_core import torch_compiler_shim
 from weft_core.events import counters
 
 from weft_compiled_autograd import ddp, report
@@ -24,7 +24,7 @@ from weft_compiled_autograd.aot import reaches_dynamic
 from weft_compiled_autograd.cache import Compiler, Entry, dynamic_of
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.order import eager_order
-from weft_compiled_autograd.tape import EngineOp, Recorder
+from weft_compiled_autograd.tape import EngineOp, TapeRecorder
 from weft_compiled_autograd.window import window
 
 _seam = torch._C._dynamo.compiled_autograd
@@ -38,7 +38,7 @@ class _OpTable(dict[str, EngineOp]):
     """
 
     def __missing__(self, name: str) -> EngineOp:
-        found = getattr(foreign.engine_functions(), name, None)
+        found = getattr(torch_compiler_shim.engine_functions(), name, None)
         if found is None:
             raise NotCapturable(f"the engine gave no function for {name}")
         self[name] = EngineOp(name, found, traceable=True)
@@ -84,7 +84,7 @@ class Everywhere:
 _one_at_a_time = threading.Lock()
 
 
-class Capture(Recorder):
+class Capture(TapeRecorder):
     """The object whose methods the engine calls, in the forms that torch's versions have."""
 
     def __init__(self, session: Session) -> None:

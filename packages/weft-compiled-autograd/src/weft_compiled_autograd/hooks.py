@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from weft_core.marks import inlinable
+from weft_core.inlinable import inlinable
 
 Maybe = torch.Tensor | None
 

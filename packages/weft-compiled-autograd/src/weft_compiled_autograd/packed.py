@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from weft_core.marks import inlinable
+from weft_core.inlinable import inlinable
 
 Layouts = dict[Any, tuple[Any, ...]]
 """By tape node: size, strides, dtype, device of what an unpack hook returned; if it needs grad."""

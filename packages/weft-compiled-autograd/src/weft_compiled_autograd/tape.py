@@ -1,8 +1,8 @@
 """The tape: one backward as the engine describes it, one fx node per engine callback.
 
-The engine calls the methods of a `Recorder` in the order in which it would run its nodes. Tensors
-are stand-ins without data: only their identity matters. A tape is exact for every call that hits
-the same engine cache entry, whatever the sizes, because no C++ backward function has run yet.
+The engine calls the methods of a `TapeRecorder` in the order in which it would run its nodes.
+Tensors are stand-ins without data: only their identity matters. A tape is exact for every call that
+hits the same engine cache entry, whatever the sizes: no C++ backward function has run yet.
 `lower.py` turns a tape into an aten graph; `interpret.py` runs one node by node.
 
     tape  ::= placeholder{inputs, sizes, scalars, hooks, packed_data}  call*  output
@@ -25,7 +25,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
-from weft_core import foreign
+from weft_core import torch_compiler_shim
 
 from weft_compiled_autograd import accumulation, hooks, views
 from weft_compiled_autograd.errors import NotCapturable
@@ -82,7 +82,7 @@ class Tape:
 class _RecordFactories(TorchDispatchMode):
     """Records what the engine allocates during a capture (zeros for undefined gradients)."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TapeRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
@@ -98,7 +98,7 @@ class _RecordFactories(TorchDispatchMode):
         return self.recorder.emit_tensor(func, args, kwargs)
 
 
-foreign.put_off()  # which the first call of a dispatch mode would import
+torch_compiler_shim.defer_compiler_import()  # which the first call of a dispatch mode would import
 
 
 class SizeRef:
@@ -151,7 +151,7 @@ class SizeRef:
         return "size"
 
 
-class Recorder:
+class TapeRecorder:
     """Receives the engine's callbacks and writes a `Tape`. One instance captures one backward.
 
     Method names and argument orders are the engine's; `engine.py` adapts what torch versions
@@ -187,9 +187,9 @@ class Recorder:
         for index, tensor in enumerate(inputs):
             _check_plain(tensor)
             layout = (tensor.shape, (0,) * tensor.dim() if tensor.is_sparse else tensor.stride())
-            stand_in = torch.empty_strided(*layout, dtype=tensor.dtype, device="meta")
-            self._bind(stand_in, self._item("inputs", index))
-            stand_ins.append(stand_in)
+            install_placeholders = torch.empty_strided(*layout, dtype=tensor.dtype, device="meta")
+            self._bind(install_placeholders, self._item("inputs", index))
+            stand_ins.append(install_placeholders)
         symbols: list[Any] = [torch.SymInt(SizeRef()) for _ in sizes]
         for index, symbol in enumerate(symbols):
             self._bind(symbol.node, self._item("sizes", index))

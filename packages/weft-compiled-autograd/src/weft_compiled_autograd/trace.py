@@ -28,7 +28,7 @@ class Unknown:
     node: fx.Node
 
 
-class Trace(tracing.Recorder):
+class Trace(tracing.AtenRecorder):
     """Records into `graph`; enter it above its fake mode."""
 
     def __init__(self, mode: FakeTensorMode) -> None:

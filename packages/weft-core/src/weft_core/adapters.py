@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from weft_core import mutating_ops
+from weft_core.eager_error_probe import is_concrete, is_self_overlapping
 from weft_core.errors import Unsupported
-from weft_core.probes import folds, is_known
 from weft_core.symnodes import equal_sizes
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ class AdapterMode(TorchFunctionMode):
         layouts = []
         for one in _tensors((written,)):
             views = list(self._views(one))
-            if any(map(folds, views)):
+            if any(map(is_self_overlapping, views)):
                 raise Unsupported(
                     "overlapping-write",
                     "the program writes through a view whose elements share memory",
@@ -242,7 +242,7 @@ def _expand(x: Any, *sizes: Any, implicit: bool = False, size: Any = None) -> An
     wanted = sizes[0] if sizes and not isinstance(sizes[0], int | torch.SymInt) else size or sizes
     wanted = wanted.shape if isinstance(wanted, torch.Tensor) else wanted
     new = len(wanted) - x.dim()
-    kept = [n if is_known(m) and m == -1 else m for n, m in zip(x.shape, wanted[new:])]
+    kept = [n if is_concrete(m) and m == -1 else m for n, m in zip(x.shape, wanted[new:])]
     if new < 0 or not equal_sizes((*[1] * new, *x.shape), (*wanted[:new], *kept)):
         return None
     view = aten.alias.default(x)
@@ -285,7 +285,7 @@ def _set_where(x: Any, key: Any, value: Any) -> Any:
     if not fits or (value.dtype != x.dtype and value.numel() != 1):
         return None
     if value.dim() == rest + 1:
-        value = value[0] if is_known(count) and count == 1 else _rows_where(key, value)
+        value = value[0] if is_concrete(count) and count == 1 else _rows_where(key, value)
     return x.copy_(torch.where(key[(..., *[None] * rest)], value.to(x.dtype), x))
 
 
@@ -294,7 +294,7 @@ def _rows_where(key: Any, rows: Any) -> Any:
     count, flat = rows.shape[0], key.flatten()
     text = f"shape mismatch: {count} rows cannot be written where a mask is true elsewhere"
     aten._assert_async.msg(flat.sum() == count, text)
-    if is_known(count) and count == 0:
+    if is_concrete(count) and count == 0:
         return rows.sum(0)  # whose gradient has no rows either
     places = (flat.cumsum(0) - 1).clamp(0, count - 1)
     return rows.index_select(0, places).unflatten(0, key.shape)

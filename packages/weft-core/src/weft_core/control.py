@@ -68,7 +68,7 @@ TARGETS = frozenset((cond, while_loop))
 
 
 @dataclass(frozen=True)
-class Piece:
+class Subgraph:
     """Nodes of a graph copied into a module of their own.
 
     Args:
@@ -90,13 +90,13 @@ class Piece:
             copies[node] = graph.call_function(operator.getitem, (result, index))
 
 
-def cut(root: torch.nn.Module, nodes: Sequence[fx.Node]) -> Piece:
+def extract_subgraph(root: torch.nn.Module, nodes: Sequence[fx.Node]) -> Subgraph:
     """Copy nodes, given in order, out of a graph; `root` has what its `get_attr` nodes name."""
     inside = set(nodes)
     outputs = [node for node in nodes if not inside.issuperset(node.users)]
     used = (arg for node in nodes for arg in node.all_input_nodes)
     given = list(dict.fromkeys(node for node in used if node not in inside))
-    return Piece(copy_nodes(root, nodes, outputs, given), given, outputs)
+    return Subgraph(copy_nodes(root, nodes, outputs, given), given, outputs)
 
 
 def copy_nodes(

@@ -2,8 +2,8 @@
 
 Constructing `FakeTensorMode`, converting a real tensor with it, or running almost any reference
 implementation imports that compiler for a setting or a marker (0.9 s). Here is a mode that reads
-those from a stand-in (`weft_core.foreign`), a converter and a `ShapeEnv` that need none. What
-differs between torch versions about fake tensors belongs in this file and nowhere else.
+those from a placeholder (`weft_core.torch_compiler_shim`), a converter and a `ShapeEnv` that need
+none. What differs between torch versions about fake tensors belongs in this file and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from weft_core import foreign, jagged, probes, python_kernels, static_shapes
+from weft_core import eager_error_probe, jagged, python_kernels, static_shapes, torch_compiler_shim
 from weft_core.fake_strides import strides_of
-from weft_core.symbolic_sizes import NamedSource, limit, new_symint, symbolic_layout
-from weft_core.wrappers import Layout, leaves
+from weft_core.symbolic_sizes import SizeSource, limit, new_symint, symbolic_layout
+from weft_core.tensor_subclass import SubclassLayout, leaves
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
-    "NamedSource",
+    "SizeSource",
     "detect_mode",
     "fake_inputs",
     "fake_mode",
@@ -44,7 +44,7 @@ __all__ = [
     "to_fake",
 ]
 
-_dispatch_impl = foreign.rebind(FakeTensorMode._dispatch_impl)
+_dispatch_impl = torch_compiler_shim.rebind(FakeTensorMode._dispatch_impl)
 _aten = torch.ops.aten
 _UNIQUE = _aten._unique.default
 # Results sized by data, which torch 2.11 does not say: it would take the sizes of zeros.
@@ -59,7 +59,7 @@ class _Mode(FakeTensorMode):
     operators, read sizes as plain ints.
     """
 
-    __init__ = foreign.rebind(FakeTensorMode.__init__)
+    __init__ = torch_compiler_shim.rebind(FakeTensorMode.__init__)
     _python_kernels: list[Any]  # a guard for each time it was entered
     writes = 0  # of operators in place: a tensor of inference mode does not count its own
     drawn = False  # random numbers were
@@ -74,7 +74,7 @@ class _Mode(FakeTensorMode):
         if known and torch.Tag.nondeterministic_seeded in func.tags:
             self.drawn = True
         if checked:
-            probes.check(func, args, kwargs or {})
+            eager_error_probe.check(func, args, kwargs or {})
         if self.is_checked and func in _WARNING and _WARNING[func](*args, **kwargs or {}):
             warnings.warn(f"{func} may warn", stacklevel=2)
         if (product := jagged.product(func, args)) is not None:
@@ -214,19 +214,19 @@ _SYMPY_IMPORTERS = ("elementwise_dtypes", "_is_non_overlapping_and_dense_or_fals
 
 @functools.cache
 def _prepare_torch() -> None:
-    """Once a process: the stand-ins for foreign modules, the functions that would import them."""
+    """Once a process: placeholders for foreign modules, functions that would import them."""
     static_shapes.install()
-    python_kernels.correct()
-    foreign.put_off()
+    python_kernels.correct_python_kernels()
+    torch_compiler_shim.defer_compiler_import()
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.")]
     scopes = [vars(module) for module in modules if isinstance(module, types.ModuleType)]
     for name in _SYMPY_IMPORTERS:
         function = getattr(torch._prims_common, name, None)
-        copy = function and foreign.rebind(function)
+        copy = function and torch_compiler_shim.rebind(function)
         for scope in scopes:
             if name in scope and scope[name] is function:
                 scope[name] = copy
-    foreign.stand_in()
+    torch_compiler_shim.install_placeholders()
 
 
 def fake_mode(shape_env: ShapeEnv | None = None) -> _Mode:
@@ -262,7 +262,7 @@ def _shape_env_class() -> type[ShapeEnv]:
     for name, method in vars(symbolic_shapes.ShapeEnv).items():
         function = inspect.unwrap(method) if isinstance(method, types.FunctionType) else None
         if name in ("__init__", "_init") or "trace_structured" in _names(function):
-            setattr(WeftShapeEnv, name, foreign.rebind(function))
+            setattr(WeftShapeEnv, name, torch_compiler_shim.rebind(function))
 
     return WeftShapeEnv
 
@@ -321,11 +321,11 @@ def to_fake(
         if tensor.fake_mode is mode:
             return tensor
         raise ValueError("to_fake was given a tensor of another fake mode; pass the real tensor")
-    layout = Layout.of(tensor)
+    layout = SubclassLayout.of(tensor)
     if layout and detect_mode([tensor]) is mode:
         return tensor
     if not layout and (not is_plain(type(tensor)) or tensor.layout is not torch.strided):
-        return mode.from_tensor(tensor, source=NamedSource(source_name), static_shapes=True)
+        return mode.from_tensor(tensor, source=SizeSource(source_name), static_shapes=True)
     sizes: Any = tensor.shape
     strides: Any = tensor.stride()
     if dynamic_dims or free_strides:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Say whether two strided tensors surely have no byte in common.
 
     They have none where they lie one behind the other in their storage, or in different columns of

@@ -9,7 +9,7 @@ import torch
 aten = torch.ops.aten
 
 
-def correct() -> None:
+def correct_python_kernels() -> None:
     """Replace kernels whose results alias otherwise than those of C++."""
     keys = torch._C.DispatchKey
     for key in (keys.CompositeImplicitAutograd, keys.Autograd):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NamedSource(Source):
+class SizeSource(Source):
     """Where a symbolic size comes from, as a name; equal names are the same source."""
 
     text: str
@@ -41,7 +41,7 @@ def new_symint(
         shape_env.pending_fresh_unbacked_symbols.clear()
         shape_env._constrain_range_for_size(size.node.expr, min=2)
         return size
-    source = NamedSource(name)
+    source = SizeSource(name)
     dynamic = DimDynamic.DUCK if duck else DimDynamic.DYNAMIC
     positive = True if hint >= 0 else None
     symbol = shape_env.create_symbol(hint, source, dynamic_dim=dynamic, positive=positive)

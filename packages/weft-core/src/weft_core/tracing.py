@@ -1,7 +1,7 @@
-"""Trace a program over fake tensors into a functional aten graph; read `Tracer` first.
+"""Trace a program over fake tensors into a functional aten graph; read `AtenTracer` first.
 
 Two things cooperate. C++ functionalisation (`torch._to_functional_tensor`) wraps the inputs above
-autograd and turns every mutation into a pure op. Below it one small dispatch mode, `Recorder`,
+autograd and turns every mutation into a pure op. Below it one small dispatch mode, `AtenRecorder`,
 sees only pure core ops: it applies decompositions and writes an fx node for each.
 Autograd may run inside a trace, which is how a joint forward and backward graph is made.
 """
@@ -26,12 +26,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft_core.adapters import AdapterMode
+from weft_core.eager_error_probe import divides, may_raise
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
 from weft_core.layouts import laid_out, unusual_results
-from weft_core.probes import divides, may_raise
 from weft_core.symnodes import SymbolTable, SymValue
-from weft_core.withheld import warnings_withheld
+from weft_core.warnings_capture import suppress_warnings
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -54,7 +54,7 @@ _SETTLED = (
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
-class Recorder(TorchDispatchMode):
+class AtenRecorder(TorchDispatchMode):
     """Dispatch mode that writes the core ops it sees into `graph`.
 
     A tensor's node is found by the tensor's identity: each node keeps the fake tensor it stands
@@ -311,12 +311,12 @@ def levels_kept() -> Iterator[None]:
             forward_ad.exit_dual_level()
 
 
-class Tracer:
+class AtenTracer:
     """One trace: wrap the inputs, run the program inside `active`, then call `finish`.
 
     ::
 
-        tracer = Tracer(mode, decompositions)
+        tracer = AtenTracer(mode, decompositions)
         with tracer.active():
             x = tracer.input(fake_x)
             y = tracer.value(program(x))        # a pure fake tensor, with its node recorded
@@ -330,7 +330,7 @@ class Tracer:
     def __init__(
         self, fake_mode: FakeTensorMode, decompositions: Decompositions | None = None
     ) -> None:
-        self.recorder = Recorder(decompositions or {}, fake_mode)
+        self.recorder = AtenRecorder(decompositions or {}, fake_mode)
         self.input_count = 0
         self._fake_mode = fake_mode
         fake_mode.epoch += 1  # an earlier trace's symbols for numbers out of tensors are not ours
@@ -352,7 +352,7 @@ class Tracer:
             stack.enter_context(launches_recorded())
             torch._enable_functionalization(reapply_views=True)
             stack.callback(torch._disable_functionalization)
-            stack.enter_context(warnings_withheld())
+            stack.enter_context(suppress_warnings())
             yield
 
     def input(self, value: Any, name: str | None = None) -> Any:
@@ -474,7 +474,7 @@ def trace_aten(
         written back by trailing `copy_` nodes.
     """
     mode = next(arg.fake_mode for arg in fake_args if isinstance(arg, FakeTensor))
-    tracer = Tracer(mode, decompositions)
+    tracer = AtenTracer(mode, decompositions)
     with tracer.active():
         inputs = [tracer.input(arg) for arg in fake_args]
         if isinstance(fn, fx.GraphModule):
@@ -488,7 +488,7 @@ def trace_aten(
     return tracer.finish(outputs)
 
 
-def write_back(recorder: Recorder, changed: Sequence[tuple[Any, Any]]) -> None:
+def write_back(recorder: AtenRecorder, changed: Sequence[tuple[Any, Any]]) -> None:
     """Record ``input.copy_(final value)`` for each (input, final value) pair."""
     for old, new in changed:
         destination = recorder.node_of(old)

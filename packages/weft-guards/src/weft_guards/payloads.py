@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 import torch
-from weft_core.memory import is_apart
+from weft_core.memory import are_disjoint
 
 from weft_guards.abi import dispatch_keys, extension
 from weft_guards.sources import Source, is_literal
@@ -394,7 +394,7 @@ def shares_memory(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor])
 def are_apart(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
     """Say whether no written tensor has an element of another one."""
     others = [*written, *read]
-    return all(is_apart(t, other) for i, t in enumerate(written) for other in others[i + 1 :])
+    return all(are_disjoint(t, other) for i, t in enumerate(written) for other in others[i + 1 :])
 
 
 @dataclass(frozen=True)

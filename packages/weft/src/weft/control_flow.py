@@ -58,7 +58,7 @@ def split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
             pending.append(node)
         else:
             if pending:
-                piece = control.cut(gm, pending)
+                piece = control.extract_subgraph(gm, pending)
                 piece.call(graph, _Piece(piece.module, compile_one).run, copies)
                 pending.clear()
             if node.op == "get_attr":

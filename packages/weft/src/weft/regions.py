@@ -25,7 +25,7 @@ from weft_capture import config
 from weft_capture.regions import result_state
 from weft_core import control, events
 from weft_core.fake import fresh_fake
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 
 Compiled = Callable[..., Any]
 CompileOne = Callable[[fx.GraphModule, list[Any]], Compiled]
@@ -54,7 +54,7 @@ def compile_in_pieces(
         return None
     chosen = calls.choose()
     pieces = [(kind, list(group)) for kind, group in itertools.groupby(nodes, chosen.get)]
-    cuts = [control.cut(gm, group) for _, group in pieces]
+    cuts = [control.extract_subgraph(gm, group) for _, group in pieces]
     if not chosen or not _may_pass([piece.given for piece in cuts]):
         return None
     graph, compiled = fx.Graph(), dict[Any, Compiled | None]()
@@ -103,7 +103,7 @@ def _may_pass(taken: Sequence[Sequence[fx.Node]]) -> bool:
     return True
 
 
-def _compile(piece: control.Piece, compile_one: CompileOne) -> Compiled | None:
+def _compile(piece: control.Subgraph, compile_one: CompileOne) -> Compiled | None:
     """Compile a piece for the fakes of what it is given, of which some may share memory."""
     module, fakes = (
         piece.module,

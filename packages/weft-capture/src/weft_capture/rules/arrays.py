@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _cast
-from weft_core import foreign, jagged_attention
-from weft_core.marks import inlinable
+from weft_core import jagged_attention, torch_compiler_shim
+from weft_core.inlinable import inlinable
 
 from weft_capture.breaks import Break
 from weft_capture.rules.polyfilled import polyfill
@@ -94,7 +94,7 @@ class _TensorIndices(NullContext):
         raise Break("unsupported-value", "a break between positions of flex_attention")
 
 
-@rule(tensors_as_indices, foreign.TENSOR_INDICES)
+@rule(tensors_as_indices, torch_compiler_shim.TENSOR_INDICES)
 def _make_indices(tx: Tracer) -> Value:
     return _TensorIndices(tensors_as_indices)
 

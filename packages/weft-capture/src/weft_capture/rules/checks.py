@@ -17,8 +17,8 @@ from torch.fx.node import has_side_effect
 from torch.utils import checkpoint
 from weft_core.errors import WeftError
 from weft_core.events import counters, logger
+from weft_core.tensor_subclass import is_distributed
 from weft_core.tracing import is_collective, is_effect
-from weft_core.wrappers import is_distributed
 
 from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
 from weft_capture.graph import GraphBuilder

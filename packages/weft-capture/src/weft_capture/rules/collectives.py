@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from weft_core.marks import inlinable
+from weft_core.inlinable import inlinable
 from weft_guards.sources import AttrSource, CallSource, ConstSource
 
 from weft_capture.breaks import Break

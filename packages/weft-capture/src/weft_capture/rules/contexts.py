@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break

@@ -16,8 +16,8 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from weft_core import control
-from weft_core.marks import inlinable
-from weft_core.versions import version_of
+from weft_core.inlinable import inlinable
+from weft_core.tensor_versions import version_of
 
 from weft_capture import engine
 from weft_capture.breaks import Break

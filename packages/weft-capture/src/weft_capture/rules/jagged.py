@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from weft_core.inlinable import inlinable
 from weft_core.jagged import is_jagged
-from weft_core.marks import inlinable
 
 from weft_capture.rules.polyfilled import polyfill
 from weft_capture.rules.table import rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
-from weft_core import foreign
+from weft_core import torch_compiler_shim
 
 from weft_capture import attributes
 from weft_capture.rules.table import CODE_RULES, rule
@@ -39,7 +39,7 @@ def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Valu
     return tx.trace_body(_SETATTR, [owner, name, value], {})
 
 
-@rule(foreign.MODULE_INIT)
+@rule(torch_compiler_shim.MODULE_INIT)
 def _module_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
     """Leave out the mark that torch's compiler, once loaded, puts on modules for its own use."""
     init = inspect.getclosurevars(torch.nn.Module.__init__).nonlocals["init"]

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break

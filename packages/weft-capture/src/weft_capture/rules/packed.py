@@ -1,7 +1,7 @@
 """Tensors whose numbers the graph's constants tell; packed sequences of such lengths.
 
 Packing and padding sequences of known lengths are one node each, which has the lengths as ints
-(`weft_core.packed`).
+(`weft_core.packed_sequence`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 from torch.nn.utils import rnn
-from weft_core import packed
+from weft_core import packed_sequence
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import rule, rule_of_each
@@ -81,8 +81,8 @@ def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value
     if shape[batch] != len(counts) or shape[time] < counts[0]:
         raise Break("op-failed", "packing other sequences than there are")
     given = [input, tx.literal(counts), batch_first]
-    data = tx.graph.emit("call_function", packed.pack, given, {})
-    return tx.tuple_of([data, _tensor(tx, packed.steps_of(counts))])
+    data = tx.graph.emit("call_function", packed_sequence.pack, given, {})
+    return tx.tuple_of([data, _tensor(tx, packed_sequence.steps_of(counts))])
 
 
 @rule(torch._pad_packed_sequence)
@@ -94,8 +94,8 @@ def _pad(
     if data.example().shape[0] != sum(sizes):
         raise Break("op-failed", "unpacking other sequences than there are")
     arguments = [data, tx.literal(sizes), batch_first, padding_value, total_length]
-    padded = tx.graph.emit("call_function", packed.pad, arguments, {})
-    return tx.tuple_of([padded, _tensor(tx, packed.steps_of(sizes))])
+    padded = tx.graph.emit("call_function", packed_sequence.pad, arguments, {})
+    return tx.tuple_of([padded, _tensor(tx, packed_sequence.steps_of(sizes))])
 
 
 @rule(rnn.invert_permutation)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
-from weft_core.marks import inlinable
+from weft_core.inlinable import inlinable
 
 from weft_capture import polyfills
 from weft_capture.breaks import Break, Raised

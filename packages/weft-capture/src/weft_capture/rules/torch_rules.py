@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 import torch
-from weft_core import foreign
+from weft_core import torch_compiler_shim
 from weft_core.tracing import ASSERT
 from weft_guards.sources import CallSource
 
@@ -106,7 +106,7 @@ _no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
 
 
 _always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-_always(NONE, *foreign.MARKS)
+_always(NONE, *torch_compiler_shim.MARKS)
 _always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
 
 

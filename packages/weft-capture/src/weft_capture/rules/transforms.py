@@ -16,7 +16,7 @@ from torch._functorch import eager_transforms, predispatch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from weft_core.marks import inlinable
+from weft_core.inlinable import inlinable
 
 from weft_capture.breaks import Break
 from weft_capture.rules.table import GRAPH, decline, rule

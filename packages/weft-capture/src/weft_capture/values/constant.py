@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
-from weft_core.withheld import warnings_withheld
+from weft_core.warnings_capture import suppress_warnings
 from weft_guards.payloads import name_of
 from weft_guards.sources import (
     AttrSource,
@@ -266,7 +266,7 @@ def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         Break: when it warns, which it would do in each call.
     """
     failed = None
-    with warnings_withheld("error") as warned:  # it has not done more by then
+    with suppress_warnings("error") as warned:  # it has not done more by then
         try:
             result = function(*args, **kwargs)
         except Warning:

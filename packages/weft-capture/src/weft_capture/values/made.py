@@ -19,7 +19,7 @@ from weft_capture.breaks import Break, NotConstant
 from weft_capture.values.base import Output, Tracer, Value, current_tracer
 from weft_capture.values.constant import Varying, constant, fold
 from weft_capture.values.tensor import TensorValue
-from weft_core.versions import version_of
+from weft_core.tensor_versions import version_of
 from weft_guards.sources import AttrSource, Builder, Names, RootSource, Source
 
 _READABLE = (datetime.date, datetime.time, uuid.UUID)  # their attributes never change

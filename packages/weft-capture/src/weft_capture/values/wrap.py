@@ -68,7 +68,7 @@ from weft_capture.values.overrides import OverridingTensor, has_handler
 from weft_capture.values.weakrefs import WeakRefValue
 from weft_capture.values.wrappers import wrap_wrapper
 from weft_core.fake import is_plain
-from weft_core.wrappers import is_wrapper
+from weft_core.tensor_subclass import is_wrapper_subclass
 from weft_guards.payloads import TensorSpec
 from weft_guards.sources import (
     AttrSource,
@@ -479,7 +479,7 @@ EXACT: dict[type, Wrapper] = {
 
 _Family = type | types.UnionType | Callable[[Any], bool]
 FAMILIES: tuple[tuple[_Family, Wrapper], ...] = (
-    (lambda obj: is_wrapper(type(obj)), _typed(wrap_wrapper)),
+    (lambda obj: is_wrapper_subclass(type(obj)), _typed(wrap_wrapper)),
     (torch.Tensor, _wrap_tensor),
     (lambda obj: is_named(type(obj)), _wrap_tuple),
     (_HINTS, _identical(TypeHint)),

@@ -23,7 +23,7 @@ from weft_capture.values.base import Kwargs, Output, Value
 from weft_capture.values.constant import Constant, constant, is_constant_object
 from weft_capture.values.tensor import TensorValue
 from weft_core.jagged import is_jagged
-from weft_core.wrappers import Layout, is_distributed, leaves
+from weft_core.tensor_subclass import SubclassLayout, is_distributed, leaves
 from weft_guards.payloads import TensorSpec
 from weft_guards.sources import AttrSource, CallSource, ConstSource, InstanceAttrSource, Source
 
@@ -131,7 +131,7 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     """
     kind = type(obj)
     handlers.guard_class(tx, kind)
-    layout = Layout.of(obj)
+    layout = SubclassLayout.of(obj)
     assert layout is not None
     tx.only_here = "a device mesh" if is_distributed(kind) else tx.only_here
     inner: dict[str, Any] = {}
@@ -154,7 +154,7 @@ def wrap_wrapper(tx: Tracer, obj: Any, source: Source) -> Value:
     if not whole or made.fake.requires_grad != obj.requires_grad:
         raise Break("unsupported-value", f"a {kind.__name__} holds more than it tells")
     tx.guard(source, "TENSOR", TensorSpec.of(obj, like=made.fake))
-    tx.guard(CallSource(Layout.fits, (ConstSource(kept), source)), "CONST", True)
+    tx.guard(CallSource(SubclassLayout.fits, (ConstSource(kept), source)), "CONST", True)
     return made
 
 
@@ -167,7 +167,7 @@ def attribute(obj: Any, source: Source, name: str) -> Source:
 
 def inside(tensor: Any, source: Source) -> dict[Source, Any]:
     """Return the plain tensors of an input, itself or inside of it, by their sources."""
-    layout, found = Layout.of(tensor), dict[Source, Any]()
+    layout, found = SubclassLayout.of(tensor), dict[Source, Any]()
     if layout is None:
         return {source: tensor}
     for name in layout.parts:

@@ -153,22 +153,22 @@ def _check_overlap(func: Any, args: Any, kwargs: Any) -> None:
     for index, (tensor, info) in enumerate(tensors):
         if info is not None and info.is_write:
             others = [(i, one) for i, (one, _) in enumerate(tensors) if i != index]
-            inside = torch._debug_has_internal_overlap(tensor) and folds(tensor)
+            inside = torch._debug_has_internal_overlap(tensor) and is_self_overlapping(tensor)
             if inside or any(_overlap(tensor, t, whole or (in_place and not i)) for i, t in others):
                 raise RuntimeError(f"{func} writes to memory that it reads elsewhere")
 
 
-def is_known(size: Any) -> bool:
+def is_concrete(size: Any) -> bool:
     """Say whether a size is a number, or a symbol for one: those out of data are known later."""
     return type(size) is int or bool(size.node.has_hint())
 
 
-def folds(tensor: torch.Tensor) -> bool:
+def is_self_overlapping(tensor: torch.Tensor) -> bool:
     """Say whether two elements of a tensor may lie in one place.
 
     Of sizes out of data only what `expand` makes is known.
     """
-    if not all(map(is_known, (*tensor.stride(), *tensor.shape))):
+    if not all(map(is_concrete, (*tensor.stride(), *tensor.shape))):
         return any(type(stride) is int and stride == 0 for stride in tensor.stride())
     reach: Any = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):

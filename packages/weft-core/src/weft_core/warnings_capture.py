@@ -1,4 +1,4 @@
-"""Withhold warnings; `warnings.catch_warnings` would forget which the program has seen."""
+"""Suppress and record warnings; `catch_warnings` would forget which the program has seen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-class _Noted:
+class _RecordingPattern:
     """In the place of a filter's pattern: fits all that the thread which made it warns of."""
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class _Noted:
 
 
 @contextmanager
-def warnings_withheld(action: str = "ignore") -> Iterator[list[str]]:
+def suppress_warnings(action: str = "ignore") -> Iterator[list[str]]:
     """Note this thread's warnings only, those too that torch gives once in a process.
 
     Args:
         action: what comes of them, as in `warnings.simplefilter`.
     """
-    noted, always = _Noted(), torch.is_warn_always_enabled()
+    noted, always = _RecordingPattern(), torch.is_warn_always_enabled()
     filters: Any = warnings.filters
     entry = (action, noted, Warning, None, 0)
     filters.insert(0, entry)

@@ -2,7 +2,7 @@
 
 Nothing of it is imported here or elsewhere (0.9 s, and it is what weft is). But programs carry its
 marks, and torch imports it on its own for a setting or a marker. So here are the names by which
-what belongs to it is recognised, and stand-ins that answer until somebody really loads it.
+what belongs to it is recognised, and placeholders that answer until somebody really loads it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def engine_functions() -> Any:
     return getattr(sys.modules.get(f"{COMPILER}.compiled_autograd"), "ops", None)
 
 
-class _Settings:
+class _SettingsPlaceholder:
     """Settings of a module that `FakeTensorMode` reads, at their defaults.
 
     Any other name is looked up in the real module, which imports it.
@@ -60,15 +60,15 @@ class _Settings:
             setattr(importlib.import_module(self._module), name, value)
 
 
-class _Compiler:
+class _CompilerPlaceholder:
     """What torch's attribute for its compiler resolves to until somebody really imports that.
 
     torch resolves it lazily by importing the package; the fake mode's dispatch only wants one
     setting of it. Any other attribute does what torch would have done. A real import replaces the
-    stand-in by itself: importing a submodule rebinds the attribute on its parent.
+    placeholder by itself: importing a submodule rebinds the attribute on its parent.
     """
 
-    config = _Settings(
+    config = _SettingsPlaceholder(
         _COMPILER_SETTINGS,
         fake_tensor_cache_enabled=True,
         fake_tensor_cache_crosscheck_enabled=False,
@@ -103,7 +103,7 @@ def _import(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def rebind(function: Any) -> Any:
-    """`function` with the same code, but stand-ins for imports and without torch's trace log."""
+    """`function` with the same code, but placeholders for imports and without torch's trace log."""
     scope = {
         **function.__globals__,
         "__builtins__": {**vars(builtins), "__import__": _import},
@@ -123,7 +123,7 @@ def _until_loaded(function: Any, name: str, default: Any) -> Any:
     return known if known is not None or loaded else function
 
 
-def put_off() -> None:
+def defer_compiler_import() -> None:
     """Keep the first call of a function that torch hides from its compiler from importing that.
 
     Hiding matters only where it runs, yet every reference implementation and every dispatch mode
@@ -132,9 +132,9 @@ def put_off() -> None:
     vars(torch._compile)["getattr"] = _until_loaded
 
 
-def stand_in() -> None:
-    """Put the stand-ins in place. A real import of either module rebinds the attribute."""
-    vars(torch._functorch).setdefault("config", _Settings(
+def install_placeholders() -> None:
+    """Put the placeholders in place. A real import of either module rebinds the attribute."""
+    vars(torch._functorch).setdefault("config", _SettingsPlaceholder(
         _FUNCTORCH_SETTINGS,
         fake_tensor_propagate_real_tensors=False,
         fake_tensor_allow_unsafe_data_ptr_access=True,
@@ -142,4 +142,4 @@ def stand_in() -> None:
         fake_tensor_prefer_device_type=None,
         generate_fake_kernels_from_real_mismatches=False,
     ))  # fmt: skip
-    vars(torch).setdefault(COMPILER.partition(".")[2], _Compiler())
+    vars(torch).setdefault(COMPILER.partition(".")[2], _CompilerPlaceholder())

@@ -20,7 +20,7 @@ _FOREIGN = "torch.distributed."
 """Classes that wait in their dispatch; not DTensor."""
 
 
-def is_wrapper(kind: type) -> bool:
+def is_wrapper_subclass(kind: type) -> bool:
     """Say whether tensors of a class have tensors inside that they can be made of again."""
     if kind is torch.Tensor or not issubclass(kind, torch.Tensor):
         return False
@@ -35,7 +35,7 @@ def is_distributed(kind: type) -> bool:
 
 
 @dataclass(frozen=True)
-class _Spread:
+class _DTensorPlacement:
     """How a DTensor lies on its mesh, and settings of DTensors' dispatch."""
 
     spec: Any
@@ -57,20 +57,20 @@ def _flatten(tensor: Any) -> tuple[list[str], Any]:
         settings = dispatch._allow_implicit_replication, len(dispatch._custom_op_handlers)
         spec = copy.copy(tensor._spec)
         spec.tensor_meta = None
-        return ["_local_tensor"], _Spread(spec, settings)
+        return ["_local_tensor"], _DTensorPlacement(spec, settings)
     return tensor.__tensor_flatten__()  # type: ignore[no-any-return]
 
 
 def leaves(value: Any) -> list[Any]:
     """Return the plain tensors inside of one of a wrapper class, and anything else as it is."""
-    if not is_wrapper(type(value)):
+    if not is_wrapper_subclass(type(value)):
         return [value]
     names, _ = _flatten(value)
     return [leaf for name in names for leaf in leaves(getattr(value, name))]
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class SubclassLayout:
     """How a tensor is put together from what is inside of it.
 
     Attributes:
@@ -82,23 +82,25 @@ class Layout:
     """
 
     cls: type
-    parts: dict[str, Layout | None]
+    parts: dict[str, SubclassLayout | None]
     context: Any
     rest: dict[str, Any]
     size: Sequence[Any]
     stride: Sequence[Any]
 
     @staticmethod
-    def of(tensor: Any) -> Layout | None:
+    def of(tensor: Any) -> SubclassLayout | None:
         """Take a tensor apart; None for one that is not of a wrapper class."""
-        if not is_wrapper(type(tensor)):
+        if not is_wrapper_subclass(type(tensor)):
             return None
         names, context, rest = _describe(tensor)
-        parts = {name: Layout.of(getattr(tensor, name)) for name in names}
+        parts = {name: SubclassLayout.of(getattr(tensor, name)) for name in names}
         if jagged.is_jagged(type(tensor)):
-            return Layout(type(tensor), parts, context, rest, (), ())
+            return SubclassLayout(type(tensor), parts, context, rest, (), ())
         with torch._C.DisableTorchFunctionSubclass():
-            return Layout(type(tensor), parts, context, rest, tensor.size(), tensor.stride())
+            return SubclassLayout(
+                type(tensor), parts, context, rest, tensor.size(), tensor.stride()
+            )
 
     def leaves(self, tensor: Any) -> list[Any]:
         """Return the plain tensors inside of a tensor that is put together so."""
@@ -117,7 +119,7 @@ class Layout:
         """Put a tensor of some size together from its parts."""
         if jagged.is_jagged(self.cls):
             return jagged.build(inner, self.context)
-        if isinstance(self.context, _Spread):
+        if isinstance(self.context, _DTensorPlacement):
             return self.context.build(self.cls, inner["_local_tensor"], size, stride)
         make: Any = self.cls.__tensor_unflatten__  # type: ignore[attr-defined]
         return make(inner, copy.deepcopy(self.context), size, stride)  # each has its own context
@@ -133,13 +135,13 @@ class Layout:
         inner = [n for part in self.parts.values() if part is not None for n in part.numbers()]
         return [*self.size, *self.stride, *inner]
 
-    def at(self, numbers: Iterator[Any]) -> Layout:
+    def at(self, numbers: Iterator[Any]) -> SubclassLayout:
         """Return the same with other `numbers`."""
         size, stride = ([next(numbers) for _ in old] for old in (self.size, self.stride))
         parts = {name: part and part.at(numbers) for name, part in self.parts.items()}
         return replace(self, parts=parts, size=size, stride=stride)
 
-    def matches(self, other: Layout | None) -> bool:
+    def matches(self, other: SubclassLayout | None) -> bool:
         """Say whether another tensor is put together likewise, sizes aside."""
         if other is None or self.cls is not other.cls:
             return False
@@ -148,9 +150,9 @@ class Layout:
         same = mine == others and all(b is None if a is None else a.matches(b) for a, b in pairs)
         return same and _same([self.context, self.rest], [other.context, other.rest])
 
-    def for_gradients(self) -> Layout:
+    def for_gradients(self) -> SubclassLayout:
         """Return how gradients are put together: those of a partial DTensor are whole."""
-        if not isinstance(self.context, _Spread):
+        if not isinstance(self.context, _DTensorPlacement):
             return self
         spec = copy.copy(self.context.spec)
         whole = sys.modules["torch.distributed.tensor"].Replicate()
@@ -159,7 +161,7 @@ class Layout:
 
     def fitted(self, gradient: Any) -> Any:
         """Return a gradient that is a DTensor spread as these are, any other as it is."""
-        if is_distributed(type(gradient)) and isinstance(self.context, _Spread):
+        if is_distributed(type(gradient)) and isinstance(self.context, _DTensorPlacement):
             return gradient.redistribute(self.context.spec.mesh, self.context.spec.placements)
         return gradient
 
