@@ -11,7 +11,7 @@ import torch
 from weft_guards.check import arg_names_of, compile_check
 from weft_guards.explain import explain_miss
 from weft_guards.guards import KINDS, Guard, GuardSet
-from weft_guards.payloads import Held, MemoryUse, NamespaceUse, ShapeExpr, TensorSpec
+from weft_guards.payloads import MemoryUse, NamespaceUse, ShapeExpr, TensorSpec, WeakIdentity
 from weft_guards.sources import (
     AttrSource,
     CellSource,
@@ -130,7 +130,7 @@ def test_namespace():
     module = types.ModuleType("library")
     vars(module).update(function=one, number=1000)
     use = NamespaceUse.of({"function": one, "number": 1000})
-    guards = [Guard.of(ProgramSource(Held(module)), "NAMESPACE", use)]
+    guards = [Guard.of(ProgramSource(WeakIdentity(module)), "NAMESPACE", use)]
     check = check_of(guards)
     for _ in range(4):  # the later runs have a memo
         assert check(one, 0)

@@ -7,7 +7,15 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from weft_guards import ClassUse, Guard, GuardSet, Held, call_with, compile_check, explain_miss
+from weft_guards import (
+    ClassUse,
+    Guard,
+    GuardSet,
+    WeakIdentity,
+    call_with,
+    compile_check,
+    explain_miss,
+)
 from weft_guards.abi import extension
 from weft_guards.config import settings
 from weft_guards.payloads import find_in_class
@@ -241,7 +249,7 @@ class Reader:
 
 def class_guard(cls, *names):
     use = ClassUse.of(cls, {name: find_in_class(cls, name) for name in names})
-    return Guard.of(ProgramSource(Held(cls)), "CLASS", use)
+    return Guard.of(ProgramSource(WeakIdentity(cls)), "CLASS", use)
 
 
 @pytest.mark.parametrize("native_checks", [True, False])

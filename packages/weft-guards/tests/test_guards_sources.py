@@ -23,7 +23,7 @@ from weft_guards.sources import (
     TorchStateSource,
     TypeSource,
     is_literal,
-    render_whole,
+    render_source,
 )
 
 A_GLOBAL = "value of a global"
@@ -148,7 +148,7 @@ def test_render_whole_uses_the_given_names():
         def root(self, kind, name):
             return f"my_{name}"
 
-    assert render_whole(ItemSource(ARGS, 0), Names()) == "my_args[0]"
+    assert render_source(ItemSource(ARGS, 0), Names()) == "my_args[0]"
 
 
 @pytest.mark.parametrize("value", [1, "a", None, (1, ("b", None)), 2.5, b"", ...])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from weft_core import torch_compiler_shim
-from weft_guards import ClassUse, Guard, Held
+from weft_guards import ClassUse, Guard, WeakIdentity
 from weft_guards.payloads import find_in_class
 from weft_guards.sources import (
     AttrSource,
@@ -131,7 +131,7 @@ def class_guards(reads: dict[type, dict[str, Found | None]]) -> Iterator[Guard]:
             or is_trusted(found[0].__module__)
         }
         if kept:
-            yield Guard.of(ProgramSource(Held(cls)), "CLASS", ClassUse.of(cls, kept))
+            yield Guard.of(ProgramSource(WeakIdentity(cls)), "CLASS", ClassUse.of(cls, kept))
 
 
 def is_python_code(attribute: object) -> bool:

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from weft_guards import Held
+from weft_guards import WeakIdentity
 from weft_guards.sources import (
     CallSource,
     ConstSource,
@@ -175,7 +175,7 @@ def weakly(source: Source) -> Source:
     if not isinstance(source, ConstSource):
         return source
     try:
-        return ProgramSource(Held(source.value))
+        return ProgramSource(WeakIdentity(source.value))
     except TypeError:
         return source
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 from weft_core.jagged import is_jagged
 from weft_core.tensor_versions import version_of
 from weft_guards import Guard, MemoryUse
-from weft_guards.payloads import are_apart, shares_memory
+from weft_guards.payloads import shares_memory, writes_are_disjoint
 from weft_guards.sources import CallSource, Source
 
 from weft_capture.breaks import Break
@@ -146,7 +146,7 @@ def write_guards(inputs: list[GraphInput]) -> list[Guard]:
         return guards
     tensors = list(written.values()), list(read.values())
     shared = shares_memory(*tensors)
-    use = MemoryUse(tuple(written), tuple(read), shared, shared and are_apart(*tensors))
+    use = MemoryUse(tuple(written), tuple(read), shared, shared and writes_are_disjoint(*tensors))
     return [*guards, Guard.of(use.written[0], "MEMORY", use)]
 
 

@@ -25,12 +25,12 @@ from torch.fx.node import map_aggregate, map_arg
 from weft_core import fake
 from weft_core.cachedir import cache_dir, keep, package_digest, read_checked
 from weft_core.events import logger
-from weft_guards import Guard, call_with, saved
+from weft_guards import Guard, call_with, serialization
 from weft_guards.check import read_sources
 from weft_guards.config import settings as guards_settings
 from weft_guards.native import usable_extension
 from weft_guards.payloads import name_of
-from weft_guards.saved import NotSaved, Stale
+from weft_guards.serialization import NotSerializable, Stale
 from weft_guards.sources import ConstSource, Source, TensorProperty
 
 from weft_capture import config, frame
@@ -67,7 +67,7 @@ class Saved:
     """One entry as it is in a file."""
 
     library: tuple[tuple[str, str, str], ...]  # (module, name, repr) of its data that was read
-    guards: tuple[Guard, ...]  # as `weft_guards.saved` writes them
+    guards: tuple[Guard, ...]  # as `weft_guards.serialization` writes them
     code: bytes  # the replacement code without its constants, by marshal
     constants: tuple[Any, ...]
     graph: Rows  # none for an empty graph
@@ -143,7 +143,7 @@ def _fakes(inputs: Inputs, values: list[Any], env: Any) -> list[Any]:
 # ---- from a capture to bytes
 
 
-class _Saver(saved.Saver):
+class _Saver(serialization.GuardPickler):
     """Writes entries: code objects are written as where they come from.
 
     `owners` are the functions whose code the entry may hold.
@@ -165,7 +165,7 @@ class _Saver(saved.Saver):
         if "start of" in derived:
             return _start, (derived["start of"]().code,)
         if id(obj) not in self.owners:
-            raise NotSaved("unnamed-object", name_of(obj))
+            raise NotSerializable("unnamed-object", name_of(obj))
         return getattr, (self.owners[id(obj)], "__code__")
 
 
@@ -202,15 +202,15 @@ def to_bytes(
     try:
         other = tx.graph.inference is not torch.is_inference_mode_enabled()
         if around.modes or tx.only_here or tx.graph.root._modules or (inputs and other):
-            raise NotSaved("process-bound", tx.only_here or "a mode, or control flow")
+            raise NotSerializable("process-bound", tx.only_here or "a mode, or control flow")
         blank, where = marshal.dumps(code.replace(co_consts=())), tuple(_readable(inputs))
         entry = Saved(library, tuple(guards), blank, code.co_consts, rows, where, stopped)
         owners = [one.function.obj for one in tx.frames if one.function.obj is not None]
         _Saver(file, known, owners).dump(entry)
     except Exception as reason:
-        if config.settings.raise_internal_errors and not isinstance(reason, NotSaved):
+        if config.settings.raise_internal_errors and not isinstance(reason, NotSerializable):
             raise
-        return str(reason) if isinstance(reason, NotSaved) else f"[internal] {reason!r}"
+        return str(reason) if isinstance(reason, NotSerializable) else f"[internal] {reason!r}"
     return file.getvalue()
 
 
@@ -224,7 +224,7 @@ def _readable(inputs: list[GraphInput]) -> Iterator[tuple[Source, Dims, Dims]]:
         alone = isinstance(source, TensorProperty) and source.base not in sources
         unknown = not all(sizes[dim].node.has_hint() for dim in dims)
         if alone or unknown or isinstance(source, ConstSource) or any(origins(source)):
-            raise NotSaved("process-bound", f"input {source} of the graph")
+            raise NotSerializable("process-bound", f"input {source} of the graph")
         free = {one.source.dim for one in inputs if isinstance(one.source, TensorProperty)
                 and (one.source.base, one.source.prop) == (source, "stride")}  # fmt: skip
         yield source, dims, tuple(sorted(free))
@@ -242,7 +242,7 @@ class Kept:
     def __init__(self, function: types.FunctionType, *rules: Any) -> None:
         code = function.__code__
         settings = (config.settings.as_dict(), guards_settings.as_dict(), *rules)
-        parts = (_environment(), settings, function.__module__, saved.digest(code))
+        parts = (_environment(), settings, function.__module__, serialization.digest(code))
         self.folder = cache_dir("precompiled")
         self.key = hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
         self.entries: list[Saved] = []
@@ -250,11 +250,11 @@ class Kept:
             data = read_checked(path)
             if data is None:
                 continue
-            loader = saved.Loader(io.BytesIO(data))
+            loader = serialization.GuardUnpickler(io.BytesIO(data))
             loader.known = {_HOME: original(decode(code)).code, _CALLER: _CALLER}
             try:
                 entry = loader.load()
-                same = [repr(saved.find(*place)) == text for *place, text in entry.library]
+                same = [repr(serialization.find(*place)) == text for *place, text in entry.library]
                 self.entries += [entry] if all(same) else []
             except Stale as reason:
                 _log.info("%s: kept code is passed over: %s", code.co_qualname, reason)
@@ -272,7 +272,7 @@ class Kept:
         """Compile and drop an entry that admits a call; returns code, guards, graph and break."""
         for entry in self.entries:
             try:
-                guards = saved.bind(entry.guards, function, flat_args)
+                guards = serialization.bind(entry.guards, function, flat_args)
             except Stale as reason:
                 _log.info("%s: %s", function.__qualname__, reason)
                 continue

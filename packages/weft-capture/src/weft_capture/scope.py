@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from weft_guards import Guard, Held
+from weft_guards import Guard, WeakIdentity
 from weft_guards.payloads import NamespaceUse
 from weft_guards.sources import (
     AttrSource,
@@ -101,7 +101,7 @@ def library_guards(library: dict[tuple[str, str], Any]) -> Iterator[Guard]:
         if owner is not None and vars(owner).get(name) is obj:
             found.setdefault(module, {})[name] = obj
     for module, names in found.items():
-        place = ProgramSource(Held(sys.modules[module]))
+        place = ProgramSource(WeakIdentity(sys.modules[module]))
         yield Guard.of(place, "NAMESPACE", NamespaceUse.of(names))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
-from weft_guards import DynamicPolicy, Guard, GuardSet, Held
+from weft_guards import DynamicPolicy, Guard, GuardSet, WeakIdentity
 from weft_guards.payloads import same_constant
 from weft_guards.sources import (
     AttrSource,
@@ -242,7 +242,7 @@ class Tracer:
     def guard_code(self, function: types.FunctionType, source: Source | None) -> None:
         """Guard that a function that is inlined keeps its code, which can be assigned."""
         if source is None or isinstance(source, ConstSource):
-            source = ProgramSource(Held(function))
+            source = ProgramSource(WeakIdentity(function))
         self.guard(AttrSource(source, "__code__"), "ID", function.__code__)
 
     def guard_alias(self, first: Source, second: Source, obj: Any) -> None:

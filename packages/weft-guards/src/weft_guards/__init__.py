@@ -4,9 +4,9 @@ Read in this order: `sources` (where a value came from), `guards` (what must hol
 (one function that tests it all), `explain` (why it fails), `cache`, `dynamic`, `shapes`, `filters`.
 """
 
+from weft_guards.cache import CacheEntry as CacheEntry
 from weft_guards.cache import CacheRules as CacheRules
 from weft_guards.cache import CodeCache as CodeCache
-from weft_guards.cache import Entry as Entry
 from weft_guards.check import Check as Check
 from weft_guards.check import arg_names_of as arg_names_of
 from weft_guards.check import compile_check as compile_check
@@ -24,10 +24,10 @@ from weft_guards.guards import GuardSet as GuardSet
 from weft_guards.native import call_with as call_with
 from weft_guards.payloads import ClassUse as ClassUse
 from weft_guards.payloads import DictKeys as DictKeys
-from weft_guards.payloads import Held as Held
 from weft_guards.payloads import MemoryUse as MemoryUse
 from weft_guards.payloads import ShapeExpr as ShapeExpr
 from weft_guards.payloads import TensorSpec as TensorSpec
+from weft_guards.payloads import WeakIdentity as WeakIdentity
 from weft_guards.sources import Source as Source
 from weft_guards.spec import ShapesSpec as ShapesSpec
 from weft_guards.state import TorchState as TorchState

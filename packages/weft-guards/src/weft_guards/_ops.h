@@ -4,7 +4,7 @@
 
 #include <Python.h>
 
-#include "_amounts.h"
+#include "_shape_vm.h"
 #include "_classes.h"
 #include "_memory.h"
 #include "_namespaces.h"
@@ -39,7 +39,7 @@
     X(GRAD)      /* grad mode is n; reads no register */                                         \
     X(CLASS)     /* names of a class mean what object says; reads no register */                 \
     X(NAMESPACE) /* names of a module mean what object says; reads no register */                \
-    X(SHAPE)     /* amounts are as the code object says (see _amounts.h); reads no register */   \
+    X(SHAPE)     /* amounts are as the code object says (see _shape_vm.h); reads no register */   \
     X(MEMORY)    /* n tensors are to follow; reads no register */                                \
     X(WRITES)    /* tensor a is written, and shares memory with none before */                   \
     X(READS)     /* tensor a shares memory with none that is written */                          \

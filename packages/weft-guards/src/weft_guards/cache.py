@@ -42,7 +42,7 @@ def _callers() -> str:
     return "".join(traceback.format_list(stack))
 
 
-Row = tuple[Check, CodeType, "Entry"]
+Row = tuple[Check, CodeType, "CacheEntry"]
 
 
 class Table:
@@ -86,7 +86,7 @@ class CacheRules:
 
 
 @dataclass(eq=False)
-class Entry:
+class CacheEntry:
     """One piece of compiled code, the check that admits calls to it, and its guards."""
 
     check: Check
@@ -129,18 +129,18 @@ class CodeCache:
         self._lock = threading.RLock()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CacheEntry, ...]:
         """The entries, the one hit last in front."""
         return tuple([row[2] for row in self.lookup.rows])
 
     @entries.setter
-    def entries(self, entries: Iterable[Entry]) -> None:
+    def entries(self, entries: Iterable[CacheEntry]) -> None:
         self.lookup.rows = tuple([(entry.check, entry.code, entry) for entry in entries])
 
-    def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> Entry:
+    def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> CacheEntry:
         """Add an entry in front; it is evicted when an object its guards name dies."""
         self.policy.keep()
-        entry = Entry(check, code, tuple(guards))
+        entry = CacheEntry(check, code, tuple(guards))
         here, there = weakref.ref(self), weakref.ref(entry)
 
         def died(_: object) -> None:
@@ -228,13 +228,16 @@ class CodeCache:
         return False
 
     def reasons(
-        self, func: FunctionType, flat_locals: Sequence[Any], entries: Iterable[Entry] | None = None
-    ) -> list[tuple[Entry, list[Miss]]]:
+        self,
+        func: FunctionType,
+        flat_locals: Sequence[Any],
+        entries: Iterable[CacheEntry] | None = None,
+    ) -> list[tuple[CacheEntry, list[Miss]]]:
         """Return, for each entry (default: all), why it does not admit a call; [] if it does."""
         chosen = self.entries if entries is None else entries
         return [(entry, explain_miss(entry.guards, func, flat_locals)) for entry in chosen]
 
-    def _log_reasons(self, reasons: list[tuple[Entry, list[Miss]]]) -> None:
+    def _log_reasons(self, reasons: list[tuple[CacheEntry, list[Miss]]]) -> None:
         """Log why the newest entry does not fit, and verbosely why each does not."""
         for index, (entry, misses) in enumerate(reasons):
             lines = "\n  ".join(map(str, misses))

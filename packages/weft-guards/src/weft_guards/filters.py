@@ -39,7 +39,7 @@ _TORCH_NAMES = {
 
 
 @dataclass(frozen=True)
-class Origin:
+class GuardOrigin:
     """The guard behind an entry, with what torch.compiler's filters ask of `origin.source`.
 
     Args:
@@ -51,7 +51,7 @@ class Origin:
     modules: tuple[type, ...]
 
     @property
-    def source(self) -> Origin:
+    def source(self) -> GuardOrigin:
         """Return this."""
         return self
 
@@ -82,7 +82,7 @@ class GuardEntry:
     has_value: bool
     value: object
     is_global: bool
-    orig_guard: Origin
+    orig_guard: GuardOrigin
     derived_guard_types: tuple[str, ...] = ()
 
 
@@ -132,5 +132,5 @@ def _entry(guard: Guard, value: Callable[[Source], tuple[bool, object]]) -> Guar
         _TORCH_NAMES.get(guard.kind, guard.kind),
         *value(guard.source),
         any(isinstance(source, GlobalSource | GlobalsSource) for source in chain),
-        Origin(guard, tuple(cls for cls in classes if issubclass(cls, torch.nn.Module))),
+        GuardOrigin(guard, tuple(cls for cls in classes if issubclass(cls, torch.nn.Module))),
     )

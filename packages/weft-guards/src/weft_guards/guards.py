@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from weft_core.errors import UserStack
 
-from weft_guards.payloads import DictKeys, Held, TensorSpec, name_of, same_constant
+from weft_guards.payloads import DictKeys, TensorSpec, WeakIdentity, name_of, same_constant
 from weft_guards.sources import DictSource, ProgramSource, Source, is_literal
 from weft_guards.state import TorchState
 
@@ -34,16 +34,16 @@ Test = Callable[[Sequence[str], Any, Bind], str]
 # ---- conditions: (expressions of the guard's values, payload, bind) -> Python text
 
 
-def _test_type(x: Sequence[str], cls: Held, bind: Bind) -> str:
+def _test_type(x: Sequence[str], cls: WeakIdentity, bind: Bind) -> str:
     return f"type({x[0]}) is {_held(cls, bind)}"
 
 
-def _test_id(x: Sequence[str], held: Held, bind: Bind) -> str:
+def _test_id(x: Sequence[str], held: WeakIdentity, bind: Bind) -> str:
     # A dead reference gives None, and the value may be None by now.
     return f"{x[0]} is {_held(held, bind)}{'' if held.immortal else ' is not None'}"
 
 
-def _held(held: Held, bind: Bind) -> str:
+def _held(held: WeakIdentity, bind: Bind) -> str:
     """Name an object, or the call that gets it from its weak reference."""
     return f"{bind.const(held.handle)}{'' if held.immortal else '()'}"
 
@@ -104,10 +104,10 @@ _MODE = "call under one setting, or expect one compilation per setting"
 KINDS: dict[str, KindSpec] = {
     # kind                 meaning                     payload from       condition
     "TYPE": KindSpec(
-        "type({x}) is {p}", _as(Held, Held), _test_type, "pass values of one type"
+        "type({x}) is {p}", _as(WeakIdentity, WeakIdentity), _test_type, "pass values of one type"
     ),
     "ID": KindSpec(
-        "{x} is {p}", _as(Held, Held), _test_id, "pass the same object at each call"
+        "{x} is {p}", _as(WeakIdentity, WeakIdentity), _test_id, "pass the same object at each call"
     ),
     "NONE": KindSpec(
         "{x} is None", lambda _: None, lambda x, p, b: f"{x[0]} is None",
@@ -208,7 +208,7 @@ class Guard:
             return (DictSource(self.source),)
         return (self.source,)
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[WeakIdentity]:
         """Return the objects whose death makes this guard fail for ever."""
         payload = self.payload
         root = self.source if self.source.base is None else self.source.base
@@ -217,7 +217,7 @@ class Guard:
         if isinstance(payload, TensorSpec):
             payload = payload.cls
         found = payload.held if isinstance(payload, DictKeys) else [payload]
-        return [one for one in found if isinstance(one, Held) and not one.immortal]
+        return [one for one in found if isinstance(one, WeakIdentity) and not one.immortal]
 
     def __str__(self) -> str:
         means, name = KINDS[self.kind].means, self.source.expr()

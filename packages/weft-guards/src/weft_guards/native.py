@@ -19,11 +19,11 @@ from weft_guards import sources as src
 from weft_guards.abi import dtype_number, extension, state_words
 from weft_guards.config import settings
 from weft_guards.guards import Guard
-from weft_guards.payloads import ClassUse, DictKeys, Held, MemoryUse, ShapeExpr, TensorSpec
+from weft_guards.payloads import ClassUse, DictKeys, MemoryUse, ShapeExpr, TensorSpec, WeakIdentity
 from weft_guards.shapecode import NoCode, shape_code
 from weft_guards.state import AUTOCAST, TorchState
 
-MAX_AMOUNTS = 128  # as in _amounts.h
+MAX_AMOUNTS = 128  # as in _shape_vm.h
 Row = tuple[int, int, int, Any]  # instruction, register read, number, object
 
 
@@ -108,7 +108,7 @@ def _fetch_item(asm: Assembler, source: src.ItemSource) -> Row:
 
 
 def _fetch_program(asm: Assembler, source: src.ProgramSource) -> Row:
-    held: Held = source.held
+    held: WeakIdentity = source.held
     return (asm.code.CONST if held.immortal else asm.code.REF, 0, 0, held.handle)
 
 
@@ -146,7 +146,7 @@ def _identity(strong: str, weak: str) -> Callable[[Assembler, Guard], list[Row]]
     """Test for an object that lives for ever, or by a weak reference to it."""
 
     def rows(asm: Assembler, guard: Guard) -> list[Row]:
-        held: Held = guard.payload
+        held: WeakIdentity = guard.payload
         code: int = getattr(asm.code, strong if held.immortal else weak)
         return [(code, asm.fetch(guard.source), 0, held.handle)]
 
@@ -165,7 +165,7 @@ def _test_const(asm: Assembler, guard: Guard) -> list[Row]:
 
 def _test_keys(asm: Assembler, guard: Guard) -> list[Row]:
     payload: DictKeys = guard.payload
-    keys = tuple([key.handle if isinstance(key, Held) else key for key in payload.keys])
+    keys = tuple([key.handle if isinstance(key, WeakIdentity) else key for key in payload.keys])
     if not all(type(key) in (str, int, weakref.ref) for key in keys):
         raise NotNative
     return [(asm.code.KEYS, asm.fetch(guard.source), 0, keys)]

@@ -1,8 +1,8 @@
 """What a guard remembers of the value it saw: small immutable records that keep no user object.
 
-`Held` refers to an object weakly (so a guard cannot keep it alive), `TensorSpec` is what must hold
-of a tensor, `DictKeys` of a dict, `ClassUse` of a class, `ShapeExpr` of several sizes; `state` has
-that of the process.
+`WeakIdentity` refers to an object weakly (so a guard cannot keep it alive), `TensorSpec` is what
+must hold of a tensor, `DictKeys` of a dict, `ClassUse` of a class, `ShapeExpr` of several sizes;
+`state` has that of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _is_immortal(value: object) -> bool:
     return False
 
 
-class Held:
+class WeakIdentity:
     """An object to be recognised by identity, held weakly unless it never dies anyway.
 
     `handle` is the object itself where it never dies, else the weak reference.
@@ -77,7 +77,9 @@ class Held:
 
     def __eq__(self, other: object) -> bool:
         # A dead object's id may be another's now; such guards belong to entries about to be evicted
-        return isinstance(other, Held) and self.get() is other.get() and self.key == other.key
+        return (
+            isinstance(other, WeakIdentity) and self.get() is other.get() and self.key == other.key
+        )
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -88,7 +90,7 @@ class Held:
 
 def name_of(value: object) -> str:
     """Name an object without running the user's code (no user `__repr__`)."""
-    if isinstance(value, Held):
+    if isinstance(value, WeakIdentity):
         return value.text
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}".removeprefix("builtins.")
@@ -129,7 +131,7 @@ def same_constant(a: object, b: object) -> bool:
 class TensorSpec:
     """What must hold of a tensor; None in sizes or strides means that any value will do."""
 
-    cls: Held
+    cls: WeakIdentity
     dtype: torch.dtype
     device: torch.device
     sizes: tuple[int | None, ...]
@@ -148,7 +150,7 @@ class TensorSpec:
         shape = tensor if like is None else like
         plain = tensor.layout is torch.strided
         return TensorSpec(
-            Held(type(tensor)),
+            WeakIdentity(type(tensor)),
             tensor.dtype,
             tensor.device,
             tuple(size if type(size) is int else None for size in shape.shape),
@@ -225,7 +227,7 @@ class DictKeys:
         return DictKeys(tuple(map(_key, keys)))
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[WeakIdentity]:
         """The keys, and what tuples among them hold, that are recognised by identity."""
         return list(_held(self.keys))
 
@@ -240,20 +242,20 @@ class DictKeys:
 def _key(key: Any) -> Any:
     if _is_value(key):
         return key
-    return tuple(map(_key, key)) if type(key) is tuple else Held(key)
+    return tuple(map(_key, key)) if type(key) is tuple else WeakIdentity(key)
 
 
 def _is_key(now: Any, then: Any) -> bool:
-    if isinstance(then, Held):
+    if isinstance(then, WeakIdentity):
         return now is then.get()
     if type(now) is tuple is type(then):
         return len(now) == len(then) and all(map(_is_key, now, then))
     return same_constant(now, then)
 
 
-def _held(keys: tuple[Any, ...]) -> Iterator[Held]:
+def _held(keys: tuple[Any, ...]) -> Iterator[WeakIdentity]:
     for key in keys:
-        if isinstance(key, Held):
+        if isinstance(key, WeakIdentity):
             yield key
         elif type(key) is tuple:
             yield from _held(key)
@@ -276,12 +278,12 @@ class ClassUse:
     """What code took from a class and its bases.
 
     Args:
-        names: (name, wanted), where wanted is None (found nowhere), a `Held`, or the id of an
-            object that cannot be held weakly, such as a property.
+        names: (name, wanted), where wanted is None (found nowhere), a `WeakIdentity`, or the id of
+            an object that cannot be held weakly, such as a property.
         version: CPython's version of the class at that time; 0 where it has none.
     """
 
-    names: tuple[tuple[str, Held | int | None], ...]
+    names: tuple[tuple[str, WeakIdentity | int | None], ...]
     version: int
 
     @staticmethod
@@ -289,7 +291,7 @@ class ClassUse:
         """Take a class, and what `find_in_class` found for names."""
         native: Any = extension()
         version = native.class_version(cls) if native is not None else 0
-        rows = [(name, found and _held_or_id(found[1])) for name, found in names.items()]
+        rows = [(name, found and _identity_or_id(found[1])) for name, found in names.items()]
         return ClassUse(tuple(rows), version)
 
     def changed(self, cls: type) -> list[str]:
@@ -344,14 +346,14 @@ def _reference(value: object) -> Callable[[], object | None]:
         return lambda: value
 
 
-def _held_or_id(value: object) -> Held | int:
+def _identity_or_id(value: object) -> WeakIdentity | int:
     try:
-        return Held(value)
+        return WeakIdentity(value)
     except TypeError:
         return id(value)
 
 
-def _is_wanted(found: tuple[type, Any] | None, wanted: Held | int | None) -> bool:
+def _is_wanted(found: tuple[type, Any] | None, wanted: WeakIdentity | int | None) -> bool:
     if found is None or wanted is None:
         return found is None and wanted is None
     return id(found[1]) == wanted if isinstance(wanted, int) else found[1] is wanted.get()
@@ -378,7 +380,7 @@ class MemoryUse:
         written, read = tensors[: len(self.written)], tensors[len(self.written) :]
         if shares_memory(written, read) is not self.shared:
             return False
-        return not self.shared or are_apart(written, read) is self.apart
+        return not self.shared or writes_are_disjoint(written, read) is self.apart
 
     def __str__(self) -> str:
         return ", ".join(source.expr() for source in self.written)
@@ -391,7 +393,7 @@ def shares_memory(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor])
     return len(found) < len(storages) or any(t.untyped_storage()._cdata in found for t in read)
 
 
-def are_apart(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
+def writes_are_disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
     """Say whether no written tensor has an element of another one."""
     others = [*written, *read]
     return all(are_disjoint(t, other) for i, t in enumerate(written) for other in others[i + 1 :])

@@ -1,4 +1,4 @@
-"""Conditions on sizes as postfix code for C (`_amounts.h` runs it), from their Python text.
+"""Conditions on sizes as postfix code for C (`_shape_vm.h` runs it), from their Python text.
 
 The text is the one that the Python form of a check runs, so both mean the same. It is read as a
 syntax tree; integer arithmetic has words, and everything else (floats, conditional expressions,
@@ -15,7 +15,7 @@ from typing import Any
 from weft_guards.abi import extension
 from weft_guards.payloads import ShapeExpr
 
-MAX_WORDS = 256  # as in _amounts.h
+MAX_WORDS = 256  # as in _shape_vm.h
 # What follows the operands of an operator, or of a function; a number pushes itself.
 _WORDS: dict[type | str, str] = {
     ast.Add: "ADD", ast.Sub: "-1 MUL ADD", ast.USub: "-1 MUL", ast.Mult: "MUL",

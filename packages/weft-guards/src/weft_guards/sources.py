@@ -247,7 +247,7 @@ class TorchStateSource(RootSource):
 class ProgramSource(RootSource):
     """A class or function of the program, by weak reference: None once it is gone."""
 
-    held: Any  # payloads.Held
+    held: Any  # payloads.WeakIdentity
 
     def render(self, base: str, names: Names) -> str:
         return str(self.held) if names is PRINTED else f"{names.const(self.held.get)}()"
@@ -348,14 +348,14 @@ class CallSource(RootSource):
     arguments: tuple[Source, ...]
 
     def render(self, base: str, names: Names) -> str:
-        arguments = ", ".join(render_whole(argument, names) for argument in self.arguments)
+        arguments = ", ".join(render_source(argument, names) for argument in self.arguments)
         return f"{names.const(self.function)}({arguments})"
 
     def emit(self, builder: Builder) -> None:
         _call(builder, self.function, *self.arguments)
 
 
-def render_whole(source: Source, names: Names) -> str:
+def render_source(source: Source, names: Names) -> str:
     """Return one expression for a source and all it is read from."""
-    base = "" if source.base is None else render_whole(source.base, names)
+    base = "" if source.base is None else render_source(source.base, names)
     return source.render(base, names)

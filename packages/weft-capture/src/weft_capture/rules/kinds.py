@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 
 import torch
-from weft_guards import Held
+from weft_guards import WeakIdentity
 from weft_guards.sources import CallSource, ProgramSource
 
 from weft_capture.attributes import is_fixed, is_programs, lookup
@@ -102,7 +102,7 @@ def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
     for one in wanted:
         known: bool = real_call(tx, issubclass, kind, one)
         if isinstance(one, abc.ABCMeta) and not is_fixed(kind):  # it may be registered later
-            pair = (ProgramSource(Held(kind)), ProgramSource(Held(one)))
+            pair = (ProgramSource(WeakIdentity(kind)), ProgramSource(WeakIdentity(one)))
             tx.guard(CallSource(issubclass, pair), "CONST", known)
         if known:
             return True

@@ -31,7 +31,7 @@ import weakref
 from typing import Any
 
 import torch
-from weft_guards import Held
+from weft_guards import WeakIdentity
 from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
 
 from weft_capture import attributes, polyfills
@@ -90,7 +90,7 @@ def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
         obj, source = found[0] and found[0][1], None
     if isinstance(obj, types.FunctionType) and not attributes.is_trusted(obj.__module__):
         if source is None or isinstance(source, ConstSource):
-            source = ProgramSource(Held(obj))
+            source = ProgramSource(WeakIdentity(obj))
         tx.guard_same(_is_made_of, source, _made_of(obj))
     return fold(tx, asked, [of], options)
 

@@ -19,7 +19,7 @@ from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import ObjectConstant
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import SymValue
-from weft_guards import Held
+from weft_guards import WeakIdentity
 from weft_guards.sources import Builder, CallSource, ConstSource, ProgramSource, RootSource, Source
 
 
@@ -83,7 +83,7 @@ class CachedFunction(ObjectConstant, MutableValue):
             return None
         plain = all(map(is_constant_object, result if type(result) is tuple else [result]))
         if not is_trusted(self.obj.__module__):
-            owner = self.source or ProgramSource(Held(self.obj))
+            owner = self.source or ProgramSource(WeakIdentity(self.obj))
             known = ConstSource(self.obj.cache_info().misses)
             tx.guard(CallSource(_still_knows, (owner, known)), "CONST", True)
             tx.mutate(self)
@@ -154,7 +154,7 @@ class _InCache(RootSource):
 
 def _kept(result: object) -> Source:
     try:
-        return CallSource(Held(result).get, ())
+        return CallSource(WeakIdentity(result).get, ())
     except TypeError:  # it takes no weak reference
         return ConstSource(result)
 

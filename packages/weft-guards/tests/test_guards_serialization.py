@@ -10,8 +10,17 @@ import types
 import pytest
 import torch
 from weft_guards import ClassUse, GuardSet, TorchState, arg_names_of, compile_check
-from weft_guards.payloads import Held, find_in_class
-from weft_guards.saved import Loader, NotSaved, Saver, Stale, bind, digest, find, place_of
+from weft_guards.payloads import WeakIdentity, find_in_class
+from weft_guards.serialization import (
+    GuardPickler,
+    GuardUnpickler,
+    NotSerializable,
+    Stale,
+    bind,
+    digest,
+    find,
+    import_path_of,
+)
 from weft_guards.sources import (
     AttrSource,
     CallSource,
@@ -70,8 +79,8 @@ X, THING = LocalSource("x"), LocalSource("thing")
 def sent(value, known=None, given=None):
     """Write a value as one process does, and read it as another one."""
     file = io.BytesIO()
-    Saver(file, known or {}).dump(value)
-    loader = Loader(io.BytesIO(file.getvalue()))
+    GuardPickler(file, known or {}).dump(value)
+    loader = GuardUnpickler(io.BytesIO(file.getvalue()))
     loader.known = given or {}
     return loader.load()
 
@@ -85,7 +94,7 @@ def guards_of(x, thing):
     guards.add(AttrSource(GlobalSource("plain"), "__code__"), "ID", plain.__code__)
     guards.add(TorchStateSource(), "GLOBAL_STATE", TorchState.now())
     names = {name: find_in_class(Thing, name) for name in ("size", "method", "absent")}
-    guards.add(ProgramSource(Held(Thing)), "CLASS", ClassUse.of(Thing, names))
+    guards.add(ProgramSource(WeakIdentity(Thing)), "CLASS", ClassUse.of(Thing, names))
     guards.add(CallSource(operator.is_, (THING, ConstSource(None))), "CONST", False)
     return tuple(guards)
 
@@ -157,7 +166,7 @@ def test_found_again(value):
 
 def test_functions_inside_of_what_decorators_made():
     for function in (vars(Thing)["size"].fget, vars(Thing)["make"].__func__, decorated.__wrapped__):
-        assert find(*place_of(function)) is function
+        assert find(*import_path_of(function)) is function
         assert sent(function) is function
 
 
@@ -173,15 +182,15 @@ class Awkward:
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_not_found_again(value):
-    with pytest.raises(NotSaved, match=r"\[unnamed-object\]"):
+    with pytest.raises(NotSerializable, match=r"\[unnamed-object\]"):
         sent((1, value))
 
 
 def test_an_object_that_is_gone_is_not_written():
-    held = Held(type("Gone", (), {}))
+    held = WeakIdentity(type("Gone", (), {}))
     gc.collect()
     assert held.get() is None
-    with pytest.raises(NotSaved):
+    with pytest.raises(NotSerializable):
         sent(held)
 
 

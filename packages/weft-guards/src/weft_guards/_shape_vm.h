@@ -5,8 +5,8 @@
  * Division rounds as Python's does. What int64 cannot hold, and division by zero, is UNSURE: the
  * whole check then runs in its Python form.
  */
-#ifndef WEFT_GUARDS_AMOUNTS_H
-#define WEFT_GUARDS_AMOUNTS_H
+#ifndef WEFT_GUARDS_SHAPE_VM_H
+#define WEFT_GUARDS_SHAPE_VM_H
 
 #include "_tensor.h"
 

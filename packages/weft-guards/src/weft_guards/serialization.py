@@ -1,9 +1,9 @@
-"""Guards as bytes: what they name by identity is written as where it is found again.
+"""Guards as bytes: an object known by identity is written as the path it is imported from.
 
-A `Saver` pickles guards, sources and what else belongs to compiled code: modules, classes and
-functions as import paths, code objects by a digest (`bind` looks for them at the guard's own
-source), metadata and literals as they are. Anything else raises `NotSaved`: another process could
-not find it. What is another by then raises `Stale`.
+A `GuardPickler` pickles guards, sources and what else belongs to compiled code: modules, classes
+and functions as import paths, code objects by a digest (`bind` looks for them at the guard's own
+source), metadata and literals as they are. Anything else raises `NotSerializable`: another process
+could not find it. What is another by then raises `Stale`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from weft_guards.check import arg_names_of, compile_check, read_sources
 from weft_guards.guards import Guard
-from weft_guards.payloads import ClassUse, Held, NamespaceUse, find_in_class, name_of
+from weft_guards.payloads import ClassUse, NamespaceUse, WeakIdentity, find_in_class, name_of
 from weft_guards.sources import is_literal
 
 
-class NotSaved(Exception):
+class NotSerializable(Exception):
     """Another process could not find this again: a code, and what it is."""
 
     def __init__(self, code: str, detail: str) -> None:
@@ -56,7 +56,7 @@ _PARTS = ("", ".__wrapped__", ".fget", ".fset", ".fdel", ".__func__", ".func")  
 _IMPORTED = ("torch", "weft_core", "weft_guards", "weft_capture")
 
 
-def place_of(obj: Any) -> tuple[str, str] | None:
+def import_path_of(obj: Any) -> tuple[str, str] | None:
     """Return module and path where an object is found, also inside of what decorators made."""
     if isinstance(obj, types.ModuleType):
         return obj.__name__, ""
@@ -113,7 +113,7 @@ def _bound(row: Guard, obj: Any) -> Guard:
     if row.kind == "ID":
         if digest(obj) != row.payload:
             raise Stale(f"{row.source} is another")
-        return dataclasses.replace(row, payload=Held(obj))
+        return dataclasses.replace(row, payload=WeakIdentity(obj))
     if row.kind == "NAMESPACE":
         found = {name: vars(obj).get(name) for name, _ in row.payload}
         if any(_kind_and_place(found[name]) != was for name, was in row.payload):
@@ -127,12 +127,12 @@ def _bound(row: Guard, obj: Any) -> Guard:
 
 def _member(found: tuple[type, Any] | None) -> tuple[str, ...]:
     """Name what was found in a class; the code of what is inlined has a guard of its own."""
-    return () if found is None else (*(place_of(found[0]) or ()), type(found[1]).__qualname__)
+    return () if found is None else (*(import_path_of(found[0]) or ()), type(found[1]).__qualname__)
 
 
 def _kind_and_place(obj: object) -> tuple[str, ...]:
     """Name what a library has under a name; what the program put there has no such place."""
-    place = (repr(obj),) if is_literal(obj) else place_of(obj) or ()
+    place = (repr(obj),) if is_literal(obj) else import_path_of(obj) or ()
     return (type(obj).__qualname__, *place)
 
 
@@ -148,10 +148,10 @@ _BY_VALUE = (
 )  # fmt: skip
 
 
-class Saver(pickle.Pickler):
-    """Writes guards, and what belongs to them; `dump` raises NotSaved.
+class GuardPickler(pickle.Pickler):
+    """Writes guards, and what belongs to them; `dump` raises NotSerializable.
 
-    `known` maps the id of an object to the name under which a `Loader` is asked for it.
+    `known` maps the id of an object to the name under which a `GuardUnpickler` is asked for it.
     """
 
     def __init__(self, file: Any, known: Mapping[int, tuple[Any, ...]]) -> None:
@@ -169,7 +169,7 @@ class Saver(pickle.Pickler):
             return None  # how a code object holds a text of its own
         module = sys.modules.get(obj.get("__name__", "")) if type(obj) is dict else None
         if module is None or vars(module) is not obj:
-            raise NotSaved("unnamed-object", name_of(obj))
+            raise NotSerializable("unnamed-object", name_of(obj))
         return ("place", module.__name__, "__dict__")
 
     def reducer_override(self, obj: Any) -> Any:
@@ -177,8 +177,8 @@ class Saver(pickle.Pickler):
         kind = type(obj)  # an object may say that it is of another class
         if kind is Guard:
             return Guard, (obj.source, obj.kind, _payload(obj), obj.user_stack[-1:])
-        if kind is Held and (obj.immortal or obj.get() is not None):
-            return Held, (obj.get(),)
+        if kind is WeakIdentity and (obj.immortal or obj.get() is not None):
+            return WeakIdentity, (obj.get(),)
         if kind is FrameSummary:
             return FrameSummary, (obj.filename, obj.lineno, obj.name)
         if dataclasses.is_dataclass(kind) and kind.__module__.startswith("weft_"):
@@ -187,9 +187,9 @@ class Saver(pickle.Pickler):
             return getattr, (kind, obj.name)
         if issubclass(kind, _BY_VALUE) or obj is find:
             return NotImplemented
-        place = place_of(obj) if issubclass(kind, _NAMED) else None
+        place = import_path_of(obj) if issubclass(kind, _NAMED) else None
         if place is None:
-            raise NotSaved("unnamed-object", name_of(obj))
+            raise NotSerializable("unnamed-object", name_of(obj))
         return find, place
 
 
@@ -205,8 +205,8 @@ def _payload(guard: Guard) -> Any:
     return digest(seen) if isinstance(seen, types.CodeType) else guard.payload
 
 
-class Loader(pickle.Unpickler):
-    """Reads what a `Saver` wrote; `known` has what only the caller can tell."""
+class GuardUnpickler(pickle.Unpickler):
+    """Reads what a `GuardPickler` wrote; `known` has what only the caller can tell."""
 
     known: Mapping[Any, Any] = {}
 
