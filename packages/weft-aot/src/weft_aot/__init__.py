@@ -10,7 +10,7 @@ from weft_aot.api import aot_compile
 from weft_aot.config import settings
 from weft_aot.joint import trace_joint
 from weft_aot.partition import MemoryPolicy, Policy, SavingPolicy, partition
-from weft_aot.records import JointGraph, OutputPlan, Partition, Saved
+from weft_aot.records import JointGraph, OutputPlan, Partition, SavedValue
 
 __all__ = [
     "JointGraph",
@@ -18,7 +18,7 @@ __all__ = [
     "OutputPlan",
     "Partition",
     "Policy",
-    "Saved",
+    "SavedValue",
     "SavingPolicy",
     "aot_compile",
     "partition",

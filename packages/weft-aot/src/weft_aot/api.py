@@ -22,7 +22,7 @@ from weft_aot.joint import first_occurrences, trace_joint
 from weft_aot.partition import partition
 from weft_aot.records import JointGraph, Partition
 from weft_aot.runtime import build_inference, build_training
-from weft_aot.wrapping import FlatProgram, has_wrappers
+from weft_aot.subclass_flatten import FlatProgram, has_subclasses
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -54,7 +54,7 @@ def aot_compile(
         Programs that cannot be made functional run as they are (with a log line).
     """
     fakes, same_as = fake_inputs(gm, inputs), first_occurrences(inputs)
-    flat = FlatProgram(gm, fakes, same_as) if has_wrappers(gm, fakes) else None
+    flat = FlatProgram(gm, fakes, same_as) if has_subclasses(gm, fakes) else None
     program: Any = flat or gm
     try:
         with events.span("aot.joint"):

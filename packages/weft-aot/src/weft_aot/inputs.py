@@ -13,7 +13,7 @@ from weft_core.symnodes import SymValue, equal_sizes
 from weft_core.tensor_versions import version_of
 from weft_core.tracing import AtenTracer
 
-from weft_aot.records import Mutation, Ref, ViewStep
+from weft_aot.records import Mutation, ValueRef, ViewStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +190,12 @@ def as_strided_in_place(base: torch.Tensor, sizes: Any, strides: Any, offset: in
     base.as_strided_(sizes, strides, base.storage_offset() + offset)
 
 
-def find_symbol(value: Any, inputs: Sequence[TracedInput], values: ValueTable) -> Ref:
+def find_symbol(value: Any, inputs: Sequence[TracedInput], values: ValueTable) -> ValueRef:
     """Where a symbolic number is found at run time; it becomes a forward value if need be."""
     for i, given in enumerate(inputs):
         if isinstance(given.fake, SymValue) and given.fake.node.expr == value.node.expr:
-            return Ref("input", i)
-    return Ref("value", values.add(value, value))
+            return ValueRef("input", i)
+    return ValueRef("value", values.add(value, value))
 
 
 def _refuse_rebinding(index: int, given: TracedInput) -> None:

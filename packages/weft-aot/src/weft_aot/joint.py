@@ -39,9 +39,9 @@ from weft_aot.inputs import (
 from weft_aot.layout import memory_order
 from weft_aot.outputs import OutputPlanner
 from weft_aot.records import JointGraph
+from weft_aot.subclass_flatten import FlatProgram
 from weft_aot.subclass_tracing import SubclassTracer
 from weft_aot.walk import reached
-from weft_aot.wrapping import FlatProgram
 
 
 def trace_joint(

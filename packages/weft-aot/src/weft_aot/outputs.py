@@ -28,7 +28,7 @@ from weft_aot.inputs import (
     restride,
     same_layout,
 )
-from weft_aot.records import OutputPlan, Ref, ViewStep
+from weft_aot.records import OutputPlan, ValueRef, ViewStep
 from weft_aot.subclass_tracing import storage_of
 from weft_aot.walk import is_view, view_chain, view_root
 
@@ -103,7 +103,7 @@ class OutputPlanner:
         if not isinstance(result, torch.Tensor):
             return OutputPlan(None, constant=result)
         if id(result) in self._input_at:
-            return OutputPlan(Ref("input", self._input_at[id(result)]))
+            return OutputPlan(ValueRef("input", self._input_at[id(result)]))
         pure = self._tracer.value(result)
         node = self._tracer.recorder.node_of(pure)
         if node.op == "get_attr":
@@ -113,7 +113,7 @@ class OutputPlanner:
             return self._view_of_input(result, node, owner)
         if sharing[storage_of(result)] > 1:
             return self._view_of_hidden_base(result, node)
-        return OutputPlan(Ref("value", self._values.add(result, pure)))
+        return OutputPlan(ValueRef("value", self._values.add(result, pure)))
 
     def _constant(self, name: str) -> OutputPlan:
         recorder = self._tracer.recorder
@@ -145,7 +145,7 @@ class OutputPlanner:
         if steps is None:
             pure = self._tracer.value(result)
             steps = (restride(pure, whole, self._inputs, self._values),)
-        view, early = self._view(result, Ref("input", owner), steps), base.whole is not None
+        view, early = self._view(result, ValueRef("input", owner), steps), base.whole is not None
         if early and result.requires_grad and _is_one_of_many(result):
             raise Unsupported(
                 "view-refused",
@@ -169,8 +169,8 @@ class OutputPlanner:
             pure = self._tracer.value
             steps = (restride(pure(result), pure(base), self._inputs, self._values),)
         if result is base:
-            return OutputPlan(Ref("value", index))
-        return self._view(result, Ref("value", index), steps)
+            return OutputPlan(ValueRef("value", index))
+        return self._view(result, ValueRef("value", index), steps)
 
     def _view_by_function(self, result: torch.Tensor) -> OutputPlan:
         """Copy a lone view that an autograd.Function gives, so that nothing shares its memory.
@@ -183,10 +183,12 @@ class OutputPlanner:
             _refuse_function(result, None, "what it is called with")
         creation = torch._C._autograd._get_creation_meta(result)
         return OutputPlan(
-            Ref("value", self._values.add(result, copy)), None, (), "", creation, True
+            ValueRef("value", self._values.add(result, copy)), None, (), "", creation, True
         )
 
-    def _view(self, result: torch.Tensor, source: Ref, steps: tuple[ViewStep, ...]) -> OutputPlan:
+    def _view(
+        self, result: torch.Tensor, source: ValueRef, steps: tuple[ViewStep, ...]
+    ) -> OutputPlan:
         owner: torch.Tensor = self._owners[storage_of(result)]
         known = not owner.requires_grad and result._base is owner
         apart: Any = ""

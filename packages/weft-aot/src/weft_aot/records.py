@@ -1,6 +1,6 @@
 """What passes between the steps of weft_aot: read this file first.
 
-    trace_joint -> JointGraph -> partition -> Partition -> parts.split -> runtime.build -> callable
+    trace_joint -> JointGraph -> partition -> Partition -> split_backward -> build_* -> callable
 
 A joint graph takes the program's inputs and one tangent per differentiable forward value, and
 returns the forward values followed by one gradient per input that needs it. `OutputPlan` says how
@@ -16,7 +16,7 @@ from torch import fx
 
 
 @dataclasses.dataclass(frozen=True)
-class Ref:
+class ValueRef:
     """Where a run-time value is found: the `index`-th call argument or forward value.
 
     A copy is that of the `index`-th argument, made before the call, with its history.
@@ -30,7 +30,7 @@ class Ref:
 class ViewStep:
     """One view op of a chain: ``op(previous, *args, **kwargs)``, then ``[item]`` if it is a list.
 
-    Symbolic sizes in `args` are `Ref`s.
+    Symbolic sizes in `args` are `ValueRef`s.
     """
 
     op: Any
@@ -55,7 +55,7 @@ class OutputPlan:
         early: it is made before inputs get another layout.
     """
 
-    source: Ref | None
+    source: ValueRef | None
     constant: Any = None
     steps: tuple[ViewStep, ...] | None = None
     apart: Literal["", ".detach()", ".data"] = ""
@@ -126,16 +126,16 @@ class JointGraph:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedValue:
     """A node of the joint graph that the backward takes, and where the forward leaves it."""
 
     name: str
-    source: Ref
+    source: ValueRef
     symbolic: bool
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class BackwardComponent:
     """Results that have history in common, and their backward: one node for autograd.
 
     Attributes:
@@ -148,7 +148,7 @@ class Part:
     """
 
     backward: fx.GraphModule
-    saved: tuple[Saved, ...]
+    saved: tuple[SavedValue, ...]
     tangents: tuple[int, ...]
     gradients: tuple[int | None, ...]
     behind: tuple[tuple[int, ...], ...]
@@ -167,4 +167,4 @@ class Partition:
 
     forward: fx.GraphModule
     backward: fx.GraphModule
-    saved: tuple[Saved, ...]
+    saved: tuple[SavedValue, ...]

@@ -16,11 +16,11 @@ import torch
 from torch import fx
 from weft_core.events import counters
 
-from weft_aot import wrapper
-from weft_aot.order import spare_hooks
-from weft_aot.parts import split
-from weft_aot.records import JointGraph, Part, Partition
-from weft_aot.replay import Replay
+from weft_aot import runtime_codegen
+from weft_aot.backward_components import split_backward
+from weft_aot.double_backward import DoubleBackward
+from weft_aot.hook_order import spare_hooks
+from weft_aot.records import BackwardComponent, JointGraph, Partition
 
 Compiled = Callable[..., Any]
 _IDS = itertools.count()
@@ -35,7 +35,7 @@ def build_inference(joint: JointGraph, compiled: Compiled) -> Compiled:
     if (recorded or torch.is_grad_enabled()) and (joint.mutations or needy):
         # Autograd may not see what the program detached, nor the graph's own copies.
         run = torch.no_grad()(run)
-    call = wrapper.make_inference_call(joint, run)
+    call = runtime_codegen.make_inference_call(joint, run)
     return torch.enable_grad()(call) if recorded and not torch.is_grad_enabled() else call
 
 
@@ -58,24 +58,29 @@ def build_training(
         program: what `joint` was traced from; it makes gradients under ``create_graph=True``.
     """
     nodes: list[tuple[Compiled, list[int]]] = []
-    for part in split(joint, cut):
-        replay = Replay(program, joint, part)
+    for part in split_backward(joint, cut):
+        replay = DoubleBackward(program, joint, part)
         first = None if nodes else _without_autocast(forward)
-        forward_of_part = wrapper.make_forward(joint, part, replay.kept, first)
+        forward_of_part = runtime_codegen.make_forward(joint, part, replay.kept, first)
         function = _function(joint, part, forward_of_part, compile_backward(part.backward), replay)
         reached = [index for index in part.gradients if index is not None]
         # Without an input, autograd would not take the results for differentiable.
         nodes.append((_apply(function), reached or [joint.gradients[0]]))
     copied = [saved.source.index for saved in cut.saved if saved.source.kind == "copy"]
-    call = wrapper.make_training_call(joint, nodes, copied)
+    call = runtime_codegen.make_training_call(joint, nodes, copied)
     return call if torch.is_grad_enabled() else torch.enable_grad()(call)
 
 
 def _function(
-    joint: JointGraph, part: Part, forward: Compiled, compiled: Compiled, replay: Replay
+    joint: JointGraph,
+    part: BackwardComponent,
+    forward: Compiled,
+    compiled: Compiled,
+    replay: DoubleBackward,
 ) -> Any:
     """The autograd function of one part."""
-    inputs, outputs = wrapper.make_backward_inputs(joint, part), wrapper.make_backward_outputs(part)
+    inputs = runtime_codegen.make_backward_inputs(joint, part)
+    outputs = runtime_codegen.make_backward_outputs(part)
     dynamic = _has_symbolic_sizes(part.backward)
     counters["aot"]["symbolic_backwards"] += dynamic
     members = {
@@ -108,13 +113,17 @@ def _apply(function: Any) -> Compiled:
     return apply
 
 
-def _reached(part: Part, grads: Sequence[Any]) -> list[bool]:
+def _reached(part: BackwardComponent, grads: Sequence[Any]) -> list[bool]:
     """Which gradients depend on those of the forward values that are there."""
     return [any(grads[place] is not None for place in places) for places in part.behind]
 
 
 def _make_backward(
-    compiled: Compiled, part: Part, replay: Replay, inputs: Compiled, outputs: Compiled
+    compiled: Compiled,
+    part: BackwardComponent,
+    replay: DoubleBackward,
+    inputs: Compiled,
+    outputs: Compiled,
 ) -> Compiled:
     """`backward(ctx, *grads)` of the autograd function."""
     owning = getattr(compiled, "call_owning", None)
@@ -160,7 +169,7 @@ def _make_backward(
     return backward
 
 
-def _watched(part: Part, ctx: Any) -> list[tuple[Any, int, tuple[int, ...]]]:
+def _watched(part: BackwardComponent, ctx: Any) -> list[tuple[Any, int, tuple[int, ...]]]:
     """Values with hooks or a gradient to retain, of which others are made: the rows of `inner`."""
     rows = [(held(), *row) for held, row in zip(getattr(ctx, "inner", ()), part.inner)]
     return [row for row in rows if row[0] is not None and _is_watched(row[0])]
@@ -175,7 +184,9 @@ def _looks(hook: Any) -> bool:
     return not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("torch.")
 
 
-def _tell_inner(ctx: Any, part: Part, replay: Replay, grads: Sequence[Any]) -> None:
+def _tell_inner(
+    ctx: Any, part: BackwardComponent, replay: DoubleBackward, grads: Sequence[Any]
+) -> None:
     """Add to the gradients that values retain what comes from others that are made of them.
 
     The engine saw what comes from outside of the graph alone.

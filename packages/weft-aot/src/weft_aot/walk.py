@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_aot.records import JointGraph, Part
+from weft_aot.records import BackwardComponent, JointGraph
 
 
 def ancestors(
@@ -54,7 +54,7 @@ def inputs_of(joint: JointGraph, nodes: Iterable[fx.Node | None]) -> set[int]:
     return {index for index, node in enumerate(holders) if node in found}
 
 
-def needed_inputs(joint: JointGraph, part: Part | None = None) -> set[int]:
+def needed_inputs(joint: JointGraph, part: BackwardComponent | None = None) -> set[int]:
     """Inputs whose contents some gradient depends on, or one of a part."""
     found = inputs_of(joint, joint.results()[joint.num_values :])
     if part is not None:

@@ -21,7 +21,7 @@ from weft_core import torch_compiler_shim
 from weft_capture import attributes, frame
 from weft_capture.breaks import Break
 
-LAUNCHERS = ("triton.runtime.", "weft_compiled_autograd.cache", "weft_aot.replay")
+LAUNCHERS = ("triton.runtime.", "weft_compiled_autograd.cache", "weft_aot.double_backward")
 """Where kernels of Triton are launched, and where captured backwards and programs run that were
 captured before: what is called from there runs as it is."""
 _MODULE_CALLS = frozenset(

@@ -8,7 +8,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from weft_aot.partition.classify import Classes
 from weft_aot.partition.policy import SCALAR
-from weft_aot.records import JointGraph, Partition, Ref, Saved
+from weft_aot.records import JointGraph, Partition, SavedValue, ValueRef
 from weft_aot.walk import ancestors, view_root
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ def extract(joint: JointGraph, classes: Classes, saved_nodes: list[fx.Node]) -> 
     forward, sources = _forward(joint, classes, nodes)
     backward = _backward(joint, classes, nodes)
     saved = tuple(
-        Saved(node.name, source, _is_symbolic(node))
+        SavedValue(node.name, source, _is_symbolic(node))
         for node, source in zip(nodes, sources, strict=True)
     )
     return Partition(forward, backward, saved)
@@ -33,7 +33,7 @@ def _is_symbolic(node: fx.Node) -> bool:
 
 def _forward(
     joint: JointGraph, classes: Classes, saved: list[fx.Node]
-) -> tuple[fx.GraphModule, list[Ref]]:
+) -> tuple[fx.GraphModule, list[ValueRef]]:
     """The forward module, and where it leaves each saved node."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -51,16 +51,16 @@ def _forward(
     index_of_input = {node: i for i, node in enumerate(classes.inputs)}
     index_of_value = {node: i for i, node in reversed(list(enumerate(classes.values))) if node}
     extras: list[fx.Node] = []
-    sources: list[Ref] = []
+    sources: list[ValueRef] = []
     for node in saved:
         if node in classes.copied:
-            sources.append(Ref("copy", index_of_input[node]))
+            sources.append(ValueRef("copy", index_of_input[node]))
         elif node in index_of_input and node not in cloned:
-            sources.append(Ref("input", index_of_input[node]))
+            sources.append(ValueRef("input", index_of_input[node]))
         elif node in index_of_value and node not in cloned:
-            sources.append(Ref("value", index_of_value[node]))
+            sources.append(ValueRef("value", index_of_value[node]))
         else:
-            sources.append(Ref("value", joint.num_values + len(extras)))
+            sources.append(ValueRef("value", joint.num_values + len(extras)))
             extras.append(cloned.get(node) or copies[node])
     given = joint.results()[: joint.num_values]
     values = [copies[v] if isinstance(v, fx.Node) else v for v in given]

@@ -1,6 +1,6 @@
 """Write the Python around a compiled graph as straight-line code, so that a call costs no loops.
 
-`WrapperSource` collects lines and the objects they name; `epilogue` puts the program's results
+`RuntimeCode` collects lines and the objects they name; `epilogue` puts the program's results
 together, `forward` and `backward_inputs` are the two halves of the autograd function.
 """
 
@@ -13,13 +13,20 @@ from typing import Any
 
 import torch
 
+from weft_aot.hook_order import reordering
 from weft_aot.layout import memory_order
-from weft_aot.order import arranged
-from weft_aot.records import JointGraph, OutputPlan, Part, Ref, Saved, ViewStep
+from weft_aot.records import (
+    BackwardComponent,
+    JointGraph,
+    OutputPlan,
+    SavedValue,
+    ValueRef,
+    ViewStep,
+)
 from weft_aot.walk import is_view
 
 
-class WrapperSource:
+class RuntimeCode:
     """Lines of a function and the constants they use."""
 
     def __init__(self, header: str) -> None:
@@ -81,7 +88,7 @@ def make_training_call(
         calls = [(copy, "values = [{}(args)]")]
     seen = "args"
     if len(joint.order) > 1:
-        calls.append((arranged(joint.order), "seen = {}(args)"))
+        calls.append((reordering(joint.order), "seen = {}(args)"))
         seen = "seen"
     for apply, reached in nodes:
         given = "".join(f", {seen}[{index}]" for index in reached)
@@ -91,7 +98,7 @@ def make_training_call(
 
 def _wrapped(joint: JointGraph, args: str, calls: Iterable[tuple[Any, str]]) -> Callable[..., Any]:
     """Write what makes the `values` of `args`, and the results of these."""
-    source = WrapperSource(f"def call({args}):")
+    source = RuntimeCode(f"def call({args}):")
     silent = [mutation.index for mutation in joint.mutations if mutation.silent]
     for index in silent:
         source.line(f"v{index} = args[{index}]._version")
@@ -115,20 +122,19 @@ def _wrapped(joint: JointGraph, args: str, calls: Iterable[tuple[Any, str]]) -> 
 
 def _returns_values_as_they_are(joint: JointGraph) -> bool:
     return len(joint.plans) == joint.num_values and all(
-        plan.source == Ref("value", i) and plan.steps is None for i, plan in enumerate(joint.plans)
+        plan.source == ValueRef("value", i) and plan.steps is None
+        for i, plan in enumerate(joint.plans)
     )
 
 
-def _make_results(
-    source: WrapperSource, plans: Iterable[OutputPlan], names: dict[int, str]
-) -> None:
+def _make_results(source: RuntimeCode, plans: Iterable[OutputPlan], names: dict[int, str]) -> None:
     """Emit code for each plan without a name; equal plan objects are one result object."""
     for plan in plans:
         if id(plan) not in names:
             names[id(plan)] = _result(source, plan, f"r{len(names)}")
 
 
-def _result(source: WrapperSource, plan: OutputPlan, name: str) -> str:
+def _result(source: RuntimeCode, plan: OutputPlan, name: str) -> str:
     origin = source.constant(plan.constant) if plan.source is None else _expression(plan.source)
     if plan.steps is None:
         return origin
@@ -144,22 +150,22 @@ def _result(source: WrapperSource, plan: OutputPlan, name: str) -> str:
     return name
 
 
-def _replay(source: WrapperSource, step: ViewStep, origin: str) -> str:
+def _replay(source: RuntimeCode, step: ViewStep, origin: str) -> str:
     arguments = "".join(f", {_argument(source, argument)}" for argument in step.args)
     arguments += "".join(f", {k}={_argument(source, v)}" for k, v in step.kwargs.items())
     item = "" if step.item is None else f"[{step.item}]"
     return f"{source.constant(step.op)}({origin}{arguments}){item}"
 
 
-def _argument(source: WrapperSource, argument: Any) -> str:
-    if isinstance(argument, Ref):
+def _argument(source: RuntimeCode, argument: Any) -> str:
+    if isinstance(argument, ValueRef):
         return _expression(argument)
     if isinstance(argument, (list, tuple)):
         return "[" + ", ".join(_argument(source, element) for element in argument) + "]"
     return source.constant(argument)
 
 
-def _expression(ref: Ref) -> str:
+def _expression(ref: ValueRef) -> str:
     holder = {"input": "args", "value": "values", "copy": "values[-1]"}[ref.kind]
     return f"{holder}[{ref.index}]"
 
@@ -172,7 +178,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def make_forward(
     joint: JointGraph,
-    part: Part,
+    part: BackwardComponent,
     kept: Iterable[tuple[int, Callable[[Any], Any] | None]],
     compiled: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
@@ -183,7 +189,7 @@ def make_forward(
     by `compiled`. `kept` are arguments to leave in ``ctx.kept`` as well, each through a function if
     one is given.
     """
-    source = WrapperSource("def forward(ctx, values, args, *inputs):")
+    source = RuntimeCode("def forward(ctx, values, args, *inputs):")
     if compiled is not None:
         source.line(f"values[:0] = {source.constant(compiled)}(*args)")
         nodes = joint.results()
@@ -212,23 +218,23 @@ def make_forward(
     return source.build()
 
 
-def _saved(joint: JointGraph, saved: Iterable[Saved], symbolic: bool, others: set[int]) -> str:
+def _saved(joint: JointGraph, saved: Iterable[SavedValue], symbolic: bool, others: set[int]) -> str:
     """What is saved; results of `others`, detached: parts that save each other's never die."""
     fakes = [node.meta.get("val") for node in joint.placeholders()]
     refused = [isinstance(fake, torch.Tensor) and fake.is_inference() for fake in fakes]
-    how = {Ref("value", index): ".detach()" for index in others}
-    how |= {Ref("input", index): ".clone()" for index, is_one in enumerate(refused) if is_one}
+    how = {ValueRef("value", index): ".detach()" for index in others}
+    how |= {ValueRef("input", index): ".clone()" for index, is_one in enumerate(refused) if is_one}
     sources = (one.source for one in saved if one.symbolic is symbolic)
     return "".join(f"{_expression(source)}{how.get(source, '')}, " for source in sources)
 
 
-def make_backward_inputs(joint: JointGraph, part: Part) -> Callable[..., Any]:
+def make_backward_inputs(joint: JointGraph, part: BackwardComponent) -> Callable[..., Any]:
     """`backward_inputs(ctx, *grads)`: the flat arguments of a part's backward graph.
 
     A gradient that nobody asked for becomes zeros; one of another layout than the trace assumed
     is copied into that layout.
     """
-    source = WrapperSource("def backward_inputs(ctx, *grads):")
+    source = RuntimeCode("def backward_inputs(ctx, *grads):")
     nodes = joint.results()
     for place, k in enumerate(part.tangents):
         value = nodes[k].meta["val"]
@@ -253,9 +259,9 @@ def make_backward_inputs(joint: JointGraph, part: Part) -> Callable[..., Any]:
     return source.build()
 
 
-def make_backward_outputs(part: Part) -> Callable[..., Any]:
+def make_backward_outputs(part: BackwardComponent) -> Callable[..., Any]:
     """`backward_outputs(ctx, outs)`: a gradient or None per argument of the part's forward."""
-    source = WrapperSource("def backward_outputs(ctx, outs):")
+    source = RuntimeCode("def backward_outputs(ctx, outs):")
     found = [f"outs[{k}]" for k, index in enumerate(part.gradients) if index is not None]
     source.line(f"return (None, None, {', '.join(found) or 'None'},)")
     return source.build()

@@ -29,14 +29,14 @@ from weft_core.symnodes import SymValue
 from weft_core.tensor_subclass import SubclassLayout, is_wrapper_subclass, leaves
 from weft_core.tensor_versions import version_of
 
+from weft_aot.double_backward import refusal
 from weft_aot.records import JointGraph
-from weft_aot.replay import refusal
 from weft_aot.subclass_tracing import FunctionalTensor, storage_of
 
 Tensors = Sequence[Any]
 
 
-def has_wrappers(gm: fx.GraphModule, fakes: Sequence[Any]) -> bool:
+def has_subclasses(gm: fx.GraphModule, fakes: Sequence[Any]) -> bool:
     """Whether a program takes tensors of wrapper classes, or makes some."""
     made = (node.meta.get("example_value") for node in gm.graph.nodes)
     return any(is_wrapper_subclass(type(value)) for value in (*fakes, *made))

@@ -18,15 +18,15 @@ import torch
 from torch.utils import _pytree as pytree
 from weft_core.tensor_versions import version_of
 
-from weft_aot.records import JointGraph, Part
+from weft_aot.records import BackwardComponent, JointGraph
 from weft_aot.walk import copied_inputs, inputs_of, leaves_of, needed_inputs, random_op
 
 
-class _CannotReplay(Exception):
+class _NotReplayable(Exception):
     """Why the program cannot run again as it ran before."""
 
 
-class Replay:
+class DoubleBackward:
     """Makes the differentiable gradients of one part of a compiled program.
 
     Args:
@@ -39,7 +39,9 @@ class Replay:
             pass it through, if any.
     """
 
-    def __init__(self, program: Callable[..., Any], joint: JointGraph, part: Part) -> None:
+    def __init__(
+        self, program: Callable[..., Any], joint: JointGraph, part: BackwardComponent
+    ) -> None:
         self._program = program
         self._joint, self._part = joint, part
         self._autocast = _autocast_state()
@@ -76,7 +78,7 @@ class Replay:
         try:
             starts = self._inputs(ctx, self._needed)
             values = self._run(starts, list(seeds))
-        except _CannotReplay as reason:
+        except _NotReplayable as reason:
             with torch.no_grad():
                 return _differentiable_once(compiled(), str(reason), self._anchors(ctx))
         wanted = [starts[index] for index in self._part.gradients if index is not None]
@@ -93,7 +95,7 @@ class Replay:
         Those that are not `needed` may have changed, or be zeros.
         """
         if self._refusal:
-            raise _CannotReplay(self._refusal)
+            raise _NotReplayable(self._refusal)
         found: dict[int, Any] = {}
         if self._saved:
             tensors = ctx.saved_tensors
@@ -132,7 +134,7 @@ class Replay:
                 value, *others = self._run(self._inputs(ctx, self._needed), wanted)
                 seeds = [*given.values()]
                 return torch.autograd.grad(others, value, seeds, create_graph=create)[0]
-        except _CannotReplay as reason:
+        except _NotReplayable as reason:
             raise RuntimeError(
                 "retain_grad() of a result of a compiled graph that makes another result of it "
                 f"takes running the graph again: {reason}"
@@ -156,16 +158,16 @@ class Replay:
             if maker is not None:
                 return maker.value(node, number)
         if tensor is None:
-            raise _CannotReplay(f"its input {index} is no longer alive")
+            raise _NotReplayable(f"its input {index} is no longer alive")
         if version_of(tensor) != version or index in self._written:
-            raise _CannotReplay(f"its input {index} was written since")
+            raise _NotReplayable(f"its input {index} was written since")
         return tensor
 
     def _stand_in(self, index: int) -> torch.Tensor:
         """Zeros for an input that no gradient depends on."""
         like = self._joint.placeholders()[index].meta["val"]
         if not all(isinstance(size, int) for size in like.shape):
-            raise _CannotReplay(f"its input {index} is no longer alive")
+            raise _NotReplayable(f"its input {index} is no longer alive")
         zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
         return zeros.requires_grad_(index in self._joint.gradients)
 
@@ -182,7 +184,7 @@ class Replay:
                 if base is not None:
                     found.setdefault(plan.source.index, base)
         if not all(k in found for k in wanted):
-            raise _CannotReplay("its results are views of a tensor that it hides")
+            raise _NotReplayable("its results are views of a tensor that it hides")
         return [found[k] for k in wanted]
 
     @contextlib.contextmanager

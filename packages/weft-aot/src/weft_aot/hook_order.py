@@ -43,7 +43,7 @@ def spare_hooks(ctx: Any, reached: Iterable[bool]) -> None:
         hooks.update((k, h if type(h) is _Defined else _Defined(h)) for k, h in hooks.items())
 
 
-def arranged(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def reordering(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What autograd is to see of a call's arguments; `order` are the leaves, first to last."""
     pick: Callable[[Sequence[Any]], Sequence[Any]] = operator.itemgetter(*order)
 

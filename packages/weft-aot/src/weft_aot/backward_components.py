@@ -15,13 +15,13 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from weft_aot.cleanup import same_layout
-from weft_aot.records import JointGraph, Part, Partition
+from weft_aot.records import BackwardComponent, JointGraph, Partition
 from weft_aot.walk import Bits, ancestors, depending, union
 
 aten = torch.ops.aten
 
 
-def split(joint: JointGraph, cut: Partition) -> list[Part]:
+def split_backward(joint: JointGraph, cut: Partition) -> list[BackwardComponent]:
     """The parts of a graph that was cut, in the order of their first results."""
     graph = cut.backward.graph
     results: Any = graph.output_node().args[0]
@@ -73,7 +73,7 @@ def _meeting(graph: fx.Graph, behind: dict[fx.Node, Bits], sums: _Sums) -> list[
 
 def _extract(
     joint: JointGraph, cut: Partition, part: Bits, sums: _Sums, behind: dict[fx.Node, Bits]
-) -> Part:
+) -> BackwardComponent:
     """One part with a backward graph of its own."""
     terms = [[term for term in found if behind[term] & part] for found in sums.terms]
     needed = ancestors(term for found in terms for term in found)
@@ -116,9 +116,9 @@ def _part(
     part: Bits,
     results: Sequence[fx.Node | None],
     behind: dict[fx.Node, Bits],
-) -> Part:
+) -> BackwardComponent:
     own = [k for k in range(len(joint.tangents)) if part >> k & 1]
-    return Part(
+    return BackwardComponent(
         backward,
         saved=tuple(cut.saved[place] for place in places),
         tangents=tuple(joint.tangents[k] for k in own),
