@@ -130,6 +130,16 @@ def test_replaced(program, owner, name, value):
         assert str(first) == str(second)
 
 
+@pytest.mark.filterwarnings(r"ignore:\[builtins\]")
+def test_notice_of_replaced_builtin():
+    code = "def program(x): return x * len([1, 2])"
+    space = {}
+    exec(compile(code, "<no file>", "exec"), space)  # of which linecache has no line
+    captured = weft_capture.capture(space["program"], eager_backend)
+    with mock.patch.object(builtins, "len", lambda *_: 3):
+        assert torch.equal(captured(X), X * 3)
+
+
 def test_one_guard_a_module():
     model = nn.Sequential(*[Linear() for _ in range(8)])
     captured = weft_capture.capture(model, eager_backend, fullgraph=True)

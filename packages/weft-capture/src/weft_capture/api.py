@@ -44,6 +44,7 @@ from weft_capture.selection import (
     is_skipped_code,
     replaced_builtins,
     skip_disabled,
+    with_own_builtins,
 )
 from weft_capture.suspending import SUSPENDING, driven, in_pieces
 
@@ -161,8 +162,13 @@ class Capture:
             lost = ("modes", "a TorchDispatchMode")
         elif replaced := replaced_builtins():
             lost = ("builtins", ", ".join(replaced))
-        if lost is not None and (resumed or has_tensor_work(function, flat_args)):
-            self.log(code).lose(code, lost_record(code, *lost))
+
+        def tell(*why: str) -> None:
+            if resumed or has_tensor_work(function, flat_args):
+                self.log(code).lose(code, lost_record(code, *why))
+
+        if lost is not None:
+            with_own_builtins(tell, *lost)
         return lost is not None
 
     def under_stance(

@@ -175,8 +175,23 @@ _BUILTINS = {
 
 def replaced_builtins() -> list[str]:
     """Return the builtins that the program replaced, of those on which capture itself relies."""
-    now = vars(builtins)
+    now = builtins.__dict__
     return [name for name, obj in _BUILTINS.items() if now.get(name) is not obj]
+
+
+def with_own_builtins(function: Callable[..., object], *args: object) -> None:
+    """Call a function with the builtins put back that the program replaced."""
+    now = builtins.__dict__
+    theirs = {name: now.get(name, _BUILTINS) for name in replaced_builtins()}
+    now.update(_BUILTINS)
+    try:
+        function(*args)
+    finally:
+        for name, obj in theirs.items():
+            if obj is _BUILTINS:
+                del now[name]  # as the program had done
+            else:
+                now[name] = obj
 
 
 def skip_disabled(function: types.FunctionType) -> bool:
