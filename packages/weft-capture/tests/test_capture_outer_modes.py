@@ -325,3 +325,25 @@ def test_devices_among_breaks(function):
             assert found == places(function(x))
     finally:
         torch.set_default_device(None)
+
+
+def catches_its_own(x):
+    done = []
+    try:
+        done.append(x @ x)
+        done.append(nn.functional.linear(x, torch.ones(2, 2, dtype=torch.long)))
+    except RuntimeError as error:
+        done.append(str(error))
+        done.append(torch.ones(1))
+    return done
+
+
+def test_an_operation_that_raises_under_a_default_device():
+    captured, x = weft_capture.capture(catches_its_own, eager_backend), torch.ones(2, 2)
+    torch.set_default_device("cpu")
+    try:
+        check_same(captured(x), catches_its_own(x))
+        assert torch._C._is_torch_function_enabled()
+        check_same(captured(x), catches_its_own(x))
+    finally:
+        torch.set_default_device(None)

@@ -274,6 +274,8 @@ class Assembly:
         writer.load_const(kind)
         writer.load_const(self.tx.entry_grad_mode)
         writer.call(3)
+        if self.handlers:
+            self._handlers_on()
         raises = writer.label()
         writer.pop_jump_if_not_none(raises)
         writer.clear_temps(GRAPH_RESULT)

@@ -99,7 +99,7 @@ _LASTING = (
 
 def _may_repeat(tx: Tracer) -> bool:
     """Say whether nobody could tell that what the frame has done so far is done once more."""
-    if tx.transforms or tx.overrides.modes or tx.overrides.outer or tx.answers:
+    if tx.transforms or tx.overrides.modes or tx.answers:
         return False
     return all(call.made.late for call in tx.calls.calls) and all(_is_repeatable(tx.graph))
 
