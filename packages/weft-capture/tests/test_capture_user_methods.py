@@ -21,6 +21,7 @@ VALUES = {
     bytes: b"ab",
     int: 2,
     float: 1.5,
+    ValueError: "q",
 }
 SPECIAL = (
     *("__len__", "__iter__", "__contains__", "__getitem__", "__reversed__", "__eq__", "__hash__"),

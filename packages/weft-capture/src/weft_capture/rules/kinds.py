@@ -14,6 +14,7 @@ from weft_capture.rules.table import rule
 from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import TRUE, Constant, constant, real_call
 from weft_capture.values.containers import TupleValue
+from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.objects import UserObject
 from weft_capture.values.tensor import TensorValue
 from weft_capture.values.weakrefs import WeakProxy
@@ -53,6 +54,8 @@ def _has_class(tx: Tracer, value: Value, kind: type, wanted: type) -> bool:
 
 def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
     """Say whether an object's `__class__` is this class, where the program says what it is."""
+    if isinstance(value, ExceptionValue):
+        value.refuse("__getattribute__")
     if not isinstance(value, UserObject):
         return False
     claim = lookup(value.cls, "__class__")

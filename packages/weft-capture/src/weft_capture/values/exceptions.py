@@ -20,7 +20,8 @@ from weft_capture.python_compat import add_note, error_text
 from weft_capture.values.base import Frame, Kwargs, MutableValue, Output, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, TRUE, class_value, constant
 from weft_capture.values.containers import ListValue, TupleValue
-from weft_guards.sources import Source
+from weft_capture.values.dicts import LazyValue
+from weft_guards.sources import ItemSource, Source
 
 
 class TracebackValue(Value):
@@ -90,7 +91,7 @@ class ExceptionValue(MutableValue):
             raise NotConstant(self.describe()) from None
 
     def getattr(self, tx: Tracer, name: str) -> Value:
-        self._refuse("__getattribute__")
+        self.refuse("__getattribute__")
         if name in self.attributes:
             return tx.force(self.attributes[name])
         if name == "args":
@@ -111,7 +112,8 @@ class ExceptionValue(MutableValue):
                 raise
         return attributes.bind(tx, found, name, self, self.cls).call(tx, [constant(name)], {})
 
-    def _refuse(self, name: str) -> None:
+    def refuse(self, name: str) -> None:
+        """Break where the program has a method of `object` of its own."""
         found = attributes.lookup(self.cls, name)
         if found is not None and not isinstance(found[1], types.WrapperDescriptorType):
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
@@ -151,7 +153,7 @@ class ExceptionValue(MutableValue):
         return super().call_method(tx, name, args, kwargs)
 
     def setattr(self, tx: Tracer, name: str, value: Value) -> None:
-        self._refuse("__setattr__")
+        self.refuse("__setattr__")
         found = attributes.lookup(self.cls, name)
         checked = name in ("__cause__", "__context__") and value is not NONE
         refused = checked and not isinstance(value, ExceptionValue)
@@ -170,7 +172,7 @@ class ExceptionValue(MutableValue):
             self.attributes["__suppress_context__"] = TRUE
 
     def delattr(self, tx: Tracer, name: str) -> None:
-        self._refuse("__delattr__")
+        self.refuse("__delattr__")
         if name not in self.attributes:
             tx.raise_(AttributeError, name)
         self._check_is_ours()
@@ -192,6 +194,27 @@ class ExceptionValue(MutableValue):
         out.call(new_exception, [class_value(self.cls), *self.args])
         out.remember(self)
         out.fill_attributes(self, {"args": TupleValue(self.args), **self.attributes})
+
+
+def wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
+    """Make a value of an exception from outside, past any `__getattribute__` of its class."""
+
+    def read(name: str) -> Any:
+        return object.__getattribute__(obj, name), attributes.read_past(source, obj, name)
+
+    value = ExceptionValue(type(obj), tx.wrap(*read("args")).unpack(tx), source)
+    traceback, place = read("__traceback__")
+    if traceback is not None:
+        tx.guard(place, "TYPE", type(traceback))
+        value.raised = True
+    namespace, place = read("__dict__")
+    tx.check_namespace(namespace)
+    value.attributes = {
+        name: LazyValue(item, ItemSource(place, name)) for name, item in namespace.items()
+    }
+    if issubclass(type(obj), StopIteration):  # it can be set, past the args
+        value.attributes["value"] = LazyValue(*read("value"))
+    return value
 
 
 def _fields(cls: type) -> tuple[str, ...]:

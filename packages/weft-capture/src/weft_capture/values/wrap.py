@@ -43,7 +43,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.contexts import AutocastContext, InferenceContext
 from weft_capture.values.dicts import DictValue, LazyValue, MappingProxy
-from weft_capture.values.exceptions import ExceptionValue
+from weft_capture.values.exceptions import ExceptionValue, wrap_exception
 from weft_capture.values.finalizers import drops
 from weft_capture.values.functions import (
     BoundMethod,
@@ -75,7 +75,6 @@ from weft_guards.sources import (
     CallSource,
     ConstSource,
     DictKeySource,
-    InstanceAttrSource,
     ItemSource,
     LocalSource,
     Source,
@@ -381,22 +380,6 @@ def _wrap_stream(tx: Tracer, obj: Any, source: Source) -> Value:
     return StreamValue(type(obj), obj, source)
 
 
-def _wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
-    args = wrap(tx, obj.args, AttrSource(source, "args"))
-    value = ExceptionValue(type(obj), args.unpack(tx), source)
-    if obj.__traceback__ is not None:
-        tx.guard(AttrSource(source, "__traceback__"), "TYPE", type(obj.__traceback__))
-        value.raised = True
-    tx.check_namespace(obj.__dict__)
-    value.attributes = {
-        name: LazyValue(item, InstanceAttrSource(source, name))
-        for name, item in obj.__dict__.items()
-    }
-    if isinstance(obj, StopIteration):  # it can be set, past the args
-        value.attributes["value"] = LazyValue(obj.value, AttrSource(source, "value"))
-    return value
-
-
 def _wrap_dict_subclass(tx: Tracer, obj: Any, source: Source) -> Value:
     value = UserObject(type(obj), obj, source)
     tx.known[id(obj)] = (value, source)
@@ -488,7 +471,7 @@ FAMILIES: tuple[tuple[_Family, Wrapper], ...] = (
     (torch.nn.Module, _typed(lambda tx, obj, source: ModuleValue(type(obj), obj, source))),
     (torch.autocast | torch.inference_mode, _typed(_wrap_mode)),
     (is_plain_stream, _typed(_wrap_stream)),
-    (BaseException, _typed(_wrap_exception)),
+    (BaseException, _typed(wrap_exception)),
     (lambda obj: callable(obj) and find(obj) is not None, _identical(BuiltinValue)),
     (_OPERATORS, _identical(BuiltinValue)),
     (property | classmethod | staticmethod, _identical(ObjectConstant)),
