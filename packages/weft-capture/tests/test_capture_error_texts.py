@@ -1,5 +1,8 @@
 """Texts of the errors that builtins raise for what they do not take, compared with eager's."""
 
+import functools
+import itertools
+import operator
 import re
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 import weft_capture
 
 X = torch.ones(1)
+MODULES = {one.__name__: one for one in (functools, itertools, operator)}
 # One expression a line.
 REFUSED = """
 iter(NoCall(),3)
@@ -178,6 +182,25 @@ any(5)
 min(1)
 max(Plain(),Plain())
 sum([[1]])
+'a'*{}
+{}*'a'
+'a'*Plain()
+functools.partial(5)
+type(itertools.chain.from_iterable([])).__name__[9]
+itertools.chain.from_iterable([])+1
+max(itertools.chain([1,'a'],map(abs,5)))
+iter(BadIter())
+list(iter(BadIter()))
+operator.setitem(Deletes(),0,1)
+operator.setitem(Plain(),0,1)
+Int(1)[0]
+Int(1)+'a'
+Text('a')*2.5
+Text('a').v
+Text('a')[Text('b')]
+range(Text('a'))
+'{0.v}'.format(Text('a'))
+int(Text('a'))
 """
 OF_A_CLASS = """
 5 in K()
@@ -248,6 +271,24 @@ class NoNext:
         return self
 
 
+class BadIter(Exception):
+    def __iter__(self):
+        return None
+
+
+class Deletes:
+    def __delitem__(self, key):
+        pass
+
+
+class Int(int):
+    pass
+
+
+class Text(str):
+    pass
+
+
 class NoEnter:
     __enter__ = __exit__ = None
 
@@ -278,7 +319,7 @@ def agree(expression, **names):
             return type(error).__name__, str(error), y
         return type(made).__name__, y
     """
-    namespace = globals() | names
+    namespace = globals() | MODULES | names
     exec(text, namespace)
     function = namespace["function"]
     captured = weft_capture.capture(function, lambda graph, inputs: graph.forward)

@@ -205,17 +205,20 @@ def _extremum(
 ) -> Value:
     assert args  # or it raises as the real one
     items: Iterable[Value] = steps(tx, args[0], hinted=False) if len(args) < 2 else args
-    if key is NONE:  # else the key is called in between
-        items = list(items)
-    alike = key is NONE and len({item.python_type() for item in items}) == 1
-    if alike and any(isinstance(item, SymValue) for item in items):
+    left, head = iter(items), list[Value]()
+    for item in left:
+        head.append(item)
+        if key is not NONE or not issubclass(item.python_type(), int | float):
+            break  # the key or a comparison is called before the next one comes
+    alike = key is NONE and len({item.python_type() for item in head}) == 1
+    if alike and any(isinstance(item, SymValue) for item in head):
         # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
         def join(left: Value, right: Value) -> Value:
             return tx.graph.emit("call_function", _IN_GRAPH[function], [left, right], {})
 
-        return functools.reduce(join, items)
+        return functools.reduce(join, head)
     named = {} if default is None else {"default": Proxy(tx, default)}
-    real = (Proxy(tx, item) for item in items)
+    real = (Proxy(tx, item) for item in itertools.chain(head, left))
     return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **named))
 
 
@@ -322,6 +325,8 @@ def _range(tx: Tracer, *args: Value) -> Value:
 def _integer(tx: Tracer, value: Value) -> Any:
     if isinstance(value, UserObject) and value.has_special("__index__"):
         value = converted(tx, value, "__index__")
+    elif isinstance(value, UserObject) and not issubclass(value.cls, int):
+        raise Break("unsupported-value", f"{value.describe()} in the place of an integer")
     return value.as_constant()
 
 

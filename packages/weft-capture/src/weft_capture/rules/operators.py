@@ -235,12 +235,17 @@ def by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     result = _attempt(tx, attempts)
     if result is None:
         sides = {"+": (left,), "*": (left, right)}.get(plain, ())
-        if any(isinstance(_without_class(one), SequenceValue) for one in sides):
+        if any(map(_is_sequence, sides)):
             raise Break("unsupported-value", f"{symbol} of sequences, whose errors differ")
         names = f"'{type_name(kinds[0])}' and '{type_name(kinds[1])}'"
         symbol = "** or pow()" if symbol == "**" else symbol
         tx.raise_(TypeError, f"unsupported operand type(s) for {symbol}: {names}")
     return result
+
+
+def _is_sequence(value: Value) -> bool:
+    plain = isinstance(_without_class(value), SequenceValue)
+    return plain or issubclass(value.python_type(), str | bytes | bytearray)
 
 
 def _is_foreign(receiver: Value, special: str, argument: Value) -> bool:
@@ -250,11 +255,7 @@ def _is_foreign(receiver: Value, special: str, argument: Value) -> bool:
         return isinstance(argument, UserObject) and not hasattr(kind, "__torch_function__")
     if isinstance(receiver, DictValue) and special in ("__or__", "__ror__"):
         return not issubclass(argument.python_type(), dict)
-    if isinstance(_without_class(receiver), SequenceValue) and special in (
-        "__mul__",
-        "__imul__",
-        "__rmul__",
-    ):
+    if special in ("__mul__", "__imul__", "__rmul__") and _is_sequence(receiver):
         return not hasattr(argument.python_type(), "__index__")
     if not _is_plain(receiver) or isinstance(receiver.as_constant(), str | bytes):
         return False

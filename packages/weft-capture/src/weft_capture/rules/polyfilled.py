@@ -78,6 +78,7 @@ def polyfill(original: Any, version: Any) -> None:
     """Trace calls of `original` through `version`."""
 
     name = getattr(original, "__name__", "")
+    kind = original if isinstance(original, type) else getattr(original, "__self__", None)
     places = _ITERATED.get(name, slice(0))
     worded = name in ("tee", "_count_elements")
     worded |= getattr(original, "__module__", "") == "_operator"
@@ -97,8 +98,8 @@ def polyfill(original: Any, version: Any) -> None:
             if stated or issubclass(raised.value.python_type(), kinds):
                 raise Break("unknown-call", f"an error of {name}") from None
             raise
-        if isinstance(result, GeneratorValue) and isinstance(original, type):
-            result.cls = original
+        if isinstance(result, GeneratorValue) and isinstance(kind, type):
+            result.cls = kind
         for branch in result.unpack(tx) if original is itertools.tee else ():
             if isinstance(branch, GeneratorValue):
                 branch.cls = TEE

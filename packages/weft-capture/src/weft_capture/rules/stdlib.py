@@ -119,6 +119,8 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
         function = function.function
     elif issubclass(function.python_type(), functools.partial):
         raise Break("unknown-call", "a partial of an object of a subclass of partial")
+    elif not tx.builtin(callable, function).truth(tx):
+        raise Break("unknown-call", "a partial of what cannot be called")
     return PartialValue(function, list(args), kwargs)
 
 

@@ -201,7 +201,8 @@ def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> V
         return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
     real = [shown(tx, arg) for arg in args]
     words = {name: shown(tx, value) for name, value in kwargs.items()}
-    if any(isinstance(one, Proxy) for one in (*real, *words.values())) and _PARTS.search(text):
+    pairs = zip((*args, *kwargs.values()), (*real, *words.values()), strict=True)
+    if _PARTS.search(text) and any(type(one) is not arg.python_type() for arg, one in pairs):
         raise Break("unsupported-value", "attributes or items in the fields of a format")
     return constant(real_call(tx, text.format, *real, **words))
 

@@ -246,7 +246,15 @@ class Value:
             return self
         if not any(find_in_class(kind, name) for name in ("__iter__", "__getitem__")):
             tx.raise_(TypeError, f"'{type_name(kind)}' object is not iterable")
-        return self.call_method(tx, "__iter__", [], {})
+        return self.given_by_iter(tx, self.call_method(tx, "__iter__", [], {}))
+
+    @staticmethod
+    def given_by_iter(tx: Tracer, made: Value) -> Value:
+        """Check what an `__iter__` of the program returned."""
+        kind = made.python_type()
+        if not hasattr(kind, "__next__"):
+            tx.raise_(TypeError, f"iter() returned non-iterator of type '{kind.__name__}'")
+        return made
 
     def next(self, tx: Tracer) -> Value | None:
         """Evaluate `next(self)`; None at the end."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from weft_capture.breaks import Break, NotConstant
+from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
 from weft_core.warnings_capture import suppress_warnings
 from weft_guards.payloads import name_of
@@ -252,7 +252,12 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         raise Break("unsupported-value", f"{name} of {error}") from None
     numpy = any(map(is_numpy, real_args)) or getattr(function, "__module__", "") == "numpy"
     with sys.modules["numpy"].errstate(all="raise") if numpy else contextlib.nullcontext():
-        result = real_call(tx, function, *real_args, **real_kwargs)
+        try:
+            result = real_call(tx, function, *real_args, **real_kwargs)
+        except Raised:
+            if any(type(real) is not arg.python_type() for real, arg in zip(real_args, args)):
+                raise Break("op-failed", "an error that names another class") from None
+            raise
     if getattr(function, "__name__", "") in ("hash", "__hash__"):
         tx.only_here = "a hash"
     same = (one for one in args if isinstance(one, Constant) and one.value is result)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import functools
 import io
-import operator
 import threading
 import types
 from collections import deque
@@ -340,11 +339,7 @@ class UserObject(MutableValue):
             return tx.const_object(polyfills.items_of).call(tx, [self], {})
         if found is None or found[1] is None:
             tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
-        made = self.special(tx, "__iter__").call(tx, [], {})
-        kind = made.python_type()
-        if not hasattr(kind, "__next__"):
-            tx.raise_(TypeError, f"iter() returned non-iterator of type '{kind.__name__}'")
-        return made
+        return self.given_by_iter(tx, self.special(tx, "__iter__").call(tx, [], {}))
 
     def next(self, tx: Tracer) -> Value | None:
         return tx.next_by_call(self.special(tx, "__next__"))
@@ -361,7 +356,7 @@ class UserObject(MutableValue):
         try:
             yield
         except Raised as raised:
-            if getattr(raised.value, "stated_in", None) is tx.frame:
+            if issubclass(raised.value.python_type(), TypeError):
                 raise Break("unsupported-value", f"an error about a {self.describe()}") from None
             raise
 
@@ -391,7 +386,6 @@ class UserObject(MutableValue):
 _WITHOUT: dict[str, Callable[[Any], object]] = {
     "__call__": lambda obj: obj(),
     "__getitem__": lambda obj: obj[0],
-    "__setitem__": lambda obj: operator.setitem(obj, 0, 0),
 }
 """What asks for a special method: the interpreter names the class of an object without it."""
 

@@ -43,7 +43,7 @@ from weft_capture.values.containers import (
 )
 from weft_capture.values.contexts import AutocastContext, InferenceContext
 from weft_capture.values.dicts import DictValue, LazyValue, MappingProxy
-from weft_capture.values.exceptions import ExceptionValue, wrap_exception
+from weft_capture.values.exceptions import wrap_exception
 from weft_capture.values.finalizers import drops
 from weft_capture.values.functions import (
     BoundMethod,
