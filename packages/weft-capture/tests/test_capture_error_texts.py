@@ -341,3 +341,14 @@ RESULTS = {"none": None, "text": "five", "list": [5], "refusal": NotImplemented}
 def test_texts_of_errors_of_special_methods(expression, result):
     methods = [None if result == "none" else lambda *_: RESULTS[result]] * 30
     agree(expression, K=type("K", (), dict(zip(METHODS.split(), methods, strict=True))))
+
+
+def test_text_of_an_error_of_a_real_operation():
+    def function(x):
+        try:
+            Deletes()[0] = x + 1
+        except AttributeError as error:
+            return str(error), x * 2
+
+    report = weft_capture.explain(function)(X)
+    assert [one.code for one in report.breaks] == ["unsupported-method"]

@@ -323,9 +323,12 @@ def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
     return notes.call_method(tx, "append", [note], {})
 
 
+_WITH_OTHER_TEXTS = (OSError, SyntaxError, UnicodeError, ImportError, BaseExceptionGroup)
+"""Classes whose texts are made of more than `args`."""
+
+
 def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
-    by_args: tuple[Any, ...] = (BaseException.__str__, KeyError.__str__)
-    if self.source is not None and self.cls.__str__ not in by_args:
+    if self.source is not None and issubclass(self.cls, _WITH_OTHER_TEXTS):
         raise Break("unsupported-value", f"text of a {self.cls.__name__} from outside the frame")
     try:
         return constant(function(self.builtin()))
