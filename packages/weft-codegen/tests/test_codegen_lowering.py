@@ -179,6 +179,14 @@ def test_argmax_takes_the_first_of_equals_in_any_memory_order(order, fill):
     check(lambda x: (x.argmax(), x.argmin(), x.argmax(1)), x, native=True)
 
 
+def test_take_of_a_single_index_of_no_dimensions():
+    check(lambda x, i: (x.take(i), x.take(-i)), X, torch.tensor(7))
+
+
+def test_block_diag_promotes_numbers_as_torch_does():
+    check(lambda x, s: torch.block_diag(x, s), X, torch.tensor(2.0, dtype=torch.float64))
+
+
 def test_softmax_of_integers_without_elements():
     check(lambda x: x.softmax(0), torch.zeros(0, 3, dtype=torch.bool))
 

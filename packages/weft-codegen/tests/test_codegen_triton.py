@@ -6,6 +6,7 @@ Triton decides at import whether it interprets, so each half runs in a process o
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -151,3 +152,16 @@ def test_an_empty_sum_over_a_symbolic_size_is_not_cut() -> None:
         fake = torch.empty(0, columns, device="cuda")
         graph = make_fx(lambda x: [x.sum()])(fake)
     assert make_program(graph, [columns, fake]).kernels
+
+
+def test_only_innermost_loops_are_unrolled() -> None:
+    """Copies of copies of a block took LLVM minutes."""
+    dims = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3)
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        sizes = mode.from_tensor(torch.empty(6, 7, 8), symbolic_context=dims).shape
+        fakes = [torch.empty(sizes, device="cuda"), torch.empty(sizes[::-1], device="cuda")]
+        graph = make_fx(lambda x, y: [(x + y.permute(2, 1, 0)).sum()])(*fakes)
+    (kernel,) = make_program(graph, [*sizes, *fakes]).kernels.values()
+    source = emit(kernel).source
+    factors = [int(text) for text in re.findall(r"loop_unroll_factor=(\d+)", source)]
+    assert factors and factors.count(1) == len(factors) - 1, source

@@ -46,9 +46,29 @@ def test_pointwise_results_of_random_operands(operators, seed):
         real = operator(*operands)
         with mode:
             fake = operator(*(to_fake(mode, one) for one in operands))
-        seen = [
-            [step for step, size in zip(one.stride(), real.shape) if size > 1]
-            for one in (real, fake)
-        ]
         layouts = [(tuple(one.shape), one.stride()) for one in operands]
-        assert seen[0] == seen[1], (operator, layouts)
+        assert _steps(real) == _steps(fake), (operator, layouts)
+
+
+def _steps(tensor):
+    """The strides that matter: of sizes above one."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_results_of_random_indices(seed):
+    rng, mode = random.Random(seed), fake_mode()
+    for _ in range(300):
+        tensor = _laid_out(rng, tuple(rng.choice([1, 1, 2, 3]) for _ in range(rng.randint(1, 4))))
+        shape = tuple(rng.choice([1, 2, 3]) for _ in range(rng.randint(1, 3)))
+        some = rng.randrange(tensor.dim())
+        indices = [
+            _laid_out(rng, shape).gt(0).long() % size if d == some or rng.random() < 0.5 else None
+            for d, size in enumerate(tensor.shape)
+        ]
+        real = torch.ops.aten.index(tensor, indices)
+        with mode:
+            given = [None if one is None else to_fake(mode, one) for one in indices]
+            fake = torch.ops.aten.index(to_fake(mode, tensor), given)
+        layouts = [one if one is None else (shape, one.stride()) for one in indices]
+        assert _steps(real) == _steps(fake), (tensor.shape, tensor.stride(), layouts)

@@ -74,8 +74,7 @@ def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     sizes = [n for one in (tensor, *given) for n in (*one.shape, *one.stride())]
     if not all(type(n) is int for n in sizes):
         return None
-    known = all(one.dtype not in (torch.bool, torch.uint8) for one in given)
-    if not known or all(one.is_contiguous() for one in given):
+    if any(one.dtype in (torch.bool, torch.uint8) for one in given):
         return None
     places = [d for d, one in enumerate(indices) if one is not None]
     strides, rank = tensor.stride(), max(one.dim() for one in given)
@@ -85,7 +84,10 @@ def _index_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | None:
     taken = torch.broadcast_shapes(*(one.shape for one in given))
     operands = [tensor.as_strided(result.shape, (*kept[:first], *[0] * rank, *kept[first:]), 0)]
     for one in given:
-        own = [0] * first + list(one.expand(taken).stride()) + [0] * (len(kept) - first)
+        # As ATen's reshape_indexer: a dimension of one element keeps the stride of the view.
+        view = one.expand(taken).reshape([1] * first + [*taken] + [1] * (len(kept) - first))
+        rows = zip(view.shape, view.stride(), result.shape)
+        own = [stride if size == whole else 0 for size, stride, whole in rows]
         operands.append(one.as_strided(result.shape, own, 0))
     return tuple(torch._prims_common.compute_elementwise_output_strides(*operands))
 

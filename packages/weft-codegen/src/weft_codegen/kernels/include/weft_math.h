@@ -34,8 +34,19 @@ WEFT_LIBM_F32(erfc) WEFT_WIDE_F32(log10) WEFT_WIDE_F32(tan) WEFT_WIDE_F32(asin)
     WEFT_VECTOR double name(double a, double b);                                                 \
     static inline double name##_f64(double a, double b) { return name(a, b); }
 
-WEFT_LIBM2(pow) WEFT_LIBM2(atan2) WEFT_LIBM2(hypot)
-static inline float pow_f32(float a, float b) { return powf(a, b); }
+/* gcc's vectoriser takes a power of 0.5 for the root, which differs for -inf and -0. */
+#define WEFT_POW(type, suffix, root, power)                                                      \
+    static inline type pow_##suffix(type a, type b)                                              \
+    {                                                                                            \
+        if (__builtin_constant_p(b) && b == 0.5)                                                 \
+            return a == -__builtin_inf() ? __builtin_inf() : root(a) + 0.0f;                     \
+        return power(a, b);                                                                      \
+    }
+
+WEFT_LIBM2(atan2) WEFT_LIBM2(hypot)
+WEFT_VECTOR float powf(float a, float b);
+WEFT_VECTOR double pow(double a, double b);
+WEFT_POW(float, f32, sqrtf, powf) WEFT_POW(double, f64, sqrt, pow)
 static inline float hypot_f32(float a, float b) { return hypotf(a, b); }
 static inline float atan2_f32(float a, float b) { return (float)atan2(a, b); }
 static inline double logaddexp_f64(double a, double b)

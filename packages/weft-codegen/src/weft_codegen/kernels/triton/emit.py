@@ -195,7 +195,10 @@ class _Function(ValueWriter):
         stop = self.at(loop.axis.extent)
         if loop.limit is not None:
             stop = f"min({stop}, {self.at(loop.limit)})"
-        self.line(f"for {loop.axis.key} in tl.range(0, {stop}, loop_unroll_factor={UNROLL}):")
+        inner = [s for s in statements(loop.body) if isinstance(s, Loop)]
+        # Loops unrolled inside of unrolled loops take LLVM minutes.
+        factor = UNROLL if all(_is_block(s) for s in inner) else 1
+        self.line(f"for {loop.axis.key} in tl.range(0, {stop}, loop_unroll_factor={factor}):")
         self.depth += 1
         self.body(loop.body)
         self.depth -= 1
@@ -203,7 +206,7 @@ class _Function(ValueWriter):
     def _spread(self, loop: Loop) -> None:
         """An innermost loop over lanes: in one block where it fits, else in chunks."""
         block, extent, axis = _block_of(loop), loop.axis.extent, loop.axis.key
-        whole = extent.is_const and block >= extent.value
+        whole = _is_block(loop)
         self._check_rows(loop, whole, set(self.sums))
         if whole:
             self.line(f"{axis} = tl.arange(0, {block})")
@@ -349,6 +352,12 @@ def _block_of(loop: Loop) -> int:
     if extent.is_const and extent.value <= LARGEST_BLOCK:
         return max(16, 1 << (extent.value - 1).bit_length())
     return CHUNK
+
+
+def _is_block(loop: Loop) -> bool:
+    """Whether a loop becomes one block of lanes, and so no loop of Triton."""
+    extent = loop.axis.extent
+    return not _has_loops(loop) and extent.is_const and _block_of(loop) >= extent.value
 
 
 def _crosses_lanes(s: Reduce, axis: Axis) -> bool:

@@ -24,6 +24,7 @@ _KEEP = [
     "dot",
     "_scaled_dot_product_flash_attention_for_cpu",
     "bernoulli",
+    "block_diag",  # its decomposition promotes tensors of no dimensions as others
     "max_unpool2d",
     "max_unpool3d",
     "multilabel_margin_loss_forward",  # its decomposition counts what comes after a -1
@@ -75,6 +76,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[norm] = functools.partial(_vector_norm, table[norm])
     for name in ("var", "std"):
         table[getattr(aten, name).correction] = functools.partial(_variance, name)
+    table[aten.take.default] = _take
     bce = aten.binary_cross_entropy.default
     table[bce] = functools.partial(_binary_cross_entropy, table[bce])
     return table
@@ -86,6 +88,11 @@ def _vector_norm(
     """The decomposition, which in torch 2.11 takes negative dims of one element for others."""
     dims = None if dim is None else [d % max(x.dim(), 1) for d in dim]
     return rule(x, order, dims, *rest, **options)
+
+
+def _take(x: Any, index: Any) -> Any:
+    """An index of what is flattened, which is never read: torch's reads one of no dimensions."""
+    return torch.ops.aten.index(x.reshape(-1), [index])
 
 
 def _variance(name: str, x: Any, *rest: Any, **options: Any) -> Any:
