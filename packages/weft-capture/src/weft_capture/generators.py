@@ -35,7 +35,7 @@ from weft_capture.values.iterators import IteratorValue
 class GeneratorValue(IteratorValue):
     """A generator or coroutine; `frame` is None when it has ended.
 
-    `cls` may be the class of the library that this is a version of.
+    `cls` may be the class of the library that this is a version of, `made_by` what makes it.
     """
 
     frame: Frame | None
@@ -46,6 +46,7 @@ class GeneratorValue(IteratorValue):
     running: bool = False
     stepped: bool = False  # by an `AsyncStep` that is being awaited
     returned: Value | None = None
+    made_by: Any = None
 
     def __post_init__(self) -> None:
         self.flags = self.function.code.co_flags
@@ -212,8 +213,7 @@ class GeneratorValue(IteratorValue):
             if plain and not self.is_librarys:
                 out.call(driven_here, [self.function, *self.args], self.kwargs)
                 return
-            made_by = iter if self.cls is CALLS else self.cls
-            out.call(self.function if plain else made_by, self.args, self.kwargs)
+            out.call(self.function if plain else self.made_by, self.args, self.kwargs)
             return
         names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]
         if frame is None:
@@ -265,6 +265,7 @@ class AsyncStep(IteratorValue):
     given: Value
     state: str = "new"
     returned: Value | None = None
+    made_by: Any = None
 
     def __post_init__(self) -> None:
         self.is_librarys = self.owner.is_librarys

@@ -99,7 +99,7 @@ def polyfill(original: Any, version: Any) -> None:
                 raise Break("unknown-call", f"an error of {name}") from None
             raise
         if isinstance(result, GeneratorValue) and isinstance(kind, type):
-            result.cls = kind
+            result.cls, result.made_by = kind, original
         for branch in result.unpack(tx) if original is itertools.tee else ():
             if isinstance(branch, GeneratorValue):
                 branch.cls = TEE
