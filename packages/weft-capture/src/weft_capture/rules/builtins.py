@@ -353,6 +353,7 @@ def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
         if lookup(items.python_type(), "__call__") is None:
             real_call(tx, iter, None, None)  # the words are other ones from CPython 3.12 on
         made = tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
+        assert isinstance(made, GeneratorValue)
         made.cls, made.made_by = CALLS, iter
         return made
     return items.iterate(tx)
