@@ -15,7 +15,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from weft_core import torch_compiler_shim
@@ -37,13 +37,10 @@ from weft_guards.sources import (
 from weft_capture import frame
 from weft_capture.breaks import Break, Raised
 from weft_capture.python_compat import type_name
-from weft_capture.values.base import Kwargs, MethodOf, Tracer, Value
+from weft_capture.values.base import InstanceValue, Kwargs, MethodOf, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, constant
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod
-
-if TYPE_CHECKING:
-    from weft_capture.values.objects import ModuleValue, UserObject
 
 Found = tuple[type, Any]
 _MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
@@ -313,7 +310,7 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
 # ---- instances
 
 
-def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
+def plain_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value:
     """Do what `object.__getattribute__` and then `__getattr__` do."""
     fallback = lookup(self.cls, "__getattr__")
     found = None
@@ -329,7 +326,7 @@ def plain_attribute(tx: Tracer, self: UserObject, name: str) -> Value:
     tx.raise_(AttributeError, f"'{type_name(self.cls)}' object has no attribute '{name}'")
 
 
-def _own_or_inherited(tx: Tracer, self: UserObject, name: str) -> Value | None:
+def _own_or_inherited(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
     cls = self.cls
     changed = written(tx, cls, name)
     if changed is not None:
@@ -366,7 +363,7 @@ def read_past(source: Source, obj: object, name: str) -> Source:
     return DictSource(source) if name == "__dict__" else AttrSource(source, name)
 
 
-def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | None:
+def real_instance_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
     """Read the dict of an instance from outside, guarding absence."""
     instance_dict = dict_of(self.obj)
     if instance_dict is _NO_DICT and frame.has_dict(self.obj):  # a type parameter (3.12) hides it
@@ -385,7 +382,7 @@ def real_instance_attribute(tx: Tracer, self: UserObject, name: str) -> Value | 
     return None
 
 
-def module_member(tx: Tracer, self: ModuleValue, name: str) -> Value | None:
+def module_member(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
     """Read a parameter, buffer or submodule."""
     for group in _MEMBER_DICTS:
         members = self.obj.__dict__.get(group)
@@ -423,7 +420,7 @@ def _hooks_now(tx: Tracer, hooks: Any) -> Any:
 
 
 def module_call(
-    tx: Tracer, self: ModuleValue, args: list[Value], kwargs: Kwargs
+    tx: Tracer, self: InstanceValue, args: list[Value], kwargs: Kwargs
 ) -> tuple[Value, list[Value], Kwargs]:
     """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
     cls = self.cls

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, LocalSource, Source
 
 from weft_capture.breaks import NeedsSymbols
-from weft_capture.values.base import Value
+from weft_capture.values.base import Tracer, Value
 from weft_capture.values.constant import constant
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 Dims = tuple[int, ...]
 

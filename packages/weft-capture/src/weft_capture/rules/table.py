@@ -16,6 +16,7 @@ import torch
 from weft_core.platform import check_torch, fits
 
 from weft_capture.breaks import Break, Raised
+from weft_capture.rules.graph_functions import hashes_silently, is_graph_function
 from weft_capture.values.base import H, Handler, Kwargs, Tracer, Value
 from weft_capture.values.constant import NONE, SCALARS, fold, real_call
 
@@ -29,7 +30,7 @@ CALLING: set[object] = set()
 """Those of `PURE` that are traced where something is not constant, or is to be called."""
 
 GRAPH: set[object] = set()
-"""Callables that become graph nodes, beyond those `torch_rules.is_graph_function` recognises."""
+"""Callables that become graph nodes, beyond those `is_graph_function` recognises."""
 
 CODE_RULES: dict[types.CodeType, Callable[..., Value | None]] = {}
 """Code of functions that decorators make anew each time -> handler(tx, function, args, kwargs)."""
@@ -90,20 +91,6 @@ def load() -> None:
             importlib.import_module(f"weft_capture.rules.{family}")
 
 
-def hashes_silently(obj: object) -> bool:
-    """Say whether an object has a hash, which runs no code of the program."""
-    kind = type(obj)
-    if kind.__module__ == "torch._ops":
-        return True
-    if not isinstance(kind.__hash__, types.WrapperDescriptorType):
-        return False
-    try:
-        hash(obj)
-    except TypeError:  # as of functions of ctypes
-        return False
-    return True
-
-
 _LIBRARIES = ("torch", "contextlib", "functools", "numpy", "weft_core", "weft_capture", "weft")
 
 
@@ -130,8 +117,6 @@ def _caller(original: Any) -> Handler:
 
 def is_leaf(function: object) -> bool:
     """Say whether a Python function has a rule or is a graph node, and so must not be inlined."""
-    from weft_capture.rules.torch_rules import is_graph_function  # noqa: PLC0415 - it adds rows
-
     if find(function) is not None or is_graph_function(function):
         return True
     return hashes_silently(function) and function in GRAPH

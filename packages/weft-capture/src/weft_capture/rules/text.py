@@ -28,8 +28,9 @@ from weft_capture.values.containers import (
 from weft_capture.values.dicts import DictValue, DictView
 from weft_capture.values.exceptions import ExceptionValue
 from weft_capture.values.floats import FloatValue
-from weft_capture.values.made import MadeValue, TextValue
+from weft_capture.values.made import MadeValue, TextValue, joined
 from weft_capture.values.objects import UserObject
+from weft_capture.values.stepping import listed
 from weft_capture.values.tensor import SymValue, TensorValue
 
 Function = Callable[[Any], str]
@@ -257,6 +258,18 @@ def _example(part: Value) -> Any:
     if isinstance(part, SymValue | TextValue):
         return part.python_type()()
     return part.hint if isinstance(part, FloatValue | MadeValue) else part.as_constant()
+
+
+@method(Constant, "join")
+def _str_join(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
+    """Join strings of which some are known only while the program runs."""
+    given = list(args)
+    if isinstance(self.value, str) and given and not given[0].is_constant():
+        parts = [tx.force(part) for part in listed(tx, given[0])]
+        if len(given) == 1 and all(part.python_type() is str for part in parts):
+            return joined(tx, [one for part in parts for one in (self, part)][1:])
+        given[0] = tx.tuple_of(parts)
+    return self.call_method_fallback(tx, "join", given, kwargs)
 
 
 @rule(format)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 import torch
@@ -15,28 +14,11 @@ from weft_capture.breaks import Break
 from weft_capture.rules.arrays import ArrayValue
 from weft_capture.rules.checks import emit_check
 from weft_capture.rules.operators import compare
-from weft_capture.rules.table import PURE, decline, hashes_silently, rule, rule_of_each
+from weft_capture.rules.table import PURE, decline, rule, rule_of_each
 from weft_capture.values.base import Kwargs, Tracer, Value
 from weft_capture.values.constant import FALSE, NONE, TRUE, constant
 from weft_capture.values.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.values.tensor import SymValue, TensorValue, is_data
-
-F = torch.nn.functional
-
-_NATIVE = (
-    torch._C._VariableFunctions,
-    torch._C._nn,
-    *(getattr(torch._C, name) for name in ("_fft", "_linalg", "_special")),  # not in the stubs
-)
-"""Namespaces of C functions that compute on tensors."""
-
-_PYTHON_MODULES = frozenset(("torch.nn.functional", "torch.functional"))
-"""Python functions defined here are nodes of their own: AOT sees through them later."""
-
-_INLINED: frozenset[object] = frozenset(
-    (F.multi_head_attention_forward, torch.nn.functional._canonical_mask)
-)
-"""...except those whose Python does more than call operators."""
 
 # By name where torch.distributed, once loaded, puts a wrapper in the function's place.
 _RANDOM_STATE = (torch.seed, torch.get_rng_state, torch.set_rng_state)
@@ -52,33 +34,6 @@ PURE.update((torch.backends.cuda.is_built, torch.cuda.is_available))
 @rule(torch.nn.modules.activation._is_make_fx_tracing)
 def _is_traced(tx: Tracer) -> Value:
     return TRUE  # attention then calls operators that can be fused, not one that does it all
-
-
-@functools.cache
-def _native_functions() -> frozenset[object]:
-    found = set()
-    for namespace in _NATIVE:
-        for name in dir(namespace):
-            function = getattr(namespace, name)
-            if callable(function) and not name.startswith("__"):
-                found.add(function)
-    return frozenset(found)
-
-
-def is_graph_function(function: Any) -> bool:
-    """Say whether calling `function` becomes one node of the graph."""
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return True
-    if hashes_silently(function) and function in _native_functions():
-        return True
-    if not isinstance(function, types.FunctionType) or function in _INLINED:
-        return False
-    if function.__module__ == "torch._tensor":
-        return function.__name__[0] != "_" and vars(torch.Tensor).get(function.__name__) is function
-    # `boolean_dispatch` makes max_pool2d and its kind: nested functions.
-    dispatches = function.__qualname__.startswith("boolean_dispatch.")
-    home = dispatches or function.__globals__.get("__name__") in _PYTHON_MODULES
-    return home and not function.__name__.startswith(("_", "has_torch_function"))
 
 
 # Declined: what cannot be known while capturing.

@@ -317,6 +317,20 @@ class MutableValue(Value):
         raise NotImplementedError(type(self).__name__)
 
 
+class InstanceValue(MutableValue):
+    """An instance of a class that has attributes of its own; `obj` is the real one, or None."""
+
+    obj: Any
+
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        """Read the instance dict."""
+        raise NotImplementedError
+
+    def special(self, tx: Tracer, name: str) -> Value:
+        """Look up a special method, as the interpreter does: in the class."""
+        raise NotImplementedError
+
+
 def _copied(state: Any) -> Any:
     return state.copy() if type(state) in (list, dict, set, deque) else state
 

@@ -140,14 +140,6 @@ class Constant(Value):
             return self.getattr(tx, name).call(tx, args, kwargs)
         if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
             return tx.overrides.device_block(self, name)
-        if isinstance(self.value, str) and name == "join" and not args[0].is_constant():
-            from weft_capture.values.made import joined  # noqa: PLC0415 - import cycle
-            from weft_capture.values.stepping import listed  # noqa: PLC0415 - import cycle
-
-            parts = [tx.force(part) for part in listed(tx, args[0])]
-            if len(args) == 1 and all(part.python_type() is str for part in parts):
-                return joined(tx, [one for part in parts for one in (self, part)][1:])
-            args = [tx.tuple_of(parts), *args[1:]]
         unbound = getattr(type(self.value), name)
         if isinstance(unbound, types.MethodDescriptorType):  # which errors name as a call does
             return fold(tx, unbound, [self, *args], kwargs)

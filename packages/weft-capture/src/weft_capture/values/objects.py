@@ -24,6 +24,7 @@ from weft_capture.breaks import Break, NotConstant, Raised
 from weft_capture.python_compat import error_text, type_name
 from weft_capture.regions import one_call
 from weft_capture.values.base import (
+    InstanceValue,
     Kwargs,
     MethodOf,
     MutableValue,
@@ -87,7 +88,7 @@ class ObjectKey:
 
 
 @dataclass(eq=False)
-class UserObject(MutableValue):
+class UserObject(InstanceValue):
     """An instance of a Python class; `obj` is None for one made during capture."""
 
     cls: type

@@ -21,6 +21,7 @@ from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.function_modes import around, mode_source
 from weft_capture.rules import table
+from weft_capture.rules.graph_functions import hashes_silently, is_graph_function
 from weft_capture.rules.pytree import real_tree, tree_value
 from weft_capture.values.base import Kwargs, MutableValue, Tracer, Value, found_by_identity
 from weft_capture.values.constant import FALSE, MADE, NONE, Constant, constant
@@ -337,7 +338,7 @@ class Overrides(MutableValue):
 
 def on_device(tx: Tracer, mode: Value, function: Any, kwargs: Kwargs) -> Kwargs:
     """Return the arguments that a device mode passes on to a function."""
-    silent = table.hashes_silently(function)
+    silent = hashes_silently(function)
     if not silent or function not in _device_constructors():
         return kwargs
     if tx.force(kwargs.get("device", NONE)) is not NONE:
@@ -368,8 +369,6 @@ def _may_tell_handlers(function: Any) -> bool:
 
 
 def _tells_handlers(function: Any) -> bool:
-    from weft_capture.rules.torch_rules import is_graph_function  # noqa: PLC0415 - it adds rows
-
     if isinstance(function, types.MethodWrapperType):
         function = function.__self__  # a descriptor, of which this is the `__get__`
     of_tensors = getattr(function, "__objclass__", None) is torch._C.TensorBase

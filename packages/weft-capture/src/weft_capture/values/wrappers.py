@@ -11,7 +11,7 @@ import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,16 +19,13 @@ from torch.fx import Node
 from weft_capture import attributes
 from weft_capture.breaks import Break, NeedsSymbols
 from weft_capture.values import handlers
-from weft_capture.values.base import Kwargs, Output, Value
+from weft_capture.values.base import Kwargs, Output, Tracer, Value
 from weft_capture.values.constant import Constant, constant, is_constant_object
 from weft_capture.values.tensor import TensorValue
 from weft_core.jagged import is_jagged
 from weft_core.tensor_subclass import SubclassLayout, is_distributed, leaves
 from weft_guards.payloads import TensorSpec
 from weft_guards.sources import AttrSource, CallSource, ConstSource, InstanceAttrSource, Source
-
-if TYPE_CHECKING:
-    from weft_capture.tracer import Tracer
 
 _REAL = """
     data item tolist numpy as_subclass requires_grad_ detach_ register_hook retain_grad backward
