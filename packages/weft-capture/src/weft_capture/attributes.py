@@ -35,9 +35,9 @@ from weft_guards.sources import (
 )
 
 from weft_capture import frame
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.python_compat import type_name
-from weft_capture.values.base import InstanceValue, Kwargs, MethodOf, Tracer, Value
+from weft_capture.values.base import InstanceValue, Kwargs, MethodOf, Raised, Tracer, Value
 from weft_capture.values.constant import MADE, NONE, constant
 from weft_capture.values.dicts import DictValue, LazyValue
 from weft_capture.values.functions import BoundMethod

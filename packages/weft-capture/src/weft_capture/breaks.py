@@ -1,7 +1,6 @@
-"""Why capture stops: the two control-flow exceptions of symbolic execution and the reason table.
+"""Why capture stops: `Break` and the table of its reasons.
 
 `Break` means "this cannot go into a graph": the frame is split at the current instruction.
-`Raised` means "the user's program raises here": handlers in the user's code may catch it.
 Each break carries a code from `REASONS`, so that logs, counters and `fullgraph` errors agree.
 """
 
@@ -9,10 +8,6 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from weft_capture.values.base import Value
 
 
 @dataclass(frozen=True)
@@ -143,18 +138,6 @@ class Break(Exception):
         """Drop the traceback, whose frames would keep the program's objects; returns itself."""
         self.__context__ = None
         return self.with_traceback(None)
-
-
-class Raised(Exception):
-    """The user's program raises `value` here.
-
-    Args:
-        value: an exception value (`values.exceptions.ExceptionValue`).
-    """
-
-    def __init__(self, value: Value) -> None:
-        super().__init__(value)
-        self.value = value
 
 
 class NeedsSymbols(Exception):

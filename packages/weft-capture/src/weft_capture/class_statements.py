@@ -23,12 +23,12 @@ from weft_core.warnings_capture import suppress_warnings
 from weft_guards.sources import ConstSource
 
 from weft_capture import attributes
-from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.rules.table import rule, rule_of_each
-from weft_capture.values.base import BIRTHS, Kwargs, Output, Tracer, Value, method_of_each
+from weft_capture.values.base import BIRTHS, Kwargs, Output, Raised, Tracer, Value, method_of_each
 from weft_capture.values.constant import MADE, NONE, constant, real_call
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.bytecode import Decoded, Instr, decode
 from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.table import Handler, unsupported
-from weft_capture.values.base import Tracer, Value
+from weft_capture.values.base import Raised, Tracer, Value
 from weft_capture.values.constant import NONE, constant
 from weft_capture.values.finalizers import pop_dying
 from weft_capture.values.functions import CellValue, FunctionValue

@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 
 from weft_guards.sources import CallSource
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.bytecode import make_resume
 from weft_capture.selection import is_skipped_code
 from weft_capture.suspending import driven_here
-from weft_capture.values.base import Frame, Kwargs, MethodOf, Output, Tracer, Value
+from weft_capture.values.base import Frame, Kwargs, MethodOf, Output, Raised, Tracer, Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.containers import TupleValue
 from weft_capture.values.contexts import AutocastContext

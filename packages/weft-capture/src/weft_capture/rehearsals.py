@@ -10,10 +10,10 @@ import torch
 from torch.fx import Node
 
 from weft_capture import engine
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.regions import modes_of, nodes_after
 from weft_capture.rules.checks import CHECK
-from weft_capture.values.base import BIRTHS, Tracer, Value
+from weft_capture.values.base import BIRTHS, Raised, Tracer, Value
 from weft_capture.values.containers import SequenceValue
 from weft_capture.values.tensor import TensorValue
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from weft_capture import config
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.frames import Frame
 from weft_capture.selection import is_skipped_code
-from weft_capture.values.base import BIRTHS, Tracer, Value
+from weft_capture.values.base import BIRTHS, Raised, Tracer, Value
 from weft_capture.values.functions import FunctionValue
 
 PROLOGUE = frozenset(("COPY_FREE_VARS", "MAKE_CELL"))  # no frame can be entered here

@@ -26,7 +26,7 @@ from weft_guards.sources import (
 )
 
 from weft_capture import attributes, class_statements, classes, config, dynamic
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.bytecode import decode
 from weft_capture.effects import Effects, weakly
 from weft_capture.frames import Frame
@@ -44,7 +44,7 @@ from weft_capture.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values import wrap as wrapping
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Value, set_tracer
+from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Raised, Value, set_tracer
 from weft_capture.values.constant import MADE, is_numpy, plain_scalar
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, LazyValue

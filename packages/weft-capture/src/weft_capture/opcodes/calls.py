@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from weft_capture import attributes
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import opcode
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
 from weft_capture.regions import one_call
-from weft_capture.values.base import Frame, Kwargs, Value
+from weft_capture.values.base import Frame, Kwargs, Raised, Value
 from weft_capture.values.constant import NULL
 from weft_capture.values.dicts import DictValue
 from weft_capture.values.functions import CellValue, FunctionValue

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from weft_capture.breaks import Raised
 from weft_capture.bytecode import PY314, Instr
 from weft_capture.classes import ClassValue
 from weft_capture.opcodes.table import opcode
 from weft_capture.python_compat import async_enters, enters, error_text
-from weft_capture.values.base import Frame, Tracer, Value
+from weft_capture.values.base import Frame, Raised, Tracer, Value
 from weft_capture.values.constant import NONE, NULL, constant
 from weft_capture.values.exceptions import (
     TRACEBACK,

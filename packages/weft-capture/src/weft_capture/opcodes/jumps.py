@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import types
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
 from weft_capture.generators import AsyncStep, GeneratorValue, Wrapped
 from weft_capture.opcodes.table import opcode
 from weft_capture.python_compat import awaits, error_text
 from weft_capture.rules.checks import is_checked
-from weft_capture.values.base import Frame, Value
+from weft_capture.values.base import Frame, Raised, Value
 from weft_capture.values.constant import NONE, Constant
 from weft_capture.values.objects import UserObject
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import builtins
 
-from weft_capture.breaks import Raised
 from weft_capture.bytecode import Instr
 from weft_capture.opcodes.table import on_values, opcode
 from weft_capture.rules.identity import identical
 from weft_capture.rules.operators import binary, compare, contains, unary
-from weft_capture.values.base import Frame, Tracer, Value
+from weft_capture.values.base import Frame, Raised, Tracer, Value
 from weft_capture.values.constant import NULL, constant, is_constant_object
 from weft_capture.values.containers import TupleValue
 

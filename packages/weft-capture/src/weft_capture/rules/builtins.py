@@ -14,7 +14,7 @@ from weft_guards.sources import CallSource
 
 from weft_capture import polyfills
 from weft_capture.attributes import lookup
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.classes import SuperValue
 from weft_capture.generators import CALLS, AsyncStep, GeneratorValue
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
@@ -23,7 +23,7 @@ from weft_capture.rules.kinds import converted
 from weft_capture.rules.operators import binary, by_methods, compare, stepped
 from weft_capture.rules.table import PURE, rule, rule_of_each
 from weft_capture.values import floats
-from weft_capture.values.base import Proxy, Tracer, Value, method, method_of_each
+from weft_capture.values.base import Proxy, Raised, Tracer, Value, method, method_of_each
 from weft_capture.values.constant import (
     FALSE,
     NONE,

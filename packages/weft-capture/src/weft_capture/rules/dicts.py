@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.rules.table import rule, rule_of_each
-from weft_capture.values.base import Tracer, Value, key_in, method, method_of_each
+from weft_capture.values.base import Raised, Tracer, Value, key_in, method, method_of_each
 from weft_capture.values.constant import NONE, constant, real_call
 from weft_capture.values.containers import SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, MappingProxy

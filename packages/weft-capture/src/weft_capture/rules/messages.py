@@ -18,12 +18,12 @@ from typing import Any
 import torch._tensor_str
 from weft_guards.sources import CallSource, ConstSource
 
-from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import original
 from weft_capture.python_compat import FILTERS_MUTATED, WARNINGS_LOCK
 from weft_capture.rules.table import rule, rule_of_each
 from weft_capture.rules.text import HOLES, text_of
-from weft_capture.values.base import MethodOf, Tracer, Value, method
+from weft_capture.values.base import MethodOf, Raised, Tracer, Value, method
 from weft_capture.values.constant import FALSE, NONE, Constant, constant
 from weft_capture.values.exceptions import ExceptionValue, chain
 from weft_capture.values.objects import StreamValue, UserObject, is_plain_stream

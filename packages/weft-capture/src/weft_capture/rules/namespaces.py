@@ -17,14 +17,14 @@ from typing import Any, NoReturn
 
 from weft_guards.sources import CallSource, ConstSource
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.bytecode import decode
 from weft_capture.classes import ClassValue
 from weft_capture.frames import Frame
 from weft_capture.python_compat import unhashable
 from weft_capture.rules.table import rule
 from weft_capture.scope import ModuleObject, import_module, load_global, store_global
-from weft_capture.values.base import AT_RUN, Kwargs, Output, Tracer, Value, method
+from weft_capture.values.base import AT_RUN, Kwargs, Output, Raised, Tracer, Value, method
 from weft_capture.values.constant import (
     FALSE,
     MADE,

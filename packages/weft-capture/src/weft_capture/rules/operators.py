@@ -15,14 +15,14 @@ from typing import Any
 from weft_guards.sources import CallSource, ConstSource, is_literal
 
 from weft_capture.attributes import lookup
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.python_compat import type_name
 from weft_capture.rules.dicts import as_real, call_set, set_of, sought
 from weft_capture.rules.identity import identical, one_object
 from weft_capture.rules.table import rule
 from weft_capture.rules.text import percent_text
 from weft_capture.values import floats
-from weft_capture.values.base import Proxy, Tracer, Value, key_in
+from weft_capture.values.base import Proxy, Raised, Tracer, Value, key_in
 from weft_capture.values.constant import Constant, constant, fold, real_call
 from weft_capture.values.containers import (
     ListValue,

@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from weft_core.inlinable import inlinable
 
 from weft_capture import polyfills
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.generators import TEE, GeneratorValue
 from weft_capture.rules.table import RULES, rule
-from weft_capture.values.base import Kwargs, Output, Tracer, Value
+from weft_capture.values.base import Kwargs, Output, Raised, Tracer, Value
 from weft_capture.values.constant import constant, real_call
 from weft_capture.values.functions import FunctionValue
 from weft_capture.values.iterators import iterated

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import torch
 from weft_core.platform import check_torch, fits
 
-from weft_capture.breaks import Break, Raised
+from weft_capture.breaks import Break
 from weft_capture.rules.graph_functions import hashes_silently, is_graph_function
-from weft_capture.values.base import H, Handler, Kwargs, Tracer, Value
+from weft_capture.values.base import H, Handler, Kwargs, Raised, Tracer, Value
 from weft_capture.values.constant import NONE, SCALARS, fold, real_call
 
 RULES: dict[object, Handler] = {}

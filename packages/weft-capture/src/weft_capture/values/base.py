@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.bytecode import PY314
 from weft_capture.python_compat import type_name, unhashable, unhashable_in
 from weft_guards.payloads import find_in_class
@@ -489,3 +489,10 @@ def _ordering(function: Callable[[Any, Any], Any]) -> Callable[[Proxy, Proxy], P
 
 for _name in ("lt", "le", "gt", "ge"):
     setattr(Proxy, f"__{_name}__", _ordering(getattr(operator, _name)))
+
+
+class Raised(Exception):
+    """The user's program raises `value`, an `exceptions.ExceptionValue`, here."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from weft_capture.breaks import Break, NotConstant, Raised
-from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.values.base import Kwargs, MethodOf, Output, Raised, Tracer, Value
 from weft_core.warnings_capture import suppress_warnings
 from weft_guards.payloads import name_of
 from weft_guards.sources import (

@@ -15,9 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft_capture import attributes
-from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.python_compat import add_note, error_text
-from weft_capture.values.base import Frame, Kwargs, MutableValue, Output, Tracer, Value, method
+from weft_capture.values.base import (
+    Frame,
+    Kwargs,
+    MutableValue,
+    Output,
+    Raised,
+    Tracer,
+    Value,
+    method,
+)
 from weft_capture.values.constant import FALSE, NONE, TRUE, class_value, constant
 from weft_capture.values.containers import ListValue, TupleValue
 from weft_capture.values.dicts import LazyValue
@@ -469,8 +478,7 @@ def _project(error: Value, leaves: set[int]) -> Value:
     """Return the part of a group that holds these leaves, nested as in the original."""
     if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
         parts = [_project(part, leaves) for part in _parts(error)]
-        kept = [part for part in parts if part is not NONE]
-        return _derive(error, kept)
+        return _derive(error, [part for part in parts if part is not NONE])
     return error if id(error) in leaves else NONE
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from weft_capture import attributes, polyfills
-from weft_capture.breaks import Break, NotConstant, Raised
+from weft_capture.breaks import Break, NotConstant
 from weft_capture.python_compat import error_text, type_name
 from weft_capture.regions import one_call
 from weft_capture.values.base import (
@@ -29,6 +29,7 @@ from weft_capture.values.base import (
     MethodOf,
     MutableValue,
     Output,
+    Raised,
     Tracer,
     Value,
     current_tracer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 
-from weft_capture.breaks import Break, Raised
-from weft_capture.values.base import Tracer, Value
+from weft_capture.breaks import Break
+from weft_capture.values.base import Raised, Tracer, Value
 from weft_capture.values.objects import UserObject
 
 _HINT = "__length_hint__"
