@@ -235,7 +235,7 @@ KEPT = (
     "weft_capture.breaks.BreakRecord",
     "weft_capture.reports.FrameReport",
     # by the cache of torch's engine, emptied
-    "weft_compiled_autograd.cache.Entry",
+    "weft_compiled_autograd.cache.BackwardEntry",
     # by tables of torch's symbolic shapes, the last few hundred
     "weft_core.fake._shape_env_class.<locals>.WeftShapeEnv",
     "weft_core.symbolic_sizes.SizeSource",

@@ -24,7 +24,7 @@ from weft_compiled_autograd.hooks import LeftOut, call_backward
 from weft_compiled_autograd.interpret import run_tape
 from weft_compiled_autograd.lower import Lowered, lower
 from weft_compiled_autograd.ownership import release_inputs
-from weft_compiled_autograd.packed import Layouts, packed_key
+from weft_compiled_autograd.saved_tensor_hooks import Layouts, packed_data_key
 from weft_compiled_autograd.tape import Tape
 
 Compiler = Callable[[Any], Callable[..., Any]]
@@ -87,7 +87,7 @@ def forget() -> None:
 
 
 @dataclass
-class Entry:
+class BackwardEntry:
     """One autograd structure. Called by `engine.py` with what the engine passes at run time.
 
     Args:
@@ -192,7 +192,7 @@ class Entry:
 
     def _knows(self, packed: Any) -> bool:
         """Whether the layouts of what the hooks will unpack are known; the tape has them then."""
-        key = packed_key(packed)
+        key = packed_data_key(packed)
         if key is None or len(self.noted) > settings.graph_limit:
             self._give_up("saved-tensor hooks: what they unpack is known only when they run")
             return True

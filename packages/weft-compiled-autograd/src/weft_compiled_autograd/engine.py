@@ -3,8 +3,8 @@
 `Variable._execution_engine`, through which every `backward()` and `autograd.grad()` of Python goes,
 becomes an `EngineGate`: it decides which backward is captured and runs the others on the eager
 engine. For one captured backward at a time the engine's own extension point is set; the engine then
-looks its autograd graph up in its cache and either calls the methods of a `Capture`, or at once
-what an earlier capture returned. `accumulate_grad` is where torch 2.13 and 2.11 differ.
+looks its autograd graph up in its cache and either calls the methods of a `BackwardCapture`, or at
+once what an earlier capture returned. `accumulate_grad` is where torch 2.13 and 2.11 differ.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft_core.events import counters
 
 from weft_compiled_autograd import ddp, report
 from weft_compiled_autograd.aot import reaches_dynamic
-from weft_compiled_autograd.cache import Compiler, Entry, dynamic_of
+from weft_compiled_autograd.cache import BackwardEntry, Compiler, dynamic_of
+from weft_compiled_autograd.engine_lock import engine_lock
 from weft_compiled_autograd.errors import NotCapturable
-from weft_compiled_autograd.order import eager_order
+from weft_compiled_autograd.node_order import eager_order
 from weft_compiled_autograd.tape import EngineOp, TapeRecorder
-from weft_compiled_autograd.window import window
 
 _seam = torch._C._dynamo.compiled_autograd
 _BUSY = "another backward runs at the same time"
@@ -58,7 +58,7 @@ class Session:
         self.roots = roots
         self.inputs = inputs
         self.dynamic = dynamic_of(compiler) or reaches_dynamic(roots)
-        self.capture: Capture | None = None
+        self.capture: BackwardCapture | None = None
         self.started = False
         self.compiler_failed = False
         self.callbacks: list[Callable[[], None]] = []
@@ -84,7 +84,7 @@ class Everywhere:
 _one_at_a_time = threading.Lock()
 
 
-class Capture(TapeRecorder):
+class BackwardCapture(TapeRecorder):
     """The object whose methods the engine calls, in the forms that torch's versions have."""
 
     def __init__(self, session: Session) -> None:
@@ -151,11 +151,11 @@ class Capture(TapeRecorder):
             raise NotCapturable("an autograd.Function with boxed_grads_call")
         return self.call_backward(inputs, output_metadatas, saved_tensors, backward_idx, ctx)
 
-    def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Entry]:
+    def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], BackwardEntry]:
         """Finish: compile, and return what the engine calls now and on every later hit."""
         tape = self.end(outputs)
         tape = eager_order(tape, self.session.roots, self.session.inputs)
-        entry = Entry(tape, self.size_origins if self.session.dynamic else None)
+        entry = BackwardEntry(tape, self.size_origins if self.session.dynamic else None)
         try:
             entry.prepare(self.session.compiler, self.inputs, self.sizes)
         except NotCapturable:
@@ -168,9 +168,9 @@ class Capture(TapeRecorder):
         return _run_entry, entry
 
 
-def _run_entry(entry: Entry, *arguments: Any) -> list[torch.Tensor | None]:
+def _run_entry(entry: BackwardEntry, *arguments: Any) -> list[torch.Tensor | None]:
     """Run one backward, called by the engine; from here on no fallback is possible."""
-    window.close()
+    engine_lock.close()
     session = thread.session
     assert session is not None
     session.started = True
@@ -234,7 +234,7 @@ class EngineGate:
             return None, _BUSY
         try:
             log = report.miss_log if report.verbose_wanted() else None
-            if not window.open(_new_capture, log, session.dynamic):
+            if not engine_lock.open(_new_capture, log, session.dynamic):
                 return None, _BUSY
             thread.session = session
             return self.engine.run_backward(*call, **kw), None
@@ -247,11 +247,11 @@ class EngineGate:
             if session.capture is not None:
                 session.capture.close()  # leaves what a failed capture left open
                 session.capture = None  # the two refer to each other, and to the autograd graph
-            window.close()
+            engine_lock.close()
             _one_at_a_time.release()
 
     def _eager(self, call: Any, kw: Any) -> Any:
-        with window.eager():
+        with engine_lock.eager():
             return self.engine.run_backward(*call, **kw)
 
 
@@ -278,11 +278,11 @@ def _refusal(grads: Any, create_graph: bool) -> str | None:
     return None
 
 
-def _new_capture() -> Capture:
+def _new_capture() -> BackwardCapture:
     """Called by the engine on a cache miss."""
-    window.close()
+    engine_lock.close()
     assert thread.session is not None
-    return Capture(thread.session)
+    return BackwardCapture(thread.session)
 
 
 def install() -> None:

@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from weft_compiled_autograd.hooks import LeftOut, call_backward
-from weft_compiled_autograd.packed import layout
+from weft_compiled_autograd.saved_tensor_hooks import layout
 from weft_compiled_autograd.tape import PLACEHOLDERS, Tape
 
 

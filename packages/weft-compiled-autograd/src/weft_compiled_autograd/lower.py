@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from weft_core.fake import fake_mode, make_shape_env, new_symint, to_fake
 
-from weft_compiled_autograd import accumulation, hooks, packed, report
+from weft_compiled_autograd import accumulation, hooks, report, saved_tensor_hooks
 from weft_compiled_autograd.aot import BackwardInliner
 from weft_compiled_autograd.errors import NotCapturable
 from weft_compiled_autograd.interpret import TapeStep, needed_after
@@ -52,7 +52,7 @@ class Lowered:
     mode: Any
 
 
-class Lowering:
+class TapeLowering:
     """Runs one tape on fake tensors. Use `lower`."""
 
     def __init__(self, tape: Tape, contexts: dict[int, Any], shape_env: Any) -> None:
@@ -170,24 +170,24 @@ def _is_impure(node: Node) -> bool:
 # -- one handler per kind of tape call: (lowering, node, *values) -> value -------------------------
 
 
-def _inline(low: Lowering, node: Node, *args: Any) -> Any:
+def _inline(low: TapeLowering, node: Node, *args: Any) -> Any:
     """Run Python code of this package, or an aten factory, under the trace."""
     return node.target(*args, **low.resolve(node.kwargs))  # type: ignore[operator]
 
 
-def _as_it_is(low: Lowering, node: Node, *args: Any) -> Unknown:
+def _as_it_is(low: TapeLowering, node: Node, *args: Any) -> Unknown:
     """Leave a step of the tape as it is: a call in the graph."""
     needed = tuple(low.values[used] for used in node.all_input_nodes)
     return Unknown(low.trace.call(TapeStep(node), needed))
 
 
-def _getitem(low: Lowering, node: Node, container: Any, index: int) -> Any:
+def _getitem(low: TapeLowering, node: Node, container: Any, index: int) -> Any:
     if isinstance(container, Unknown):
         return Unknown(low.trace.item(container.node, index))
     return low.trace.item(container, index) if isinstance(container, Node) else container[index]
 
 
-def _engine_op(low: Lowering, node: Node, grads: list[Maybe], *args: Any) -> Any:
+def _engine_op(low: TapeLowering, node: Node, grads: list[Maybe], *args: Any) -> Any:
     op = node.target
     assert isinstance(op, EngineOp)
     if op.traceable:
@@ -199,7 +199,7 @@ def _engine_op(low: Lowering, node: Node, grads: list[Maybe], *args: Any) -> Any
 
 
 def _accumulate_grad(
-    low: Lowering, node: Node, variable: torch.Tensor, old: Maybe, new: Maybe, post_hooks: bool
+    low: TapeLowering, node: Node, variable: torch.Tensor, old: Maybe, new: Maybe, post_hooks: bool
 ) -> Maybe:
     if new is None:
         return old
@@ -208,7 +208,7 @@ def _accumulate_grad(
     return old.add_(new)
 
 
-def _call_hook(low: Lowering, node: Node, hook: Node, *values: Any) -> Any:
+def _call_hook(low: TapeLowering, node: Node, hook: Node, *values: Any) -> Any:
     hook_type = node.kwargs["hook_type"]
     if hook_type == "unpack_hook":
         return _unpack(low, node, hook, *values)
@@ -222,10 +222,12 @@ def _call_hook(low: Lowering, node: Node, hook: Node, *values: Any) -> Any:
     return tuple(low.twin(old, low.trace.item(result, i)) for i, old in enumerate(values[0]))
 
 
-def _unpack(low: Lowering, node: Node, hook: Node, data: Node) -> torch.Tensor:
+def _unpack(low: TapeLowering, node: Node, hook: Node, data: Node) -> torch.Tensor:
     size, strides, dtype, device, requires_grad = low.tape.unpacked[node]
     result = low.trace.call(hooks.call_hook, (hook, data), hook_type="unpack_hook")
-    fitted = low.trace.call(packed.as_noted, (result, size, strides, dtype, device))
+    fitted = low.trace.call(
+        saved_tensor_hooks.restore_layout, (result, size, strides, dtype, device)
+    )
     with torch.utils._python_dispatch._disable_current_modes():
         return low.fresh((size, strides), dtype, device, fitted).requires_grad_(requires_grad)
 
@@ -239,13 +241,13 @@ def _dense(value: Any) -> Any:
     return value.clone(memory_format=torch.contiguous_format)
 
 
-def _call_cpp_hook(low: Lowering, node: Node, hook: int, grad: Maybe) -> Maybe:
+def _call_cpp_hook(low: TapeLowering, node: Node, hook: int, grad: Maybe) -> Maybe:
     grad = _dense(grad)
     return low.twin(grad, low.trace.call(hooks.call_cpp_hook, (hook, grad)))
 
 
 def _call_backward(
-    low: Lowering, node: Node, context: Node, saved: Any, metadata: Any, symints: Any, grads: Any
+    low: TapeLowering, node: Node, context: Any, saved: Any, metadata: Any, symints: Any, grads: Any
 ) -> Any:
     # What was None while recording is passed as None; what turned out to be None is not known to
     # be wanted as zeros or as None.
@@ -276,7 +278,7 @@ USER_CODE: frozenset[Any] = frozenset({hooks.call_hook, hooks.call_backward_dens
 
 EFFECTS: frozenset[Any] = USER_CODE | {
     hooks.call_cpp_hook,
-    packed.as_noted,
+    saved_tensor_hooks.restore_layout,
     accumulation.set_grad,
     accumulation.set_grad_copy,
 }
@@ -319,7 +321,7 @@ def lower(
     """
     env = make_shape_env() if symbolic or any(dynamic) else None
     try:
-        return Lowering(tape, contexts, env).run(inputs, sizes, dynamic, symbolic)
+        return TapeLowering(tape, contexts, env).run(inputs, sizes, dynamic, symbolic)
     except NotCapturable:
         raise
     except Exception as problem:  # what torch's fake tensors cannot do

@@ -24,7 +24,7 @@ from weft_compiled_autograd.cache import Compiler
 from weft_compiled_autograd.hooks import call_backward_dense, call_cpp_hook, call_hook
 from weft_compiled_autograd.lower import USER_CODE, is_effect
 from weft_compiled_autograd.ownership import release_inputs, storage_of
-from weft_compiled_autograd.packed import as_noted
+from weft_compiled_autograd.saved_tensor_hooks import restore_layout
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Sequence[Any]]]
 
@@ -96,7 +96,9 @@ def _is_input(node: Node) -> bool:
 
 
 # Calls that ops may be moved before.
-_MOVABLE: frozenset[Any] = frozenset({as_noted, call_hook, call_cpp_hook, set_grad, set_grad_copy})
+_MOVABLE: frozenset[Any] = frozenset(
+    {restore_layout, call_hook, call_cpp_hook, set_grad, set_grad_copy}
+)
 
 # After these, ops stay behind: the hook may free what it is called for, or anything else.
 _BARRIERS = ("post_acc_grad_hook",)

@@ -29,7 +29,7 @@ from weft_core import torch_compiler_shim
 
 from weft_compiled_autograd import accumulation, hooks, views
 from weft_compiled_autograd.errors import NotCapturable
-from weft_compiled_autograd.packed import Layouts
+from weft_compiled_autograd.saved_tensor_hooks import Layouts
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """What the engine passes at every run, in order; each is a list or tuple."""

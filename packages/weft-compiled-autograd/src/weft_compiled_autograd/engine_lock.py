@@ -18,7 +18,7 @@ import torch
 _seam = torch._C._dynamo.compiled_autograd
 
 
-class Window:
+class EngineLock:
     """A readers-writer lock: eager backwards read, an open extension point writes."""
 
     def __init__(self) -> None:
@@ -61,5 +61,5 @@ class Window:
                 self._changed.notify_all()
 
 
-window = Window()
+engine_lock = EngineLock()
 """The one extension point of the process."""

@@ -24,7 +24,7 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Si
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def packed_key(packed: Sequence[Any]) -> Hashable:
+def packed_data_key(packed: Sequence[Any]) -> Hashable:
     """What packed data look like, or None if one of them does not show it.
 
     Each has to hold a tensor or an array: a mere number may be a key to anything.
@@ -56,7 +56,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 
 @inlinable
-def as_noted(
+def restore_layout(
     tensor: torch.Tensor,
     size: tuple[int, ...],
     strides: tuple[int, ...],
