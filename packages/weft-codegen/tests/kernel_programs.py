@@ -7,6 +7,7 @@ from weft_codegen.loops.expr import Expr, Local, apply, constant, load, read
 from weft_codegen.loops.index import IndexExpr, as_axis, axis, const, index
 from weft_codegen.loops.program import (
     Buffer,
+    BufferRef,
     Extern,
     Input,
     Kernel,
@@ -15,7 +16,6 @@ from weft_codegen.loops.program import (
     Param,
     Program,
     Reduce,
-    Ref,
     Set,
     Step,
     Stmt,
@@ -69,7 +69,7 @@ def program(
         {item.name: item for item in buffers},
         {kernel.name: kernel for kernel in kernels},
         tuple(steps),
-        tuple(Ref(name) for name in outputs),
+        tuple(BufferRef(name) for name in outputs),
         mutations,
     )
 
@@ -114,7 +114,9 @@ def softmax_program(rows: int, columns: int) -> Program:
     product = torch.ops.aten.mm.default
     steps: list[Step] = [
         Launch("softmax", ("x", "s"), (), ("softmax at model.py:3",)),
-        Extern(product, (Ref("s"), Ref("w")), (), ("y",), origins=("mm at model.py:4",)),
+        Extern(
+            product, (BufferRef("s"), BufferRef("w")), (), ("y",), origins=("mm at model.py:4",)
+        ),
         Launch("softmax", ("y", "z"), (), ("softmax at model.py:5",)),
     ]
     return program(buffers, ["x", "w"], steps, ["z", "x"], softmax_kernel(rows, columns))

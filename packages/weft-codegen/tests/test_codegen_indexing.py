@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from codegen_check import check, launches, program_of
 from weft_codegen.kernels import compile_program
-from weft_codegen.loops.index import Value, atoms
+from weft_codegen.loops.index import ComputedIndex, atoms
 from weft_codegen.loops.interpret import run_program
 from weft_codegen.loops.program import Extern, Store, statements
 
@@ -87,7 +87,7 @@ def test_one_place_a_row_is_a_comparison(fn):
 
 
 def _indirect(store):
-    return any(isinstance(atom, Value) for atom in atoms(store.index))
+    return any(isinstance(atom, ComputedIndex) for atom in atoms(store.index))
 
 
 @pytest.mark.parametrize("scale", [1.0, math.nan])

@@ -10,7 +10,7 @@ from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.plan import make_plan
 from weft_codegen.loops.printer import body_text, kernel_text, program_text
 from weft_codegen.loops.program import Loop, Reduce, Store, statements
-from weft_codegen.loops.schedule import both
+from weft_codegen.loops.schedule import row_column_fusion
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.tile import CPU_TILE
 
@@ -127,7 +127,7 @@ def test_a_sum_of_what_is_stored_does_not_read_it_again():
         made = x * y.sin()
         return made, made.sum(0)
 
-    program = check(both, X, X + 1, native=True)
+    program = check(row_column_fusion, X, X + 1, native=True)
     assert {source for _, source in only_kernel(program).in_place} == {"a0", "a1"}
 
     def rereads(x, y):
@@ -342,7 +342,7 @@ def test_a_product_with_another_use_is_added_by_a_loop():
 
 
 def test_row_and_column_sums_share_a_kernel(monkeypatch):
-    monkeypatch.setattr(both, "LARGE", 0)
+    monkeypatch.setattr(row_column_fusion, "LARGE", 0)
 
     def backward(x, g, w, mean, rstd):
         normal = (x - mean) * rstd
@@ -356,14 +356,14 @@ def test_row_and_column_sums_share_a_kernel(monkeypatch):
     # Rows with the sums of each block, and the blocks added up.
     assert launches(program) == 2
     assert sum(stmt.kind == "parallel" for k in program.kernels.values() for stmt in k.body) == 2
-    monkeypatch.setattr(both, "LARGE", 1 << 24)
+    monkeypatch.setattr(row_column_fusion, "LARGE", 1 << 24)
     assert len(check(backward, *args).buffers) == len(program.buffers) - 2
 
 
 @pytest.mark.parametrize("columns", [40, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_columns_of_what_rows_make(dtype, columns, monkeypatch):
-    monkeypatch.setattr(both, "LARGE", 0)
+    monkeypatch.setattr(row_column_fusion, "LARGE", 0)
 
     def fn(x):
         shifted = x - x.amax(1, True)
@@ -379,12 +379,12 @@ def test_columns_of_what_rows_make(dtype, columns, monkeypatch):
 
 
 def test_columns_beside_rows_that_are_only_summed(monkeypatch):
-    monkeypatch.setattr(both, "LARGE", 0)
+    monkeypatch.setattr(row_column_fusion, "LARGE", 0)
     x = torch.randn(192, 600)
     program = check(lambda x: ((x * x).sum(1), x.sum(0)), x, native=True, rtol=1e-4, atol=1e-4)
     assert launches(program) == 2
 
 
 def test_rows_that_need_the_columns_stay_apart(monkeypatch):
-    monkeypatch.setattr(both, "LARGE", 0)
+    monkeypatch.setattr(row_column_fusion, "LARGE", 0)
     check(lambda x: ((x - x.mean(0)).softmax(1), x.sum(1)), torch.randn(128, 64))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen_check import check, program_of
-from weft_codegen.kernels import ahead, emit_c, emit_program
+from weft_codegen.kernels import emit_c, emit_program, prefetch
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int16]
 SIZES = [(3, 5), (64, 256), (67, 259), (300, 65), (1, 1025)]
@@ -33,7 +33,7 @@ FLOATS: list[Callable[..., Any]] = [
 
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ahead, emit_c):
+    for module in (prefetch, emit_c):
         monkeypatch.setattr(module, "last_level_cache", lambda: 1)
 
 
@@ -58,7 +58,7 @@ def test_streamed_results(rows: int, columns: int, dtype: torch.dtype) -> None:
 def test_turned_tiles(rows: int, columns: int, dtype: torch.dtype) -> None:
     x, y = _pair(rows, columns, dtype)
     program = check(lambda x, y: x + y.t(), x, y.reshape(columns, rows), native=True)
-    assert "weft_turn_" in emit_program(program)[1]
+    assert "weft_transpose_" in emit_program(program)[1]
 
 
 def test_results_that_do_not_start_a_cache_line() -> None:
@@ -94,7 +94,7 @@ def test_a_tile_asks_for_the_next_one_on_both_sides() -> None:
 
 
 def test_what_caches_hold_is_asked_for_by_sums_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "last_level_cache", lambda: 1 << 20)
+    monkeypatch.setattr(prefetch, "last_level_cache", lambda: 1 << 20)
     x = torch.randn(64, 256)
     texts = [
         emit_program(program_of(fn, x))[1]

@@ -16,6 +16,7 @@ from weft_codegen.loops.expr import Local, apply, cast, constant, load, read
 from weft_codegen.loops.index import ONE, axis, const, size
 from weft_codegen.loops.program import (
     Alias,
+    BufferRef,
     Extern,
     Input,
     Kernel,
@@ -23,7 +24,6 @@ from weft_codegen.loops.program import (
     Param,
     Program,
     Reduce,
-    Ref,
     Set,
     Store,
 )
@@ -211,7 +211,7 @@ def test_sizes_may_be_symbols() -> None:
         buffers,
         {"sums": kernel},
         (Launch("sums", ("x", "y"), (rows, columns)),),
-        (Ref("y"), rows, None),
+        (BufferRef("y"), rows, None),
     )
     graph = compile_program(made)
     for shape in ((3, 5), (300, 17), (9000, 1)):
@@ -245,14 +245,16 @@ def test_operators_without_a_lowering(op: object, args: tuple[object, ...], refe
     shape = reference(x).shape
     buffers = [buffer("x", 6, 4), buffer("y", *shape)]
     results = ("y", None) if op is aten.topk.default else ("y",)
-    made = program(buffers, ["x"], [_extern(op, Ref("x"), *args, results=results)], ["y"])
+    made = program(buffers, ["x"], [_extern(op, BufferRef("x"), *args, results=results)], ["y"])
     assert torch.equal(compile_program(made)(x)[0], reference(x))
 
 
 def test_integer_scalars_do_not_become_floats() -> None:
     long = torch.int64
     buffers = [buffer("x", 3, dtype=long), buffer("y", 3, dtype=long)]
-    made = program(buffers, ["x"], [_extern(aten.mul.Scalar, Ref("x"), 3, results=("y",))], ["y"])
+    made = program(
+        buffers, ["x"], [_extern(aten.mul.Scalar, BufferRef("x"), 3, results=("y",))], ["y"]
+    )
     assert torch.equal(compile_program(made)(torch.arange(3))[0], torch.arange(3) * 3)
 
 
@@ -260,7 +262,7 @@ def test_integer_scalars_do_not_become_floats() -> None:
 def test_an_operator_raises_what_eager_raises() -> None:
     long = torch.int64
     buffers = [buffer("w", 5, 4), buffer("i", 3, dtype=long), buffer("y", 3, 4)]
-    step = _extern(aten.embedding.default, Ref("w"), Ref("i"), results=("y",))
+    step = _extern(aten.embedding.default, BufferRef("w"), BufferRef("i"), results=("y",))
     graph = compile_program(program(buffers, ["w", "i"], [step], ["y"]))
     weight = torch.randn(5, 4)
     good = torch.tensor([0, 4, 2])
@@ -290,7 +292,7 @@ def test_half_precision_rounds_like_eager(dtype: torch.dtype) -> None:
 
 def test_autocast_does_not_cast_again() -> None:
     buffers = [buffer("x", 1, 2, 8, 8), buffer("w", 3, 2, 3, 3), buffer("y", 1, 3, 6, 6)]
-    args = (Ref("x"), Ref("w"), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    args = (BufferRef("x"), BufferRef("w"), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     step = _extern(aten.convolution.default, *args, results=("y",))
     graph = compile_program(program(buffers, ["x", "w"], [step], ["y"]))
     x, w = torch.randn(1, 2, 8, 8), torch.randn(3, 2, 3, 3)

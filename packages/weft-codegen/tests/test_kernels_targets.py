@@ -24,7 +24,7 @@ from weft_codegen.kernels.build import INCLUDE, KERNEL_HEADER
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.loops.ops import OPS
-from weft_codegen.loops.program import Launch, Program, Ref
+from weft_codegen.loops.program import BufferRef, Launch, Program
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 _ARM = ("aarch64-linux-gnu-gcc", "-mcpu=neoverse-n1", "-static")
@@ -78,7 +78,7 @@ def _source(cases: dict[str, Case]) -> str:
             arguments = ", ".join(f"b{number}_{name}" for name in step.buffers)
             statements.append(f"{codes[step.kernel].symbol}({arguments});")
         for output in program.outputs:
-            assert isinstance(output, Ref)
+            assert isinstance(output, BufferRef)
             statements.append(f"TO(b{number}_{output.name});")
     return "\n".join([
         f'#include "{KERNEL_HEADER}"', "weft_team_t weft_team;", *kernels.values(),

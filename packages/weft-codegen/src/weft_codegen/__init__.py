@@ -5,8 +5,15 @@ as a torch.compile backend.  loops/program.py defines the IR between graph and c
 """
 
 from weft_codegen.compile import compile_graph, decompositions, make_program
+from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import frozen_inputs
 from weft_codegen.measure import Eager
-from weft_codegen.record import recorded
 
-__all__ = ["Eager", "compile_graph", "decompositions", "frozen_inputs", "make_program", "recorded"]
+__all__ = [
+    "Eager",
+    "compile_graph",
+    "decompositions",
+    "frozen_inputs",
+    "make_program",
+    "with_cudagraphs",
+]

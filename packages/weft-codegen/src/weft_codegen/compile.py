@@ -6,9 +6,9 @@
     4. verify     loops/verify.py, when settings.verify_ir is set
     5. build      kernels/: C source, compiler, loaded callable
     6. measure    measure.py: eager runs instead where it is faster
-    7. record     record.py: CUDA graphs, where the options ask for them
+    7. record     cudagraphs.py: CUDA graphs, where the options ask for them
 
-A graph whose program is on disk goes from 1 to 5's loading at once (warm.py).
+A graph whose program is on disk goes from 1 to 5's loading at once (graph_cache.py).
 Each step takes a value and returns the next one; nothing here knows how a step works.
 """
 
@@ -26,8 +26,9 @@ from weft_core.errors import BackendCompilerError, CompilerUnavailable, WeftErro
 from weft_core.fake import fake_inputs
 from weft_core.tracing import trace_aten
 
-from weft_codegen import warm
+from weft_codegen import graph_cache
 from weft_codegen.config import Options, settings
+from weft_codegen.cudagraphs import with_cudagraphs
 from weft_codegen.freezing import Frozen
 from weft_codegen.kernels import CompiledGraph, Loadable, compile_program
 from weft_codegen.kernels.triton.values import NoTritonForm
@@ -40,7 +41,6 @@ from weft_codegen.loops.program import CPU, Program
 from weft_codegen.loops.schedule import schedule
 from weft_codegen.loops.verify import verify_program
 from weft_codegen.measure import Eager, measured
-from weft_codegen.record import recorded
 from weft_codegen.trace import dump_of, write_program
 from weft_codegen.tune import loop_wins
 
@@ -92,7 +92,7 @@ def compile_graph(
                 compiled = _compile(gm, inputs, chosen, inference)
             if settings.measure and chosen.measure and isinstance(compiled, CompiledGraph):
                 compiled = measured(compiled, gm)
-            return recorded(compiled, gm, chosen) if chosen.triton_cudagraphs else compiled
+            return with_cudagraphs(compiled, gm, chosen) if chosen.triton_cudagraphs else compiled
         except (NoLowering, NoTritonForm) as reason:
             _hints.info("graph runs without generated code: %s", reason)
             events.tell(f"no code for a graph: {reason}", eager=True, quiet=True)
@@ -142,12 +142,12 @@ def _compile(
     """Steps 2 to 5, or what they led to before."""
     with events.span("codegen.key"):
         threads = torch.get_num_threads()  # which the blocks of columns are cut for
-        key = None if dump_of(options) else warm.graph_key(gm, options, inference, threads)
-        known = None if key is None else warm.find(key)
+        key = None if dump_of(options) else graph_cache.graph_key(gm, options, inference, threads)
+        known = None if key is None else graph_cache.load(key)
     if known is not None:
         events.counters["codegen"]["known_graphs"] += 1
         _count(known)
-        return CompiledGraph(known, warm.constants(gm))
+        return CompiledGraph(known, graph_cache.constants(gm))
     if inference:
         with events.span("codegen.layout"):
             gm = in_channels_last(gm)
@@ -159,7 +159,7 @@ def _compile(
     compiled = compile_program(program)
     _count(compiled.loadable)
     if key is not None:
-        warm.keep(key, compiled.loadable)
+        graph_cache.store(key, compiled.loadable)
     return compiled
 
 

@@ -12,7 +12,7 @@ from html import escape
 
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.printer import buffer_text
-from weft_codegen.loops.program import Alias, Launch, Program, Ref, step_reads, step_writes
+from weft_codegen.loops.program import Alias, BufferRef, Launch, Program, step_reads, step_writes
 
 _LINE, _PAD, _GAP = 14, 8, 36
 _CHARACTER = 6.3
@@ -82,7 +82,7 @@ def _boxes(program: Program) -> Iterable[_Box]:
         lines = (textwrap.shorten(line, _WIDEST) for line in by_line(step.origins))
         yield _Box(kind, (head, *lines), sources)
     for position, output in enumerate(program.outputs):
-        if isinstance(output, Ref):
+        if isinstance(output, BufferRef):
             text = f"output {position}: {buffer_text(program.buffers[output.name])}"
             yield _Box("end", (text,), _sources([output.name], maker))
 

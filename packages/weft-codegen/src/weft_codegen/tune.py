@@ -17,7 +17,7 @@ from weft_core.cachedir import cache_dir, keep, read_checked
 from weft_codegen.kernels import CompiledGraph, compile_program
 from weft_codegen.kernels.toolchain import find as find_toolchain
 from weft_codegen.loops.printer import buffer_text
-from weft_codegen.loops.program import Buffer, Extern, Input, Program, Ref, refs
+from weft_codegen.loops.program import Buffer, BufferRef, Extern, Input, Program, refs
 from weft_codegen.loops.schedule import schedule
 
 _ROUNDS = 20
@@ -37,7 +37,7 @@ def loop_wins(item: Extern, buffers: dict[str, Buffer]) -> bool:
     if verdict is None:
         used = {name: buffers[name] for name in (*names, result)}
         inputs = tuple(map(Input, names))
-        alone = Program((), inputs, {}, used, {}, (item,), (Ref(result),))
+        alone = Program((), inputs, {}, used, {}, (item,), (BufferRef(result),))
         candidates = [
             compile_program(schedule(alone)),
             compile_program(schedule(alone, prefer=lambda *_: True)),

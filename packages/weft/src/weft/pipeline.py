@@ -150,8 +150,8 @@ def eager(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
 
 def cudagraphs(gm: fx.GraphModule, example_inputs: list[Any], **_: Any) -> Compiled:
     """Backend `cudagraphs`: as `aot_eager`, recorded and replayed where that can be."""
-    recorded = weft_codegen.recorded
-    return aot_autograd(fw_compiler=lambda aten, _: recorded(weft_codegen.Eager(aten), aten))(
+    replayed = weft_codegen.with_cudagraphs
+    return aot_autograd(fw_compiler=lambda aten, _: replayed(weft_codegen.Eager(aten), aten))(
         gm, example_inputs
     )
 

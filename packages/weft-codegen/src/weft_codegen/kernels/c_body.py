@@ -9,7 +9,8 @@ An innermost loop becomes one of
                                                         several chains are in flight, added up by
                                                         a tree (weft_memory.h); gcc would add the
                                                         lanes of a simd reduction one by one.
-                                                        Loops over 16-bit floats too (staged.py)
+                                                        Loops over 16-bit floats too
+                                                        (half_conversion.py)
 A long sum of floats is also cut into chunks, so that its rounding error does not grow with it.
 """
 
@@ -22,11 +23,12 @@ from contextlib import contextmanager
 import torch
 
 from weft_codegen.config import settings
-from weft_codegen.kernels.ahead import Ahead, read_ahead
 from weft_codegen.kernels.c_expr import CExprWriter
 from weft_codegen.kernels.c_text import CText, for_head
 from weft_codegen.kernels.c_types import C_TYPES, HALVES, convert, wrap
 from weft_codegen.kernels.exprs import changed, reads_of
+from weft_codegen.kernels.half_conversion import HalfConversions, find_half_conversions
+from weft_codegen.kernels.prefetch import Prefetches, find_prefetches
 from weft_codegen.kernels.simd import (
     SimdLoop,
     adds_rows,
@@ -35,8 +37,7 @@ from weft_codegen.kernels.simd import (
     mixes_masked,
     walks,
 )
-from weft_codegen.kernels.staged import Staged, find_staged
-from weft_codegen.kernels.turn import Turn, match_turn
+from weft_codegen.kernels.transpose_tile import TransposeTile, match_transpose_tile
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Cast, Local, Op, index_of
 from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms
@@ -63,17 +64,17 @@ class BodyWriter:
         self._held: dict[str, str] = {}
         self._exprs = CExprWriter()
         self._count = 0
-        self._staged: dict[Store, str] = {}
+        self._narrowed: dict[Store, str] = {}
         self._nest: Counter[Local] = Counter()
         self._in_order: frozenset[Local] = frozenset()
-        self._ahead: Ahead = {}
+        self._prefetches: Prefetches = {}
 
     def begin(self, body: tuple[Stmt, ...], row: Axis | None) -> frozenset[Local]:
         """Start a nest whose iterations along `row` follow one another; gives the locals that its
         simd loops declare themselves."""
         self._nest = _uses(body)
         self._in_order = _added_to_often(body)
-        self._ahead = read_ahead(body, row)
+        self._prefetches = find_prefetches(body, row)
         found: set[Local] = set()
         for stmt in statements(body):
             if isinstance(stmt, Loop):
@@ -103,9 +104,9 @@ class BodyWriter:
     def _loop(self, loop: Loop) -> None:
         end = self._end(loop)
         self._exprs.forget(changed(loop.body))
-        turn = None if settings.check_bounds else match_turn(loop)
-        if turn is not None:
-            self._turn(turn)
+        tile = None if settings.check_bounds else match_transpose_tile(loop)
+        if tile is not None:
+            self._transpose_tile(tile)
             return
         if any(isinstance(stmt, Loop) for stmt in loop.body):
             self._text.notes(loop.notes)
@@ -119,12 +120,12 @@ class BodyWriter:
         else:
             self.innermost(loop, "0", end)
 
-    def _turn(self, turn: Turn) -> None:
+    def _transpose_tile(self, tile: TransposeTile) -> None:
         """Write the call that fills a tile."""
-        rows, columns = self._end(turn.row), self._end(turn.column)
-        source = f"{turn.buffer} + {self._exprs.at(turn.base)}, {self._exprs.at(turn.step)}"
-        tile = f"{turn.local.name}, {turn.column.axis.extent}, {rows}, {columns}"
-        self._text.line(f"weft_turn_{C_TYPES[turn.local.dtype].bytes}({source}, {tile});")
+        rows, columns = self._end(tile.row), self._end(tile.column)
+        source = f"{tile.buffer} + {self._exprs.at(tile.base)}, {self._exprs.at(tile.step)}"
+        target = f"{tile.local.name}, {tile.column.axis.extent}, {rows}, {columns}"
+        self._text.line(f"weft_transpose_{C_TYPES[tile.local.dtype].bytes}({source}, {target});")
 
     # ---- statements ----
 
@@ -148,9 +149,9 @@ class BodyWriter:
         dtype = self._dtypes[stmt.buffer]
         target = self._held.get(stmt.buffer)
         target = target or self._exprs.element(stmt.buffer, self._exprs.at(stmt.index))
-        if stmt in self._staged:
+        if stmt in self._narrowed:
             assert isinstance(stmt.value, Cast)
-            self._text.line(f"{self._staged[stmt]}[lane] = {self._exprs.text(stmt.value.arg)};")
+            self._text.line(f"{self._narrowed[stmt]}[lane] = {self._exprs.text(stmt.value.arg)};")
             return
         value = self._exprs.text(stmt.value)
         if stmt.mode == "set":
@@ -230,24 +231,29 @@ class BodyWriter:
                     self._text.line('__asm__ volatile("");  // not to be vectorised')
                 self.body(loop.body)
             return
-        staged = find_staged(loop)
-        if not staged.reads and self._stream(simd, start, end):
+        conversions = find_half_conversions(loop)
+        if not conversions.reads and self._stream(simd, start, end):
             return
         registers = {stmt: self._name("r") for stmt in simd.carried}
         if any(_long_float_sum(stmt, loop) for stmt in simd.carried):
             chunks = f"for (int64_t first = {start}; first < {end}; first += {SUM_CHUNK})"
             with self._text.block(chunks):
                 end = f"weft_min(first + {SUM_CHUNK}, {end})"
-                self._reduction(simd, registers, staged, "first", end)
+                self._reduction(simd, registers, conversions, "first", end)
         else:
-            self._reduction(simd, registers, staged, start, end)
+            self._reduction(simd, registers, conversions, start, end)
 
     def _reduction(
-        self, simd: SimdLoop, registers: dict[Reduce, str], staged: Staged, start: str, end: str
+        self,
+        simd: SimdLoop,
+        registers: dict[Reduce, str],
+        conversions: HalfConversions,
+        start: str,
+        end: str,
     ) -> None:
         """A loop whose reductions go through `registers`."""
-        if _wants_lanes(simd, staged):
-            self._lane_loop(simd, registers, staged, start, end)
+        if _wants_lanes(simd, conversions):
+            self._lane_loop(simd, registers, conversions, start, end)
         else:
             for stmt, name in registers.items():
                 target = self._exprs.local(stmt.targets[0], stmt.index)
@@ -269,7 +275,7 @@ class BodyWriter:
             and stmt.buffer in self._streamed
             and walks(stmt.index, loop.axis)
         ]
-        if simd.carried or not (stores or any(x.large for x in self._ahead.get(loop, []))):
+        if simd.carried or not (stores or any(x.large for x in self._prefetches.get(loop, []))):
             return False
         size = min(STREAM_CHUNK, extent.value) if extent.is_const else STREAM_CHUNK
         with self._text.block(f"for (int64_t first = {start}; first < {end}; first += {size})"):
@@ -290,7 +296,7 @@ class BodyWriter:
 
     def _fetch(self, loop: Loop, start: str, count: int, cache: str = "") -> None:
         """Ask the first cache, or `cache`, for what is read soon (it may lie past the end)."""
-        for item in self._ahead.get(loop, []):
+        for item in self._prefetches.get(loop, []):
             buffer, after = item.load.buffer, item.around.at + 1
             moved: dict[Atom, IndexExpr] = {loop.axis: ZERO, item.around: after}
             place = self._exprs.at(substitute(item.load.index, moved.get))
@@ -300,7 +306,12 @@ class BodyWriter:
             self._text.line(f"    __builtin_prefetch({where}{cache});")
 
     def _lane_loop(
-        self, simd: SimdLoop, registers: dict[Reduce, str], staged: Staged, start: str, end: str
+        self,
+        simd: SimdLoop,
+        registers: dict[Reduce, str],
+        conversions: HalfConversions,
+        start: str,
+        end: str,
     ) -> None:
         """64 partial results a reduction, then what is left of the axis."""
         loop = simd.loop
@@ -315,25 +326,25 @@ class BodyWriter:
         blocks = f"for (; {block} + {LANES} <= {end}; {block} += {LANES})"
         with self._text.block(blocks), self._exprs.scope():
             self._fetch(loop, block, LANES)
-            if staged:
+            if conversions:
                 self._text.line(f"const int64_t {loop.axis.key} = {block};")
-            narrowed = self._stage(staged)
+            narrowed = self._convert_halves(conversions)
             self._text.line("#pragma omp simd")
             with self._text.block(_EACH_LANE):
                 self._text.line(f"const int64_t {loop.axis.key} = {block} + lane;")
                 self._simd_body(simd, registers, lambda name: f"{name}_lanes[lane]")
             for text in narrowed:
                 self._text.line(text)
-        self._staged = {}
+        self._narrowed = {}
         for stmt, name in registers.items():
             self._join_lanes(stmt, name)
         extent = loop.axis.extent
         if start == "lo" or loop.limit or not extent.is_const or extent.value % LANES:
             self._simd_loop(simd, registers, block, end)
 
-    def _stage(self, staged: Staged) -> list[str]:
+    def _convert_halves(self, conversions: HalfConversions) -> list[str]:
         """Convert what a block reads; the lines that convert what it stores."""
-        for node, element in staged.reads:
+        for node, element in conversions.reads:
             name = self._name("h")
             where = self._exprs.at(element.index)
             self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
@@ -341,8 +352,8 @@ class BodyWriter:
             self._text.line(f"weft_widen_f16({place}, {name});")
             self._exprs.name(node, f"{name}[lane]")
         lines: list[str] = []
-        for stmt in staged.stores:
-            name = self._staged[stmt] = self._name("h")
+        for stmt in conversions.stores:
+            name = self._narrowed[stmt] = self._name("h")
             where = self._exprs.at(stmt.index)
             self._text.line(f"float {name}[{LANES}] WEFT_ALIGNED;")
             kind = C_TYPES[stmt.value.dtype].suffix
@@ -456,12 +467,12 @@ def _long_float_sum(stmt: Reduce, loop: Loop) -> bool:
     return stmt.op == "sum" and stmt.targets[0].dtype.is_floating_point and long
 
 
-def _wants_lanes(simd: SimdLoop, staged: Staged) -> bool:
+def _wants_lanes(simd: SimdLoop, conversions: HalfConversions) -> bool:
     """Whether blocks pay: for 16-bit floats, and sums of floats (a maximum alone is slower)."""
     extent = simd.loop.axis.extent
     if extent.is_const and extent.value < LANES:
         return False
-    ops = ("sum", "max", "min") if staged else ("sum",)
-    return bool(staged or simd.carried) and all(
+    ops = ("sum", "max", "min") if conversions else ("sum",)
+    return bool(conversions or simd.carried) and all(
         stmt.op in ops and stmt.targets[0].dtype.is_floating_point for stmt in simd.carried
     )

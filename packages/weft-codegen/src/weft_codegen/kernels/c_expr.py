@@ -17,12 +17,12 @@ from weft_codegen.kernels.exprs import ExprWriter, division, rounds
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
 from weft_codegen.loops.index import (
     Atom,
+    ComputedIndex,
     IndexExpr,
     Least,
     Quotient,
     Remainder,
     Style,
-    Value,
     render,
 )
 from weft_codegen.loops.ops import OPS
@@ -55,7 +55,7 @@ class CExprWriter(ExprWriter):
     def leaf(self, atom: Atom) -> str:
         """An axis, a size or a computed integer, which gcc must not take for a truth value."""
         text = super().leaf(atom)
-        chosen = isinstance(atom, Value) and _from_bool(atom.expr)
+        chosen = isinstance(atom, ComputedIndex) and _from_bool(atom.expr)
         return f"weft_place({text})" if chosen else text
 
     def _integer(self, text: str) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from weft_codegen.kernels.c_types import HALVES
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Local, Op, Read, walk
-from weft_codegen.loops.index import Atom, Pair, Value, nonnegative
+from weft_codegen.loops.index import Atom, ComputedIndex, Pair, nonnegative
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
 
 
@@ -93,7 +93,7 @@ class ExprWriter:
 
     def leaf(self, atom: Atom) -> str:
         """An axis, a size or a computed integer in an index expression."""
-        return self._integer(self.text(atom.expr)) if isinstance(atom, Value) else atom.key
+        return self._integer(self.text(atom.expr)) if isinstance(atom, ComputedIndex) else atom.key
 
     def _write(self, node: Any) -> str:
         return str(getattr(self, f"_{type(node).__name__.lower()}")(node))

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from weft_codegen.loops.index import IndexExpr
-from weft_codegen.loops.program import Extern, Ref
+from weft_codegen.loops.program import BufferRef, Extern
 
 _HEADERS = "include/torch/csrc/inductor/aoti_torch"
 _aten = torch.ops.aten
@@ -292,7 +292,7 @@ def python_step(step: Extern) -> tuple[list[str], list[IndexExpr], PythonStep]:
     ints: list[IndexExpr] = []
 
     def collect(value: Any) -> Any:
-        if isinstance(value, Ref):
+        if isinstance(value, BufferRef):
             tensors.append(value.name)
             return _Slot(0, len(tensors) - 1)
         if isinstance(value, IndexExpr):

@@ -17,10 +17,19 @@ from weft_codegen.kernels import externs
 from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
-from weft_codegen.kernels.plan import ALIGN, Place, Plan
+from weft_codegen.kernels.plan import ALIGN, MemoryPlan, Place
 from weft_codegen.loops.index import ZERO, IndexExpr
 from weft_codegen.loops.lower.origins import by_line
-from weft_codegen.loops.program import CPU, Alias, Buffer, Extern, Launch, Program, Ref, size_places
+from weft_codegen.loops.program import (
+    CPU,
+    Alias,
+    Buffer,
+    BufferRef,
+    Extern,
+    Launch,
+    Program,
+    size_places,
+)
 
 
 class HostWriter:
@@ -34,7 +43,7 @@ class HostWriter:
     def __init__(
         self,
         program: Program,
-        plan: Plan,
+        plan: MemoryPlan,
         codes: Mapping[str, KernelCode],
         device: torch.device = CPU,
     ) -> None:
@@ -276,7 +285,7 @@ class HostWriter:
         for position, output in enumerate(self._program.outputs):
             if output is None:
                 continue
-            if not isinstance(output, Ref):
+            if not isinstance(output, BufferRef):
                 self._line(f"sizes[{position}] = {index_c(output)};")
                 continue
             self._make(output.name)
@@ -358,7 +367,7 @@ class HostWriter:
         letters = {"tensor": "t", "size": "i"}
         inputs = "".join(letters.get(item.kind, "-") for item in program.inputs)
         outputs = "".join(
-            "-" if output is None else "t" if isinstance(output, Ref) else "i"
+            "-" if output is None else "t" if isinstance(output, BufferRef) else "i"
             for output in program.outputs
         )
         return [

@@ -26,7 +26,7 @@ from weft_codegen.kernels.emit_c import emit_kernel
 from weft_codegen.kernels.externs import PythonStep, python_step, torch_library, writes_into
 from weft_codegen.kernels.host import HostWriter
 from weft_codegen.kernels.malloc import keep_freed_memory
-from weft_codegen.kernels.plan import Plan, make_plan
+from weft_codegen.kernels.plan import MemoryPlan, make_plan
 from weft_codegen.loops.program import CPU, Extern, Launch, Program
 
 _output_code = logger("codegen", "output_code")
@@ -172,7 +172,7 @@ def emit_program(program: Program) -> tuple[Sources, str]:
     return Sources(host, kernels), "\n\n".join([*kernels.values(), host]) + "\n"
 
 
-def plan_of(program: Program) -> Plan:
+def plan_of(program: Program) -> MemoryPlan:
     """The memory plan for a host in C."""
     externs = {k: step for k, step in enumerate(program.steps) if isinstance(step, Extern)}
     return make_plan(program, frozenset(k for k, s in externs.items() if not writes_into(s)))

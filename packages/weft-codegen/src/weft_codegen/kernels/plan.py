@@ -31,8 +31,8 @@ class Place(Enum):
     SCRATCH = "scratch"
 
 
-def make_plan(program: ir.Program, allocates: frozenset[int]) -> Plan:
-    """Plan the memory of `program`.
+def make_plan(program: ir.Program, allocates: frozenset[int]) -> MemoryPlan:
+    """MemoryPlan the memory of `program`.
 
     Args:
         allocates: positions of the Extern steps that make their own results.
@@ -40,7 +40,7 @@ def make_plan(program: ir.Program, allocates: frozenset[int]) -> Plan:
     root = {name: name for name in program.buffers} | ir.storage_roots(program.steps)
     place = _places(program, root, allocates)
     last = _last_uses(program, root)
-    plan = Plan(program, root, place, last, _exclusive(program, root, allocates))
+    plan = MemoryPlan(program, root, place, last, _exclusive(program, root, allocates))
     for position, step in enumerate(program.steps):
         plan.place_results(position, step)
         plan.release(position)
@@ -53,7 +53,7 @@ def _places(
     place = {item.name: Place.INPUT for item in program.inputs if item.kind == "tensor"}
     place |= dict.fromkeys(program.constants, Place.CONSTANT)
     for output in program.outputs:
-        if isinstance(output, ir.Ref):
+        if isinstance(output, ir.BufferRef):
             place.setdefault(root[output.name], Place.OWNED)
     for position in allocates:
         step = program.steps[position]
@@ -77,7 +77,7 @@ def _exclusive(
 ) -> frozenset[str]:
     """The roots whose memory nothing but the program's own steps can know."""
     given = {item.name for item in program.inputs} | program.constants.keys()
-    shared = {root[output.name] for output in program.outputs if isinstance(output, ir.Ref)}
+    shared = {root[output.name] for output in program.outputs if isinstance(output, ir.BufferRef)}
     for position in allocates:
         step = program.steps[position]
         assert isinstance(step, ir.Extern)
@@ -95,13 +95,13 @@ def _last_uses(program: ir.Program, root: Mapping[str, str]) -> dict[str, int]:
             if name in root:
                 last[root[name]] = position
     for output in program.outputs:
-        if isinstance(output, ir.Ref):
+        if isinstance(output, ir.BufferRef):
             last[root[output.name]] = len(program.steps)
     return last
 
 
 @dataclass
-class Plan:
+class MemoryPlan:
     """Where every buffer is; memory is assigned step by step.
 
     root: buffer -> the buffer whose storage it shares; place: root -> Place.

@@ -13,9 +13,9 @@ import torch
 
 from weft_codegen.kernels.exprs import reads_of
 from weft_codegen.loops.expr import Load, Local, Op, index_value, walk
-from weft_codegen.loops.index import ONE, Axis, IndexExpr, Value, atoms
+from weft_codegen.loops.index import ONE, Axis, ComputedIndex, IndexExpr, atoms
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
-from weft_codegen.loops.steps import apart, coefficient
+from weft_codegen.loops.steps import are_distinct, coefficient
 
 # Elements of a block whose rows are unrolled.
 _IN_REGISTERS = 256
@@ -44,7 +44,7 @@ def depends_on(where: IndexExpr, axis: Axis) -> bool:
 
 def walks(where: IndexExpr, along: Axis) -> bool:
     """Whether `where` takes every element in turn, from a place that no memory is read for."""
-    computed = any(isinstance(atom, Value) for atom in atoms(where))
+    computed = any(isinstance(atom, ComputedIndex) for atom in atoms(where))
     return coefficient(where, along) is ONE and not computed
 
 
@@ -71,7 +71,7 @@ def analyse(loop: Loop, elsewhere: frozenset[Local]) -> SimdLoop | None:
             if stmt.local in elsewhere or not _set_first(loop.body, position):
                 return None
             private[stmt.local] = None
-    if not _carried_apart(loop.body, carried):
+    if not _carried_independently(loop.body, carried):
         return None
     return SimdLoop(loop, tuple(carried), tuple(private))
 
@@ -107,7 +107,7 @@ def _set_first(body: tuple[Stmt, ...], position: int) -> bool:
     return stmt.local not in reads_of(body[: position + 1])
 
 
-def _carried_apart(body: tuple[Stmt, ...], carried: list[Reduce]) -> bool:
+def _carried_independently(body: tuple[Stmt, ...], carried: list[Reduce]) -> bool:
     """Whether accumulators are only accumulated into: once each, and not read meanwhile."""
     targets = [local for stmt in carried for local in stmt.targets]
     written = {stmt.local for stmt in body if isinstance(stmt, Set)}
@@ -118,8 +118,8 @@ def collides(store: Store, parallel: tuple[Axis, ...]) -> bool:
     """Whether two iterations of the parallel loops may add to the same element."""
     if store.mode == "set":
         return False
-    if any(isinstance(atom, Value) for atom in atoms(store.index)):
-        return not apart(store.index, parallel)
+    if any(isinstance(atom, ComputedIndex) for atom in atoms(store.index)):
+        return not are_distinct(store.index, parallel)
     return not all(depends_on(store.index, axis) for axis in parallel)
 
 

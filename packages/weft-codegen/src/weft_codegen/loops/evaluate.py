@@ -34,7 +34,7 @@ _VALUE: dict[type[Pair], Callable[[Any, Any], Any]] = {
 
 
 def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> IndexExpr:
-    """`expr` with each leaf atom (Axis, Size, Value) replaced where `replace` gives something."""
+    """`expr` with each leaf (Axis, Size, ComputedIndex) for which `replace` gives one replaced."""
 
     def leaf(atom: Atom) -> IndexExpr:
         new = replace(atom)
@@ -44,7 +44,7 @@ def substitute(expr: IndexExpr, replace: Callable[[Atom], IndexExpr | None]) -> 
 
 
 def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
-    """The value of `expr`, where `leaf` gives that of each Axis, Size or Value.
+    """The value of `expr`, where `leaf` gives that of each Axis, Size or ComputedIndex.
 
     These may be ints, arrays of ints or index expressions.
     """

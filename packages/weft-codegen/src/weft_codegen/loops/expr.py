@@ -32,8 +32,8 @@ from weft_codegen.loops.index import (
     ONE,
     Atom,
     Axis,
+    ComputedIndex,
     IndexExpr,
-    Value,
     atoms,
     const,
     nonnegative,
@@ -108,7 +108,7 @@ class Expr:
 
 def computed_parts(where: IndexExpr) -> tuple[Expr, ...]:
     """The expressions that `where` takes integers from (indirect indexing)."""
-    return tuple(atom.expr for atom in atoms(where) if isinstance(atom, Value))
+    return tuple(atom.expr for atom in atoms(where) if isinstance(atom, ComputedIndex))
 
 
 def _held(part: Any) -> tuple[Expr, ...]:
@@ -384,7 +384,7 @@ def index_text(where: IndexExpr) -> str:
 
 
 def _leaf(atom: Atom) -> str:
-    return f"{{{expr_text(atom.expr)}}}" if isinstance(atom, Value) else atom.key
+    return f"{{{expr_text(atom.expr)}}}" if isinstance(atom, ComputedIndex) else atom.key
 
 
 def _const_text(node: Const) -> str:

@@ -73,7 +73,7 @@ class Least(Pair):
 
 
 @dataclass(frozen=True, eq=False)
-class Value(Atom):
+class ComputedIndex(Atom):
     """An integer that the loop computes: `expr` is an Expr of integer dtype (see expr.py).
 
     It is known to lie in 0 <= value < extent (the lowering wraps negative indices).
@@ -241,7 +241,10 @@ def computed(expr: Any, extent: IndexLike) -> IndexExpr:
     """The integer that `expr` (an Expr) evaluates to, known to lie in [0, extent)."""
     extent = index(extent)
     return _atom(
-        _intern((Value, expr, extent), lambda: Value(f"<{next(_values):06}>", expr, extent))
+        _intern(
+            (ComputedIndex, expr, extent),
+            lambda: ComputedIndex(f"<{next(_values):06}>", expr, extent),
+        )
     )
 
 
@@ -348,7 +351,7 @@ def single(expr: IndexExpr) -> Atom | None:
 
 def _atom_max(atom: Atom) -> IndexExpr:
     """An upper bound of a non-negative atom, itself free of axes where possible."""
-    if isinstance(atom, Axis | Value):
+    if isinstance(atom, Axis | ComputedIndex):
         return atom.extent - 1
     if isinstance(atom, Remainder):
         return atom.right - 1

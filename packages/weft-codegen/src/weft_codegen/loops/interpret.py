@@ -15,7 +15,7 @@ import torch
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
 from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
-from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value
+from weft_codegen.loops.index import Atom, Axis, ComputedIndex, IndexExpr
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 
 Sizes = dict[str, int]
@@ -54,7 +54,7 @@ class _Run:
         return [self._output(output) for output in self._program.outputs]
 
     def _output(self, output: Any) -> Any:
-        if isinstance(output, ir.Ref):
+        if isinstance(output, ir.BufferRef):
             return self._memory[output.name]
         return None if output is None else self._int(output)
 
@@ -102,7 +102,7 @@ class _Run:
         return self._allocate(name).copy_(result)
 
     def _argument(self, value: Any) -> Any:
-        if isinstance(value, ir.Ref):
+        if isinstance(value, ir.BufferRef):
             return self._memory[value.name]
         if isinstance(value, IndexExpr):
             return self._int(value)
@@ -271,7 +271,7 @@ class KernelRun:
     def _leaf(self, atom: Atom) -> Any:
         if isinstance(atom, Axis):
             return self._axes[atom]
-        if isinstance(atom, Value):
+        if isinstance(atom, ComputedIndex):
             return self._value(atom.expr, {})
         return self._sizes[atom.key]
 

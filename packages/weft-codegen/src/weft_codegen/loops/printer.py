@@ -84,7 +84,7 @@ def buffer_text(buffer: ir.Buffer) -> str:
 
 
 def _value_text(value: Any) -> str:
-    if isinstance(value, ir.Ref):
+    if isinstance(value, ir.BufferRef):
         return value.name
     if isinstance(value, IndexExpr):
         return index_text(value)

@@ -7,7 +7,7 @@
             | Extern(op, args, kwargs, results)    call a torch operator through the dispatcher
             | Alias(name, base, offset)            `name` shares the storage of `base`; no copy
             | Compute(result, axes, ...)           a loop nest that nothing is decided about yet
-    output  = Ref(buffer) | IndexExpr | None       (a size, or nothing)
+    output  = BufferRef(buffer) | IndexExpr | None       (a size, or nothing)
 
     Kernel  = (name, params, sizes, locals, body, origins)   formal parameters: no buffer names
     Param   = (name, dtype, written)
@@ -204,7 +204,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Ref:
+class BufferRef:
     """A buffer as an argument of an Extern or as an output."""
 
     name: str
@@ -214,8 +214,8 @@ class Ref:
 class Extern:
     """results = op(*args, **kwargs) through the dispatcher.
 
-    Arguments are Ref, IndexExpr (a symbolic int), constants, and lists of these.  `results` names
-    the buffer each returned tensor becomes, in order (None: the result is dropped, or is not a
+    Arguments are BufferRef, IndexExpr (a symbolic int), constants, and lists of these.  `results`
+    names the buffer each returned tensor becomes, in order (None: the result is dropped, or is no
     tensor); they are freshly allocated unless the operator mutates an argument, which `mutates`
     names.  A result that is no Buffer of the program is not used.  `when` names an int64 scalar:
     the call is only made where that is not zero (see checks.py).
@@ -269,7 +269,7 @@ class Compute:
 
 
 Step = Compute | Launch | Extern | Alias
-Output = Ref | IndexExpr | None
+Output = BufferRef | IndexExpr | None
 Kernels = Mapping[str, Kernel]
 _NO_KERNELS: Kernels = {}
 
@@ -356,7 +356,7 @@ def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
 
 def refs(value: Any) -> Iterator[str]:
     """The buffer names in an Extern's argument."""
-    if isinstance(value, Ref):
+    if isinstance(value, BufferRef):
         yield value.name
     elif isinstance(value, list | tuple):
         for item in value:

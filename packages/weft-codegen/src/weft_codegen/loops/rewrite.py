@@ -20,7 +20,7 @@ from weft_codegen.loops.expr import (
     load,
     read,
 )
-from weft_codegen.loops.index import Atom, Axis, IndexExpr, Value, computed
+from weft_codegen.loops.index import Atom, Axis, ComputedIndex, IndexExpr, computed
 
 
 class Rewriter:
@@ -84,6 +84,8 @@ class Rewriter:
         where = self._at(where)
 
         def leaf(atom: Atom) -> IndexExpr | None:
-            return computed(self(atom.expr), atom.extent) if isinstance(atom, Value) else None
+            return (
+                computed(self(atom.expr), atom.extent) if isinstance(atom, ComputedIndex) else None
+            )
 
         return substitute(where, leaf) if computed_parts(where) else where

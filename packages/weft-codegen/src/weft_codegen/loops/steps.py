@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from weft_codegen.loops.index import (
     ZERO,
     Axis,
+    ComputedIndex,
     IndexExpr,
     Size,
-    Value,
     atoms,
     from_atoms,
     in_range,
@@ -33,12 +33,12 @@ def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
         for atom in monomial:
             if any(inner is loop for piece in parts(atom) for inner in atoms(piece)):
                 return None
-            if isinstance(atom, Value) and loop in atom.expr.axes:
+            if isinstance(atom, ComputedIndex) and loop in atom.expr.axes:
                 return None
     return total
 
 
-def apart(position: IndexExpr, axes: Iterable[Axis]) -> bool:
+def are_distinct(position: IndexExpr, axes: Iterable[Axis]) -> bool:
     """Whether other values of `axes`, outermost first, are certain to give other positions.
 
     What comes on top of an axis's steps may depend on it: it only has to stay below one step.

@@ -47,7 +47,7 @@ def verify_program(program: ir.Program) -> None:
         if isinstance(step, ir.Extern):
             _check(not step.op._schema.is_mutable or bool(step.mutates), "hidden mutation", place)
     for output in program.outputs:
-        if isinstance(output, ir.Ref):
+        if isinstance(output, ir.BufferRef):
             _check(output.name in known, f"output {output.name} is never made", "outputs")
 
 

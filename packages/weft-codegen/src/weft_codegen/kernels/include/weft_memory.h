@@ -63,41 +63,41 @@ static inline void weft_stream_end(void)
 /* ---- turning tiles: to[r*width + c] = from[c*step + r], in blocks of 8 by 8 (floats: 16 by 16,
  * whole cache lines) ---- */
 
-#define WEFT_TURN_8(T, bytes)                                                                    \
-    typedef T weft_turn_v##bytes __attribute__((vector_size(8 * sizeof(T)), aligned(bytes)));    \
-    static inline void weft_turn_8_##bytes(weft_turn_v##bytes *a)                                \
+#define WEFT_TRANSPOSE_8(T, bytes)                                                               \
+    typedef T weft_transpose_v##bytes __attribute__((vector_size(8 * sizeof(T)), aligned(bytes))); \
+    static inline void weft_transpose_8_##bytes(weft_transpose_v##bytes *a)                      \
     {                                                                                            \
-        weft_turn_v##bytes b[8];                                                                 \
+        weft_transpose_v##bytes b[8];                                                            \
         for (int k = 0; k < 8; k += 2) {                                                         \
             b[k] = __builtin_shufflevector(a[k], a[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);            \
             b[k + 1] = __builtin_shufflevector(a[k], a[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);      \
         }                                                                                        \
         for (int k = 0; k < 8; k += 4)                                                           \
             for (int h = 0; h < 2; h++) {                                                        \
-                weft_turn_v##bytes x = b[k + h], y = b[k + h + 2];                               \
+                weft_transpose_v##bytes x = b[k + h], y = b[k + h + 2];                          \
                 a[k + 2 * h] = __builtin_shufflevector(x, y, 0, 1, 8, 9, 4, 5, 12, 13);          \
                 a[k + 2 * h + 1] = __builtin_shufflevector(x, y, 2, 3, 10, 11, 6, 7, 14, 15);    \
             }                                                                                    \
         for (int k = 0; k < 4; k++) {                                                            \
-            weft_turn_v##bytes x = a[k], y = a[k + 4];                                           \
+            weft_transpose_v##bytes x = a[k], y = a[k + 4];                                      \
             a[k] = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11);                      \
             a[k + 4] = __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);                \
         }                                                                                        \
     }
 
-#define WEFT_TURN_BLOCK(T, bytes)                                                                \
-    static inline void weft_turn_block_##bytes(const T *from, int64_t step, T *to, int64_t width) \
+#define WEFT_TRANSPOSE_BLOCK(T, bytes)                                                           \
+    static inline void weft_transpose_block_##bytes(const T *from, int64_t step, T *to, int64_t width) \
     {                                                                                            \
-        weft_turn_v##bytes a[8];                                                                 \
+        weft_transpose_v##bytes a[8];                                                            \
         for (int k = 0; k < 8; k++)                                                              \
-            a[k] = *(const weft_turn_v##bytes *)(from + k * step);                               \
-        weft_turn_8_##bytes(a);                                                                  \
+            a[k] = *(const weft_transpose_v##bytes *)(from + k * step);                          \
+        weft_transpose_8_##bytes(a);                                                             \
         for (int k = 0; k < 8; k++)                                                              \
-            *(weft_turn_v##bytes *)(to + k * width) = a[k];                                      \
+            *(weft_transpose_v##bytes *)(to + k * width) = a[k];                                 \
     }
 
-#define WEFT_TURN(T, bytes, side)                                                                \
-    static inline void weft_turn_##bytes(const void *from, int64_t step, void *to,               \
+#define WEFT_TRANSPOSE(T, bytes, side)                                                           \
+    static inline void weft_transpose_##bytes(const void *from, int64_t step, void *to,          \
                                          int64_t width, int64_t rows, int64_t columns)           \
     {                                                                                            \
         const T *f = from;                                                                       \
@@ -105,38 +105,38 @@ static inline void weft_stream_end(void)
         for (int64_t c = 0; c < columns; c += side)                                              \
             for (int64_t r = 0; r < rows; r += side)                                             \
                 if (c + side <= columns && r + side <= rows)                                     \
-                    weft_turn_block_##bytes(f + c * step + r, step, t + r * width + c, width);   \
+                    weft_transpose_block_##bytes(f + c * step + r, step, t + r * width + c, width); \
                 else                                                                             \
                     for (int64_t j = c; j < weft_min(c + side, columns); j++)                    \
                         for (int64_t k = r; k < weft_min(r + side, rows); k++)                   \
                             t[k * width + j] = f[j * step + k];                                  \
     }
 
-WEFT_TURN_8(int16_t, 2)
-WEFT_TURN_8(double, 8)
-WEFT_TURN_BLOCK(int16_t, 2)
-WEFT_TURN_BLOCK(double, 8)
+WEFT_TRANSPOSE_8(int16_t, 2)
+WEFT_TRANSPOSE_8(double, 8)
+WEFT_TRANSPOSE_BLOCK(int16_t, 2)
+WEFT_TRANSPOSE_BLOCK(double, 8)
 
 /* Floats of two rows as pairs that stay together: 8 by 8 pairs, once of each row's even elements. */
-static inline void weft_turn_block_4(const float *from, int64_t step, float *to, int64_t width)
+static inline void weft_transpose_block_4(const float *from, int64_t step, float *to, int64_t width)
 {
     typedef float v __attribute__((vector_size(64), aligned(4)));
-    weft_turn_v8 even[8], odd[8];
+    weft_transpose_v8 even[8], odd[8];
     for (int k = 0; k < 8; k++) {
         v x = *(const v *)(from + 2 * k * step), y = *(const v *)(from + (2 * k + 1) * step);
-        even[k] = (weft_turn_v8)__builtin_shufflevector(x, y, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10,
+        even[k] = (weft_transpose_v8)__builtin_shufflevector(x, y, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10,
                                                         26, 12, 28, 14, 30);
-        odd[k] = (weft_turn_v8)__builtin_shufflevector(x, y, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11,
+        odd[k] = (weft_transpose_v8)__builtin_shufflevector(x, y, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11,
                                                        27, 13, 29, 15, 31);
     }
-    weft_turn_8_8(even);
-    weft_turn_8_8(odd);
+    weft_transpose_8_8(even);
+    weft_transpose_8_8(odd);
     for (int k = 0; k < 8; k++) {
-        *(weft_turn_v8 *)(to + 2 * k * width) = even[k];
-        *(weft_turn_v8 *)(to + (2 * k + 1) * width) = odd[k];
+        *(weft_transpose_v8 *)(to + 2 * k * width) = even[k];
+        *(weft_transpose_v8 *)(to + (2 * k + 1) * width) = odd[k];
     }
 }
 
-WEFT_TURN(int16_t, 2, 8)
-WEFT_TURN(float, 4, 16)
-WEFT_TURN(double, 8, 8)
+WEFT_TRANSPOSE(int16_t, 2, 8)
+WEFT_TRANSPOSE(float, 4, 16)
+WEFT_TRANSPOSE(double, 8, 8)

@@ -32,11 +32,11 @@ from weft_codegen.loops.index import ONE, IndexExpr
 from weft_codegen.loops.program import (
     CPU,
     Alias,
+    BufferRef,
     Extern,
     Input,
     Launch,
     Program,
-    Ref,
     refs,
     size_places,
     step_reads,
@@ -44,7 +44,7 @@ from weft_codegen.loops.program import (
 )
 
 
-class HostWriter:
+class PythonHostWriter:
     """Writes the function of one program.
 
     Its text names the functions of `kernels`, by name, and what is in `scope`.
@@ -177,7 +177,7 @@ class HostWriter:
         self._line("del made")
 
     def _argument(self, value: Any) -> str:
-        if isinstance(value, Ref):
+        if isinstance(value, BufferRef):
             return value.name
         if isinstance(value, IndexExpr):
             return str(value)
@@ -200,7 +200,7 @@ class HostWriter:
         self._check_alignment(step.name)
 
     def _output(self, output: Any) -> str:
-        return output.name if isinstance(output, Ref) else str(output)
+        return output.name if isinstance(output, BufferRef) else str(output)
 
 
 def home(program: Program) -> torch.device:

@@ -29,7 +29,7 @@ from weft_codegen.kernels.load import (
 from weft_codegen.kernels.triton.build import compile_phase, functions, options
 from weft_codegen.kernels.triton.c_host import GpuHostWriter, fits
 from weft_codegen.kernels.triton.emit import Phase, TritonKernel
-from weft_codegen.kernels.triton.host import HostWriter, home
+from weft_codegen.kernels.triton.host import PythonHostWriter, home
 from weft_codegen.loops.program import Program
 
 Launch = Callable[..., None]
@@ -75,7 +75,7 @@ def compile_program(program: Program) -> CompiledGraph | TritonGraph:
     """
     device = home(program)
     with events.span("codegen.emit"):
-        writer = HostWriter(program)
+        writer = PythonHostWriter(program)
         text = writer.text()
         in_c = GpuHostWriter(program, writer.kernels, device) if fits(program, device) else None
         c_text = in_c.text() if in_c else ""

@@ -13,12 +13,12 @@ from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, R
 from weft_codegen.loops.index import (
     Atom,
     Axis,
+    ComputedIndex,
     IndexExpr,
     Least,
     Quotient,
     Remainder,
     Size,
-    Value,
     atoms,
     parts,
     render,
@@ -84,7 +84,7 @@ class ValueWriter(ExprWriter):
         return f"({render(where, leaf, _DIVISIONS)})"
 
     def _wide(self, atom: Atom) -> str:
-        return self.leaf(atom) if isinstance(atom, Value) else self._integer(atom.key)
+        return self.leaf(atom) if isinstance(atom, ComputedIndex) else self._integer(atom.key)
 
     def _always_named(self, node: Expr, chosen: bool) -> bool:
         return isinstance(node, Load)

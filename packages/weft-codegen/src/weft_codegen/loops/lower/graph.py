@@ -145,7 +145,7 @@ class GraphLowering(LoweringContext):
                 dims = zip(value.shape, value.strides, buffer.strides, strict=True)
                 if ZERO not in value.shape and any(n is not ONE and a is not b for n, a, b in dims):
                     raise NoLowering("the strides of a result are not known to be those of memory")
-                self._outputs.append(ir.Ref(buffer.name))
+                self._outputs.append(ir.BufferRef(buffer.name))
             elif isinstance(value, bool):
                 raise NoLowering("a bool as a result")
             else:
@@ -255,9 +255,9 @@ class GraphLowering(LoweringContext):
         return tensors[0]
 
     def _plain(self, value: Any) -> Any:
-        """An operator argument with tensors as Ref."""
+        """An operator argument with tensors as BufferRef."""
         if isinstance(value, LazyTensor):
-            return ir.Ref(self.materialise(value).name)
+            return ir.BufferRef(self.materialise(value).name)
         if isinstance(value, list | tuple):
             return [self._plain(item) for item in value]
         if isinstance(value, Expr):
@@ -396,7 +396,7 @@ class GraphLowering(LoweringContext):
         self._items.append(
             ir.Extern(
                 checks.check_index,
-                (ir.Ref(name), extent, dim, kind),
+                (ir.BufferRef(name), extent, dim, kind),
                 (),
                 (),
                 origins=call.origins[-1:],

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft_codegen.loops.program import Kernel, Program, Step, step_writes
-from weft_codegen.loops.schedule.again import compute_again, outside_readers
 from weft_codegen.loops.schedule.assemble import assemble
-from weft_codegen.loops.schedule.both import share_rows
 from weft_codegen.loops.schedule.dependences import as_late_as_possible, live_items
 from weft_codegen.loops.schedule.fuse import Fusion
 from weft_codegen.loops.schedule.group import Group
 from weft_codegen.loops.schedule.kernels import launch
 from weft_codegen.loops.schedule.matmul import Prefer, small_products
-from weft_codegen.loops.schedule.stages import in_stages
+from weft_codegen.loops.schedule.rematerialize import outside_readers, rematerialize
+from weft_codegen.loops.schedule.row_column_fusion import fuse_rows_and_columns
+from weft_codegen.loops.schedule.split_reduction import split_reductions
 
 __all__ = ["schedule"]
 
@@ -23,14 +23,14 @@ def schedule(lowered: Program, *, fuse: bool = True, prefer: Prefer | None = Non
 
     `prefer` decides which larger matrix products become loops too (see matmul.py).
     """
-    lowered = in_stages(small_products(lowered, prefer) if fuse else lowered)
+    lowered = split_reductions(small_products(lowered, prefer) if fuse else lowered)
     mutated = frozenset(lowered.mutations)
     items = as_late_as_possible(live_items(lowered), mutated)
     units = Fusion(lowered, items).run(join_groups=fuse)
     buffers = dict(lowered.buffers)
     kernels: dict[str, Kernel] = {}
     if fuse:
-        units = share_rows(compute_again(units, lowered), lowered, buffers)
+        units = fuse_rows_and_columns(rematerialize(units, lowered), lowered, buffers)
     outside = outside_readers(units, lowered).keys()
     steps: list[Step] = []
     # What is fused away has no buffer.

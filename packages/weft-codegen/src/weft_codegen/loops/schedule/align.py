@@ -29,7 +29,7 @@ class Mapping:
 
 
 @dataclass
-class _Run:
+class _AxisRun:
     """An axis while it is taken apart: the part not yet matched, and the pieces so far."""
 
     axis: Axis
@@ -84,7 +84,7 @@ def _divides(small: IndexExpr, large: IndexExpr) -> bool:
     return (large // small) * small is large
 
 
-def _refine(left: list[_Run], right: list[_Run], mapping: Mapping) -> bool:
+def _refine(left: list[_AxisRun], right: list[_AxisRun], mapping: Mapping) -> bool:
     """Match two lists of runs, innermost last, into `mapping`; False when they do not fit."""
     while left and right:
         a, b = left[-1], right[-1]
@@ -105,12 +105,12 @@ def _refine(left: list[_Run], right: list[_Run], mapping: Mapping) -> bool:
     return not left and not right
 
 
-def _rows(axes: Sequence[Axis]) -> list[_Run]:
+def _rows(axes: Sequence[Axis]) -> list[_AxisRun]:
     """Runs of `axes` as if they indexed a row-major array."""
-    runs: list[_Run] = []
+    runs: list[_AxisRun] = []
     stride = ONE
     for loop in reversed(axes):
-        runs.append(_Run(loop, stride, loop.extent))
+        runs.append(_AxisRun(loop, stride, loop.extent))
         stride = stride * loop.extent
     return runs[::-1]
 
@@ -131,8 +131,8 @@ def align(
     if a is None or b is None:
         return None
     mapping = Mapping()
-    runs_a = [_Run(loop, stride, loop.extent) for stride, loop in a]
-    runs_b = [_Run(loop, stride, loop.extent) for stride, loop in b]
+    runs_a = [_AxisRun(loop, stride, loop.extent) for stride, loop in a]
+    runs_b = [_AxisRun(loop, stride, loop.extent) for stride, loop in b]
     if not _refine(runs_a, runs_b, mapping):
         return None
     rest_a = [loop for loop in left_axes if loop not in mapping.left]

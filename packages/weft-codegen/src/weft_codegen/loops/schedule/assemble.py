@@ -26,9 +26,9 @@ from weft_codegen.loops.schedule.align import linear, replacing, row_major
 from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
-from weft_codegen.loops.schedule.passes import Plan, plan
 from weft_codegen.loops.schedule.scan import scan_parts
 from weft_codegen.loops.schedule.split import rewritten, split_loops
+from weft_codegen.loops.schedule.sweeps import SweepPlan, plan_sweeps
 from weft_codegen.loops.schedule.tile import (
     CPU_TILE,
     OTHER_TILE,
@@ -38,10 +38,10 @@ from weft_codegen.loops.schedule.tile import (
     inside_tile,
     product_block,
     substituted,
+    transpose_reads,
     transposed,
-    turned,
 )
-from weft_codegen.loops.steps import apart
+from weft_codegen.loops.steps import are_distinct
 
 # Columns per block: four AVX-512 registers of float32, a cache line or more of every row.
 _BLOCK = 64
@@ -77,7 +77,7 @@ def assemble(
     on_cpu = _on_cpu(group, buffers)
     # A program on a GPU has its lanes along one axis, and so a row.
     rows = on_cpu or (len(group.swept) == 1 and _lane(group) is None)
-    order = plan(group, needed, mutated, rows=rows)
+    order = plan_sweeps(group, needed, mutated, rows=rows)
     body = _Assembly(group, order, mutated, buffers).build()
     return split_loops(body) if on_cpu else body  # lanes are masked at no cost
 
@@ -90,7 +90,7 @@ class _Assembly:
     """Builds one nest: values by sweep, then statements, then the loops around them."""
 
     def __init__(
-        self, group: Group, plan_: Plan, mutated: frozenset[str], buffers: dict[str, Buffer]
+        self, group: Group, plan_: SweepPlan, mutated: frozenset[str], buffers: dict[str, Buffer]
     ) -> None:
         self._plan = plan_
         self._mutated = mutated
@@ -196,7 +196,7 @@ class _Assembly:
         if not outer:
             only = Loop(inner, tuple(statements), kind, notes=self._notes(0))
             return (only,)
-        if updates and self._on_cpu and all(apart(where, outer) for where in updates):
+        if updates and self._on_cpu and all(are_distinct(where, outer) for where in updates):
             kind = "parallel"
         before, statements = hoist(statements, frozenset((inner,)), self._new_local)
         body = (*before, Loop(inner, tuple(statements), notes=self._notes(0)))
@@ -213,7 +213,9 @@ class _Assembly:
         self._group = substituted(self._group, cuts, axes)
         if not self._on_cpu:  # a block of lanes takes a tile, which stays in its cache
             return _loops(axes, tuple(self._statements(0)), "parallel")
-        fills, statements = turned(self._statements(0), cuts[row], cuts[inner], self._local)
+        fills, statements = transpose_reads(
+            self._statements(0), cuts[row], cuts[inner], self._local
+        )
         body = (*fills, *inside_tile(statements, cuts[row], cuts[inner], self._notes(0)))
         return _loops([*others, *tiles], body, "parallel")
 

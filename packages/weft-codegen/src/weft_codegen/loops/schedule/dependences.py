@@ -16,7 +16,7 @@ Edges = dict[int, set[int]]
 
 def live_items(lowered: ir.Program) -> list[ir.Step]:
     """The items whose results somebody needs, random draws and checks."""
-    needed = {output.name for output in lowered.outputs if isinstance(output, ir.Ref)}
+    needed = {output.name for output in lowered.outputs if isinstance(output, ir.BufferRef)}
     needed.update(lowered.mutations)
     kept: list[ir.Step] = []
     for item in reversed(lowered.steps):

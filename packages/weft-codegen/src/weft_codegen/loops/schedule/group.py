@@ -64,7 +64,7 @@ class Group:
         return tuple(loop for loop in self.axes if loop in self.reduced)
 
     def sums_columns(self, member: Member) -> bool:
-        """Whether a member reduces kept axes, in a group that reduces others (see both.py)."""
+        """Whether a member reduces kept axes, in a group that reduces others."""
         return not self.reduced.issuperset(member.node.reduced)
 
     @property

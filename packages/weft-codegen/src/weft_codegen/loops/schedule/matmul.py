@@ -17,7 +17,7 @@ import torch
 from weft_codegen.loops.expr import Expr, apply
 from weft_codegen.loops.index import ONE, IndexExpr, as_axis, product
 from weft_codegen.loops.lower.values import LazyTensor, broadcast_at, contiguous_strides, offset_of
-from weft_codegen.loops.program import CPU, Buffer, Compute, Extern, Program, Ref, Step
+from weft_codegen.loops.program import CPU, Buffer, BufferRef, Compute, Extern, Program, Step
 from weft_codegen.loops.schedule.align import new_axis
 
 _aten = torch.ops.aten
@@ -95,7 +95,7 @@ def _operands(
     """The operands of a product that is small enough or preferred as a loop, or None."""
     if item.op not in _PRODUCTS or item.results[0] is None:
         return None
-    if item.kwargs or not all(isinstance(arg, Ref) for arg in item.args):
+    if item.kwargs or not all(isinstance(arg, BufferRef) for arg in item.args):
         return None
     used = [buffers[arg.name] for arg in item.args] + [buffers[item.results[0]]]
     if any(buffer.dtype is not torch.float32 or buffer.device != CPU for buffer in used):

@@ -1,6 +1,6 @@
 """Tiles for pointwise nests that read one way and write the other (transposing copies).
 
-In tiles what is read across its lines is first brought into a local, turned, so that both sides
+In tiles what is read across its lines is first brought into a local, transposed, so that both sides
 walk along their lines. That pair of loops is what an emitter may write as vector shuffles:
 
     for c in 0..64:  for r in 0..64:  t[r*64 + c] = source[c*stride + r]
@@ -110,7 +110,7 @@ def inside_tile(
     return (Loop(outer.inner, body, "serial", outer.limit, notes),)
 
 
-def turned(
+def transpose_reads(
     statements: list[Stmt],
     row: Blocked,
     column: Blocked,
@@ -124,7 +124,9 @@ def turned(
     loads = [
         node
         for node in walk(*(expr for stmt in statements for expr in stmt_exprs(stmt)))
-        if isinstance(node, Load) and node.buffer not in written and _is_turned(node, row, column)
+        if isinstance(node, Load)
+        and node.buffer not in written
+        and _is_transposed(node, row, column)
     ]
     if not all(isinstance(stmt, Store) for stmt in statements):
         return (), statements
@@ -139,7 +141,7 @@ def turned(
     return tuple(fills), [rewritten_stmt(stmt, rewrite) for stmt in statements]
 
 
-def _is_turned(node: Load, row: Blocked, column: Blocked) -> bool:
+def _is_transposed(node: Load, row: Blocked, column: Blocked) -> bool:
     """Whether a load walks along rows of the tile, and far along its columns."""
     along = coefficient(node.index, row.inner)
     across = coefficient(node.index, column.inner)

@@ -1,8 +1,8 @@
-"""Recognises the loops that turn a tile of memory (see loops/schedule/tile.py).
+"""Recognises the loops that transpose a tile of memory (see loops/schedule/tile.py).
 
     for c in 0..C:  for r in 0..R:  t[r*C + c] = a[base + c*step + r]
 
-No compiler makes vector shuffles of these, so they become one call of weft_turn_<bytes>
+No compiler makes vector shuffles of these, so they become one call of weft_transpose_<bytes>
 (weft_memory.h), which takes tiles at a ragged edge too.
 """
 
@@ -21,7 +21,7 @@ _BYTES = (2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Turn:
+class TransposeTile:
     """local[r*C + c] = buffer[base + c*step + r] for the rows and columns of a tile."""
 
     local: Local
@@ -32,8 +32,8 @@ class Turn:
     column: Loop
 
 
-def match_turn(outer: Loop) -> Turn | None:
-    """The tile that `outer` turns, if that is all it does."""
+def match_transpose_tile(outer: Loop) -> TransposeTile | None:
+    """The tile that `outer` transposes, if that is all it does."""
     inner = outer.body[0] if len(outer.body) == 1 else None
     if not isinstance(inner, Loop) or len(inner.body) != 1:
         return None
@@ -52,4 +52,4 @@ def match_turn(outer: Loop) -> Turn | None:
         return None
     axes: tuple[Axis, ...] = (outer.axis, inner.axis)
     base = substitute(where, lambda atom: ZERO if atom in axes else None)
-    return Turn(stmt.local, stmt.value.buffer, base, step, inner, outer)
+    return TransposeTile(stmt.local, stmt.value.buffer, base, step, inner, outer)

@@ -30,10 +30,10 @@ _PLAIN = frozenset(
     (type(None), type(...), bool, int, float, complex, str, torch.dtype, torch.device)
     + (torch.layout, torch.memory_format)
 )
-_log = logging.getLogger("weft.codegen.warm")
+_log = logging.getLogger("weft.codegen.graph_cache")
 
 
-class _NotKept(Exception):
+class _NotCacheable(Exception):
     """The graph holds something whose text does not say what it is."""
 
 
@@ -52,7 +52,7 @@ def graph_key(gm: fx.GraphModule, *choices: Any) -> str | None:
         return None
     try:
         lines = _lines(gm)
-    except _NotKept as reason:
+    except _NotCacheable as reason:
         _log.debug("not kept: %s", reason)
         return None
     chosen = repr(
@@ -69,13 +69,13 @@ def _deciding() -> dict[str, Any]:
     return {k: v for k, v in settings.as_dict().items() if k != "compiler_timeout"}
 
 
-def keep(key: str, loadable: Loadable) -> None:
+def store(key: str, loadable: Loadable) -> None:
     """Remember what loads the program of the graph `key`."""
     cachedir.keep(_path(key), pickle.dumps((key, loadable)))
 
 
-def find(key: str) -> Loadable | None:
-    """What `keep` was given, if that and the shared object are there and undamaged."""
+def load(key: str) -> Loadable | None:
+    """What `store` was given, if that and the shared object are there and undamaged."""
     payload = read_checked(_path(key))
     if payload is None:
         return None
@@ -129,10 +129,10 @@ def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
         if value.is_mkldnn:
             return f"packed {value.dtype}{tuple(value.shape)}"
         if value.layout is not torch.strided:
-            raise _NotKept(f"a tensor of layout {value.layout}")
+            raise _NotCacheable(f"a tensor of layout {value.layout}")
         layout = (tuple(value.shape), value.stride(), value.storage_offset())
         if not all(type(size) is int for size in (*layout[0], *layout[1], layout[2])):
-            raise _NotKept("symbolic sizes")
+            raise _NotCacheable("symbolic sizes")
         return f"{value.dtype}{value.device}{layout}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_text(item, numbers) for item in value)}]"
@@ -140,4 +140,4 @@ def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
         return f"{{{', '.join(f'{name}={_text(item, numbers)}' for name, item in value.items())}}}"
     if isinstance(value, slice):
         return f"slice{_text((value.start, value.stop, value.step), numbers)}"
-    raise _NotKept(f"a {type(value).__name__}")
+    raise _NotCacheable(f"a {type(value).__name__}")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from codegen_check import trace
 from weft_codegen import compile as pipeline
-from weft_codegen import warm
+from weft_codegen import graph_cache
 from weft_codegen.compile import compile_graph
 from weft_codegen.config import Options, settings
 from weft_core import events
@@ -141,7 +141,7 @@ def test_symbolic_sizes_are_lowered_each_time():
     from weft_core.tracing import trace_aten
 
     fake = to_fake(fake_mode(make_shape_env()), X, dynamic_dims=[0], source_name="x")
-    assert warm.graph_key(trace_aten(torch.sin, [fake]), Options()) is None
+    assert graph_cache.graph_key(trace_aten(torch.sin, [fake]), Options()) is None
 
 
 def test_logs_of_the_stages_show_every_time(lowered):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft_codegen.loops.expr import cost, walk
-from weft_codegen.loops.program import Buffer, Extern, Program, Ref, step_reads
+from weft_codegen.loops.program import Buffer, BufferRef, Extern, Program, step_reads
 from weft_codegen.loops.schedule.fuse import Unit
 from weft_codegen.loops.schedule.group import Group, Member, join
 
@@ -24,14 +24,14 @@ def outside_readers(units: Iterable[Unit], lowered: Program) -> dict[str, set[in
 
     What a group makes and is not in here has no memory.
     """
-    found = {output.name: {-1} for output in lowered.outputs if isinstance(output, Ref)}
+    found = {output.name: {-1} for output in lowered.outputs if isinstance(output, BufferRef)}
     for place, unit in enumerate(units):
-        for name in taken(unit):
+        for name in loaded_buffers(unit):
             found.setdefault(name, set()).add(place)
     return found
 
 
-def taken(unit: Unit) -> set[str]:
+def loaded_buffers(unit: Unit) -> set[str]:
     """What a unit reads and does not make itself."""
     if not isinstance(unit, Group):
         return set(step_reads(unit))
@@ -39,7 +39,7 @@ def taken(unit: Unit) -> set[str]:
     return {name for member in unit.members for name in step_reads(member.node)} - made
 
 
-def compute_again(units: list[Unit], lowered: Program) -> list[Unit]:
+def rematerialize(units: list[Unit], lowered: Program) -> list[Unit]:
     """`units` in which values that are cheap for all their readers are no longer stored."""
     if lowered.mutations or any(isinstance(i, Extern) and i.mutates for i in lowered.steps):
         return units  # what a value is made of may have changed
@@ -83,7 +83,7 @@ def _joined(
     node = group.results[name].node
     known = {part for m in group.members if m.node is not node for part in walk(*m.node.values)}
     new = [part for part in walk(*node.values) if part not in known]
-    read = {load.buffer for load in node.loads} - taken(unit) - unit.results.keys()
+    read = {load.buffer for load in node.loads} - loaded_buffers(unit) - unit.results.keys()
     sizes = {each: storage_bytes(buffers[each]) for each in read}
     stored = all(each in readers or 8 * sizes[each] <= size for each in read)
     return group if stored and cost(new) <= _MOST and 8 * sum(sizes.values()) <= 9 * size else None

@@ -34,7 +34,7 @@ def _report(reason: str) -> None:
     _hints.info("no replay of a CUDA graph: %s", reason)
 
 
-def recorded(run: Run, gm: fx.GraphModule, options: Options | None = None) -> Run:
+def with_cudagraphs(run: Run, gm: fx.GraphModule, options: Options | None = None) -> Run:
     """`run`, which computes the aten graph `gm`, replayed where it can be."""
     nodes = list(gm.graph.nodes)
     values = pytree.tree_leaves([node.meta.get("val") for node in nodes])
@@ -56,10 +56,10 @@ def recorded(run: Run, gm: fx.GraphModule, options: Options | None = None) -> Ru
         return run
     inputs = list(gm.graph.find_nodes(op="placeholder"))
     written = {inputs.index(n.args[0]) for n in nodes if n.target is torch.ops.aten.copy_.default}
-    return Recorded(run, written, _memory(devices.pop()))
+    return CudaGraphRunner(run, written, _memory(devices.pop()))
 
 
-class Memory:
+class CudaGraphPool:
     """What records on a GPU, and the recordings whose outputs have been given away."""
 
     def __init__(self, device: torch.device) -> None:
@@ -97,13 +97,13 @@ class Memory:
         return not used
 
 
-_memory = functools.cache(Memory)
+_memory = functools.cache(CudaGraphPool)
 
 
-class Recorded:
+class CudaGraphRunner:
     """A compiled graph that is replayed; it is called as the graph is."""
 
-    def __init__(self, run: Run, written: set[int], memory: Memory) -> None:
+    def __init__(self, run: Run, written: set[int], memory: CudaGraphPool) -> None:
         self.run, self.written, self._memory = run, written, memory
         self._seen: list[Any] | None = None
         self._recording: _Recording | None = None
@@ -170,7 +170,9 @@ def _storage(value: Any) -> int:
 class _Recording:
     """One recorded run; it keeps copies of inputs, and the outputs, but no input itself."""
 
-    def __init__(self, owner: Recorded, memory: Memory, args: list[Any], places: list[Any]) -> None:
+    def __init__(
+        self, owner: CudaGraphRunner, memory: CudaGraphPool, args: list[Any], places: list[Any]
+    ) -> None:
         self.owner, self.number, self.over, self._places = owner, next(_numbers), False, places
         self._copies = {k: torch.empty_like(args[k]) for k in sorted(owner.copied)}
         inputs = [self._copies.get(k, value) for k, value in enumerate(args)]

@@ -20,7 +20,7 @@ from weft_codegen.loops.steps import coefficient
 
 
 @dataclass(frozen=True)
-class Staged:
+class HalfConversions:
     """The casts of elements read (and those), and the stores of casts, to be done in blocks."""
 
     reads: tuple[tuple[Cast, Load], ...]
@@ -30,7 +30,7 @@ class Staged:
         return bool(self.reads or self.stores)
 
 
-def find_staged(loop: Loop) -> Staged:
+def find_half_conversions(loop: Loop) -> HalfConversions:
     """What of an innermost loop whose iterations are independent can be converted in blocks."""
     reads: dict[Cast, Load] = {}
     stores: list[Store] = []
@@ -46,7 +46,7 @@ def find_staged(loop: Loop) -> Staged:
             stored.add(stmt.buffer)
             if _is_store(stmt, loop.axis):
                 stores.append(stmt)
-    return Staged(
+    return HalfConversions(
         tuple((node, item) for node, item in reads.items() if item.buffer not in unsafe),
         tuple(stmt for stmt in stores if stmt.buffer not in unsafe),
     )

@@ -20,7 +20,7 @@ _TEMPORARY_LIMIT = 4096
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """When each member of a group runs.
 
     sweep: the sweep of each full member; sums of columns have the last or the next number.  ready:
@@ -36,9 +36,9 @@ class Plan:
     temporaries: dict[str, int]
 
 
-def plan(
+def plan_sweeps(
     group: Group, needed: frozenset[str], mutated: frozenset[str], *, rows: bool = True
-) -> Plan:
+) -> SweepPlan:
     """Assign members to sweeps.
 
     Args:
@@ -74,9 +74,9 @@ def plan(
     )
     sweep.update((member.node.result, sweeps - pointwise) for member in columns)
     stored = frozenset(name for name in makers if name in needed or name in mutated)
-    draft = Plan(sweeps, sweep, ready, stored, {})
+    draft = SweepPlan(sweeps, sweep, ready, stored, {})
     kept, spilled = _temporaries(group, draft, rows)
-    return Plan(sweeps, sweep, ready, stored | spilled, kept)
+    return SweepPlan(sweeps, sweep, ready, stored | spilled, kept)
 
 
 def _sources(member: Member, makers: dict[str, Member]) -> list[str]:
@@ -85,7 +85,9 @@ def _sources(member: Member, makers: dict[str, Member]) -> list[str]:
     return [n for n in dict.fromkeys(loads) if n in makers and makers[n].order < member.order]
 
 
-def _temporaries(group: Group, draft: Plan, rows: bool) -> tuple[dict[str, int], frozenset[str]]:
+def _temporaries(
+    group: Group, draft: SweepPlan, rows: bool
+) -> tuple[dict[str, int], frozenset[str]]:
     """Values to keep between sweeps: in row temporaries, or (too long for one) in their buffer."""
     makers = group.results
     used_in = _use_sweeps(group, draft)
@@ -106,7 +108,7 @@ def _temporaries(group: Group, draft: Plan, rows: bool) -> tuple[dict[str, int],
     return temporaries, frozenset(spilled)
 
 
-def _use_sweeps(group: Group, draft: Plan) -> dict[str, set[int]]:
+def _use_sweeps(group: Group, draft: SweepPlan) -> dict[str, set[int]]:
     """The sweeps in which each unstored full pointwise member is evaluated."""
     makers = group.results
     used: dict[str, set[int]] = {}

@@ -21,7 +21,7 @@ from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Buffer, Compute, Program, Step
 from weft_codegen.loops.rewrite import Rewriter
-from weft_codegen.loops.schedule import both
+from weft_codegen.loops.schedule import row_column_fusion
 from weft_codegen.loops.schedule.align import new_axis, replacing, row_major
 from weft_codegen.loops.schedule.assemble import GPU_COLUMNS, identity
 from weft_codegen.loops.schedule.group import single
@@ -35,7 +35,7 @@ _NARROW, _LEAST_ROWS = 1024, 16
 _GPU_PROGRAMS = 2048
 
 
-def in_stages(lowered: Program) -> Program:
+def split_reductions(lowered: Program) -> Program:
     """`lowered` with each large reduction that leaves few elements cut in two."""
     buffers = dict(lowered.buffers)
     steps = tuple(part for item in lowered.steps for part in _parts(item, buffers))
@@ -103,7 +103,7 @@ def _cut(item: Compute, buffers: dict[str, Buffer]) -> tuple[Axis, int] | None:
     if kept.value > _FEW:
         threads = torch.get_num_threads()
         taken = size * item.values[0].dtype.itemsize
-        large = taken >= both.LARGE or kept.value >= _NARROW * threads
+        large = taken >= row_column_fusion.LARGE or kept.value >= _NARROW * threads
         if threads == 1 or large or axes[-1] in item.reduced or _is_product(item):
             return None
         least, counts = _LEAST_ROWS, range(2 * threads, threads - 1, -1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.simd import walks
 from weft_codegen.kernels.toolchain import last_level_cache
-from weft_codegen.kernels.turn import Turn, match_turn
+from weft_codegen.kernels.transpose_tile import TransposeTile, match_transpose_tile
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import Expr, Load, load, walk
 from weft_codegen.loops.index import ZERO, Atom, Axis, IndexExpr, atoms, product
@@ -22,7 +22,7 @@ from weft_codegen.loops.steps import coefficient
 
 
 @dataclass(frozen=True)
-class Next:
+class Prefetch:
     """Where `load` reads in the next iteration along `around`; `large` if no cache holds it all."""
 
     load: Load
@@ -30,29 +30,33 @@ class Next:
     large: bool
 
 
-Ahead = dict[Loop, list[Next]]
+Prefetches = dict[Loop, list[Prefetch]]
 
 
-def read_ahead(body: tuple[Stmt, ...], around: Axis | None) -> Ahead:
+def find_prefetches(body: tuple[Stmt, ...], around: Axis | None) -> Prefetches:
     """What innermost loops ask for.
 
     Args:
         around: the axis of the loop that `body` is repeated in, if it is.
     """
-    found: Ahead = {}
+    found: Prefetches = {}
     for stmt in body:
         if isinstance(stmt, Loop):
-            found.update(read_ahead(stmt.body, stmt.axis))
+            found.update(find_prefetches(stmt.body, stmt.axis))
     if around is None or len(body) < 2:
         return found
-    turns = [turn for stmt in body if isinstance(stmt, Loop) if (turn := match_turn(stmt))]
+    tiles = [
+        tile for stmt in body if isinstance(stmt, Loop) if (tile := match_transpose_tile(stmt))
+    ]
     claimed = {item.load for items in found.values() for item in items}
     passes: dict[tuple[str, IndexExpr], list[tuple[Loop, Load]]] = {}
     for path in _innermost(body, ()):
         inside: dict[Atom, IndexExpr] = {item.axis: ZERO for item in path}
         loop = path[-1]
         exprs = [expr for stmt in loop.body for expr in stmt_exprs(stmt)]
-        exprs += [part for turn in turns if len(path) > 1 for part in _next(turn, path[-2], loop)]
+        exprs += [
+            part for tile in tiles if len(path) > 1 for part in _next_tile(tile, path[-2], loop)
+        ]
         for node in walk(*exprs):
             if not isinstance(node, Load) or node in claimed or not walks(node.index, loop.axis):
                 continue
@@ -62,16 +66,16 @@ def read_ahead(body: tuple[Stmt, ...], around: Axis | None) -> Ahead:
     for reads in passes.values():
         large = _large(reads[0][1])
         again = [(loop, node) for loop, node in reads if loop is not reads[0][0]]
-        if again or (turns and large):
+        if again or (tiles and large):
             loop, node = reads[-1] if large else again[0]
-            found.setdefault(loop, []).append(Next(node, around, large))
+            found.setdefault(loop, []).append(Prefetch(node, around, large))
     return found
 
 
 def _innermost(body: tuple[Stmt, ...], path: tuple[Loop, ...]) -> Iterator[tuple[Loop, ...]]:
-    """The loops without loops inside, but for those that turn a tile; each after those around."""
+    """The loops without loops inside, but for those that transpose a tile, in post-order."""
     for stmt in body:
-        if isinstance(stmt, Loop) and not match_turn(stmt):
+        if isinstance(stmt, Loop) and not match_transpose_tile(stmt):
             yield from _innermost(stmt.body, (*path, stmt))
     if path and not any(isinstance(stmt, Loop) for stmt in body):
         yield path
@@ -85,9 +89,9 @@ def _large(node: Load) -> bool:
     return 2 * size >= last_level_cache()
 
 
-def _next(turn: Turn, rows: Loop, columns: Loop) -> list[Expr]:
-    """The tile that is turned next, walked through by the loops that use this one."""
-    if columns.axis is not turn.column.axis or rows.axis is not turn.row.axis:
+def _next_tile(tile: TransposeTile, rows: Loop, columns: Loop) -> list[Expr]:
+    """The tile that is transposed next, walked through by the loops that use this one."""
+    if columns.axis is not tile.column.axis or rows.axis is not tile.row.axis:
         return []
-    place = turn.base + rows.axis.at * turn.step + columns.axis.at
-    return [load(turn.buffer, place, turn.local.dtype)]
+    place = tile.base + rows.axis.at * tile.step + columns.axis.at
+    return [load(tile.buffer, place, tile.local.dtype)]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from weft_codegen.compile import compile_graph
-from weft_codegen.record import Memory, Recorded
+from weft_codegen.cudagraphs import CudaGraphPool, CudaGraphRunner
 from weft_core.events import counters
 
 GROUP = "cudagraphs"
 
 
-class Fake(Memory):
+class Fake(CudaGraphPool):
     """Replays write where the recorded run's outputs are, which nothing may need then."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Fake(Memory):
 
 def test_inputs_that_move_are_copied_and_outputs_in_use_are_kept() -> None:
     weight, held = torch.randn(3), []
-    graph = Recorded(lambda w, x: [w * x, x + 1], set(), Fake())
+    graph = CudaGraphRunner(lambda w, x: [w * x, x + 1], set(), Fake())
     for step in range(8):
         x = torch.full((3,), float(step))
         held.append((x, *graph(weight, x)))
@@ -52,8 +52,8 @@ def test_inputs_that_move_are_copied_and_outputs_in_use_are_kept() -> None:
 
 def test_a_forward_runs_elsewhere_while_gradients_of_before_are_in_use() -> None:
     memory, x = Fake(), torch.ones(4)
-    forward = Recorded(lambda x: [x.exp()], set(), memory)
-    backward = Recorded(lambda y: [y * 2], set(), memory)
+    forward = CudaGraphRunner(lambda x: [x.exp()], set(), memory)
+    backward = CudaGraphRunner(lambda y: [y * 2], set(), memory)
     grads = [backward(forward(x)[0])[0] for _ in range(6)]
     assert all(torch.equal(grad, x.exp() * 2) for grad in grads)
     assert (backward.private, forward._left < 15) == ({0}, True)  # recorded anew
@@ -64,7 +64,7 @@ def test_inputs_are_given_back_and_written() -> None:
         state.add_(x)
         return [x, state.view(2, 1), None, 3]
 
-    graph, state = Recorded(run, {0}, Fake()), torch.zeros(2)
+    graph, state = CudaGraphRunner(run, {0}, Fake()), torch.zeros(2)
     for step in range(1, 6):
         x, version = torch.ones(2), state._version
         same, view, *rest = graph(state, x)
@@ -76,7 +76,7 @@ def test_inputs_are_given_back_and_written() -> None:
 
 def test_what_cannot_be_replayed_runs_as_usual_and_says_why() -> None:
     memory, x = Fake(), torch.ones(2)
-    graph, failing = (Recorded(lambda x: [x + 1], set(), memory) for _ in range(2))
+    graph, failing = (CudaGraphRunner(lambda x: [x + 1], set(), memory) for _ in range(2))
     for memory.now in (1, 1, 2, None):
         assert torch.equal(graph(x)[0], x + 1)
     memory.now, memory.record = 1, lambda *_: 1 / 0

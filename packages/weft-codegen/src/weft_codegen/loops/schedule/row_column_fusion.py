@@ -21,11 +21,11 @@ from weft_codegen.loops.index import IndexExpr, as_axis, const, product
 from weft_codegen.loops.lower.values import contiguous_strides
 from weft_codegen.loops.ops import REDUCTIONS
 from weft_codegen.loops.program import CPU, Alias, Buffer, Extern, Program, step_writes
-from weft_codegen.loops.schedule.again import storage_bytes, taken
 from weft_codegen.loops.schedule.align import linear, new_axis, row_major
 from weft_codegen.loops.schedule.fuse import Unit
 from weft_codegen.loops.schedule.group import Group, Member, join, rewritten
 from weft_codegen.loops.schedule.merge import merge_axes
+from weft_codegen.loops.schedule.rematerialize import loaded_buffers, storage_bytes
 
 # Bytes of what both read; less stays in the last cache, where two kernels are as fast or faster.
 LARGE = 1 << 24
@@ -35,7 +35,9 @@ _TILE = 8
 _MOST = 1 << 14
 
 
-def share_rows(units: list[Unit], lowered: Program, buffers: dict[str, Buffer]) -> list[Unit]:
+def fuse_rows_and_columns(
+    units: list[Unit], lowered: Program, buffers: dict[str, Buffer]
+) -> list[Unit]:
     """`units` with column reductions in the kernels that reduce rows of what they read.
 
     `buffers` gets those of the blocks' results.
@@ -68,13 +70,13 @@ def _is_large(group: Group, buffers: dict[str, Buffer]) -> bool:
         and not any(node.scan or node.update for node in nodes)
         and all(buffers[node.result].device == CPU for node in nodes)
         and all(loop.extent.is_const for loop in group.axes)
-        and sum(storage_bytes(buffers[name]) for name in taken(group)) >= LARGE
+        and sum(storage_bytes(buffers[name]) for name in loaded_buffers(group)) >= LARGE
     )
 
 
 def _reads_same(rows: Group, columns: Group, buffers: dict[str, Buffer]) -> bool:
     """Whether `columns` reads enough of what `rows` reads or makes, and makes little."""
-    both = taken(columns) & (taken(rows) | rows.results.keys())
+    both = loaded_buffers(columns) & (loaded_buffers(rows) | rows.results.keys())
     width = product(loop.extent for loop in columns.kept)
     return (
         sum(storage_bytes(buffers[name]) for name in both) >= LARGE
@@ -107,7 +109,7 @@ def _ordered(first: Unit, then: Unit) -> bool:
 def _touched(unit: Unit) -> tuple[set[str], set[str]]:
     """What a unit reads and what it writes."""
     nodes = [member.node for member in unit.members] if isinstance(unit, Group) else [unit]
-    return taken(unit), {name for node in nodes for name in step_writes(node)}
+    return loaded_buffers(unit), {name for node in nodes for name in step_writes(node)}
 
 
 def _shared(
@@ -119,7 +121,7 @@ def _shared(
         return None
     full = [member for member in columns.members if member.axes == frozenset(columns.axes)]
     finished = {m.node.result for m in columns.members if m in sums or m not in full}
-    if taken(rows) & finished or taken(columns) & mutated:
+    if loaded_buffers(rows) & finished or loaded_buffers(columns) & mutated:
         return None
     # As pointwise nodes the sums align with the rows; `along` remembers what they reduce.
     place = row_major(columns.kept)
