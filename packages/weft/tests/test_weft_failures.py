@@ -32,12 +32,12 @@ def fail_with(error):
 
 
 def test_a_working_backend_is_left_alone(graph):
-    assert failures.guard(lambda: len, graph) is len
+    assert failures.compile_or_fallback(lambda: len, graph) is len
 
 
 def test_the_error_names_stage_line_and_repro(graph):
     with pytest.raises(BackendCompilerError, match="ValueError: broken") as caught:
-        failures.guard(fail_with(ValueError("broken")), graph)
+        failures.compile_or_fallback(fail_with(ValueError("broken")), graph)
     assert caught.value.user_line == "user.py:7"
     path = str(caught.value).split("reproduces the failure: ")[1].strip()
     source = Path(path).read_text()
@@ -47,7 +47,7 @@ def test_the_error_names_stage_line_and_repro(graph):
     assert "weft.compile(module)(*inputs)" in source
     graph.graph.find_nodes(op="placeholder")[0].meta["example_value"].requires_grad_()
     with pytest.raises(BackendCompilerError) as caught:
-        failures.guard(fail_with(ValueError("broken")), graph)
+        failures.compile_or_fallback(fail_with(ValueError("broken")), graph)
     path = str(caught.value).split("reproduces the failure: ")[1].strip()
     assert f"{made}.requires_grad_(),  # x" in Path(path).read_text()
 
@@ -55,7 +55,7 @@ def test_the_error_names_stage_line_and_repro(graph):
 def test_a_stage_that_knows_more_is_believed(graph):
     known = BackendCompilerError("codegen.lower", "no rule", op="aten.foo", user_line="other.py:1")
     with pytest.raises(BackendCompilerError) as caught:
-        failures.guard(fail_with(known), graph)
+        failures.compile_or_fallback(fail_with(known), graph)
     error = caught.value
     assert (error.stage, error.op, error.user_line) == ("codegen.lower", "aten.foo", "other.py:1")
 
@@ -64,14 +64,14 @@ def test_a_stage_that_knows_more_is_believed(graph):
 def test_eager_instead_with_one_warning(graph, caplog):
     with weft.config.patch(on_compile_error="eager"), caplog.at_level(logging.WARNING, "weft"):
         for _ in range(2):
-            run = failures.guard(fail_with(ValueError("broken")), graph)
+            run = failures.compile_or_fallback(fail_with(ValueError("broken")), graph)
             assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
     assert len(caplog.records) == 1
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_compiler_is_always_eager(graph, caplog):
-    run = failures.guard(fail_with(CompilerNotFound(["cc"])), graph)
+    run = failures.compile_or_fallback(fail_with(CompilerNotFound(["cc"])), graph)
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
     assert "apt install gcc" in caplog.text
 

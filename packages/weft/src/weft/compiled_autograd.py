@@ -41,7 +41,7 @@ _CHANGES = 3
 _KEPT = 64
 
 
-class _Captured:
+class _CapturedBackward:
     """A captured backward that frame capture takes in, hooks included."""
 
     def __init__(self, module: GraphModule, request: pipeline.Request) -> None:
@@ -83,7 +83,7 @@ class _Captured:
         return call
 
 
-class _WithUserCode(_Captured):
+class _WithUserCode(_CapturedBackward):
     """A captured backward with calls of hooks or autograd.Functions in it.
 
     It is captured once more as a whole, so that what these do becomes part of the graph. Where one
@@ -113,7 +113,7 @@ class _WithUserCode(_Captured):
         return self.run(inputs, *rest)
 
 
-class _Compiler:
+class _BackwardCompiler:
     """Compiles captured backwards as a request says; graphs are found by this object."""
 
     def __init__(self, request: pipeline.Request) -> None:
@@ -124,7 +124,7 @@ class _Compiler:
         raise NotImplementedError
 
 
-class _InPieces(_Compiler):
+class _PiecewiseCompiler(_BackwardCompiler):
     """A captured backward is aten ops already: without user code, no second capture is needed."""
 
     def __call__(self, module: GraphModule) -> Callable[..., Any]:
@@ -133,17 +133,17 @@ class _InPieces(_Compiler):
         return compile_pieces(module, pipeline.graph_compiler(self.request))
 
 
-class _Whole(_Compiler):
+class _WholeGraphCompiler(_BackwardCompiler):
     """What `weft.compile(...)` makes of a captured backward given to it."""
 
     def __call__(self, module: GraphModule) -> Callable[..., Any]:
-        return _Captured(module, self.request)
+        return _CapturedBackward(module, self.request)
 
 
-_recent: deque[_Compiler] = deque(maxlen=_KEPT)
+_recent: deque[_BackwardCompiler] = deque(maxlen=_KEPT)
 
 
-def _compiler(kind: type[_Compiler], request: pipeline.Request) -> _Compiler:
+def _compiler(kind: type[_BackwardCompiler], request: pipeline.Request) -> _BackwardCompiler:
     """Return one compiler for equal requests: what it has compiled serves all who ask alike."""
     options = {name: value for name, value in request.options.items() if name != "freezing"}
     rules = {name: request.rules.get(name) for name in ("dynamic", "recompile_limit")}
@@ -155,18 +155,18 @@ def _compiler(kind: type[_Compiler], request: pipeline.Request) -> _Compiler:
     return _recent[-1]
 
 
-_chosen: WeakKeyDictionary[Any, _Compiler] = WeakKeyDictionary()
-_default = _compiler(_InPieces, pipeline.Request())
+_chosen: WeakKeyDictionary[Any, _BackwardCompiler] = WeakKeyDictionary()
+_default = _compiler(_PiecewiseCompiler, pipeline.Request())
 
 
-def _choose() -> _Compiler:
+def _choose() -> _BackwardCompiler:
     """Return the compiler that has the flags of the function that reached a backward."""
     running = weft_capture.running()
     request = pipeline.requests.get(running) if running is not None else None
     if request is None:
         return _default
     if running not in _chosen:
-        _chosen[running] = _compiler(_InPieces, request)
+        _chosen[running] = _compiler(_PiecewiseCompiler, request)
     return _chosen[running]
 
 
@@ -184,7 +184,7 @@ def enable(compiler: Callable[..., Any]) -> AbstractContextManager[None]:
     if compiler is compile or getattr(compiler, "func", None) is compile:
         flags = getattr(compiler, "keywords", {})
         if not flags.get("disable"):
-            compiler = _compiler(_Whole, request_of(flags))
+            compiler = _compiler(_WholeGraphCompiler, request_of(flags))
     return enable_compiler(compiler)
 
 

@@ -33,7 +33,7 @@ def user_line(node: fx.Node) -> str:
     return ":".join(user_frame(node.meta.get("stack_trace"))[:2])
 
 
-def guard(
+def compile_or_fallback(
     compile_graph: Callable[[], Callable[..., Any]], gm: fx.GraphModule
 ) -> Callable[..., Any]:
     """Run a backend on a graph and turn a failure into what `config.on_compile_error` says.

@@ -30,7 +30,7 @@ from weft_core.dumps import dump_graph
 
 from weft import control_flow, failures, progress
 from weft.backends import Backend, Compiled, lookup_backend
-from weft.regions import compile_in_pieces
+from weft.region_dedup import deduplicate_regions
 from weft.settings import config
 
 DEDUPLICATE = "use_graph_deduplication"
@@ -102,7 +102,7 @@ def graph_compiler(request: Request) -> Backend:
             return compile_one(gm, example_inputs)
 
     def compile_one(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
-        return failures.guard(lambda: backend(gm, example_inputs, **keywords), gm)
+        return failures.compile_or_fallback(lambda: backend(gm, example_inputs, **keywords), gm)
 
     return compile_graph
 
@@ -122,7 +122,7 @@ def codegen(
         decompositions=weft_codegen.decompositions(),
     )
     whole = any(options.get(name) for name in ("freezing", "triton.cudagraphs"))
-    pieces = None if whole else compile_in_pieces(gm, example_inputs, backend, modules)
+    pieces = None if whole else deduplicate_regions(gm, example_inputs, backend, modules)
     return pieces or backend(gm, example_inputs)
 
 
@@ -131,7 +131,7 @@ def aot_eager(
 ) -> Compiled:
     """Backend `aot_eager`: steps 2, 3 and 5; the aten graphs run op by op."""
     backend, modules = aot_autograd(fw_compiler=_op_by_op), (options or {}).get(DEDUPLICATE, False)
-    pieces = compile_in_pieces(gm, example_inputs, backend, modules)
+    pieces = deduplicate_regions(gm, example_inputs, backend, modules)
     return pieces or backend(gm, example_inputs)
 
 

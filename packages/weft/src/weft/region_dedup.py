@@ -37,7 +37,7 @@ _LEAST = 8
 _LITERALS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 
 
-def compile_in_pieces(
+def deduplicate_regions(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_one: CompileOne, modules: bool = False
 ) -> Compiled | None:
     """Compile a captured graph whose marked regions repeat; None where it is to stay whole.
