@@ -27,7 +27,7 @@ def _nothing_told_yet():
     """What one test was told, the next is told again."""
     events = sys.modules.get("weft_core.events")
     if events is not None:
-        events.told.clear()
+        events.notified.clear()
 
 
 logging.getLogger("weft.notices").addHandler(_AsWarnings())

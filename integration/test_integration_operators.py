@@ -23,7 +23,7 @@ def test_a_power_with_a_symbolic_exponent_is_compiled_with_its_gradient(power):
         torch.testing.assert_close(found, wanted)
         grads = [torch.autograd.grad(result.sum(), x)[0] for result in (found, wanted)]
         torch.testing.assert_close(*grads)
-    assert not events.told
+    assert not events.notified
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
@@ -108,7 +108,7 @@ def filled(view):
 def test_results_are_eagers_to_the_last_stride(program, x, dynamic):
     found, wanted = weft.compile(program, dynamic=dynamic)(x), program(x)
     torch.testing.assert_close(found, wanted, equal_nan=True, check_stride=True)
-    assert not events.told
+    assert not events.notified
 
 
 def test_rrelu_can_be_differentiated_again_outside_of_training():

@@ -89,7 +89,7 @@ def run(
             ours = outcomes(
                 program, Makers(), lambda f: _compiled(f, program, backend), log.after_call
             )
-        told = tuple(events.told)
+        told = tuple(events.notified)
     finally:
         weft.reset()
     verdict = _judge(program, eager, ours)

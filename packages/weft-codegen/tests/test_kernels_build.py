@@ -97,10 +97,10 @@ def test_what_is_no_compiler_is_not_a_bug_to_report(
 @pytest.mark.parametrize("wanted", ["gcc 'x", "/nowhere/gcc -O2", "''"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_cc_that_names_nothing_is_told(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    events.told.clear()
+    events.notified.clear()
     monkeypatch.setenv("CC", wanted)
     compile_program(softmax_program(8, 16))
-    assert any(f"CC={wanted} is not used" in text for text in events.told)
+    assert any(f"CC={wanted} is not used" in text for text in events.notified)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,7 +18,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(privatedir.tempfile, "tempdir", str(tmp_path))
     cachedir._damaged.clear()
-    events.told.clear()
+    events.notified.clear()
 
 
 def leftovers(path):
@@ -195,7 +195,7 @@ def test_a_place_that_cannot_be_used_is_replaced_and_told_once(make, tmp_path):
         assert cachedir.read_checked(path) == b"payload"
     assert path.parent.parent.name.startswith("weft-")
     assert stat.S_IMODE(path.parent.parent.stat().st_mode) == 0o700
-    assert len(events.told) == 1 and "cannot be used" in next(iter(events.told))
+    assert len(events.notified) == 1 and "cannot be used" in next(iter(events.notified))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -212,8 +212,8 @@ def test_a_full_disk_is_told_once_and_left_once(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(cachedir.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         for _ in range(2):
-            cachedir.keep(path, b"other")
-    assert len(events.told) == 1 and cachedir.read_checked(path) == b"payload"
+            cachedir.try_write(path, b"other")
+    assert len(events.notified) == 1 and cachedir.read_checked(path) == b"payload"
     cachedir.abandon(tmp_path / "cache", OSError(28, "full"))
     cachedir.abandon(tmp_path / "cache", OSError(28, "full"))  # of another thread
     assert cachedir.cache_dir() != tmp_path / "cache"

@@ -284,4 +284,4 @@ def test_a_changed_class_is_explained():
     cls.method = lambda self: 2
     (miss,) = explain_miss([guard], (lambda: 1), ())
     assert "changed: method" in str(miss)
-    assert guard.held()[0].get() is cls
+    assert guard.identities()[0].get() is cls

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from weft_core import cachedir
-from weft_core.events import told
+from weft_core.events import notified
 from weft_guards import profile
 from weft_guards.config import settings
 from weft_guards.dynamic import DynamicPolicy
@@ -42,7 +42,7 @@ def learn():
     for size in (4, 5):
         learning.dims(X, torch.empty(size, 3))
         learning.int_is_dynamic(N, size)
-    learning.keep()
+    learning.store_profile()
 
 
 def test_what_varied_is_symbolic_at_once_in_the_next_process(another_process):
@@ -60,9 +60,9 @@ def test_what_varied_is_symbolic_at_once_in_the_next_process(another_process):
 def test_what_is_symbolic_at_once_is_told_with_its_file(folder, another_process):
     learn()
     another_process()
-    before = dict(told)
+    before = dict(notified)
     policy().dims(X, torch.empty(7, 3))
-    (text,) = told.keys() - before.keys()
+    (text,) = notified.keys() - before.keys()
     (path,) = folder.rglob("*.json")
     assert f"size 0 of {X}" in text and str(N) in text and str(path) in text
     assert "WEFT_PGO=0" in text and "cache clear" in text and __file__ in text
@@ -74,7 +74,7 @@ def test_it_adds_up(another_process):
     more = policy()
     more.dims(X, torch.empty(7, 3))
     more.dims(X, torch.empty(7, 4))
-    more.keep()
+    more.store_profile()
     another_process()
     assert policy().dims(X, torch.empty(7, 3)) == (True, True)
 
@@ -97,7 +97,7 @@ def test_only_the_automatic_policy_uses_it(another_process):
 def test_nothing_is_written_without_need(folder):
     static = policy()
     static.dims(X, torch.empty(4))
-    static.keep()
+    static.store_profile()
     with settings.patch(automatic_dynamic_local_pgo=False):
         learn()
     assert list(folder.rglob("*.json")) == []

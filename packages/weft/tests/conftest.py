@@ -13,4 +13,4 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def clean_tables(monkeypatch):
     monkeypatch.setattr(weft.backends, "_registered", {})
-    events.told.clear()
+    events.notified.clear()

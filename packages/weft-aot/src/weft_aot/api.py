@@ -70,7 +70,7 @@ def aot_compile(
                 "pass separate tensors",
             )
     except Unsupported as reason:
-        events.tell(f"a graph runs without being compiled: {reason}", eager=True)
+        events.notify(f"a graph runs without being compiled: {reason}", eager=True)
         return gm
     _show("aot_joint_graph", "joint graph", joint.module)
     if not joint.gradients:

@@ -24,7 +24,7 @@ class _Defined:
         return None if grad is None else self.hook(grad)
 
 
-def spare_hooks(ctx: Any, reached: Iterable[bool]) -> None:
+def skip_unreached_hooks(ctx: Any, reached: Iterable[bool]) -> None:
     """Keep the hooks of leaves from being called for gradients that a backward does not make.
 
     The engine comes to them all the same, with None; in eager nothing leads there. `reached` says

@@ -19,7 +19,7 @@ from weft_core.events import counters
 from weft_aot import runtime_codegen
 from weft_aot.backward_components import split_backward
 from weft_aot.double_backward import DoubleBackward
-from weft_aot.hook_order import spare_hooks
+from weft_aot.hook_order import skip_unreached_hooks
 from weft_aot.records import BackwardComponent, JointGraph, Partition
 
 Compiled = Callable[..., Any]
@@ -151,9 +151,11 @@ def _make_backward(
             return (None,) * len(ctx.needs_input_grad)
         reached = None if len(given) == len(grads) else _reached(part, grads)
         if reached is not None or not edges:
-            spare_hooks(ctx, [reached is not None and reached[k] for k in edges] or [False])
+            skip_unreached_hooks(
+                ctx, [reached is not None and reached[k] for k in edges] or [False]
+            )
         if part.inner:
-            _tell_inner(ctx, part, replay, grads)
+            _add_retained_gradients(ctx, part, replay, grads)
         # Those of vmap (is_grads_batched) have no memory that a kernel could read.
         batched = not all(map(torch._C._has_storage, given))
         plain = not batched and all(type(grad) is torch.Tensor for grad in given)
@@ -184,7 +186,7 @@ def _looks(hook: Any) -> bool:
     return not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("torch.")
 
 
-def _tell_inner(
+def _add_retained_gradients(
     ctx: Any, part: BackwardComponent, replay: DoubleBackward, grads: Sequence[Any]
 ) -> None:
     """Add to the gradients that values retain what comes from others that are made of them.

@@ -30,7 +30,7 @@ class FunctionalTensor(torch.Tensor):
             dtype=elem.dtype, device=elem.device,
         )  # fmt: skip
         made.elem = elem
-        jagged.give_ragged_size(made)
+        jagged.set_ragged_size(made)
         return made  # type: ignore[no-any-return]
 
     @classmethod

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from weft_core.arguments import checked
 from weft_core.collector import collector_paused
 from weft_core.errors import CompilerUnavailable, WeftError
-from weft_core.events import counters, span, told, uncompiled
+from weft_core.events import counters, notified, span, uncompiled
 from weft_guards import CacheRules, CodeCache, ShapesSpec, arg_names_of, compile_check
 from weft_guards.filters import apply_filter
 from weft_guards.sources import LocalSource
@@ -488,7 +488,7 @@ def report() -> Report:
         for state in list(_all):
             gather(list(state.logs.values()), frames)
     known = {text for frame in frames.values() for text in frame.told}
-    return Report(tuple(frames.values()), tuple(text for text in told if text not in known))
+    return Report(tuple(frames.values()), tuple(text for text in notified if text not in known))
 
 
 def reset() -> None:

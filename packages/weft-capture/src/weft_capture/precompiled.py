@@ -23,7 +23,7 @@ import weft_guards
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate, map_arg
 from weft_core import fake
-from weft_core.cachedir import cache_dir, keep, package_digest, read_checked
+from weft_core.cachedir import cache_dir, package_digest, read_checked, try_write
 from weft_core.events import logger
 from weft_guards import Guard, call_with, serialization
 from weft_guards.check import read_sources
@@ -264,7 +264,7 @@ class Kept:
     def add(self, data: bytes) -> None:
         """Keep one more entry."""
         if len(list(self.folder.glob(f"{self.key}-*"))) < 16:
-            keep(self.folder / f"{self.key}-{hashlib.sha256(data).hexdigest()[:16]}", data)
+            try_write(self.folder / f"{self.key}-{hashlib.sha256(data).hexdigest()[:16]}", data)
 
     def take(
         self, function: types.FunctionType, flat_args: tuple[Any, ...], backend: Callable[..., Any]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from traceback import FrameSummary
 
 from torch.fx import GraphModule
-from weft_core.events import tell
+from weft_core.events import notify
 from weft_guards import CodeCache
 
 from weft_capture.breaks import BreakRecord
@@ -76,7 +76,7 @@ class CodeLog:
             name += f" from line {line[:-1]} on" if line else ""
             head, _, rest = str(record).partition("]")
             self.told.append(f"{head}] {name} runs eagerly{rest}")
-            tell(self.told[-1])
+            notify(self.told[-1])
 
 
 def lost_record(code: types.CodeType, reason: str, detail: str) -> BreakRecord:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from weft_core.events import tell
+from weft_core.events import notify
 
 from weft_codegen.compile import compile_graph, decompositions
 from weft_codegen.freezing import frozen_inputs
@@ -36,7 +36,7 @@ def weft_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: An
         return compile_graph(gm, example_inputs, options=options, inference=True, frozen=frozen)
     autograd = _autograd_stage()
     if autograd is None:
-        tell(
+        notify(
             "weft_codegen compiles inference graphs; install weft-aot to compile training too. "
             "This graph runs eagerly.",
             eager=True,

@@ -95,9 +95,9 @@ def compile_graph(
             return with_cudagraphs(compiled, gm, chosen) if chosen.triton_cudagraphs else compiled
         except (NoLowering, NoTritonForm) as reason:
             _hints.info("graph runs without generated code: %s", reason)
-            events.tell(f"no code for a graph: {reason}", eager=True, quiet=True)
+            events.notify(f"no code for a graph: {reason}", eager=True, quiet=True)
         except CompilerUnavailable as missing:
-            events.tell(f"{missing}\nGraphs run eagerly until then.", eager=True)
+            events.notify(f"{missing}\nGraphs run eagerly until then.", eager=True)
         except WeftError:
             raise
         except Exception as error:
@@ -171,7 +171,7 @@ def _compile_elsewhere(program: Program, gm: fx.GraphModule) -> Compiled:
         from weft_codegen.kernels.triton import load  # noqa: PLC0415  it may be missing
     except ImportError:
         text = "Graphs on a GPU run eagerly until Triton is there: pip install triton"
-        events.tell(text, eager=True)
+        events.notify(text, eager=True)
         return Eager(gm)
     compiled = load.compile_program(program)
     events.counters["codegen"].update(graphs=1, kernels=len(program.kernels))

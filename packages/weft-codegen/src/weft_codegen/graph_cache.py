@@ -71,7 +71,7 @@ def _deciding() -> dict[str, Any]:
 
 def store(key: str, loadable: Loadable) -> None:
     """Remember what loads the program of the graph `key`."""
-    cachedir.keep(_path(key), pickle.dumps((key, loadable)))
+    cachedir.try_write(_path(key), pickle.dumps((key, loadable)))
 
 
 def load(key: str) -> Loadable | None:

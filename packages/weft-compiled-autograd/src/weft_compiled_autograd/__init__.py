@@ -16,8 +16,8 @@ from weft_compiled_autograd.config import settings
 from weft_compiled_autograd.pieces import (
     compile_pieces,
     graph_compiler,
+    op_only_inputs,
     runs_user_code,
-    taken_inputs,
 )
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "enable_everywhere",
     "graph_compiler",
     "is_enabled",
+    "op_only_inputs",
     "reset",
     "runs_user_code",
     "settings",
-    "taken_inputs",
 ]

@@ -37,7 +37,7 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tensor.stride()
 
 
-def wanted_strides(variable: torch.Tensor, grad: torch.Tensor) -> tuple[int, ...] | None:
+def gradient_strides(variable: torch.Tensor, grad: torch.Tensor) -> tuple[int, ...] | None:
     """The strides that a first gradient must be copied to, or None when it may stay as it is.
 
     A gradient has its variable's strides where that is dense, and is contiguous otherwise;
@@ -54,7 +54,7 @@ def first_gradient(variable: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """Return a copy of `grad`, which others may share, in the layout that `.grad` has to have."""
     if grad.is_sparse or grad.layout is not torch.strided:
         return grad.detach().clone()
-    strides = wanted_strides(variable, grad)
+    strides = gradient_strides(variable, grad)
     if strides is None:
         dense = dense_strides(grad) is not None
         strides = grad.stride() if dense else make_contiguous_strides_for(grad.shape)

@@ -58,7 +58,7 @@ def enable_everywhere(
         _check(compiler)
         engine.install()
     chosen = compiler and choose
-    engine.Everywhere.choose = staticmethod(chosen or (lambda: compiler))
+    engine.ProcessSession.choose = staticmethod(chosen or (lambda: compiler))
 
 
 def is_enabled() -> bool:
@@ -66,7 +66,7 @@ def is_enabled() -> bool:
     if engine.thread.session is not None:
         return False  # one inside of a captured backward runs on the eager engine
     compilers = engine.thread.compilers
-    return (compilers[-1] if compilers else engine.Everywhere.choose()) is not None
+    return (compilers[-1] if compilers else engine.ProcessSession.choose()) is not None
 
 
 def _check(compiler: Compiler) -> None:
@@ -85,5 +85,5 @@ def reset() -> None:
     """Forget all captured backwards, the sizes seen, the reasons told, and the counters."""
     engine.clear_cache()
     cache.forget()
-    report.tell_once.cache_clear()
+    report.report_once.cache_clear()
     counters.pop("compiled_autograd", None)

@@ -20,7 +20,7 @@ from weft_compiled_autograd import guards, report
 from weft_compiled_autograd.aot import symbolic_dims
 from weft_compiled_autograd.config import settings
 from weft_compiled_autograd.errors import NotCapturable
-from weft_compiled_autograd.hooks import LeftOut, call_backward
+from weft_compiled_autograd.hooks import OmittedGradient, call_backward
 from weft_compiled_autograd.interpret import run_tape
 from weft_compiled_autograd.lower import Lowered, lower
 from weft_compiled_autograd.ownership import release_inputs
@@ -137,7 +137,7 @@ class BackwardEntry:
     def _give_up(self, reason: str) -> None:
         self.gave_up = True
         counters["compiled_autograd"]["node_by_node"] += 1
-        report.tell_once(reason, report.TAPE)
+        report.report_once(reason, report.TAPE)
 
     def _compile(
         self,
@@ -175,7 +175,7 @@ class BackwardEntry:
         self, compiler: Compiler, inputs: Any, sizes: Any, scalars: Any, hooks: Any, packed: Any
     ) -> list[torch.Tensor | None]:
         """Run this backward; return the gradients that the engine asked for."""
-        after: LeftOut | None = None
+        after: OmittedGradient | None = None
         if self.tape.unpacks and not self.gave_up and not self._knows(packed):
             return self._first_run(inputs, sizes, scalars, hooks, packed)
         if not self.gave_up:
@@ -185,7 +185,7 @@ class BackwardEntry:
             if graph is not None:
                 try:
                     return graph.run(inputs, sizes, scalars, hooks, packed)
-                except LeftOut as stop:
+                except OmittedGradient as stop:
                     self._give_up(str(stop))
                     after = stop.with_traceback(None)
         return run_tape(self.tape, inputs, sizes, scalars, hooks, packed, after=after)
@@ -232,7 +232,7 @@ class BackwardEntry:
         if new:
             self.changed.update(new)
             counters["compiled_autograd"]["captures"] += 1
-            report.tell_sizes(new, self.origins)
+            report.report_sizes(new, self.origins)
 
     def _another(
         self, compiler: Compiler, inputs: Any, sizes: Any, hooks: Any

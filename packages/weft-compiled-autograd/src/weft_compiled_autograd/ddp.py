@@ -21,13 +21,13 @@ REFUSAL = "C++ DDP Reducer"
 _MARK = "_weft_reducer_hooks"
 
 
-class Adopted:
+class RedirectedReducers:
     """Whether any reducer's hooks were replaced in this process."""
 
     any: bool = False
 
 
-def adopt() -> bool:
+def redirect_reducer_hooks() -> bool:
     """Replace the hooks of every DistributedDataParallel module; False if there is none to do."""
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 (0.1 s to import)
 
@@ -38,7 +38,7 @@ def adopt() -> bool:
     ]
     for module in found:
         _replace(module)
-    Adopted.any |= bool(found)
+    RedirectedReducers.any |= bool(found)
     return bool(found)
 
 

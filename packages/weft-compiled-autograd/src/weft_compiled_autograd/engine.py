@@ -75,7 +75,7 @@ class _ThreadState(threading.local):
 thread = _ThreadState()
 
 
-class Everywhere:
+class ProcessSession:
     """Gives the compiler of threads that are in no `enable` or `disable` block."""
 
     choose: Callable[[], Compiler | None] = staticmethod(lambda: None)
@@ -181,7 +181,7 @@ def _run_entry(entry: BackwardEntry, *arguments: Any) -> list[torch.Tensor | Non
             session.callbacks.pop(0)()
         return outputs
 
-    if ddp.Adopted.any and entry.tape.effects:
+    if ddp.RedirectedReducers.any and entry.tape.effects:
         gate: Any = Variable._execution_engine
         return ddp.in_backward(gate.engine, run)
     return run()
@@ -207,7 +207,7 @@ class EngineGate:
         self, tensors: Any, grads: Any, keep_graph: bool, create_graph: bool, *rest: Any, **kw: Any
     ) -> Any:
         """Run a backward, captured where that is enabled and possible."""
-        compiler = thread.compilers[-1] if thread.compilers else Everywhere.choose()
+        compiler = thread.compilers[-1] if thread.compilers else ProcessSession.choose()
         call = (tensors, grads, keep_graph, create_graph, *rest)
         if compiler is None or _in_a_trace():
             return self._eager(call, kw)
@@ -215,11 +215,11 @@ class EngineGate:
         if refusal is None:
             inputs = call[4] if len(call) > 4 else kw.get("inputs", ())
             outputs, refusal = self._captured(Session(compiler, tensors, inputs), call, kw)
-            if refusal is not None and ddp.REFUSAL in refusal and ddp.adopt():
+            if refusal is not None and ddp.REFUSAL in refusal and ddp.redirect_reducer_hooks():
                 outputs, refusal = self._captured(Session(compiler, tensors, inputs), call, kw)
             if refusal is None:
                 return outputs
-        report.tell_once(refusal)
+        report.report_once(refusal)
         counters["compiled_autograd"]["eager"] += 1
         return self._eager(call, kw)
 
@@ -233,7 +233,7 @@ class EngineGate:
         if not _one_at_a_time.acquire(blocking=False):
             return None, _BUSY
         try:
-            log = report.miss_log if report.verbose_wanted() else None
+            log = report.miss_log if report.is_verbose() else None
             if not engine_lock.open(_new_capture, log, session.dynamic):
                 return None, _BUSY
             thread.session = session

@@ -125,7 +125,7 @@ class ContextView:
         setattr(self._real, name, value)
 
 
-class LeftOut(Exception):
+class OmittedGradient(Exception):
     """An autograd.Function returned None for a gradient that the graph counts on.
 
     Args:
@@ -192,12 +192,12 @@ def call_backward_dense(
     """`call_backward` with results that a graph can rely on: full size, own dtype, contiguous.
 
     Raises:
-        LeftOut: where the function gave None for an input that needs a gradient.
+        OmittedGradient: where the function gave None for an input that needs a gradient.
     """
     out = call_backward(context, saved, metadata, symints, grads)
     for grad, needed in zip(out, context.needs_input_grad, strict=True):
         if grad is None and needed:
-            raise LeftOut(out, position, rest)
+            raise OmittedGradient(out, position, rest)
     return tuple(
         None if meta is None or grad is None else _dense(grad, meta)
         for grad, meta in zip(out, metadata, strict=True)

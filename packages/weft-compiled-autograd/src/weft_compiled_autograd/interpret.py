@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from weft_compiled_autograd.hooks import LeftOut, call_backward
+from weft_compiled_autograd.hooks import OmittedGradient, call_backward
 from weft_compiled_autograd.saved_tensor_hooks import layout
 from weft_compiled_autograd.tape import PLACEHOLDERS, Tape
 
@@ -75,7 +75,7 @@ def run_tape(
     tape: Tape,
     *arguments: Sequence[Any],
     unpacked: dict[Node, Any] | None = None,
-    after: LeftOut | None = None,
+    after: OmittedGradient | None = None,
 ) -> list[torch.Tensor | None]:
     """Run a tape.
 

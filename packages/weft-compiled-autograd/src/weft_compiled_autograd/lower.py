@@ -145,7 +145,7 @@ class TapeLowering:
 
     def first_gradient(self, node: Node, variable: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Give a new gradient the variable's layout and hand it over."""
-        strides = accumulation.wanted_strides(variable, new)
+        strides = accumulation.gradient_strides(variable, new)
         if strides is not None:
             fitted = torch.empty_strided(new.shape, strides, dtype=new.dtype, device=new.device)
             new = fitted.copy_(new)
@@ -194,7 +194,7 @@ def _engine_op(low: TapeLowering, node: Node, grads: list[Maybe], *args: Any) ->
         try:
             return op(grads, *args)
         except Exception as problem:
-            report.tell_once(f"{op}: {report.first_line(problem)}", report.IN_PART)
+            report.report_once(f"{op}: {report.first_line(problem)}", report.IN_PART)
     return _as_it_is(low, node)
 
 

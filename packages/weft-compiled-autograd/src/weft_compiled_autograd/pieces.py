@@ -207,7 +207,7 @@ def runs_user_code(module: GraphModule) -> bool:
     return any(node.target in USER_CODE for node in module.graph.nodes)
 
 
-def taken_inputs(module: GraphModule) -> list[int]:
+def op_only_inputs(module: GraphModule) -> list[int]:
     """Indices of the elements of a captured backward's `inputs` that only its own ops use."""
     inputs = filter(_is_input, module.graph.nodes)
     return [int(n.args[1]) for n in inputs if all(_is_op(user, n) for user in n.users)]

@@ -32,7 +32,7 @@ IN_PART = "backward captured, but one node of it runs as it is"
 
 
 @functools.cache
-def tell_once(reason: str, what: str = EAGER) -> None:
+def report_once(reason: str, what: str = EAGER) -> None:
     """Log why a backward does not run as one graph, once for each reason."""
     graph_log.warning("%s: %s", what, reason)
 
@@ -42,7 +42,7 @@ def first_line(problem: Exception) -> str:
     return f"{type(problem).__name__}: {problem}".strip().split("\n", 1)[0]
 
 
-def verbose_wanted() -> bool:
+def is_verbose() -> bool:
     """Whether the engine should be asked for miss reasons."""
     return enabled("compiled_autograd_verbose")
 
@@ -65,10 +65,10 @@ class MissLog:
     def name_sizes(self, origins: Sequence[tuple[int, str]]) -> None:
         """Log the sizes that changed; `origins` gives each dynamic size's autograd node."""
         changed, self._sizes = self._sizes, []
-        tell_sizes(changed, origins)
+        report_sizes(changed, origins)
 
 
-def tell_sizes(changed: Sequence[int], origins: Sequence[tuple[int, str]]) -> None:
+def report_sizes(changed: Sequence[int], origins: Sequence[tuple[int, str]]) -> None:
     """Log that these of the backward's sizes changed."""
     for size in changed:
         if size >= len(origins):  # a size that an autograd.Function saved: no node is known for it
@@ -91,7 +91,7 @@ def show_graph(module: GraphModule) -> None:
     """Log a captured graph: plain as `compiled_autograd`, with layouts as the verbose artifact."""
     if enabled("compiled_autograd"):
         graph_log.info("%s", readable(module, verbose=False))
-    if verbose_wanted():
+    if is_verbose():
         verbose_log.info("%s", readable(module, verbose=True))
 
 

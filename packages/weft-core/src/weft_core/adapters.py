@@ -126,10 +126,10 @@ def _lay_out(x: Any, shape: Any, strides: Any) -> None:
     if equal_sizes(x.stride(), strides):
         return
     with torch.no_grad():
-        laid_out = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
-        laid_out.copy_(x.detach())
-        functional._sync(laid_out)
-        functional._functionalize_replace(x, functional._from_functional_tensor(laid_out))
+        dense = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+        dense.copy_(x.detach())
+        functional._sync(dense)
+        functional._functionalize_replace(x, functional._from_functional_tensor(dense))
         functional._functionalize_commit_update(x)
         functional._sync(x)
 
@@ -173,7 +173,7 @@ def _lstm(
 
     from weft_core import lstm  # noqa: PLC0415 - rarely needed
 
-    layer = lstm.layer if lstm.takes(x, hidden, weights) else known.one_layer_lstm
+    layer = lstm.layer if lstm.supports(x, hidden, weights) else known.one_layer_lstm
     projected = hidden[0].size(2) != hidden[1].size(2)
     weights = known.gather_params(weights, biases, projected)
     states = list(zip(hidden[0], hidden[1], strict=True))

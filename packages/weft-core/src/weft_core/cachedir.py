@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from weft_core import privatedir
-from weft_core.events import tell
+from weft_core.events import notify
 
 _log = logging.getLogger("weft.core.cachedir")
 
@@ -45,7 +45,7 @@ def cache_dir(sub: str = "") -> Path:
     Raises:
         CompilerUnavailable: when no temporary folder can be made either.
     """
-    wanted = privatedir.wanted_root()
+    wanted = privatedir.requested_root()
     root = privatedir.replacement(wanted)
     while True:
         try:
@@ -62,7 +62,7 @@ def abandon(root: Path, error: OSError) -> None:
     Raises:
         CompilerUnavailable: when `root` was one already, or none can be made.
     """
-    wanted = privatedir.wanted_root()
+    wanted = privatedir.requested_root()
     privatedir.replace(wanted, None if root == wanted else root, error)
 
 
@@ -78,7 +78,7 @@ def _inside(root: Path, sub: str) -> Path:
 def scratch(prefix: str) -> Iterator[Path]:
     """Make a folder in the cache folder for a while; if this process is killed, others sweep it."""
     with (
-        privatedir.working(cache_dir("tmp")) as place,
+        privatedir.working_folder(cache_dir("tmp")) as place,
         tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as folder,
     ):
         yield Path(folder)
@@ -90,7 +90,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     Raises:
         OSError: when it cannot be written.
     """
-    with privatedir.working(_inside(_root_of(path), "tmp")) as place:
+    with privatedir.working_folder(_inside(_root_of(path), "tmp")) as place:
         handle, name = tempfile.mkstemp(dir=place, prefix=f"{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -112,12 +112,12 @@ def write_checked(path: Path, payload: bytes) -> None:
     atomic_write(path, payload + _SEAL + _mac(path, payload))
 
 
-def keep(path: Path, payload: bytes) -> None:
+def try_write(path: Path, payload: bytes) -> None:
     """`write_checked` what can be made again; where that fails, the user is told once."""
     try:
         write_checked(path, payload)
     except OSError as error:
-        tell(
+        notify(
             f"[cache] {_root_of(path)} cannot be written ({error.strerror or error}): what is "
             "compiled is not kept\n  What to do: make room, or set WEFT_CACHE_DIR to a folder of "
             "yours that can be written"
@@ -165,7 +165,7 @@ def package_digest(file: str) -> str:
 
 def _root_of(path: Path) -> Path:
     """Return the cache folder that a file is in: the one in use, or the one of before."""
-    known = privatedir.known_roots()
+    known = privatedir.all_roots()
     return next((folder for folder in path.parents if folder in known), path.parent)
 
 
@@ -194,7 +194,7 @@ def _key(root: Path) -> bytes:
 def _new_key(path: Path) -> None:
     """Put a new key where there is none, or one that cannot be used; the first writer wins."""
     bad = path.lstat().st_ino if os.path.lexists(path) else None
-    with privatedir.working(_inside(path.parent, "tmp")) as place:
+    with privatedir.working_folder(_inside(path.parent, "tmp")) as place:
         handle, name = tempfile.mkstemp(dir=place, prefix="key.")
         try:
             with os.fdopen(handle, "wb") as file:

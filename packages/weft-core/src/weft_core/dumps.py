@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft_core.events import tell
+from weft_core.events import notify
 
 HEADER = """\
 import operator
@@ -47,9 +47,9 @@ class Dump:
             except FileExistsError:
                 if path.exists():
                     continue
-                tell(f"[dump] {self.folder} is not written to: it is no folder")
+                notify(f"[dump] {self.folder} is not written to: it is no folder")
             except OSError as error:
-                tell(f"[dump] {self.folder} is not written to: {error.strerror or error}")
+                notify(f"[dump] {self.folder} is not written to: {error.strerror or error}")
             return path
         raise AssertionError("unreachable")
 

@@ -47,8 +47,8 @@ counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 notices = logging.getLogger("weft.notices")  # no warnings: programs raise and record those
 
-told: Counter[str] = Counter()
-"""What users were told without asking, and how often it happened; `weft.report()` shows it."""
+notified: Counter[str] = Counter()
+"""What users were notified of, and how often; `weft.report()` shows it."""
 
 _levels: dict[str, int] = {}
 _loggers: dict[str, list[logging.Logger]] = defaultdict(list)
@@ -95,8 +95,8 @@ def set_logs(**artifacts: bool | int) -> None:
     _attach_handler()
 
 
-def tell(text: str, *, eager: bool = False, quiet: bool = False) -> None:
-    """Tell the user what is otherwise than asked for: the first time on stderr, always in `told`.
+def notify(text: str, *, eager: bool = False, quiet: bool = False) -> None:
+    """Tell the user what is not as asked for: the first time on stderr, always in `notified`.
 
     Args:
         text: code in brackets, what happened, why, what to do.
@@ -104,8 +104,8 @@ def tell(text: str, *, eager: bool = False, quiet: bool = False) -> None:
         quiet: only reports show it.
     """
     with _timings_lock:
-        told[text] += 1
-        first = told[text] == 1
+        notified[text] += 1
+        first = notified[text] == 1
     if eager:
         for reasons in _stack.listening:
             reasons.append(text)
@@ -241,9 +241,9 @@ def current_stage() -> str | None:
 
 
 def reset() -> None:
-    """Clear counters, timings and what was told; logs stay as they are."""
+    """Clear counters, timings and notices; logs stay as they are."""
     counters.clear()
-    told.clear()
+    notified.clear()
     with _timings_lock:
         timings.clear()
 

@@ -25,8 +25,8 @@ def _pointwise_strides(func: Any, args: Any, result: Any) -> tuple[int, ...] | N
     """
     if func not in _POINTWISE:
         schema = func._schema
-        laid_out = any(argument.name == "memory_format" for argument in schema.arguments)
-        known = torch.Tag.pointwise in func.tags and not schema.is_mutable and not laid_out
+        takes_format = any(argument.name == "memory_format" for argument in schema.arguments)
+        known = torch.Tag.pointwise in func.tags and not schema.is_mutable and not takes_format
         _POINTWISE[func] = known
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()]
     if not _POINTWISE[func] or not tensors or not isinstance(result, torch.Tensor):

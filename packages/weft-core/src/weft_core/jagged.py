@@ -40,7 +40,7 @@ def new_ragged_size() -> torch.SymInt:
     return torch.SymInt(_Node(next(_ids), 1))
 
 
-def give_ragged_size(tensor: torch.Tensor) -> None:
+def set_ragged_size(tensor: torch.Tensor) -> None:
     """Let a tensor of integers that is not torch's fake be offsets."""
     if tensor.dim() == 1 and not tensor.is_floating_point():
         nested_tensor._tensor_symint_registry[tensor] = new_ragged_size()

@@ -91,7 +91,7 @@ class _Attention(torch.autograd.Function):
         return *backward(*given, ctx.scale, out, lse, grad), None, None, None
 
 
-def takes(*tensors: Any) -> bool:
+def supports(*tensors: Any) -> bool:
     """Say whether eager computes attention of a query, a key and a value by numbers, on a CPU."""
     if not all(is_jagged(type(one)) and one.device.type == "cpu" for one in tensors):
         return False

@@ -23,10 +23,10 @@ def unusual_results(func: OpOverload, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def laid_out(made: Any, wanted: Any) -> Any:
+def restride_as(made: Any, wanted: Any) -> Any:
     """What a decomposition made, with the strides of `wanted` where these are known."""
     if isinstance(made, tuple | list) and isinstance(wanted, tuple | list):
-        return tuple(map(laid_out, made, wanted))
+        return tuple(map(restride_as, made, wanted))
     if not isinstance(made, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return made
     same_sizes = equal_sizes(made.shape, wanted.shape)

@@ -85,7 +85,7 @@ class _Layer(torch.autograd.Function):
         return *backward(*ctx.saved_tensors, *grads, ctx.reverse), None
 
 
-def takes(x: torch.Tensor, hidden: Any, weights: Any) -> bool:
+def supports(x: torch.Tensor, hidden: Any, weights: Any) -> bool:
     """Say whether eager computes an LSTM of these by oneDNN, and it can be traced so."""
     tensors = [x, *hidden, *weights]
     return (

@@ -15,7 +15,7 @@ from weft_core.adapters import layer_by_layer
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
-def steps_of(lengths: Sequence[int]) -> list[int]:
+def batch_sizes_of(lengths: Sequence[int]) -> list[int]:
     """Return how many sequences reach each step; of step counts, how long each sequence is."""
     return [sum(length > step for length in lengths) for step in range(max(lengths))]
 
@@ -23,7 +23,7 @@ def steps_of(lengths: Sequence[int]) -> list[int]:
 def pack(padded: torch.Tensor, lengths: Sequence[int], batch_first: bool) -> torch.Tensor:
     """Return the items of sequences, step by step, without the padding."""
     rows = padded.transpose(0, 1) if batch_first else padded
-    sizes, count = steps_of(lengths), len(lengths)
+    sizes, count = batch_sizes_of(lengths), len(lengths)
     places = [step * count + place for step, size in enumerate(sizes) for place in range(size)]
     flat = rows.narrow(0, 0, len(sizes)).flatten(0, 1)
     return flat.index_select(0, torch.tensor(places, device=padded.device))

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from weft_core.errors import CompilerUnavailable
-from weft_core.events import tell
+from weft_core.events import notify
 
 _PATIENCE = 1.0  # seconds to wait for who sweeps
 _OLD = 24 * 3600.0  # seconds after which leftovers go, whoever may hold a lock
@@ -33,7 +33,7 @@ _swept: set[Path] = set()
 _seen: set[Path] = set()
 
 
-def wanted_root() -> Path:
+def requested_root() -> Path:
     """Return where the cache folder is to be."""
     named = os.environ.get("WEFT_CACHE_DIR")
     if named:
@@ -44,7 +44,7 @@ def wanted_root() -> Path:
     return Path(shared, "weft")
 
 
-def known_roots() -> set[Path]:
+def all_roots() -> set[Path]:
     """Return every cache folder that this process has used, temporary ones included."""
     return _seen
 
@@ -80,7 +80,7 @@ def replace(root: Path, used: Path | None, error: OSError) -> Path:
             raise CompilerUnavailable("core.cachedir", text, remedy=remedy) from error
         _seen.add(made)
         _replacements[root] = made
-    tell(
+    notify(
         f"[cache] {root} cannot be used ({reason}): what is compiled is kept for this process "
         f"alone\n  What to do: {remedy}"
     )
@@ -122,7 +122,7 @@ def secure(folder: Path, *, link: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def working(place: Path) -> Iterator[Path]:
+def working_folder(place: Path) -> Iterator[Path]:
     """Keep what is made in a folder from being swept; the first time, sweep what was left there."""
     lock = _open_locked(place, sweeps=place not in _swept)
     _swept.add(place)

@@ -17,7 +17,7 @@ from typing import Any, get_origin
 
 from weft_core.arguments import check, hints_of
 from weft_core.errors import UnknownSetting
-from weft_core.events import tell
+from weft_core.events import notify
 
 
 @cache
@@ -34,7 +34,7 @@ def environment_flag(name: str, default: bool = True) -> bool:
     """
     text = os.environ.get(name, "")
     if text not in ("", "0", "1"):
-        tell(f"[settings] {name}={text} is not read: it takes 0 or 1")
+        notify(f"[settings] {name}={text} is not read: it takes 0 or 1")
     return {"0": False, "1": True}.get(text, default)
 
 

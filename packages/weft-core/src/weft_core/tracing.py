@@ -29,7 +29,7 @@ from weft_core.adapters import AdapterMode
 from weft_core.eager_error_probe import divides, may_raise
 from weft_core.errors import Unsupported
 from weft_core.launches import launches_recorded
-from weft_core.layouts import laid_out, unusual_results
+from weft_core.layouts import restride_as, unusual_results
 from weft_core.symnodes import SymbolTable, SymValue
 from weft_core.warnings_capture import suppress_warnings
 
@@ -216,7 +216,7 @@ class AtenRecorder(TorchDispatchMode):
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         known = unusual_results(func, args, kwargs)
         with self:
-            out = laid_out(self._decompositions[func](*args, **kwargs), known)
+            out = restride_as(self._decompositions[func](*args, **kwargs), known)
         return self._record(func, args, kwargs) if out is NotImplemented else out
 
     def _decompose_composite(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -299,7 +299,7 @@ def _concrete_sizes(func: Any, args: Any, kwargs: Any) -> list[int]:
 
 
 @contextlib.contextmanager
-def levels_kept() -> Iterator[None]:
+def preserve_transform_levels() -> Iterator[None]:
     """Leave the levels (vmap, grad, forward mode) that a graph which raises leaves open."""
     level, dual = functorch.maybe_current_level() or 0, forward_ad._current_level
     try:
@@ -343,7 +343,7 @@ class AtenTracer:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             stack.callback(torch.set_autocast_cache_enabled, cache)
-            stack.enter_context(levels_kept())
+            stack.enter_context(preserve_transform_levels())
             # A cast cached by weight would outlive the trace; CSE finds repeated casts anyway.
             torch.set_autocast_cache_enabled(False)
             stack.enter_context(self._fake_mode)

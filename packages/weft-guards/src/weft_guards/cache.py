@@ -17,7 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from weft_core.errors import RecompileLimit
-from weft_core.events import counters, enabled, logger, tell
+from weft_core.events import counters, enabled, logger, notify
 
 from weft_guards.check import Check, describe_check
 from weft_guards.config import settings
@@ -139,7 +139,7 @@ class CodeCache:
 
     def add(self, check: Check, code: CodeType, guards: Iterable[Guard]) -> CacheEntry:
         """Add an entry in front; it is evicted when an object its guards name dies."""
-        self.policy.keep()
+        self.policy.store_profile()
         entry = CacheEntry(check, code, tuple(guards))
         here, there = weakref.ref(self), weakref.ref(entry)
 
@@ -151,8 +151,8 @@ class CodeCache:
                 cache._sweep()
 
         for guard in entry.guards:
-            for held in guard.held():
-                target = held.get()
+            for identity in guard.identities():
+                target = identity.get()
                 if target is None:
                     entry.dead = True
                 else:
@@ -224,7 +224,7 @@ class CodeCache:
         if fails:
             raise RecompileLimit(text)
         self.skip_reason = _LIMIT
-        tell(text)
+        notify(text)
         return False
 
     def reasons(

@@ -68,7 +68,9 @@ class DynamicPolicy:
                 self._new.add((source.expr(), rank, dim))
                 seen[dim] = None  # differed once: symbolic from now on
             changed = seen[dim] is None
-            wish = is_listed(source, dim) or self._decide(changed, marks.get(dim), parameter)
+            wish = is_dynamic_source(source, dim) or self._decide(
+                changed, marks.get(dim), parameter
+            )
             dims.append(wish and size not in (0, 1))
         return tuple(dims)
 
@@ -151,7 +153,9 @@ class DynamicPolicy:
         """
         changed = self._changed(source, value)
         fixed = settings.specialize_int or not (argument or changed)
-        wish = is_listed(source) or self._decide(changed, self.marks(source, value).get(0), fixed)
+        wish = is_dynamic_source(source) or self._decide(
+            changed, self.marks(source, value).get(0), fixed
+        )
         return wish and value not in (0, 1)
 
     def data_is_dynamic(self, source: Source, value: object, *, varies: bool = False) -> bool:
@@ -188,14 +192,14 @@ class DynamicPolicy:
         wanted = settings.automatic_dynamic_shapes and settings.automatic_dynamic_local_pgo
         return wanted and self.dynamic is None
 
-    def keep(self) -> None:
+    def store_profile(self) -> None:
         """Tell the profile what has varied; called when code was compiled with it symbolic."""
         if self._new and self.profile and self._is_automatic():
             self.profile.add(self._new)
         self._new.clear()
 
 
-def is_listed(source: Source, dim: int | None = None) -> bool:
+def is_dynamic_source(source: Source, dim: int | None = None) -> bool:
     """Say whether `config.dynamic_sources` names a number, or a dimension of a tensor."""
     listed = filter(None, map(str.strip, settings.dynamic_sources.split(",")))
     for pattern, only in re.findall(r"^(.+?)(?::(\d+))?$", "\n".join(listed), re.MULTILINE):

@@ -157,7 +157,7 @@ _SPELLINGS = (
 )
 
 
-def in_program(source: Source) -> str:
+def program_expr(source: Source) -> str:
     """Return a source as the program writes it: `self.blocks[0].weight`, not its dicts."""
     text = source.expr()
     for printed, written in _SPELLINGS:
@@ -197,4 +197,4 @@ def fix_for(guard: Guard, what: str, old: str) -> str:
         fix = next((row[1] for row in _TENSOR_FIXES if what.startswith(row[0])), None)
     if guard.kind == "CONST" and type(guard.payload) not in (int, float):
         fix = None
-    return "" if fix is None else fix(in_program(guard.source), what, old)
+    return "" if fix is None else fix(program_expr(guard.source), what, old)

@@ -35,17 +35,19 @@ Test = Callable[[Sequence[str], Any, Bind], str]
 
 
 def _test_type(x: Sequence[str], cls: WeakIdentity, bind: Bind) -> str:
-    return f"type({x[0]}) is {_held(cls, bind)}"
+    return f"type({x[0]}) is {_identity_text(cls, bind)}"
 
 
-def _test_id(x: Sequence[str], held: WeakIdentity, bind: Bind) -> str:
+def _test_id(x: Sequence[str], identity: WeakIdentity, bind: Bind) -> str:
     # A dead reference gives None, and the value may be None by now.
-    return f"{x[0]} is {_held(held, bind)}{'' if held.immortal else ' is not None'}"
+    return (
+        f"{x[0]} is {_identity_text(identity, bind)}{'' if identity.immortal else ' is not None'}"
+    )
 
 
-def _held(held: WeakIdentity, bind: Bind) -> str:
+def _identity_text(identity: WeakIdentity, bind: Bind) -> str:
     """Name an object, or the call that gets it from its weak reference."""
-    return f"{bind.const(held.handle)}{'' if held.immortal else '()'}"
+    return f"{bind.const(identity.handle)}{'' if identity.immortal else '()'}"
 
 
 def _test_const(x: Sequence[str], value: Any, bind: Bind) -> str:
@@ -208,15 +210,15 @@ class Guard:
             return (DictSource(self.source),)
         return (self.source,)
 
-    def held(self) -> list[WeakIdentity]:
+    def identities(self) -> list[WeakIdentity]:
         """Return the objects whose death makes this guard fail for ever."""
         payload = self.payload
         root = self.source if self.source.base is None else self.source.base
         if isinstance(root, ProgramSource):
-            payload = root.held
+            payload = root.identity
         if isinstance(payload, TensorSpec):
             payload = payload.cls
-        found = payload.held if isinstance(payload, DictKeys) else [payload]
+        found = payload.identities if isinstance(payload, DictKeys) else [payload]
         return [one for one in found if isinstance(one, WeakIdentity) and not one.immortal]
 
     def __str__(self) -> str:

@@ -108,8 +108,8 @@ def _fetch_item(asm: Assembler, source: src.ItemSource) -> Row:
 
 
 def _fetch_program(asm: Assembler, source: src.ProgramSource) -> Row:
-    held: WeakIdentity = source.held
-    return (asm.code.CONST if held.immortal else asm.code.REF, 0, 0, held.handle)
+    identity: WeakIdentity = source.identity
+    return (asm.code.CONST if identity.immortal else asm.code.REF, 0, 0, identity.handle)
 
 
 def _fetch_attr(asm: Assembler, source: src.AttrSource) -> Row:
@@ -146,9 +146,9 @@ def _identity(strong: str, weak: str) -> Callable[[Assembler, Guard], list[Row]]
     """Test for an object that lives for ever, or by a weak reference to it."""
 
     def rows(asm: Assembler, guard: Guard) -> list[Row]:
-        held: WeakIdentity = guard.payload
-        code: int = getattr(asm.code, strong if held.immortal else weak)
-        return [(code, asm.fetch(guard.source), 0, held.handle)]
+        identity: WeakIdentity = guard.payload
+        code: int = getattr(asm.code, strong if identity.immortal else weak)
+        return [(code, asm.fetch(guard.source), 0, identity.handle)]
 
     return rows
 
@@ -194,7 +194,7 @@ def _test_grad_mode(asm: Assembler, guard: Guard) -> list[Row]:
 def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
     use: ClassUse = guard.payload
     source = guard.source
-    if not isinstance(source, src.ProgramSource) or (cls := source.held.get()) is None:
+    if not isinstance(source, src.ProgramSource) or (cls := source.identity.get()) is None:
         raise NotNative
     by_version = any(isinstance(wanted, int) for _, wanted in use.names)  # nothing else can tell
     if by_version and not use.version:
@@ -205,7 +205,7 @@ def _test_class(asm: Assembler, guard: Guard) -> list[Row]:
 
 def _test_namespace(asm: Assembler, guard: Guard) -> list[Row]:
     source = guard.source
-    if not isinstance(source, src.ProgramSource) or (module := source.held.get()) is None:
+    if not isinstance(source, src.ProgramSource) or (module := source.identity.get()) is None:
         raise NotNative
     test = partial(guard.payload.holds, module)
     return [(asm.code.NAMESPACE, 0, 0, (vars(module), test))]

@@ -227,9 +227,9 @@ class DictKeys:
         return DictKeys(tuple(map(_key, keys)))
 
     @property
-    def held(self) -> list[WeakIdentity]:
+    def identities(self) -> list[WeakIdentity]:
         """The keys, and what tuples among them hold, that are recognised by identity."""
-        return list(_held(self.keys))
+        return list(_identities_in(self.keys))
 
     def holds(self, keys: Iterable[Any]) -> bool:
         """Say whether keys are the ones seen: values by value and type, others by `is`."""
@@ -253,12 +253,12 @@ def _is_key(now: Any, then: Any) -> bool:
     return same_constant(now, then)
 
 
-def _held(keys: tuple[Any, ...]) -> Iterator[WeakIdentity]:
+def _identities_in(keys: tuple[Any, ...]) -> Iterator[WeakIdentity]:
     for key in keys:
         if isinstance(key, WeakIdentity):
             yield key
         elif type(key) is tuple:
-            yield from _held(key)
+            yield from _identities_in(key)
 
 
 _dict_of: Any = type.__dict__["__dict__"].__get__

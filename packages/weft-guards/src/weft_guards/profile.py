@@ -16,7 +16,7 @@ from typing import Any
 
 from weft_core import cachedir
 from weft_core.errors import CompilerUnavailable
-from weft_core.events import logger, tell
+from weft_core.events import logger, notify
 
 from weft_guards.sources import is_literal
 
@@ -47,7 +47,7 @@ class Profile:
             what = ", ".join(sorted(map(_text, found)))
             text = f"[profile] {self.name}: varied in an earlier process, so symbolic: {what}"
             remedy = f"remove {path}, or set WEFT_PGO=0; `python -m weft cache clear` removes all"
-            tell(f"{text}\n  To compile it static first: {remedy}", quiet=True)
+            notify(f"{text}\n  To compile it static first: {remedy}", quiet=True)
             _log.info("%s\n  To compile it static first: %s", text, remedy)
         return found
 
@@ -56,7 +56,7 @@ class Profile:
         try:
             path = self._path()
             merged = sorted(_read(path) | set(facts), key=repr)
-            cachedir.keep(path, json.dumps(merged).encode())
+            cachedir.try_write(path, json.dumps(merged).encode())
             _written.add(path)
         except (OSError, CompilerUnavailable) as error:
             _log.info("%s: what varies was not kept: %s", self.name, error)

@@ -198,7 +198,7 @@ def _payload(guard: Guard) -> Any:
     if guard.kind == "CLASS":
         cls: Any = guard.source
         names = [name for name, _ in guard.payload.names]
-        return tuple((name, _member(find_in_class(cls.held.get(), name))) for name in names)
+        return tuple((name, _member(find_in_class(cls.identity.get(), name))) for name in names)
     if guard.kind == "NAMESPACE":
         return tuple((name, _kind_and_place(of())) for name, of in guard.payload.names)
     seen = guard.payload.get() if guard.kind == "ID" else None

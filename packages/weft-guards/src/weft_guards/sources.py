@@ -247,10 +247,10 @@ class TorchStateSource(RootSource):
 class ProgramSource(RootSource):
     """A class or function of the program, by weak reference: None once it is gone."""
 
-    held: Any  # payloads.WeakIdentity
+    identity: Any  # payloads.WeakIdentity
 
     def render(self, base: str, names: Names) -> str:
-        return str(self.held) if names is PRINTED else f"{names.const(self.held.get)}()"
+        return str(self.identity) if names is PRINTED else f"{names.const(self.identity.get)}()"
 
 
 # ---- read from another source

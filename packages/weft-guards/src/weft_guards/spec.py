@@ -16,7 +16,7 @@ import torch
 from weft_core.errors import InvalidOption
 
 from weft_guards.dimension_marks import Kind, Mark
-from weft_guards.explain import in_program
+from weft_guards.explain import program_expr
 from weft_guards.sources import Source
 
 _STARRED: dict[Any, str] = {
@@ -78,7 +78,7 @@ class ShapesSpec:
         Raises:
             InvalidOption: when the spec has another number of dimensions or other sizes.
         """
-        name = in_program(source)
+        name = program_expr(source)
         if isinstance(value, int):
             return {0: self._mark(name, value)}
         said = sum(place.rpartition("[")[0] == name for place in self._marks)

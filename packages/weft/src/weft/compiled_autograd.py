@@ -25,8 +25,8 @@ from weft_compiled_autograd import (
     disable,
     enable_everywhere,
     is_enabled,
+    op_only_inputs,
     runs_user_code,
-    taken_inputs,
 )
 from weft_compiled_autograd import enable as enable_compiler
 from weft_core.arguments import checked
@@ -46,7 +46,7 @@ class _CapturedBackward:
 
     def __init__(self, module: GraphModule, request: pipeline.Request) -> None:
         self.module = module
-        self.taken = taken_inputs(module)
+        self.taken = op_only_inputs(module)
         self.backend = pipeline.graph_compiler(request)
         self.graphs = 0
         self.inputs: list[Any] = []

@@ -46,7 +46,7 @@ def split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
         compile_one: (module, example inputs) -> callable on the inputs.
     """
     if not is_used(gm):
-        return _Piece(gm, compile_one).run
+        return _CompiledPiece(gm, compile_one).run
     root = torch.nn.Module()
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -59,11 +59,11 @@ def split(gm: fx.GraphModule, compile_one: CompileOne) -> Compiled:
         else:
             if pending:
                 piece = control.extract_subgraph(gm, pending)
-                piece.call(graph, _Piece(piece.module, compile_one).run, copies)
+                piece.call(graph, _CompiledPiece(piece.module, compile_one).run, copies)
                 pending.clear()
             if node.op == "get_attr":
                 branch = getattr(gm, str(node.target))
-                setattr(root, str(node.target), _Branch(split(branch, compile_one)))
+                setattr(root, str(node.target), _CompiledBranch(split(branch, compile_one)))
             copies[node] = graph.node_copy(node, copies.__getitem__)
     return fx.GraphModule(root, graph).forward
 
@@ -77,7 +77,7 @@ def _stays(node: fx.Node) -> bool:
     return node.target in control.TARGETS or node.target in _MODES
 
 
-class _Branch(torch.nn.Module):
+class _CompiledBranch(torch.nn.Module):
     """A branch as a submodule, which is what a graph can name."""
 
     def __init__(self, run: Compiled) -> None:
@@ -85,7 +85,7 @@ class _Branch(torch.nn.Module):
         self.forward = run
 
 
-class _Piece:
+class _CompiledPiece:
     """A graph that is compiled for each kind of inputs it meets."""
 
     def __init__(self, module: fx.GraphModule, compile_one: CompileOne) -> None:

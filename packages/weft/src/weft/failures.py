@@ -46,13 +46,13 @@ def compile_or_fallback(
     try:
         return compile_graph()
     except CompilerUnavailable as error:
-        events.tell(f"{error}\n  Until then compiled functions run eagerly.", eager=True)
+        events.notify(f"{error}\n  Until then compiled functions run eagerly.", eager=True)
     except Exception as error:
         report = _report(error, gm)
         if umbrella.on_compile_error == "raise":
             raise report from error
         text = f"{report}\n  The graph runs eagerly (config.on_compile_error)."
-        events.tell(text, eager=True)
+        events.notify(text, eager=True)
     events.counters["stats"]["eager_fallbacks"] += 1
     return gm.forward
 

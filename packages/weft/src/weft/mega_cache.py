@@ -63,7 +63,7 @@ def load_cache_artifacts(artifacts: bytes | bytearray | memoryview) -> CacheInfo
         folder, _, file = name.partition("/")
         path = cachedir.cache_dir(folder) / file
         if cachedir.read_checked(path) is None:
-            cachedir.keep(path, payload)
+            cachedir.try_write(path, payload)
     return CacheInfo(tuple(payloads))
 
 

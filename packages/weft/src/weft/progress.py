@@ -22,7 +22,7 @@ _CLEAR = "\r\x1b[K"
 _active = threading.Lock()
 
 
-def wanted() -> bool:
+def is_shown() -> bool:
     """Say whether progress is to be shown: `config.progress`, or else when stderr is a terminal."""
     if umbrella.progress is not None:
         return umbrella.progress
@@ -39,7 +39,7 @@ def stage(name: str, detail: str = "") -> Iterator[None]:
     """
     with events.span(name, detail):
         # One line is enough: nested stages and other threads leave it to the outermost.
-        if not wanted() or not _active.acquire(blocking=False):
+        if not is_shown() or not _active.acquire(blocking=False):
             yield
             return
         done = threading.Event()

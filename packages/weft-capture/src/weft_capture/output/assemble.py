@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 from torch.fx import GraphModule, Node
-from weft_core.tracing import levels_kept
+from weft_core.tracing import preserve_transform_levels
 from weft_guards import call_with
 from weft_guards.sources import ClosureSource, LocalSource
 
@@ -241,7 +241,9 @@ class Assembly:
         # What the backend made is no program to capture: it runs with the hook off.
         target = functools.partial(hook.run, None, boxed or compiled)
         if any(node.target in LEVELS for node in self.tx.graph.graph.nodes):
-            target = functools.partial(levels_kept()(hook.run), None, boxed or compiled)
+            target = functools.partial(
+                preserve_transform_levels()(hook.run), None, boxed or compiled
+            )
         if has_checks(self.tx.graph):
             devices = devices_of(self.tx.graph.graph.nodes)
             target = functools.partial(run_checked, target, devices)

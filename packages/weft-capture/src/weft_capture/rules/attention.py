@@ -128,6 +128,6 @@ def _attend_densely(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
     tensors = [given.pop(name, NONE) for name in _NAMES[:3]]
     scale, rest = given.pop("scale", NONE), [*given.values()]
     plain = all(isinstance(one, Constant) and not one.value for one in rest)
-    if plain and jagged_attention.takes(*(getattr(one, "fake", None) for one in tensors)):
+    if plain and jagged_attention.supports(*(getattr(one, "fake", None) for one in tensors)):
         return tx.graph.emit("call_function", jagged_attention.attend, [*tensors, scale], {})
     return tx.graph.emit("call_function", _DENSE, list(args), kwargs)

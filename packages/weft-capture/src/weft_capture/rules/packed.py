@@ -82,7 +82,7 @@ def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value
         raise Break("op-failed", "packing other sequences than there are")
     given = [input, tx.literal(counts), batch_first]
     data = tx.graph.emit("call_function", packed_sequence.pack, given, {})
-    return tx.tuple_of([data, _tensor(tx, packed_sequence.steps_of(counts))])
+    return tx.tuple_of([data, _tensor(tx, packed_sequence.batch_sizes_of(counts))])
 
 
 @rule(torch._pad_packed_sequence)
@@ -95,7 +95,7 @@ def _pad(
         raise Break("op-failed", "unpacking other sequences than there are")
     arguments = [data, tx.literal(sizes), batch_first, padding_value, total_length]
     padded = tx.graph.emit("call_function", packed_sequence.pad, arguments, {})
-    return tx.tuple_of([padded, _tensor(tx, packed_sequence.steps_of(sizes))])
+    return tx.tuple_of([padded, _tensor(tx, packed_sequence.batch_sizes_of(sizes))])
 
 
 @rule(rnn.invert_permutation)

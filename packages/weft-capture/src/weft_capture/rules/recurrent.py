@@ -29,7 +29,7 @@ def _check_steps(tx: Tracer, function: Any, args: tuple[Value, ...]) -> None:
     x, layers, both, turned = args[0].example(), *(args[at].as_constant() for at in (4, 7, 8))
     if function is torch.lstm:
         examples = ([one.example() for one in args[at].unpack(tx)] for at in (1, 2))
-        if lstm.takes(x, *examples):
+        if lstm.supports(x, *examples):
             return
     length: Any = x.shape[1 if turned and x.dim() == 3 else 0]
     varies = isinstance(length, torch.SymInt) and length.node.maybe_as_int() is None

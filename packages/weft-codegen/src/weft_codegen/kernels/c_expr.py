@@ -14,7 +14,7 @@ import torch
 from weft_codegen.config import settings
 from weft_codegen.kernels.c_types import C_TYPES, convert, literal, wrap
 from weft_codegen.kernels.exprs import ExprWriter, division, rounds
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
+from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read, walk
 from weft_codegen.loops.index import (
     Atom,
     ComputedIndex,
@@ -47,7 +47,7 @@ class CExprWriter(ExprWriter):
     def _always_named(self, node: Expr, chosen: bool) -> bool:
         if isinstance(node, Load):
             return chosen and node.mask is None and not any(node.children)
-        return isinstance(node, Op) and OPS[node.name].cost >= COSTLY
+        return isinstance(node, Apply) and OPS[node.name].cost >= COSTLY
 
     def _declaration(self, node: Expr, name: str, text: str) -> str:
         return f"const {C_TYPES[node.dtype].value} {name} = {text};"
@@ -95,7 +95,7 @@ class CExprWriter(ExprWriter):
     def _read(self, node: Read) -> str:
         return self.local(node.local, node.index)
 
-    def _op(self, node: Op) -> str:
+    def _apply(self, node: Apply) -> str:
         args = [self.text(arg) for arg in node.args]
         if node.name == "where":
             return f"({args[0]} ? {args[1]} : {args[2]})"
@@ -115,6 +115,6 @@ def _from_bool(place: Expr) -> bool:
 
 
 def _two_valued(node: Expr) -> bool:
-    if isinstance(node, Op) and node.name == "where":
+    if isinstance(node, Apply) and node.name == "where":
         return not any(isinstance(inner, Load) for inner in walk(*node.args[1:]))
     return isinstance(node, Read) or (isinstance(node, Cast) and node.arg.dtype is torch.bool)

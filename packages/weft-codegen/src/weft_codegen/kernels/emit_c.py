@@ -28,7 +28,7 @@ from weft_codegen.kernels.exprs import locals_of
 from weft_codegen.kernels.simd import collides
 from weft_codegen.kernels.toolchain import last_level_cache
 from weft_codegen.loops import program as ir
-from weft_codegen.loops.expr import Expr, Local, Op, walk
+from weft_codegen.loops.expr import Apply, Expr, Local, walk
 from weft_codegen.loops.index import IndexExpr, const, product
 from weft_codegen.loops.ops import OPS
 from weft_codegen.loops.printer import kernel_text
@@ -92,7 +92,7 @@ def work_of(body: Sequence[ir.Stmt]) -> IndexExpr:
 
 
 def _cost(node: Expr) -> int:
-    return OPS[node.name].cost if isinstance(node, Op) else 1
+    return OPS[node.name].cost if isinstance(node, Apply) else 1
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weft_codegen.kernels.c_types import HALVES
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Local, Op, Read, walk
+from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Local, Read, walk
 from weft_codegen.loops.index import Atom, ComputedIndex, Pair, nonnegative
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
 
@@ -75,7 +75,7 @@ class ExprWriter:
     def define(self, *roots: Expr) -> Iterator[str]:
         """Declarations of the values under `roots` that deserve a name."""
         nodes = list(walk(*roots))
-        selects = (node for node in nodes if isinstance(node, Op) and node.name == "where")
+        selects = (node for node in nodes if isinstance(node, Apply) and node.name == "where")
         chosen = set(walk(*(arm for node in selects for arm in node.args[1:])))
         for node in nodes:
             if node in self._names or isinstance(node, Const | Read | Index) or rounds(node):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_codegen.kernels.exprs import reads_of
-from weft_codegen.loops.expr import Load, Local, Op, index_value, walk
+from weft_codegen.loops.expr import Apply, Load, Local, index_value, walk
 from weft_codegen.loops.index import ONE, Axis, ComputedIndex, IndexExpr, atoms
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.steps import are_distinct, coefficient
@@ -145,7 +145,9 @@ def adds_rows(loop: Loop) -> bool:
     loads = [x.index for x in nodes if isinstance(x, Load) and depends_on(x.index, inner.axis)]
     if not all(walks(where, inner.axis) for where in loads):
         return False  # gcc 12 needs minutes for such rows
-    if any(x.dtype is torch.float16 or (isinstance(x, Op) and x.name == "product") for x in nodes):
+    if any(
+        x.dtype is torch.float16 or (isinstance(x, Apply) and x.name == "product") for x in nodes
+    ):
         return False
     return len(nodes) <= _CHEAP and all(
         isinstance(stmt, Reduce)

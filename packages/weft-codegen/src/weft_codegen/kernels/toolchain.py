@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft_core.errors import CompilerNotFound, CompilerUnavailable
-from weft_core.events import tell
+from weft_core.events import notify
 
 CANDIDATES = ("cc", "gcc", "clang")
 _COMMON = (
@@ -88,7 +88,7 @@ def _find(wanted: str, search: str) -> Toolchain:
         if program is not None:
             if wanted.strip() and command not in named:
                 why = f"{named[0][0]!r} is no program" if named else "it is no command line"
-                tell(f"[compiler] CC={wanted} is not used, since {why}: {program} is, instead")
+                notify(f"[compiler] CC={wanted} is not used, since {why}: {program} is, instead")
             return _toolchain((program, *command[1:]))
     raise CompilerNotFound([command[0] for command in named] + list(CANDIDATES))
 

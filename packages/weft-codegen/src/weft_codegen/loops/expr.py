@@ -8,7 +8,7 @@ printing, interpretation, C and Triton alike:
          | Index(index, dtype)                   an index expression used as a number
          | Load(buffer, index, dtype, mask)      an element of a buffer; 0 where mask is false
          | Read(local, index, dtype)             an element of a local (index 0 for a scalar)
-         | Op(name, args, dtype)                 a row of OPS
+         | Apply(name, args, dtype)                 a row of OPS
          | Cast(arg, dtype)                      C-like conversion; float to bool is `!= 0`
 
 Arithmetic never happens in bfloat16 or float16: the lowering casts loads to float32 and the value
@@ -170,7 +170,7 @@ class Read(Expr):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Op(Expr):
+class Apply(Expr):
     """A row of OPS applied to `args`."""
 
     name: str
@@ -279,7 +279,7 @@ def apply(name: str, *args: Expr) -> Expr:
         raise ValueError(f"{name} takes {row.arity} operands, got {len(args)}")
     dtype = row.dtype(*(arg.dtype for arg in args))
     folded = _fold(name, args)
-    return folded if folded is not None else _make(Op, dtype, name, args)
+    return folded if folded is not None else _make(Apply, dtype, name, args)
 
 
 # Identities that hold for every operand, nan and -0.0 included: (op, operand position, constant).
@@ -369,7 +369,7 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 
 def cost(nodes: Iterable[Expr], load: int = 0) -> int:
     """Rough cost of computing these nodes once, in float additions; a load costs `load`."""
-    prices = {Op: lambda node: OPS[node.name].cost, Load: lambda node: load}
+    prices = {Apply: lambda node: OPS[node.name].cost, Load: lambda node: load}
     return sum(prices[type(node)](node) for node in nodes if type(node) in prices)
 
 
@@ -418,7 +418,7 @@ def node_text(node: Expr, text: Any) -> str:
         return element_text(node.local, node.index)
     if isinstance(node, Cast):
         return f"{dtype_text(node.dtype)}({text(node.arg)})"
-    assert isinstance(node, Op)
+    assert isinstance(node, Apply)
     args = [text(arg) for arg in node.args]
     template = OPS[node.name].c
     if "_{t}" in template:

@@ -14,7 +14,7 @@ import torch
 
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.evaluate import evaluate
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read, walk
+from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read, walk
 from weft_codegen.loops.index import Atom, Axis, ComputedIndex, IndexExpr
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 
@@ -243,7 +243,7 @@ class KernelRun:
             return self._read(node.local, node.index)
         if isinstance(node, Cast):
             return self._value(node.arg, seen).to(node.dtype)
-        assert isinstance(node, Op)
+        assert isinstance(node, Apply)
         args = [self._value(arg, seen) for arg in node.args]
         result = OPS[node.name].reference(*args)
         assert result.dtype is node.dtype, f"{node.name}: {result.dtype} is not {node.dtype}"

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from weft_codegen.loops.evaluate import substitute
 from weft_codegen.loops.expr import (
+    Apply,
     Cast,
     Expr,
     Index,
     Load,
     Local,
-    Op,
     Read,
     apply,
     cast,
@@ -63,7 +63,7 @@ class Rewriter:
         return found
 
     def _rebuild(self, node: Expr) -> Expr:
-        if isinstance(node, Op):
+        if isinstance(node, Apply):
             args = tuple(self(arg) for arg in node.args)
             same = all(a is b for a, b in zip(args, node.args, strict=True))
             return node if same else apply(node.name, *args)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from weft_codegen.loops import program as ir
-from weft_codegen.loops.expr import Cast, Const, Expr, Load, Local, Op, Read, expr_text, walk
+from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Load, Local, Read, expr_text, walk
 from weft_codegen.loops.index import Axis, IndexExpr, Size, atoms
 from weft_codegen.loops.ops import OPS, REDUCTIONS
 
@@ -137,7 +137,7 @@ def _verify_expr(root: Expr, scope: _Scope, stored: dict[str, ir.Store]) -> None
     for node in walk(root):
         for where in node.indices:
             _verify_index(where, scope)
-        if isinstance(node, Op):
+        if isinstance(node, Apply):
             dtype = OPS[node.name].dtype(*(arg.dtype for arg in node.args))
             _verify_dtype(node, dtype, place)
         elif isinstance(node, Load):

@@ -9,7 +9,7 @@ import torch
 from weft_core.errors import WeftError
 
 from weft_codegen.kernels.exprs import ExprWriter, division
-from weft_codegen.loops.expr import Cast, Const, Expr, Index, Load, Local, Op, Read
+from weft_codegen.loops.expr import Apply, Cast, Const, Expr, Index, Load, Local, Read
 from weft_codegen.loops.index import (
     Atom,
     Axis,
@@ -134,7 +134,7 @@ class ValueWriter(ExprWriter):
         self.check_row_index(node.local, node.index)
         return node.local.name
 
-    def _op(self, node: Op) -> str:
+    def _apply(self, node: Apply) -> str:
         return OPS[node.name].triton.format(*(self.text(arg) for arg in node.args))
 
     def _cast(self, node: Cast) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from weft_codegen.loops.expr import (
+    Apply,
     Const,
     Expr,
-    Op,
     apply,
     cast,
     compute_dtype,
@@ -51,10 +51,10 @@ def reduced_dims(dims: Any, rank: int) -> list[int]:
 
 def _is_hit(node: Expr, over: Axis) -> bool:
     """Whether `node` is where(over == place, value, 0): zero but at one place along `over`."""
-    if not isinstance(node, Op) or node.name != "where" or over in node.args[1].axes:
+    if not isinstance(node, Apply) or node.name != "where" or over in node.args[1].axes:
         return False
     condition, _, rest = node.args
-    if not isinstance(condition, Op) or condition.name != "eq" or not isinstance(rest, Const):
+    if not isinstance(condition, Apply) or condition.name != "eq" or not isinstance(rest, Const):
         return False
     left, right = (index_of(arg) for arg in condition.args)
     if left is None or right is None or rest.value or over in condition.args[1].axes:
@@ -68,12 +68,12 @@ def _one_hot_sum(value: Expr, over: Axis) -> Expr | None:
     The other terms are zero times the rest, which is nan where that is nan or infinite.
     """
     factor = value
-    while isinstance(factor, Op) and factor.name == "mul":
+    while isinstance(factor, Apply) and factor.name == "mul":
         left, right = factor.args
         if over in left.axes and over in right.axes:
             return None
         factor = left if over in left.axes else right
-    if not isinstance(factor, Op) or not _is_hit(factor, over):
+    if not isinstance(factor, Apply) or not _is_hit(factor, over):
         return None
 
     def replaced(part: Expr) -> Expr:

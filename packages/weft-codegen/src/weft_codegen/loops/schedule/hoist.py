@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft_codegen.loops.expr import Expr, Load, Local, Op, Read, cost, read, walk
+from weft_codegen.loops.expr import Apply, Expr, Load, Local, Read, cost, read, walk
 from weft_codegen.loops.index import ZERO, Axis, nonnegative
 from weft_codegen.loops.program import Reduce, Set, Stmt, Store, stmt_exprs
 from weft_codegen.loops.rewrite import Rewriter
@@ -32,7 +32,7 @@ def hoist(
     def leaf(node: Expr) -> Expr | None:
         if node in moved:
             return moved[node]
-        if isinstance(node, Op) and not node.axes & varying and cost(walk(node)) > _WORTH:
+        if isinstance(node, Apply) and not node.axes & varying and cost(walk(node)) > _WORTH:
             parts = list(walk(node))
             if running & {part.local for part in parts if isinstance(part, Read)}:
                 return None  # a scan's result so far

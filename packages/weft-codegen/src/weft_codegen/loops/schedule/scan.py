@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Local, Op, Read, read, walk
+from weft_codegen.loops.expr import Apply, Expr, Local, Read, read, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, axis, const
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, stmt_exprs
 from weft_codegen.loops.rewrite import Rewriter
@@ -33,7 +33,7 @@ def scan_parts(
     exprs = [expr for stmt in statements for expr in stmt_exprs(stmt)]
     reads = {node.local for node in walk(*exprs) if isinstance(node, Read)}
     scans = [stmt for stmt in statements if isinstance(stmt, Reduce) and stmt.targets[0] in reads]
-    if not scans or not any(isinstance(node, Op) for node in walk(*exprs)):
+    if not scans or not any(isinstance(node, Apply) for node in walk(*exprs)):
         return (Loop(loop, tuple(statements), notes=notes),)
     size = min(loop.extent.value or _BLOCK, _BLOCK) if loop.extent.is_const else _BLOCK
     cut = blocked(loop, size, "scan")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft_codegen.loops.evaluate import substitute
-from weft_codegen.loops.expr import Op, index_of, walk
+from weft_codegen.loops.expr import Apply, index_of, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, axis, nonnegative, upper
 from weft_codegen.loops.program import Loop, Reduce, Set, Stmt, statements, stmt_exprs
 from weft_codegen.loops.rewrite import Rewriter
@@ -45,7 +45,7 @@ def _cuts(loop: Loop) -> list[int]:
     found: set[int] = set()
     exprs = tuple(e for stmt in statements(loop.body) for e in stmt_exprs(stmt))
     for node in walk(*exprs):
-        if isinstance(node, Op) and node.name in ("lt", "ge", "eq"):
+        if isinstance(node, Apply) and node.name in ("lt", "ge", "eq"):
             difference = _difference(node)
             found.update(_cut(difference, loop.axis))
             if node.name == "eq" and difference is not None:
@@ -54,7 +54,7 @@ def _cuts(loop: Loop) -> list[int]:
     return inside if len(inside) <= _MOST_CUTS else []
 
 
-def _difference(node: Op) -> IndexExpr | None:
+def _difference(node: Apply) -> IndexExpr | None:
     sides = [index_of(arg) for arg in node.args]
     if sides[0] is None or sides[1] is None:
         return None

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Op, load, where
+from weft_codegen.loops.expr import Apply, Expr, load, where
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, const, product
 from weft_codegen.loops.lower.masking import masked, within
 from weft_codegen.loops.lower.values import contiguous_strides
@@ -133,4 +133,4 @@ def _cut_for_gpu(item: Compute, axes: tuple[Axis, ...], kept: int) -> tuple[Axis
 
 
 def _is_product(item: Compute) -> bool:
-    return any(isinstance(value, Op) and value.name == "product" for value in item.values)
+    return any(isinstance(value, Apply) and value.name == "product" for value in item.values)
