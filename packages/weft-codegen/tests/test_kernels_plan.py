@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_programs import F32, buffer, pointwise, program
-from weft_codegen.kernels.plan import LARGE, Place, make_plan
+from weft_codegen.kernels.plan import LARGE, Allocation, make_plan
 from weft_codegen.loops.expr import apply, constant, load
 from weft_codegen.loops.index import axis, size
 from weft_codegen.loops.program import Alias, Kernel, Launch, Program
@@ -37,7 +37,7 @@ def _chains(draw: st.DrawFn) -> Program:
 @settings(max_examples=60, deadline=None)
 def test_live_buffers_do_not_overlap(made: Program) -> None:
     plan = make_plan(made, frozenset())
-    scratch = [name for name, place in plan.place.items() if place is Place.SCRATCH]
+    scratch = [name for name, place in plan.allocation.items() if place is Allocation.SCRATCH]
     first = {step.buffers[1]: k for k, step in enumerate(made.steps) if isinstance(step, Launch)}
     for a in scratch:
         for b in scratch:
@@ -51,7 +51,7 @@ def test_live_buffers_do_not_overlap(made: Program) -> None:
 def test_a_chain_needs_two_buffers() -> None:
     plan = make_plan(_chain([1024] * 10, list(range(10))), frozenset())
     assert plan.fixed == 2 * 4096
-    assert plan.place["b10"] is Place.OWNED
+    assert plan.allocation["b10"] is Allocation.OWNED
 
 
 def test_a_kernel_may_write_over_an_input_that_dies() -> None:
@@ -72,7 +72,7 @@ def test_a_view_keeps_its_root_alive() -> None:
     plan = make_plan(program(buffers, ["x"], steps, ["y", "b"], _double()), frozenset())
     assert plan.root["view"] == "a"
     assert plan.last["a"] == 3
-    assert plan.place["b"] is Place.OWNED
+    assert plan.allocation["b"] is Allocation.OWNED
 
 
 def test_large_temporaries_and_those_of_unknown_size_are_tensors() -> None:
@@ -82,7 +82,7 @@ def test_large_temporaries_and_those_of_unknown_size_are_tensors() -> None:
         made = program(buffers, ["b0"], steps, ["b3"], _double(), sizes=("s0",))
         plan = make_plan(made, frozenset())
         assert plan.fixed == 0 and not plan.over
-        assert [plan.place[f"b{k}"] for k in (1, 2)] == [Place.OWNED] * 2
+        assert [plan.allocation[f"b{k}"] for k in (1, 2)] == [Allocation.OWNED] * 2
         assert [plan.last[f"b{k}"] for k in (1, 2)] == [1, 2]
 
 

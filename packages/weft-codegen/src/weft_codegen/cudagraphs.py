@@ -134,24 +134,24 @@ class CudaGraphRunner:
 
     def _find(self, args: list[Any]) -> _Recording | str:
         """A recording that fits `args`, or why there is none."""
-        stream, places = self._memory.stream(), [_place(x) for x in args]
+        stream, addresses = self._memory.stream(), [_address(x) for x in args]
         if self._seen is None:
-            self._seen = places
+            self._seen = addresses
             return "first-call"
         self._memory.home = stream if self._memory.home is None else self._memory.home
         if stream is None or stream != self._memory.home:
             return "another-stream"
         known = self._recording
-        if known is None or not self._memory.reclaim(known.number) or not known.fits(places):
+        if known is None or not self._memory.reclaim(known.number) or not known.fits(addresses):
             if not self._left:
                 return "recorded-too-often"
             self._left, self._recording = self._left - 1, None
             self._memory.lent = [lent for lent in self._memory.lent if lent.in_use()]
-            pairs = enumerate(zip(places, self._seen, strict=True))
+            pairs = enumerate(zip(addresses, self._seen, strict=True))
             self.copied |= {k for k, (now, before) in pairs if now != before} - self.written
-            self._seen = places
+            self._seen = addresses
             try:
-                known = self._recording = _Recording(self, self._memory, args, places)
+                known = self._recording = _Recording(self, self._memory, args, addresses)
             except Exception as error:  # what cannot be recorded may still run
                 _hints.info("%s", error)
                 self._left = 0
@@ -159,7 +159,7 @@ class CudaGraphRunner:
         return known
 
 
-def _place(x: Any) -> tuple[Any, ...]:
+def _address(x: Any) -> tuple[Any, ...]:
     return (x.data_ptr(), x.shape, x.stride()) if isinstance(x, Tensor) else (x,)
 
 
@@ -171,9 +171,14 @@ class _Recording:
     """One recorded run; it keeps copies of inputs, and the outputs, but no input itself."""
 
     def __init__(
-        self, owner: CudaGraphRunner, memory: CudaGraphPool, args: list[Any], places: list[Any]
+        self, owner: CudaGraphRunner, memory: CudaGraphPool, args: list[Any], addresses: list[Any]
     ) -> None:
-        self.owner, self.number, self.over, self._places = owner, next(_numbers), False, places
+        self.owner, self.number, self.over, self._addresses = (
+            owner,
+            next(_numbers),
+            False,
+            addresses,
+        )
         self._copies = {k: torch.empty_like(args[k]) for k in sorted(owner.copied)}
         inputs = [self._copies.get(k, value) for k, value in enumerate(args)]
         self._replay, outputs = memory.record(owner.run, inputs)
@@ -191,9 +196,9 @@ class _Recording:
                 self._makers.append((Tensor.detach, output, None))
                 self._lent.append((k, _storage(output), _uses(_storage(output))))
 
-    def fits(self, places: list[Any]) -> bool:
-        """Whether inputs at `places` are where this run reads them, or can be copied there."""
-        pairs = enumerate(zip(places, self._places, strict=True))
+    def fits(self, addresses: list[Any]) -> bool:
+        """Whether inputs at `addresses` are where this run reads them, or can be copied there."""
+        pairs = enumerate(zip(addresses, self._addresses, strict=True))
         return not self.over and all(
             now == known or (k in self._copies and now[1] == known[1]) for k, (now, known) in pairs
         )

@@ -125,7 +125,7 @@ class _Cutting:
         """The graph as runs of ops and single calls, in order."""
         for node in self.graph.nodes:
             if node.op not in ("placeholder", "output"):
-                self._place(node)
+                self._assign(node)
         parts: list[list[Node] | Node] = [*self.accesses]
         for stage in range(len(self.calls) + 1):
             if stage in self.ops:
@@ -133,7 +133,7 @@ class _Cutting:
             parts += self.calls[stage] if stage < len(self.calls) else []
         return parts
 
-    def _place(self, node: Node) -> None:
+    def _assign(self, node: Node) -> None:
         if is_effect(node):
             self.calls.append([node])
             self._after(node, len(self.calls))

@@ -126,10 +126,10 @@ class _Maker:
             )
         origin = {symbol.name: self.origin[symbol] for symbol in expr.free_symbols}
 
-        def place(name: re.Match[str]) -> str:
-            return _place(origin[name[0]], sources) if name[0] in origin else name[0]
+        def placeholder(name: re.Match[str]) -> str:
+            return _placeholder(origin[name[0]], sources) if name[0] in origin else name[0]
 
-        return re.sub(r"\b[A-Za-z_]\w*", place, PythonPrinter().doprint(expr))
+        return re.sub(r"\b[A-Za-z_]\w*", placeholder, PythonPrinter().doprint(expr))
 
     def _add(self, text: str, sources: list[Source]) -> None:
         guard = Guard(sources[0], "SHAPE", ShapeExpr(text, tuple(sources)))
@@ -141,7 +141,7 @@ class _Maker:
         if expr.is_Symbol and self.origin.get(expr) == source:
             return
         sources: list[Source] = []
-        left = _place(source, sources)
+        left = _placeholder(source, sources)
         self._add(f"{left} == {self._text(expr, sources)}", sources)
 
     def range(self, symbol: sympy.Symbol, bounds: Any) -> None:
@@ -164,7 +164,7 @@ class _Maker:
         self._add(text, sources)
 
 
-def _place(source: Source, sources: list[Source]) -> str:
+def _placeholder(source: Source, sources: list[Source]) -> str:
     """Return the placeholder of a source, which is added to the list when it is new."""
     if source not in sources:
         sources.append(source)

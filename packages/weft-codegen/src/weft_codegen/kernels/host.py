@@ -17,7 +17,7 @@ from weft_codegen.kernels import externs
 from weft_codegen.kernels.c_expr import index_c
 from weft_codegen.kernels.c_types import C_TYPES
 from weft_codegen.kernels.emit_c import KernelCode
-from weft_codegen.kernels.plan import ALIGN, MemoryPlan, Place
+from weft_codegen.kernels.plan import ALIGN, Allocation, MemoryPlan
 from weft_codegen.loops.index import ZERO, IndexExpr
 from weft_codegen.loops.lower.origins import by_line
 from weft_codegen.loops.program import (
@@ -28,7 +28,7 @@ from weft_codegen.loops.program import (
     Extern,
     Launch,
     Program,
-    size_places,
+    size_positions,
 )
 
 
@@ -63,7 +63,7 @@ class HostWriter:
         self._dying: dict[int, list[str]] = {}
         large = frozenset(_large_inputs(program))
         for name, root in plan.root.items():
-            if root in plan.last and (plan.place[root] is Place.OWNED or root in large):
+            if root in plan.last and (plan.allocation[root] is Allocation.OWNED or root in large):
                 self._dying.setdefault(plan.last[root], []).append(name)
 
     def text(self) -> str:
@@ -96,7 +96,7 @@ class HostWriter:
 
     def _bind_sizes(self) -> None:
         """Declare each size symbol."""
-        for name, (position, dim) in size_places(self._program).items():
+        for name, (position, dim) in size_positions(self._program).items():
             text = f"sizes[{position}]" if dim is None else f"weft_size(in[{position}], {dim})"
             self._line(f"const int64_t {name} = {text};")
 
@@ -166,7 +166,7 @@ class HostWriter:
         if root in self._pointers or root in self._handles:
             return
         buffer = self._program.buffers[root]
-        if self._plan.place[root] is Place.OWNED:
+        if self._plan.allocation[root] is Allocation.OWNED:
             over = self._plan.over.get(root)
             layout, slot = self._layout_arguments(buffer), self._slot(root)
             if over is None:
@@ -207,7 +207,7 @@ class HostWriter:
         root = self._plan.root[name]
         slot = self._slot(name)
         layout = self._layout_arguments(buffer)
-        if self._plan.place[root] is Place.SCRATCH:
+        if self._plan.allocation[root] is Allocation.SCRATCH:
             offset = self._offsets[name] * buffer.dtype.itemsize
             address = f"{self._scratch_address(root)} + {index_c(offset)}"
             self._check(
@@ -272,7 +272,7 @@ class HostWriter:
     def _release(self, position: int) -> None:
         """Drop tensors that no later step needs."""
         for name in self._dying.get(position, ()):
-            if self._plan.place.get(name) is Place.INPUT:
+            if self._plan.allocation.get(name) is Allocation.INPUT:
                 self._line(f"weft_drop(&{self._slot(name)});")  # a copy in other strides
                 self._line(f"weft_forget(call, {self._positions[name]});")
             elif name in self._handles:

@@ -22,7 +22,7 @@ ALIGN = 64
 LARGE = 16384
 
 
-class Place(Enum):
+class Allocation(Enum):
     """Where a root buffer's memory comes from."""
 
     INPUT = "input"
@@ -38,38 +38,38 @@ def make_plan(program: ir.Program, allocates: frozenset[int]) -> MemoryPlan:
         allocates: positions of the Extern steps that make their own results.
     """
     root = {name: name for name in program.buffers} | ir.storage_roots(program.steps)
-    place = _places(program, root, allocates)
+    allocation = _allocations(program, root, allocates)
     last = _last_uses(program, root)
-    plan = MemoryPlan(program, root, place, last, _exclusive(program, root, allocates))
+    plan = MemoryPlan(program, root, allocation, last, _exclusive(program, root, allocates))
     for position, step in enumerate(program.steps):
         plan.place_results(position, step)
         plan.release(position)
     return plan
 
 
-def _places(
+def _allocations(
     program: ir.Program, root: Mapping[str, str], allocates: frozenset[int]
-) -> dict[str, Place]:
-    place = {item.name: Place.INPUT for item in program.inputs if item.kind == "tensor"}
-    place |= dict.fromkeys(program.constants, Place.CONSTANT)
+) -> dict[str, Allocation]:
+    allocation = {item.name: Allocation.INPUT for item in program.inputs if item.kind == "tensor"}
+    allocation |= dict.fromkeys(program.constants, Allocation.CONSTANT)
     for output in program.outputs:
         if isinstance(output, ir.BufferRef):
-            place.setdefault(root[output.name], Place.OWNED)
+            allocation.setdefault(root[output.name], Allocation.OWNED)
     for position in allocates:
         step = program.steps[position]
         assert isinstance(step, ir.Extern)
         if returns_views(step):
             # A view must not outlive what it looks at, so that cannot be scratch memory.
             for read in ir.step_reads(step, program.kernels):
-                place.setdefault(root[read], Place.OWNED)
+                allocation.setdefault(root[read], Allocation.OWNED)
         for result in step.results:
             if result is not None and result in root:
-                place.setdefault(root[result], Place.OWNED)
+                allocation.setdefault(root[result], Allocation.OWNED)
     for name in root.values():
         size = program.buffers[name].bytes
         small = size.is_const and size.value < LARGE
-        place.setdefault(name, Place.SCRATCH if small else Place.OWNED)
-    return place
+        allocation.setdefault(name, Allocation.SCRATCH if small else Allocation.OWNED)
+    return allocation
 
 
 def _exclusive(
@@ -104,7 +104,7 @@ def _last_uses(program: ir.Program, root: Mapping[str, str]) -> dict[str, int]:
 class MemoryPlan:
     """Where every buffer is; memory is assigned step by step.
 
-    root: buffer -> the buffer whose storage it shares; place: root -> Place.
+    root: buffer -> the buffer whose storage it shares; allocation: root -> Allocation.
     last: root -> the last step that touches it (len(steps) for outputs).
     exclusive: the roots whose memory nothing but the program's own steps can know.
     over: root -> the root that dies where this one is first written, and whose memory it takes.
@@ -113,7 +113,7 @@ class MemoryPlan:
 
     program: ir.Program
     root: Mapping[str, str]
-    place: Mapping[str, Place]
+    allocation: Mapping[str, Allocation]
     last: Mapping[str, int]
     exclusive: frozenset[str]
     over: dict[str, str] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class MemoryPlan:
             over = self._reusable(position, step, name)
             if over is not None:
                 self.over[root] = over
-            if self.place[root] is Place.SCRATCH:
+            if self.allocation[root] is Allocation.SCRATCH:
                 self._assign(root, over)
 
     def _assign(self, name: str, over: str | None) -> None:
@@ -180,14 +180,16 @@ class MemoryPlan:
             return [actual[old] for new, old in kernel.in_place if actual[new] == written]
         if isinstance(step, ir.Extern) and step.op is torch.ops.aten.addmm.default:
             total, new = (self.program.buffers[name] for name in (step.args[0].name, written))
-            owned = self.place[written] is Place.OWNED and self.root[total.name] == total.name
+            owned = (
+                self.allocation[written] is Allocation.OWNED and self.root[total.name] == total.name
+            )
             return [total.name] if owned and total == replace(new, name=total.name) else []
         return []
 
     def _alike(self, name: str, written: str) -> bool:
         """Whether one may have the other's memory: the same kind of it, and as much."""
         old, new = self.program.buffers[name], self.program.buffers[written]
-        same = self.place[name] is self.place[written] and old.storage is new.storage
+        same = self.allocation[name] is self.allocation[written] and old.storage is new.storage
         return same and old.dtype is new.dtype
 
     def release(self, position: int) -> None:

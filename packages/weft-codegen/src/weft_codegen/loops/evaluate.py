@@ -18,7 +18,7 @@ from weft_codegen.loops.index import (
     index,
     least,
     mod,
-    parts,
+    operands,
 )
 
 _REBUILD: dict[type[Pair], Callable[[IndexExpr, IndexExpr], IndexExpr]] = {
@@ -55,7 +55,7 @@ def evaluate(expr: IndexExpr, leaf: Callable[[Atom], Any]) -> Any:
             if not isinstance(atom, Pair):
                 term = term * leaf(atom)
                 continue
-            pieces = [evaluate(piece, leaf) for piece in parts(atom)]
+            pieces = [evaluate(piece, leaf) for piece in operands(atom)]
             if any(isinstance(piece, IndexExpr) for piece in pieces):
                 term = term * _REBUILD[type(atom)](*map(index, pieces))
             else:

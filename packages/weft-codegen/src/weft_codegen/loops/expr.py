@@ -106,7 +106,7 @@ class Expr:
         return expr_text(self)
 
 
-def computed_parts(where: IndexExpr) -> tuple[Expr, ...]:
+def computed_operands(where: IndexExpr) -> tuple[Expr, ...]:
     """The expressions that `where` takes integers from (indirect indexing)."""
     return tuple(atom.expr for atom in atoms(where) if isinstance(atom, ComputedIndex))
 
@@ -114,7 +114,7 @@ def computed_parts(where: IndexExpr) -> tuple[Expr, ...]:
 def _held(part: Any) -> tuple[Expr, ...]:
     """The expressions in a field of a node."""
     if isinstance(part, IndexExpr):
-        return computed_parts(part)
+        return computed_operands(part)
     if isinstance(part, Expr):
         return (part,)
     return part if isinstance(part, tuple) else ()

@@ -422,22 +422,22 @@ def atoms(expr: IndexExpr) -> Iterator[Atom]:
     for monomial, _ in expr.terms:
         for atom in monomial:
             yield atom
-            for part in parts(atom):
+            for part in operands(atom):
                 yield from atoms(part)
 
 
-def parts(atom: Atom) -> tuple[IndexExpr, ...]:
+def operands(atom: Atom) -> tuple[IndexExpr, ...]:
     """The index expressions an atom is made of (not an axis's extent)."""
     return (atom.left, atom.right) if isinstance(atom, Pair) else ()
 
 
-# (atom, left text, right text) -> text: an atom of two parts in some language.
+# (atom, left text, right text) -> text: an atom of two operands in some language.
 Style = Mapping[type[Pair], Callable[[Atom, str, str], str]]
 
 
 def _infix(sign: str) -> Callable[[Atom, str, str], str]:
     def write(atom: Atom, *texts: str) -> str:
-        simple = (piece.is_const or single(piece) is not None for piece in parts(atom))
+        simple = (piece.is_const or single(piece) is not None for piece in operands(atom))
         left, right = (t if s else f"({t})" for s, t in zip(simple, texts, strict=True))
         return f"({left} {sign} {right})"
 
@@ -472,7 +472,7 @@ def render(
 def _render_atom(atom: Atom, leaf: Callable[[Atom], str], style: Style) -> str:
     if not isinstance(atom, Pair):
         return leaf(atom)
-    left, right = (render(piece, leaf, style) for piece in parts(atom))
+    left, right = (render(piece, leaf, style) for piece in operands(atom))
     return style[type(atom)](atom, left, right)
 
 

@@ -37,7 +37,7 @@ class _Run:
         self._memory: dict[str, torch.Tensor] = dict(program.constants)
         self._sizes: Sizes = {
             name: int(args[position]) if dim is None else args[position].shape[dim]
-            for name, (position, dim) in ir.size_places(program).items()
+            for name, (position, dim) in ir.size_positions(program).items()
         }
         for item, arg in zip(program.inputs, args, strict=True):
             if item.kind == "tensor":

@@ -59,7 +59,7 @@ from typing import Any
 
 import torch
 
-from weft_codegen.loops.expr import Expr, Load, Local, computed_parts, walk
+from weft_codegen.loops.expr import Expr, Load, Local, computed_operands, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, single
 
 CPU = torch.device("cpu")
@@ -264,7 +264,7 @@ class Compute:
     @functools.cached_property
     def loads(self) -> tuple[Load, ...]:
         """Every distinct load of the node."""
-        exprs = (*self.values, *computed_parts(self.index))
+        exprs = (*self.values, *computed_operands(self.index))
         return tuple(node for node in walk(*exprs) if isinstance(node, Load))
 
 
@@ -292,7 +292,7 @@ class Program:
     mutations: tuple[str, ...] = ()
 
 
-def size_places(program: Program) -> dict[str, tuple[int, int | None]]:
+def size_positions(program: Program) -> dict[str, tuple[int, int | None]]:
     """Where a call shows each size symbol: the input, and the dimension of one that is a tensor.
 
     An int comes before what a tensor shows.
@@ -318,7 +318,7 @@ def index_exprs(program: Program) -> Iterator[IndexExpr]:
         if isinstance(step, Compute):
             yield step.index
             yield from (axis.extent for axis in (*step.axes, *step.reduced))
-            for node in walk(*step.values, *computed_parts(step.index)):
+            for node in walk(*step.values, *computed_operands(step.index)):
                 yield from node.indices
         elif isinstance(step, Launch):
             yield from step.sizes
@@ -350,7 +350,7 @@ def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:
     if isinstance(stmt, Reduce):
         return stmt.values
     if isinstance(stmt, Store):
-        return (stmt.value, *computed_parts(stmt.index))
+        return (stmt.value, *computed_operands(stmt.index))
     return () if isinstance(stmt, Loop) else (stmt.value,)
 
 

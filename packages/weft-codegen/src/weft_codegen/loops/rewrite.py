@@ -15,7 +15,7 @@ from weft_codegen.loops.expr import (
     Read,
     apply,
     cast,
-    computed_parts,
+    computed_operands,
     index_value,
     load,
     read,
@@ -88,4 +88,4 @@ class Rewriter:
                 computed(self(atom.expr), atom.extent) if isinstance(atom, ComputedIndex) else None
             )
 
-        return substitute(where, leaf) if computed_parts(where) else where
+        return substitute(where, leaf) if computed_operands(where) else where

@@ -14,7 +14,7 @@ from weft_codegen.loops.index import (
     atoms,
     from_atoms,
     in_range,
-    parts,
+    operands,
 )
 
 
@@ -31,7 +31,7 @@ def coefficient(expr: IndexExpr, loop: Axis) -> IndexExpr | None:
             total = total + from_atoms(rest) * scale
             monomial = tuple(rest)
         for atom in monomial:
-            if any(inner is loop for piece in parts(atom) for inner in atoms(piece)):
+            if any(inner is loop for piece in operands(atom) for inner in atoms(piece)):
                 return None
             if isinstance(atom, ComputedIndex) and loop in atom.expr.axes:
                 return None

@@ -38,7 +38,7 @@ from weft_codegen.loops.program import (
     Launch,
     Program,
     refs,
-    size_places,
+    size_positions,
     step_reads,
     step_writes,
 )
@@ -73,7 +73,7 @@ class PythonHostWriter:
         ]
         self._line(f"{_tuple(names)} = args" if names else "")
         self._line("args.clear()")
-        for name, (position, dim) in size_places(self._program).items():
+        for name, (position, dim) in size_positions(self._program).items():
             self._line(f"{name} = {names[position]}" + ("" if dim is None else f".shape[{dim}]"))
         for position, item in enumerate(inputs):
             if item.kind == "tensor":

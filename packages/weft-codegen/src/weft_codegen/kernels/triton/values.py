@@ -20,7 +20,7 @@ from weft_codegen.loops.index import (
     Remainder,
     Size,
     atoms,
-    parts,
+    operands,
     render,
     single,
     upper,
@@ -147,7 +147,7 @@ class ValueWriter(ExprWriter):
 
 
 def _fits_32_bits(where: IndexExpr) -> bool:
-    parts_of = [where, *(part for atom in atoms(where) for part in parts(atom))]
+    parts_of = [where, *(part for atom in atoms(where) for part in operands(atom))]
     ends = [upper(end) for part in parts_of for end in (part, -part)]
     return all(end is not None and end.is_const and end.value < 2**31 for end in ends)
 

@@ -26,7 +26,14 @@ from weft_codegen.loops.lower.decompose import VARYING
 from weft_codegen.loops.lower.origins import origin_text
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index, to_shape
 from weft_codegen.loops.lower.sizes import bound_sizes, learn
-from weft_codegen.loops.lower.table import LOWERINGS, Call, LoweringContext, Place, Shape, require
+from weft_codegen.loops.lower.table import (
+    LOWERINGS,
+    Call,
+    IndexMap,
+    LoweringContext,
+    Shape,
+    require,
+)
 from weft_codegen.loops.lower.values import (
     Element,
     LazyTensor,
@@ -364,7 +371,7 @@ class GraphLowering(LoweringContext):
         return result
 
     def updated(
-        self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
+        self, call: Call, base: LazyTensor, over: Shape, place: IndexMap, value: Element, mode: str
     ) -> LazyTensor:
         copy = call.lazy(lambda where: broadcast_at(base, where))
         self.realise(copy)

@@ -10,7 +10,7 @@ from weft_core.errors import user_frame
 
 
 @functools.lru_cache(maxsize=4096)
-def _place(trace: str) -> str:
+def _location(trace: str) -> str:
     frame = user_frame(trace)
     if not frame:
         return ""
@@ -22,7 +22,7 @@ def origin_text(node: fx.Node) -> str:
     """The node's operator and the user's line that called it, if known."""
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-    return f"{name.removesuffix('.default')}{_place(node.meta.get('stack_trace') or '')}"
+    return f"{name.removesuffix('.default')}{_location(node.meta.get('stack_trace') or '')}"
 
 
 def by_line(origins: Iterable[str]) -> list[str]:

@@ -21,7 +21,7 @@ from weft_codegen.loops.lower.values import Element, Indices, LazyTensor
 Lowering = Callable[..., Any]
 LOWERINGS: dict[str, Lowering] = {}
 Shape = tuple[IndexExpr, ...]
-Place = Callable[[Indices], Sequence[IndexExpr]]
+IndexMap = Callable[[Indices], Sequence[IndexExpr]]
 
 
 class LoweringContext(Protocol):
@@ -55,7 +55,7 @@ class LoweringContext(Protocol):
         to there along `dim`; it accumulates in `inner`, the dtype of the values."""
 
     def updated(
-        self, call: Call, base: LazyTensor, over: Shape, place: Place, value: Element, mode: str
+        self, call: Call, base: LazyTensor, over: Shape, place: IndexMap, value: Element, mode: str
     ) -> LazyTensor:
         """A copy of `base` in which value(i) is stored at (or with mode "add", added to) place(i),
         for every index i of the shape `over`."""

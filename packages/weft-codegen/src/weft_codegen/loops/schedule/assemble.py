@@ -26,7 +26,7 @@ from weft_codegen.loops.schedule.align import linear, replacing, row_major
 from weft_codegen.loops.schedule.group import Group, Member
 from weft_codegen.loops.schedule.hoist import hoist, split_conflicts
 from weft_codegen.loops.schedule.merge import merge_axes
-from weft_codegen.loops.schedule.scan import scan_parts
+from weft_codegen.loops.schedule.scan import split_scan
 from weft_codegen.loops.schedule.split import rewritten, split_loops
 from weft_codegen.loops.schedule.sweeps import SweepPlan, plan_sweeps
 from weft_codegen.loops.schedule.tile import (
@@ -228,7 +228,7 @@ class _Assembly:
             before, statements = hoist(statements, frozenset(reduced), self._new_local)
             notes, outer = self._notes(sweep), reduced[:-1]
             rows, statements = hoist(statements, frozenset(reduced[-1:]), self._new_local)
-            inner = scan_parts(statements, reduced[-1], self._local, () if outer else notes)
+            inner = split_scan(statements, reduced[-1], self._local, () if outer else notes)
             return [*before, *_loops(outer, (*rows, *inner), "serial", notes)]
         inside = tuple(self._across(statements))
         return list(_loops(reduced, inside, "serial", self._notes(sweep)))

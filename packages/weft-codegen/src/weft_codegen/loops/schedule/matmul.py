@@ -38,11 +38,11 @@ def small_products(lowered: Program, prefer: Prefer | None) -> Program:
     """`lowered` with the small matrix products among its externs as loop nodes, and those that
     `prefer` wants as such."""
     buffers = dict(lowered.buffers)
-    steps = tuple(part for item in lowered.steps for part in _parts(item, buffers, prefer))
+    steps = tuple(part for item in lowered.steps for part in _expanded(item, buffers, prefer))
     return replace(lowered, steps=steps, buffers=buffers)
 
 
-def _parts(item: Step, buffers: dict[str, Buffer], prefer: Prefer | None) -> Iterator[Step]:
+def _expanded(item: Step, buffers: dict[str, Buffer], prefer: Prefer | None) -> Iterator[Step]:
     found = _operands(item, buffers, prefer) if isinstance(item, Extern) else None
     if found is None:
         yield item

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft_codegen.loops.expr import computed_parts, walk
+from weft_codegen.loops.expr import computed_operands, walk
 from weft_codegen.loops.index import ZERO, Axis, IndexExpr, as_axis, product
 from weft_codegen.loops.schedule.align import new_axis
 from weft_codegen.loops.schedule.group import Group, rewritten
@@ -35,7 +35,7 @@ def _index_expressions(group: Group) -> list[IndexExpr]:
     found: dict[IndexExpr, None] = {}
     for member in group.members:
         found[member.node.index] = None
-        for node in walk(*member.node.values, *computed_parts(member.node.index)):
+        for node in walk(*member.node.values, *computed_operands(member.node.index)):
             for where in node.indices:
                 found[where] = None
     return list(found)

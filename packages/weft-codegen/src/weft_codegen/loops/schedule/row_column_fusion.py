@@ -51,7 +51,7 @@ def fuse_rows_and_columns(
     for columns, rows in itertools.permutations(large, 2):
         if not _reads_same(rows, columns, buffers):
             continue
-        place = _place(units, rows, columns)
+        place = _shared_position(units, rows, columns)
         made = None if place is None else _shared(rows, columns, buffers, mutated)
         if made is not None:
             first, later = (
@@ -88,7 +88,7 @@ def _sums(columns: Group) -> list[Member]:
     return [member for member in columns.members if member.node.op is not None]
 
 
-def _place(units: list[Unit], rows: Group, columns: Group) -> int | None:
+def _shared_position(units: list[Unit], rows: Group, columns: Group) -> int | None:
     """Where one kernel can take the place of both: at the first's or, else, at the second's."""
     places = [k for k, unit in enumerate(units) if unit is rows or unit is columns]
     if len(places) < 2:
@@ -173,7 +173,7 @@ def _in_blocks(
     members = [rewritten(member, mapped) for member in joined.members]
     for k, node in enumerate([member.node for member in members]):
         if node.result in ops:
-            name = _parts(node.result)
+            name = _partial_name(node.result)
             buffers[name] = Buffer(name, node.values[0].dtype, shape, contiguous_strides(shape))
             members[k] = _with(
                 members[k],
@@ -201,10 +201,10 @@ def _totals(columns: Group, sums: list[Member], blocks: int) -> Group:
 
 
 def _load(member: Member, place: IndexExpr) -> Expr:
-    return load(_parts(member.node.result), place, member.node.values[0].dtype)
+    return load(_partial_name(member.node.result), place, member.node.values[0].dtype)
 
 
-def _parts(name: str) -> str:
+def _partial_name(name: str) -> str:
     return f"{name}_blocks"
 
 

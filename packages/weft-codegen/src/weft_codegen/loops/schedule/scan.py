@@ -23,7 +23,7 @@ from weft_codegen.loops.schedule.tile import blocked
 _BLOCK = 256
 
 
-def scan_parts(
+def split_scan(
     statements: list[Stmt],
     loop: Axis,
     new_local: Callable[[torch.dtype, IndexExpr], Local],

@@ -31,7 +31,7 @@ def split_loops(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
             result.append(stmt)
             continue
         cuts = _cuts(stmt)
-        for part in _parts(stmt, cuts) if cuts else [stmt]:
+        for part in _segments(stmt, cuts) if cuts else [stmt]:
             if isinstance(part, Loop):
                 part = replace(part, body=split_loops(part.body))
             result.append(part)
@@ -80,7 +80,7 @@ def _cut(difference: IndexExpr | None, loop: Axis) -> Iterator[int]:
         yield point
 
 
-def _parts(loop: Loop, cuts: list[int]) -> Iterator[Stmt]:
+def _segments(loop: Loop, cuts: list[int]) -> Iterator[Stmt]:
     edges = [0, *cuts, loop.axis.extent.value]
     for number, (begin, end) in enumerate(itertools.pairwise(edges)):
         part = axis(f"{loop.axis.key}.{number}", end - begin)

@@ -38,11 +38,11 @@ _GPU_PROGRAMS = 2048
 def split_reductions(lowered: Program) -> Program:
     """`lowered` with each large reduction that leaves few elements cut in two."""
     buffers = dict(lowered.buffers)
-    steps = tuple(part for item in lowered.steps for part in _parts(item, buffers))
+    steps = tuple(part for item in lowered.steps for part in _split_one(item, buffers))
     return replace(lowered, steps=steps, buffers=buffers)
 
 
-def _parts(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
+def _split_one(item: Step, buffers: dict[str, Buffer]) -> Iterator[Step]:
     cut = _cut(item, buffers) if isinstance(item, Compute) and item.op is not None else None
     if cut is None:
         yield item
