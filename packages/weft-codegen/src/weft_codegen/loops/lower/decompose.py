@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from weft_codegen.loops.lower import install
-from weft_codegen.loops.lower.table import LOWERINGS
+from weft_codegen.loops.lower.rows import LOWERINGS
 
 # What a library call does better, and operators whose random numbers or strides are eager's.
 _KEEP = [
@@ -60,7 +59,6 @@ _ALSO = [
 @functools.cache
 def _table() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
-    install()
     table = dict(core_aten_decompositions())
     table.update(get_decompositions([getattr(aten, name) for name in _ALSO]))
     kept = {f"aten::{name}" for name in _KEEP} | {name.replace(".", "::") for name in LOWERINGS}

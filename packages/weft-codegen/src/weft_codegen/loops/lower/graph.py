@@ -21,13 +21,13 @@ from weft_codegen.loops import checks
 from weft_codegen.loops import program as ir
 from weft_codegen.loops.expr import Expr, Load, apply, cast, constant, cost, walk
 from weft_codegen.loops.index import ONE, ZERO, Axis, IndexExpr, Size, as_axis, single
-from weft_codegen.loops.lower import fxnodes, install
+from weft_codegen.loops.lower import fxnodes
 from weft_codegen.loops.lower.decompose import VARYING
 from weft_codegen.loops.lower.origins import origin_text
+from weft_codegen.loops.lower.rows import LOWERINGS
 from weft_codegen.loops.lower.shapes import NoLowering, rewritten, to_index, to_shape
 from weft_codegen.loops.lower.sizes import bound_sizes, learn
 from weft_codegen.loops.lower.table import (
-    LOWERINGS,
     Call,
     IndexMap,
     LoweringContext,
@@ -63,7 +63,6 @@ def lower_graph(gm: fx.GraphModule, fallback_random: bool = True) -> ir.Program:
     The graph is functional apart from trailing `aten.copy_(placeholder, value)` nodes.  Raises
     NoLowering when the graph as a whole has no program (unbacked sizes, other mutations).
     """
-    install()
     with rewritten(learn(gm)):
         return GraphLowering(gm, fallback_random).run()
 

@@ -1,4 +1,4 @@
-"""The lowering table: operator name -> function, filled by the sibling modules.
+"""The lowering table: operator name -> function, filled by the modules that rows.py imports.
 
 A lowering takes a `Call` (what the graph says about the node) and the node's arguments, tensors as
 LazyTensor, and returns a LazyTensor or a tuple of them.  It raises NoLowering for a case it does
