@@ -43,7 +43,7 @@ def with_lines(fn: Callable[..., Any]) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(torch.nn.Module(), _LineTracer().trace(fn))
 
 
-class _LineTracer(torch.fx.AtenTracer):
+class _LineTracer(torch.fx.Tracer):
     record_stack_traces = True
 
     def _filter_traceback_frames(self, frames):

@@ -21,7 +21,7 @@ from triton_kernels import CASES, softmax
 from triton_programs import GRAPHS
 from weft_codegen.compile import make_program
 from weft_codegen.kernels.triton.emit import NoTritonForm, emit
-from weft_codegen.kernels.triton.host import HostWriter
+from weft_codegen.kernels.triton.host import PythonHostWriter
 from weft_codegen.kernels.triton.load import compile_program
 from weft_codegen.loops.program import Input
 
@@ -133,7 +133,7 @@ def test_memory_of_two_devices_in_one_kernel_is_refused() -> None:
     program = make_program(graph, fakes)
     buffers = program.buffers | {"in1": replace(program.buffers["in1"], device=torch.device("cpu"))}
     with pytest.raises(NoTritonForm, match="several devices"):
-        HostWriter(replace(program, buffers=buffers)).text()
+        PythonHostWriter(replace(program, buffers=buffers)).text()
 
 
 def test_a_size_that_is_a_number_or_an_expression_is_an_argument() -> None:
@@ -142,7 +142,9 @@ def test_a_size_that_is_a_number_or_an_expression_is_an_argument() -> None:
         graph = make_fx(lambda a, b: [a + 1, b * 2])(*fakes)
     program = make_program(graph, fakes)
     sizes = (Input("3", "unused"), Input("(2*s0)", "unused"))
-    compile(HostWriter(replace(program, inputs=program.inputs + sizes)).text(), "host", "exec")
+    compile(
+        PythonHostWriter(replace(program, inputs=program.inputs + sizes)).text(), "host", "exec"
+    )
 
 
 def test_an_empty_sum_over_a_symbolic_size_is_not_cut() -> None:
