@@ -1,5 +1,6 @@
 """Texts of the errors that builtins raise for what they do not take, compared with eager's."""
 
+import enum
 import functools
 import itertools
 import operator
@@ -201,6 +202,22 @@ Text('a')[Text('b')]
 range(Text('a'))
 '{0.v}'.format(Text('a'))
 int(Text('a'))
+len(Int(1))
+reversed(Int(1))
+getattr(Plain(),Int(1))
+''.join([Int(1)])
+sum([Text('a')])
+sum([],Text('a'))
+'%d'%(Text('a'),)
+'%d'%(Plain(),)
+format(Int(1),'s')
+list(stepped(Int(1)))
+isinstance(1,frozenset([1]))
+functools.reduce(len,Level.A)
+iter(torch.float32)
+operator.setitem(Plain,0,1)
+operator.delitem(Plain,0)
+{}.update(iter([1,2]))
 """
 OF_A_CLASS = """
 5 in K()
@@ -287,6 +304,14 @@ class Int(int):
 
 class Text(str):
     pass
+
+
+class Level(enum.IntEnum):
+    A = 1
+
+
+def stepped(items):
+    yield from items
 
 
 class NoEnter:

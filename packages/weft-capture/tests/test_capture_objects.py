@@ -352,3 +352,20 @@ def test_a_range_that_is_too_large_to_be_listed():
         return texts, pairs, huge[-1], len(range(sys.maxsize)), 5 in huge, x.tolist()
 
     assert captured(function)[0](X) == function(X)
+
+
+def test_objects_of_subclasses_of_numbers_in_a_class_statement():
+    class Number(int):
+        pass
+
+    def program(x):
+        class Local:
+            one = Number(3)
+            many = (Number(4), 5)
+
+        return Local().one, Local.many, x + Local.one
+
+    captured = wc.capture(program, eager_backend)
+    one, many, _ = captured(X)
+    assert (type(one), one) == (Number, 3)
+    assert (type(many[0]), many) == (Number, (4, 5))

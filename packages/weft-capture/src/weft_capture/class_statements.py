@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -199,10 +200,9 @@ def stand_in(tx: Tracer, value: Value) -> Any:
     existing = getattr(value, "obj", None)
     if existing is not None:
         return existing
-    try:
-        return value.as_constant()
-    except NotConstant:
-        pass
+    if not isinstance(value, UserObject | Container):  # which may hold objects with a class
+        with contextlib.suppress(NotConstant):
+            return value.as_constant()
     if isinstance(value, DescriptorValue):
         if value.real is not None:
             return value.real
@@ -213,7 +213,8 @@ def stand_in(tx: Tracer, value: Value) -> Any:
     elif isinstance(value, SetValue):
         real = {stand_in(tx, item) for item in value.entries.values()}
     elif isinstance(value, UserObject):
-        real = new_instance(value.cls)
+        scalar = value.base is not None and value.base.is_constant()
+        real = new_instance(value.cls, *([value.as_constant()] if scalar else []))
         for name, item in value.attrs.items():
             object.__setattr__(real, name, stand_in(tx, item))
     else:

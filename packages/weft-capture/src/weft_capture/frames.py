@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from weft_capture.opcodes import HANDLERS
 from weft_capture.opcodes.table import Handler, unsupported
 from weft_capture.values.base import Raised, Tracer, Value
 from weft_capture.values.constant import NONE, constant
+from weft_capture.values.containers import SequenceValue
 from weft_capture.values.finalizers import pop_dying
 from weft_capture.values.functions import CellValue, FunctionValue
+from weft_capture.values.objects import UserObject
 
 Program = list[tuple[Handler, Instr]]
 
@@ -125,9 +127,11 @@ class Frame:
             for executed in range(left):  # noqa: B007 - counted below
                 handler, instr = program[self.ip]
                 self.ip += 1
+                before = self.stack.copy()
                 try:
                     handler(self, instr)
                 except Raised as raised:
+                    check_names(raised.value.python_type(), before)
                     if not self.unwind(raised.value, instr):
                         raise
                 except Break as error:
@@ -171,6 +175,18 @@ class Frame:
             at = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
             known = decoded.derived["place", line] = (at, traceback.format_list([at])[0])
         return known
+
+
+def check_names(error: type, operands: Iterable[Value]) -> None:
+    """Break where an error may name the builtin base of an object that it is about."""
+    for one in operands:
+        known = getattr(one, "forced", None) or getattr(one, "owner", one)
+        if isinstance(known, SequenceValue):
+            check_names(error, (item for item in known.items if isinstance(item, UserObject)))
+        if not isinstance(known, UserObject) or known.base is None:
+            continue
+        if issubclass(error, TypeError | ValueError if known.base.is_constant() else TypeError):
+            raise Break("op-failed", f"an error about a {known.describe()}") from None
 
 
 def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:

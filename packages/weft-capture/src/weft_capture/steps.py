@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from weft_capture import config
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
-from weft_capture.frames import Frame
+from weft_capture.frames import Frame, check_names
 from weft_capture.selection import is_skipped_code
 from weft_capture.values.base import BIRTHS, Raised, Tracer, Value
 from weft_capture.values.functions import FunctionValue
@@ -139,7 +139,7 @@ class SteppedFrame(Frame):
             steps.now = self.step = step = steps.now + 1
             steps.marks.append(journal.begin())
             steps.births.append(next(BIRTHS))
-            self.keep(at)
+            before = self.keep(at)
             self.ip = at + 1
             try:
                 try:
@@ -150,6 +150,8 @@ class SteppedFrame(Frame):
                     first = steps.raised_at.setdefault(raised.value, step)
                     if first == steps.now and not self._may_catch(instr):
                         raise Break("uncaught-exception", raised.value.describe()) from None
+                    if first == steps.now:
+                        check_names(raised.value.python_type(), before)
                     if not self.unwind(raised.value, instr):
                         raise
             except Break as error:
@@ -160,10 +162,12 @@ class SteppedFrame(Frame):
                 self._stop(Break("data-dependent-branch", str(error).partition("\n")[0]))
         return self.result
 
-    def keep(self, ip: int) -> None:
-        """Let a rollback return to this frame as it is now, to go on at `ip`."""
-        state = (self.step, ip, self.stack.copy(), self.exception)
+    def keep(self, ip: int) -> list[Value]:
+        """Let a rollback return to this frame as it is now, to go on at `ip`; returns the stack."""
+        stack = self.stack.copy()
+        state = (self.step, ip, stack, self.exception)
         self.tx.journal.on_rollback(functools.partial(self._return_to, *state))
+        return stack
 
     def _return_to(self, step: int, ip: int, stack: list[Value], exception: Value | None) -> None:
         self.tx.frame = self

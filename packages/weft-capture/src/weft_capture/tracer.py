@@ -44,7 +44,15 @@ from weft_capture.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.steps import SteppedFrame, Steps
 from weft_capture.values import floats
 from weft_capture.values import wrap as wrapping
-from weft_capture.values.base import Kwargs, MethodOf, MutableValue, Raised, Value, set_tracer
+from weft_capture.values.base import (
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Proxy,
+    Raised,
+    Value,
+    set_tracer,
+)
 from weft_capture.values.constant import MADE, is_numpy, plain_scalar
 from weft_capture.values.containers import Container, ListValue, SetValue, TupleValue
 from weft_capture.values.dicts import DictValue, DictView, LazyValue
@@ -367,7 +375,11 @@ class Tracer:
 
     def raise_real(self, error: BaseException) -> NoReturn:
         """Raise in the user's program what a folded function raised."""
-        value = ExceptionValue(type(error), [self.literal(arg) for arg in error.args])
+        if Proxy.__name__ in str(error):
+            raise Break("op-failed", "an error that names what stands for an object")
+        stated_in = self.frame if type(error) is TypeError else None
+        args = [self.literal(arg) for arg in error.args]
+        value = ExceptionValue(type(error), args, stated_in=stated_in)
         state = getattr(error, "__dict__", None) or {}
         if isinstance(error, ImportError):
             state = {**state, "name": error.name, "path": error.path}

@@ -224,7 +224,7 @@ def _extremum(
 
 @rule(sum)
 def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
-    if start.python_type() in (str, bytes, bytearray):
+    if issubclass(start.python_type(), str | bytes | bytearray):
         raise Break("unknown-call", "sum of text")
     numbers, left, exact = [start], stepped(tx, items), (int, float)
     while (item := next(left, None)) is not None:
@@ -325,8 +325,6 @@ def _range(tx: Tracer, *args: Value) -> Value:
 def _integer(tx: Tracer, value: Value) -> Any:
     if isinstance(value, UserObject) and value.has_special("__index__"):
         value = converted(tx, value, "__index__")
-    elif isinstance(value, UserObject) and not issubclass(value.cls, int):
-        raise Break("unsupported-value", f"{value.describe()} in the place of an integer")
     return value.as_constant()
 
 

@@ -92,6 +92,7 @@ def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
     hooks = [lookup(type(one), name) for one in found for name in names]
     look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
     hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
+    look |= not all(isinstance(one, type) for one in found)
     if look or any(hook is not None and is_programs(hook) for hook in hooks):
         raise Break("unsupported-value", "a class that says itself what its instances are")
     return tuple(found)

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from weft_core.inlinable import inlinable
 
 from weft_capture import polyfills
+from weft_capture.attributes import lookup
 from weft_capture.breaks import Break
 from weft_capture.generators import TEE, GeneratorValue
 from weft_capture.rules.table import RULES, rule
@@ -88,7 +89,7 @@ def polyfill(original: Any, version: Any) -> None:
         given = list(args)
         if name == "reduce" and len(given) > 3:
             raise Break("unknown-call", "arguments of reduce")
-        if name != "reduce" or (given[1:] and hasattr(given[1].python_type(), "__iter__")):
+        if name != "reduce" or (given[1:] and lookup(given[1].python_type(), "__iter__")):
             given[places] = [iterated(tx, arg) for arg in given[places]]
         try:
             result = tx.const_object(version).call(tx, given, kwargs)

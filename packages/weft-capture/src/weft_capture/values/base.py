@@ -222,11 +222,16 @@ class Value:
 
     def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
         """Execute `self[key] = value`."""
-        self.call_method(tx, "__setitem__", [key, value], {})
+        self._change_item(tx, "__setitem__", key, value)
 
     def delitem(self, tx: Tracer, key: Value) -> None:
         """Execute `del self[key]`."""
-        self.call_method(tx, "__delitem__", [key], {})
+        self._change_item(tx, "__delitem__", key)
+
+    def _change_item(self, tx: Tracer, name: str, *args: Value) -> None:
+        if find_in_class(self.python_type(), name) is None:  # whose errors differ
+            raise Break("unsupported-method", f"{self.describe()} without {name}")
+        self.call_method(tx, name, list(args), {})
 
     def truth(self, tx: Tracer) -> bool:
         """Evaluate `bool(self)`.
@@ -262,11 +267,7 @@ class Value:
 
     def unpack(self, tx: Tracer) -> list[Value]:
         """Return all items, as `list(self)` would hold them."""
-        iterator = self.iterate(tx)
-        items: list[Value] = []
-        while (item := iterator.next(tx)) is not None:
-            items.append(item)
-        return items
+        return list(iter(functools.partial(self.iterate(tx).next, tx), None))
 
     def hash_key(self) -> object:
         """Return a hashable object equal for equal values; for dict keys and set elements."""

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from weft_capture.breaks import Break, NotConstant
-from weft_capture.values.base import Kwargs, MethodOf, Output, Raised, Tracer, Value
+from weft_capture.python_compat import type_name
+from weft_capture.values.base import Kwargs, MethodOf, Output, Tracer, Value
 from weft_core.warnings_capture import suppress_warnings
 from weft_guards.payloads import name_of
 from weft_guards.sources import (
@@ -150,7 +151,7 @@ class Constant(Value):
 
     def iterate(self, tx: Tracer) -> Value:
         if not isinstance(self.value, (str, bytes)):
-            tx.raise_(TypeError, f"'{type(self.value).__name__}' object is not iterable")
+            tx.raise_(TypeError, f"'{type_name(type(self.value))}' object is not iterable")
         return tx.iterator_over(self)
 
 
@@ -244,12 +245,7 @@ def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         raise Break("unsupported-value", f"{name} of {error}") from None
     numpy = any(map(is_numpy, real_args)) or getattr(function, "__module__", "") == "numpy"
     with sys.modules["numpy"].errstate(all="raise") if numpy else contextlib.nullcontext():
-        try:
-            result = real_call(tx, function, *real_args, **real_kwargs)
-        except Raised:
-            if any(type(real) is not arg.python_type() for real, arg in zip(real_args, args)):
-                raise Break("op-failed", "an error that names another class") from None
-            raise
+        result = real_call(tx, function, *real_args, **real_kwargs)
     if getattr(function, "__name__", "") in ("hash", "__hash__"):
         tx.only_here = "a hash"
     same = (one for one in args if isinstance(one, Constant) and one.value is result)

@@ -13,8 +13,7 @@ import io
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,6 @@ from weft_capture.values.base import (
     MethodOf,
     MutableValue,
     Output,
-    Raised,
     Tracer,
     Value,
     current_tracer,
@@ -286,8 +284,7 @@ class UserObject(InstanceValue):
         assert self.base is not None
         if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
             raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
-        with self._named(tx):
-            result = self.base.call_method(tx, name, args, kwargs)
+        result = self.base.call_method(tx, name, args, kwargs)
         if result is self.base and name in _INPLACE:
             result = self
         if isinstance(result, DictView):
@@ -313,8 +310,7 @@ class UserObject(InstanceValue):
         if isinstance(self.base, DictValue) and self.has_special("__missing__"):
             found = self.base.get(tx, key)
             return self.special(tx, "__missing__").call(tx, [key], {}) if found is None else found
-        with self._named(tx):
-            return self.base.getitem(tx, key)
+        return self.base.getitem(tx, key)
 
     def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
         self.special(tx, "__setitem__").call(tx, [key, value], {})
@@ -334,13 +330,12 @@ class UserObject(InstanceValue):
 
     def iterate(self, tx: Tracer) -> Value:
         if self.base is not None and not self.has_special("__iter__"):
-            with self._named(tx):
-                return self.base.iterate(tx)
+            return self.base.iterate(tx)
         found = attributes.lookup(self.cls, "__iter__")
         if found is None and self.has_special("__getitem__"):
             return tx.const_object(polyfills.items_of).call(tx, [self], {})
         if found is None or found[1] is None:
-            tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
+            tx.raise_(TypeError, f"'{type_name(self.cls)}' object is not iterable")
         return self.given_by_iter(tx, self.special(tx, "__iter__").call(tx, [], {}))
 
     def next(self, tx: Tracer) -> Value | None:
@@ -348,19 +343,8 @@ class UserObject(InstanceValue):
 
     def unpack(self, tx: Tracer) -> list[Value]:
         if self.base is not None and not self.has_special("__iter__"):
-            with self._named(tx):
-                return self.base.unpack(tx)
+            return self.base.unpack(tx)
         return super().unpack(tx)
-
-    @contextmanager
-    def _named(self, tx: Tracer) -> Iterator[None]:
-        """Leave errors of the builtin base to it: they name the class of this object."""
-        try:
-            yield
-        except Raised as raised:
-            if issubclass(raised.value.python_type(), TypeError):
-                raise Break("unsupported-value", f"an error about a {self.describe()}") from None
-            raise
 
     # Generated code.
 

@@ -36,6 +36,8 @@ def listed(tx: Tracer, items: Value) -> list[Value]:
     Raises:
         Break: when it is not iterable: what wants a sequence says so in its own words.
     """
+    if not hasattr(items.python_type(), "__iter__") and not isinstance(items, UserObject):
+        raise Break("unknown-call", f"{items.describe()} as a sequence")
     try:
         iterator = items.iterate(tx) if isinstance(items, UserObject) else items
     except Raised as raised:
