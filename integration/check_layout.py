@@ -23,7 +23,7 @@ FORBIDDEN = re.compile(
 )
 SHIM = "torch_compiler_shim.py"  # of weft-core: by these names it is recognised
 # Names the types of what imports it, for annotations: those imports count in no circle.
-PROTOCOL = "weft_capture.values.base"
+PROTOCOL = "weft_capture.model.protocol"
 # Installed with torch, which is what they are used for.
 WITH_TORCH = {"sympy"}
 

@@ -233,7 +233,7 @@ PROGRAMS = {
 KEPT = (
     # by reports
     "weft_capture.breaks.BreakRecord",
-    "weft_capture.reports.FrameReport",
+    "weft_capture.policy.reports.FrameReport",
     # by the cache of torch's engine, emptied
     "weft_compiled_autograd.cache.BackwardEntry",
     # by tables of torch's symbolic shapes, the last few hundred

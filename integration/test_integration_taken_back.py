@@ -6,7 +6,7 @@ import pytest
 from constructs import all_cases
 from constructs.engines import weft
 from weft_capture import Break
-from weft_capture.steps import OuterFrame, SteppedFrame
+from weft_capture.execution.stepping import OuterFrame, SteppedFrame
 from weft_core.events import notices
 
 _BREAKING = ("CALL", "BINARY", "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "FOR_ITER", "BEFORE_WITH")

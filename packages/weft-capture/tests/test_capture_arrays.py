@@ -9,7 +9,7 @@ import torch
 import weft_capture
 from test_capture_language import eager_backend
 from torch import nn
-from weft_capture.rules import arrays
+from weft_capture.libraries import numpy
 from weft_core.errors import Unsupported
 
 NAN, INF = np.nan, np.inf
@@ -79,7 +79,7 @@ def agrees(function, array):
     return True
 
 
-@pytest.mark.parametrize("name", arrays._FUNCTIONS.split())
+@pytest.mark.parametrize("name", numpy._FUNCTIONS.split())
 def test_functions(name):
     function = operator.attrgetter(name)(np)
     cases = [(call, array) for call in CALLS for array in DATA]
@@ -87,7 +87,7 @@ def test_functions(name):
     assert True in outcomes or name in OTHER_ARGUMENTS
 
 
-@pytest.mark.parametrize("name", sorted(arrays._KNOWN_METHODS))
+@pytest.mark.parametrize("name", sorted(numpy._KNOWN_METHODS))
 def test_methods(name):
     given = ((), (0,), (2,), (-1.5,), (True,), ("float32",), (A[0],))
     cases = [(args, array) for args in given for array in DATA]

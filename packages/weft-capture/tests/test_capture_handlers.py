@@ -7,7 +7,7 @@ import pytest
 import torch
 from weft_capture import capture, config, graph_break, reset
 from weft_capture.bytecode import decode
-from weft_capture.steps import OuterFrame
+from weft_capture.execution.stepping import OuterFrame
 
 # Handlers that break the graph run eagerly from there on, and say so.
 pytestmark = pytest.mark.filterwarnings(r"ignore:\[handler\]")

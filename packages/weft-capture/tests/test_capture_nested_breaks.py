@@ -9,7 +9,7 @@ import torch
 from test_capture_language import Manager, X, check, eager_backend, same
 from weft_capture import Break, capture, config, disable, graph_break, reset
 from weft_capture.bytecode import decode
-from weft_capture.steps import OuterFrame
+from weft_capture.execution.stepping import OuterFrame
 from weft_core.events import counters
 
 W = torch.tensor(3.0)

@@ -17,7 +17,7 @@ import weft_capture
 from test_capture_language import X, eager_backend, same
 from weft_core.errors import Unsupported
 
-LOG = logging.getLogger("weft_test.real_calls")
+LOG = logging.getLogger("weft_test.deferred_calls")
 SEEN = []
 
 

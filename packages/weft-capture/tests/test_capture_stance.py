@@ -3,7 +3,8 @@
 import pytest
 import torch
 import weft_capture
-from weft_capture import set_stance, stance
+from weft_capture import set_stance
+from weft_capture.policy import stance
 from weft_core.errors import InvalidOption, WeftError
 
 

@@ -206,14 +206,14 @@ def a_generator_dies_in_a_try_block(capture):
         return x + number
 
     @capture
-    def let_go(x):
+    def release(x):
         items = numbers()
         next(items)
         del items
         log.append("after del")
         return x + 1
 
-    return [run(X).tolist() for run in (loop, let_go, loop, let_go)], log
+    return [run(X).tolist() for run in (loop, release, loop, release)], log
 
 
 @program

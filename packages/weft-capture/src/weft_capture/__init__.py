@@ -7,8 +7,8 @@ makes of it. `convert` is the pipeline; values, opcodes and rules are what it co
 from weft_capture.api import Capture, Explanation, capture, explain, report, reset
 from weft_capture.breaks import REASONS, Break, BreakRecord
 from weft_capture.config import settings
-from weft_capture.engine import leave_backwards, running
-from weft_capture.markers import (
+from weft_capture.effects.engine import leave_backwards, running
+from weft_capture.policy.decorators import (
     allow_in_graph,
     assume_constant_result,
     disable,
@@ -17,8 +17,8 @@ from weft_capture.markers import (
     is_compiling,
     substitute_in_graph,
 )
-from weft_capture.reports import FrameReport, Report
-from weft_capture.stance import set_stance
+from weft_capture.policy.reports import FrameReport, Report
+from weft_capture.policy.stance import set_stance
 
 __all__ = [
     "REASONS",

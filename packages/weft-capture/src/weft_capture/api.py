@@ -29,16 +29,17 @@ from weft_guards import CacheRules, CodeCache, ShapesSpec, arg_names_of, compile
 from weft_guards.filters import apply_filter
 from weft_guards.sources import LocalSource
 
-from weft_capture import config, frame, selection, stance
+from weft_capture import config, frame
 from weft_capture.breaks import BreakRecord
 from weft_capture.bytecode import is_resume
 from weft_capture.convert import Backend, Converted, Task, convert, restore
-from weft_capture.function_modes import lookup_under_modes, modes_put_away
-from weft_capture.markers import is_compiling
 from weft_capture.output.entry import entry_replacement, is_entry
-from weft_capture.precompiled import Kept
-from weft_capture.reports import CodeLog, Report, collected, count_ops, gather, lost_record
-from weft_capture.selection import (
+from weft_capture.policy import selection, stance
+from weft_capture.policy.capture_cache import CaptureCache
+from weft_capture.policy.coroutine_entry import SUSPENDING, driven, in_pieces
+from weft_capture.policy.decorators import is_compiling
+from weft_capture.policy.reports import CodeLog, Report, collected, count_ops, gather, lost_record
+from weft_capture.policy.selection import (
     LAUNCHERS,
     has_tensor_work,
     is_skipped_code,
@@ -46,7 +47,7 @@ from weft_capture.selection import (
     skip_disabled,
     with_own_builtins,
 )
-from weft_capture.suspending import SUSPENDING, driven, in_pieces
+from weft_capture.tensors.modes import lookup_under_modes, modes_put_away
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class Capture:
         self.logs: _ByCode[CodeLog] = WeakIdKeyDictionary()
         self._graphs: list[weakref.ref[GraphModule]] = []
         self._others: dict[Backend, Capture] = {}  # captures of the same for other backends
-        self._kept: _ByCode[Kept] = WeakIdKeyDictionary()
+        self._kept: _ByCode[CaptureCache] = WeakIdKeyDictionary()
         weakref.finalize(self, _forget, self._codes).atexit = False
         _all.add(self)
 
@@ -246,14 +247,14 @@ class Capture:
             self.log(code).lose(code, lost_record(code, "internal", text))
             return None
 
-    def _kept_for(self, function: types.FunctionType) -> Kept | None:
+    def _kept_for(self, function: types.FunctionType) -> CaptureCache | None:
         """Return what is kept for a function's code; None where nothing is to be."""
         code = function.__code__
         if self.rules.guard_filter or not config.settings.caching_precompile:
             return None
         if code not in self._kept:
             with suppress(ValueError, CompilerUnavailable):  # code without a digest; no folder
-                self._kept[code] = Kept(function, self.fullgraph, self.rules.dynamic)
+                self._kept[code] = CaptureCache(function, self.fullgraph, self.rules.dynamic)
         return self._kept.get(code)
 
     def _record_graph(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:

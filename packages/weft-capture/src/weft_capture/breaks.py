@@ -123,16 +123,16 @@ class Break(Exception):
     Args:
         code: a key of `REASONS`.
         detail: what exactly was met, such as the name of the function.
-        retry_at: where a value cannot be rebuilt, the step that should run for real instead.
+        restart_step: where a value cannot be rebuilt, the step that should run for real instead.
     """
 
-    def __init__(self, code: str, detail: str = "", retry_at: int = -1) -> None:
+    def __init__(self, code: str, detail: str = "", restart_step: int = -1) -> None:
         super().__init__(code, detail)
         self.code = code
         self.detail = detail
-        self.retry_at = retry_at
+        self.restart_step = restart_step
         self.user_stack: tuple[traceback.FrameSummary, ...] = ()
-        self.whole: object = None  # the frame that must run as it is, in one piece
+        self.eager_frame: object = None  # the frame that must run as it is, in one piece
 
     def bare(self) -> Break:
         """Drop the traceback, whose frames would keep the program's objects; returns itself."""

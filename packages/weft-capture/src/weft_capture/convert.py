@@ -34,22 +34,22 @@ from weft_guards.sources import (
 )
 
 from weft_capture import config
-from weft_capture.attributes import class_guards, class_reads
 from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
-from weft_capture.function_modes import around, level_around
-from weft_capture.inputs import GraphInput
+from weft_capture.execution.stepping import PROLOGUE, BreakAtStep, OuterFrame, Steps, Stop
+from weft_capture.execution.tracer import Tracer
+from weft_capture.functions import table
+from weft_capture.model.attributes import class_guards, class_reads
+from weft_capture.model.contexts import no_saved_tensors_hooks
+from weft_capture.model.dicts import LazyValue
+from weft_capture.model.functions import CellValue, FunctionValue
+from weft_capture.model.protocol import Value
+from weft_capture.model.scope import library_guards
 from weft_capture.output.assemble import Assembly
-from weft_capture.precompiled import Kept, rows_of, to_bytes
-from weft_capture.rules import table
-from weft_capture.scope import library_guards
-from weft_capture.selection import has_tensor_work
-from weft_capture.steps import PROLOGUE, BreakAtStep, OuterFrame, Steps, Stop
-from weft_capture.tracer import Tracer
-from weft_capture.values.base import Value
-from weft_capture.values.contexts import no_saved_tensors_hooks
-from weft_capture.values.dicts import LazyValue
-from weft_capture.values.functions import CellValue, FunctionValue
+from weft_capture.policy.capture_cache import CaptureCache, rows_of, to_bytes
+from weft_capture.policy.selection import has_tensor_work
+from weft_capture.tensors.inputs import GraphInput
+from weft_capture.tensors.modes import around, level_around
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 _breaks_log = logger("capture", "graph_breaks")
@@ -189,7 +189,7 @@ def _capture(do: Task, tx: Tracer, steps: Steps) -> Converted:
 
 
 def restore(
-    kept: Kept, function: types.FunctionType, flat_args: tuple[Any, ...], backend: Backend
+    kept: CaptureCache, function: types.FunctionType, flat_args: tuple[Any, ...], backend: Backend
 ) -> Converted | None:
     """Return what `convert` made of a call like this in another process, compiled for this one."""
     with span("precompiled", function.__qualname__), _modes_restored(), _own_saved_tensors():
@@ -220,8 +220,8 @@ def _drafted(
         if stopped is not None:
             if do.fullgraph and stopped.error.code not in _ENDS:
                 raise _refused(report_break(stopped.error))
-            endless = steps.aimless and stopped.error.code == "too-long"
-            whole = stopped.error.whole is outer
+            endless = steps.no_tensor_yet and stopped.error.code == "too-long"
+            whole = stopped.error.eager_frame is outer
             begins = outer.decoded.instrs[outer.ip].opname in PROLOGUE
             if endless or whole or begins or in_prologue(outer.decoded, outer.ip):
                 return None, stopped
@@ -231,8 +231,8 @@ def _drafted(
             error.user_stack = error.user_stack or tx.user_stack()
             reason = error.bare()
         end = steps.now if stopped is None else stopped.step
-        if 0 <= reason.retry_at < end:
-            stopped = outer.break_at(reason.retry_at, reason)
+        if 0 <= reason.restart_step < end:
+            stopped = outer.break_at(reason.restart_step, reason)
         elif end > 0 and left and reason.code != "handler":
             left -= 1
             stopped = outer.break_at(end - 1, reason)
@@ -260,7 +260,7 @@ def outer_frame(tx: Tracer, flat_args: tuple[Any, ...]) -> OuterFrame:
             variable.contents = LazyValue(cell.cell_contents, ClosureSource(name))
         except ValueError:
             tx.guards.add(CellSource(name), "CELL_EMPTY")
-        tx.known[id(cell)] = (variable, CellSource(name))
+        tx.values_by_id[id(cell)] = (variable, CellSource(name))
         tx.keep_alive.append(cell)
     value = FunctionValue(
         code,

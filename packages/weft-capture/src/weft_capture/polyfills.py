@@ -1,8 +1,8 @@
 """C functions of the standard library, in Python: capture traces through these in their place.
 
-Those that the library has no Python version of (`rules.polyfilled` loads the others, and says which
-function stands for which), written after the documentation. They work
-one item at a time, as the originals do, so effects of what they call keep their order.
+Those that the library has no Python version of, written after the documentation. The others are
+loaded by `functions.language.polyfilled`, which says which function stands for which. They work one
+item at a time, as the originals do, so effects of what they call keep their order.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def calls(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
 
 
 def next_handle() -> int:
-    """Return the number of a new handle of a hook, which runs for real (`rules.polyfilled`)."""
+    """Return the number of a new handle of a hook, which runs for real (`polyfilled`)."""
     RemovableHandle.next_id += 1
     return RemovableHandle.next_id - 1
 

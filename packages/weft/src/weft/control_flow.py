@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from weft_capture import frame
-from weft_capture.values.contexts import enter_attention, leave_attention
+from weft_capture.model.contexts import enter_attention, leave_attention
 from weft_core import control
 from weft_guards.state import TorchState
 

@@ -92,7 +92,7 @@ FOR_ITER_BACK = 2 if PY313 else 1 if PY312 else 0
 #: Opcodes of the vocabulary after which execution never goes on at the next instruction.
 NO_FALL_THROUGH = frozenset({"JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 
-#: The variable of handlers that are no part of the program (`resume.unbound_as_before`).
+#: The variable of handlers that are no part of the program (`resume.restore_unbound`).
 UNBOUND = "_weft_unbound"
 
 Positions = tuple[int | None, int | None, int | None, int | None]

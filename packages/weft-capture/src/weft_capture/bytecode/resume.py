@@ -144,7 +144,7 @@ def _build(decoded: Decoded, index: int, stack: tuple[bool, ...], bound: frozens
     for name in filter(None, places):  # the stack alone holds it
         prologue.append(Op("DELETE_FAST", argval=name, positions=positions))
     prologue.append(Op("JUMP", jump=entry, positions=positions))
-    body += unbound_as_before(body, shape.freevars, decoded)
+    body += restore_unbound(body, shape.freevars, decoded)
     code = assemble(prologue + body, replace(shape, varnames=(*shape.varnames, *others, UNBOUND)))
     kept = tuple(i for i, wanted in enumerate(keep) if wanted)
     decode(code).derived["origin"] = Origin(
@@ -161,7 +161,7 @@ def _unbound_error(error: NameError) -> UnboundLocalError:
     return result
 
 
-def unbound_as_before(
+def restore_unbound(
     items: Sequence[Item], freevars: tuple[str, ...], decoded: Decoded
 ) -> list[Item]:
     """Let unbound variables raise what they raise in the code that these operations come from.

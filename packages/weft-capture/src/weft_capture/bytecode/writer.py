@@ -30,7 +30,7 @@ from .instr import (
     prologue_of,
 )
 from .liveness import reachable
-from .resume import Resume, stack_name, unbound_as_before
+from .resume import Resume, restore_unbound, stack_name
 
 _CELL_OPS = frozenset({"LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"})
 _FAST_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
@@ -307,7 +307,7 @@ class Writer:
         """
         shape = self._shape
         items = self._items + self._tail + self._handler_code()
-        items += unbound_as_before(items, shape.freevars, self._decoded)
+        items += restore_unbound(items, shape.freevars, self._decoded)
         used = {op.argval for op in items if isinstance(op, Op) and op.opname in _CELL_OPS}
         cellvars = tuple(name for name in shape.cellvars if name in used)
         cells = set(cellvars + shape.freevars)

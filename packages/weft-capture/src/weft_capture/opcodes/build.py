@@ -6,16 +6,16 @@ from weft_guards.payloads import find_in_class
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
+from weft_capture.model.constant import NULL, constant
+from weft_capture.model.containers import ListValue, SetValue, SliceValue, TupleValue
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.functions import FunctionValue
+from weft_capture.model.iteration import steps
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Frame, Value
 from weft_capture.opcodes.table import opcode
 from weft_capture.python_compat import too_many_values, type_name
-from weft_capture.values.base import Frame, Value
-from weft_capture.values.constant import NULL, constant
-from weft_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
-from weft_capture.values.dicts import DictValue
-from weft_capture.values.functions import FunctionValue
-from weft_capture.values.made import joined
-from weft_capture.values.objects import UserObject
-from weft_capture.values.stepping import steps
+from weft_capture.tensors.runtime_values import joined
 
 _CONTAINERS = {"BUILD_TUPLE": TupleValue, "BUILD_LIST": ListValue, "BUILD_SET": SetValue}
 

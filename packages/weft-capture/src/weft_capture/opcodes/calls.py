@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from weft_capture import attributes
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
+from weft_capture.model import attributes
+from weft_capture.model.constant import NULL
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.functions import CellValue, FunctionValue
+from weft_capture.model.iteration import steps
+from weft_capture.model.objects import ModuleValue
+from weft_capture.model.protocol import Frame, Kwargs, Raised, Value
+from weft_capture.model.region_marks import one_call
 from weft_capture.opcodes.table import opcode
 from weft_capture.python_compat import TUPLE_ASKS_LENGTH
-from weft_capture.regions import one_call
-from weft_capture.values.base import Frame, Kwargs, Raised, Value
-from weft_capture.values.constant import NULL
-from weft_capture.values.dicts import DictValue
-from weft_capture.values.functions import CellValue, FunctionValue
-from weft_capture.values.objects import ModuleValue
-from weft_capture.values.stepping import steps
 
 
 def _callee(frame: Frame, args: list[Value]) -> tuple[Value, list[Value]]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from weft_capture.bytecode import PY314, Instr
-from weft_capture.classes import ClassValue
-from weft_capture.opcodes.table import opcode
-from weft_capture.python_compat import async_enters, enters, error_text
-from weft_capture.values.base import Frame, Raised, Tracer, Value
-from weft_capture.values.constant import NONE, NULL, constant
-from weft_capture.values.exceptions import (
+from weft_capture.functions.classes import ClassValue
+from weft_capture.model.constant import NONE, NULL, constant
+from weft_capture.model.exceptions import (
     TRACEBACK,
     ExceptionValue,
     chain,
@@ -17,6 +14,9 @@ from weft_capture.values.exceptions import (
     match_group,
     rest_to_raise,
 )
+from weft_capture.model.protocol import Frame, Raised, Tracer, Value
+from weft_capture.opcodes.table import opcode
+from weft_capture.python_compat import async_enters, enters, error_text
 
 
 @opcode("RAISE_VARARGS")

@@ -7,13 +7,13 @@ import types
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
-from weft_capture.generators import AsyncStep, GeneratorValue, Wrapped
+from weft_capture.effects.runtime_asserts import is_checked
+from weft_capture.functions.generators import AsyncStep, GeneratorValue, Wrapped
+from weft_capture.model.constant import NONE, Constant
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Frame, Raised, Value
 from weft_capture.opcodes.table import opcode
 from weft_capture.python_compat import awaits, error_text
-from weft_capture.rules.checks import is_checked
-from weft_capture.values.base import Frame, Raised, Value
-from weft_capture.values.constant import NONE, Constant
-from weft_capture.values.objects import UserObject
 
 
 def _target(instr: Instr) -> int:
@@ -107,7 +107,7 @@ def _send(frame: Frame, instr: Instr) -> None:
             raise
         item, result = None, raised.value.getattr(tx, "value")
     except Break:
-        users = isinstance(inner, GeneratorValue | AsyncStep) and not inner.is_librarys
+        users = isinstance(inner, GeneratorValue | AsyncStep) and not inner.is_library_code
         if frame.stepped and not users:
             raise Break("suspends") from None
         raise

@@ -5,12 +5,12 @@ from __future__ import annotations
 import builtins
 
 from weft_capture.bytecode import Instr
+from weft_capture.functions.language.identity import identical
+from weft_capture.functions.language.operators import binary, compare, contains, unary
+from weft_capture.model.constant import NULL, constant, is_constant_object
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.protocol import Frame, Raised, Tracer, Value
 from weft_capture.opcodes.table import on_values, opcode
-from weft_capture.rules.identity import identical
-from weft_capture.rules.operators import binary, compare, contains, unary
-from weft_capture.values.base import Frame, Raised, Tracer, Value
-from weft_capture.values.constant import NULL, constant, is_constant_object
-from weft_capture.values.containers import TupleValue
 
 
 def _load_const(tx: Tracer, value: object) -> Value:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr
-from weft_capture.values.base import Frame, Value
+from weft_capture.model.protocol import Frame, Value
 
 Handler = Callable[["Frame", "Instr"], object]
 HANDLERS: dict[str, Handler] = {}

@@ -9,15 +9,15 @@ from typing import NoReturn
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Instr, call_pair, original
-from weft_capture.classes import SuperValue
+from weft_capture.functions.classes import SuperValue
+from weft_capture.model.constant import NONE, NULL
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.finalizers import pop_dying, release
+from weft_capture.model.functions import BoundMethod, CellValue
+from weft_capture.model.objects import DELETED
+from weft_capture.model.protocol import Frame, Value
+from weft_capture.model.scope import import_module, load_global, store_global
 from weft_capture.opcodes.table import HANDLERS, opcode
-from weft_capture.scope import import_module, load_global, store_global
-from weft_capture.values.base import Frame, Value
-from weft_capture.values.constant import NONE, NULL
-from weft_capture.values.dicts import DictValue
-from weft_capture.values.finalizers import let_go, pop_dying
-from weft_capture.values.functions import BoundMethod, CellValue
-from weft_capture.values.objects import DELETED
 
 
 @opcode("MAKE_CELL")
@@ -54,7 +54,7 @@ def _load_fast_and_clear(frame: Frame, instr: Instr) -> None:
 @opcode("STORE_FAST")
 def _store_fast(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
-    let_go(frame, frame.locals.get(instr.argval))
+    release(frame, frame.locals.get(instr.argval))
     if instr.argval in frame.decoded.cells:  # a cell that was put aside for a comprehension
         value = frame.tx.force(value)
     cell = isinstance(value, CellValue) and instr.argval in frame.decoded.cells
@@ -63,7 +63,7 @@ def _store_fast(frame: Frame, instr: Instr) -> None:
 
 @opcode("DELETE_FAST")
 def _delete_fast(frame: Frame, instr: Instr) -> None:
-    let_go(frame, frame.tx.force(frame.locals.get(instr.argval, NONE)))
+    release(frame, frame.tx.force(frame.locals.get(instr.argval, NONE)))
     if frame.bind(instr.argval, None) is None:
         _unbound(frame, instr.argval)
 
@@ -93,7 +93,7 @@ def _load_deref(frame: Frame, instr: Instr) -> None:
 @opcode("STORE_DEREF")
 def _store_deref(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
-    let_go(frame, frame.cells[instr.argval].contents)
+    release(frame, frame.cells[instr.argval].contents)
     frame.cells[instr.argval].store(frame.tx, value)
 
 
@@ -102,7 +102,7 @@ def _delete_deref(frame: Frame, instr: Instr) -> None:
     cell = frame.cells[instr.argval]
     if cell.contents is None:
         _unbound(frame, instr.argval)
-    let_go(frame, frame.tx.force(cell.contents))
+    release(frame, frame.tx.force(cell.contents))
     cell.store(frame.tx, None)
 
 

@@ -1,8 +1,8 @@
 """The code object that replaces a captured frame.
 
-    early calls -> run the graph -> late calls (see `real_calls`) -> load everything that is still
-    needed -> write side effects back -> return, or do the breaking instruction for real and go on
-    in a resume function
+    early calls -> run the graph -> late calls (see `deferred_calls`) -> load everything that is
+    still needed -> write side effects back -> return, or do the breaking instruction for real
+    and go on in a resume function
 
 Everything is loaded before anything is written, so that no write changes what a source reads.
 """
@@ -25,25 +25,25 @@ from weft_capture import config
 from weft_capture import frame as hook
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer, live_at, shows_frame
-from weft_capture.function_modes import handlers_off
-from weft_capture.inputs import GraphInput
-from weft_capture.output.entry import InnerFrames, from_the_start
-from weft_capture.output.real_step import RealStep
-from weft_capture.output.reconstruct import GRAPH_RESULT, Output
-from weft_capture.rules.backward import leaving
-from weft_capture.rules.checks import (
+from weft_capture.effects.runtime_asserts import (
     devices_of,
     has_checks,
     if_raised,
     recoverable,
     run_checked,
 )
-from weft_capture.rules.transforms import LEVELS
-from weft_capture.steps import OuterFrame, Stop
-from weft_capture.suspending import SUSPENDING
-from weft_capture.values.base import Frame, MethodOf, Tracer, Value
-from weft_capture.values.constant import NULL, constant
-from weft_capture.values.contexts import AutocastContext
+from weft_capture.execution.stepping import OuterFrame, Stop
+from weft_capture.functions.torch.backward import leaving
+from weft_capture.functions.torch.transforms import LEVELS
+from weft_capture.model.constant import NULL, constant
+from weft_capture.model.contexts import AutocastContext
+from weft_capture.model.protocol import Frame, MethodOf, Tracer, Value
+from weft_capture.output.eager_instruction import RealStep
+from weft_capture.output.entry import InnerFrames, from_the_start
+from weft_capture.output.reconstruct import GRAPH_RESULT, Output
+from weft_capture.policy.coroutine_entry import SUSPENDING
+from weft_capture.tensors.inputs import GraphInput
+from weft_capture.tensors.modes import handlers_off
 
 _ASKS_LATER = (
     {"register_hook"},
@@ -91,7 +91,7 @@ def _in_handler(error: Break, frame: OuterFrame) -> Break:
     a generator, with which the interpreter forgets what is handled.
     """
     if error.code == "uncaught-exception":
-        error.whole = frame if frame.decoded.flags & SUSPENDING else error.whole
+        error.eager_frame = frame if frame.decoded.flags & SUSPENDING else error.eager_frame
         return error
     result = Break("handler", " ".join(filter(None, (error.code, error.detail))))
     result.user_stack = error.user_stack

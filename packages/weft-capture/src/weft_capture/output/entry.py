@@ -15,11 +15,11 @@ from typing import Any
 
 from weft_capture import frame as hook
 from weft_capture.bytecode import Decoded, Resume, Writer, decode, live_at, stack_name, state_at
-from weft_capture.output.real_step import RealStep
+from weft_capture.model.constant import NULL
+from weft_capture.model.functions import CellValue
+from weft_capture.model.protocol import Frame, Value
+from weft_capture.output.eager_instruction import RealStep
 from weft_capture.output.reconstruct import GRAPH_RESULT, Output
-from weft_capture.values.base import Frame, Value
-from weft_capture.values.constant import NULL
-from weft_capture.values.functions import CellValue
 
 _INNER = "_weft_inner"
 _MARK = ".<entry at "

@@ -17,19 +17,19 @@ import torch
 from torch.fx import Node
 from weft_guards.sources import ClosureSource
 
-from weft_capture.attributes import is_hidden
 from weft_capture.breaks import Break
 from weft_capture.bytecode import Writer
-from weft_capture.generators import GeneratorValue
-from weft_capture.values.base import MethodOf, Tracer, Value
-from weft_capture.values.constant import MADE, NULL, Constant, Varying, class_value, constant
-from weft_capture.values.containers import ListValue, SequenceValue, SetValue, TupleValue
-from weft_capture.values.dicts import DictValue, LazyValue
-from weft_capture.values.functions import BoundMethod, CellValue, FunctionValue
-from weft_capture.values.iterators import IteratorValue
-from weft_capture.values.objects import DELETED, UserObject
-from weft_capture.values.tensor import SymValue, TensorValue
-from weft_capture.values.weakrefs import WeakRefValue
+from weft_capture.functions.generators import GeneratorValue
+from weft_capture.model.attributes import is_hidden
+from weft_capture.model.constant import MADE, NULL, Constant, Varying, class_value, constant
+from weft_capture.model.containers import ListValue, SequenceValue, SetValue, TupleValue
+from weft_capture.model.dicts import DictValue, LazyValue
+from weft_capture.model.functions import BoundMethod, CellValue, FunctionValue
+from weft_capture.model.iterators import IteratorValue
+from weft_capture.model.objects import DELETED, UserObject
+from weft_capture.model.protocol import MethodOf, Tracer, Value
+from weft_capture.model.weakrefs import WeakRefValue
+from weft_capture.tensors.tensor import SymValue, TensorValue
 
 GRAPH_RESULT = "_weft_graph_result"
 
@@ -103,8 +103,8 @@ class Output:
         try:
             value.reconstruct(self)
         except Break as error:
-            if error.retry_at < 0:
-                error.retry_at = self.tx.steps.made(value)
+            if error.restart_step < 0:
+                error.restart_step = self.tx.steps.made(value)
             raise
         if isinstance(value, TupleValue) and value in self._temps:  # it holds itself: made inside
             self.writer.pop()

@@ -1,0 +1,1 @@
+"""What a captured frame does beside computing: writes, calls left for later, checks."""

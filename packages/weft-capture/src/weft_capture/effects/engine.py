@@ -1,0 +1,60 @@
+"""Who captures what the autograd engine runs: the graph of the caller, or another stage.
+
+Where another stage is given, `backward()` and `autograd.grad` of a captured program are real calls
+between its graphs, made under the flags of the function that reached them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from weft_guards.sources import CallSource
+
+from weft_capture import frame
+from weft_capture.breaks import Break
+from weft_capture.model.protocol import Tracer
+
+
+def _never() -> bool:
+    return False
+
+
+class _Engine:
+    asked: Callable[[], bool] = staticmethod(_never)
+
+
+def leave_backwards(asked: Callable[[], bool]) -> None:
+    """Leave backward passes to another stage whenever `asked()` is true in the running thread."""
+    _Engine.asked = staticmethod(asked)
+
+
+def is_elsewhere() -> bool:
+    """Say whether another stage captures a backward pass that begins now in this thread."""
+    return _Engine.asked()
+
+
+def running() -> Any:
+    """Return the `Capture` whose function this thread runs, None outside of optimised calls."""
+    return frame.current()
+
+
+@contextmanager
+def kept_inside(tx: Tracer) -> Iterator[None]:
+    """Execute code that the graph holds as one call: its backward passes are part of that."""
+    tx.apart += 1
+    try:
+        yield
+    finally:
+        tx.apart -= 1
+
+
+def check(tx: Tracer, what: str) -> None:
+    """Break at a backward pass that another stage captures; guard who does."""
+    if tx.apart:
+        return
+    elsewhere = is_elsewhere()
+    tx.guard(CallSource(is_elsewhere, ()), "CONST", elsewhere)
+    if elsewhere:
+        raise Break("backward", what)

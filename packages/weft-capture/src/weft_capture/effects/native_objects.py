@@ -1,0 +1,176 @@
+"""Objects of C types that are made and used for real while capturing.
+
+An object of one of `REPLAYED` looks at nothing but the data it is given, so capture can call its
+methods and knows what they give. The calls are kept in a log: after a step was taken back, and
+in the replacement code where such an object is needed, they are made again from the first.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import io
+import marshal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from weft_capture import polyfills
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.model.constant import constant
+from weft_capture.model.protocol import (
+    BIRTHS,
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+)
+
+_HASHES = tuple(getattr(hashlib, name) for name in sorted(hashlib.algorithms_guaranteed))
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+REPLAYED = (io.StringIO, io.BytesIO, bytearray, memoryview, array.array)
+FACTORIES = (*REPLAYED, *_HASHES, hashlib.new, threading.Lock, _LOCKS[1])
+"""What makes such objects, of data or of one another."""
+_TYPES = frozenset([*REPLAYED, *_LOCKS, *(type(make()) for make in _HASHES)])
+
+
+def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Call a function; return its result and the exception it raised, one of them None."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:
+        return None, error
+
+
+def call_named(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method."""
+    return getattr(owner, name)(*args, **kwargs)
+
+
+class CallLog:
+    """The calls on objects that may have to do with one another, in the program's order."""
+
+    def __init__(self) -> None:
+        self.epoch = self.saved = -1
+        self.born = next(BIRTHS)
+        self.calls: list[tuple[Callable[..., Any], list[Value], Kwargs]] = []
+        self.values: dict[int, ReplayedValue] = {}
+        self.results: list[tuple[Any, Any]] = []
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that forgets the calls made from now on, and what they did."""
+        count = len(self.calls)
+
+        def restore() -> None:
+            del self.calls[count:]
+            self.values = {at: value for at, value in self.values.items() if at < count}
+            self.results = []
+
+        return restore
+
+    def run(self, tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
+        """Make a call now, and again in the replacement code.
+
+        Raises:
+            Break: when an argument or the result is neither data nor an object of this log.
+            Raised: when the call raises.
+        """
+        tx.journal.touch(self)
+        named = {name: self._argument(tx, arg) for name, arg in kwargs.items()}
+        self.calls.append((function, [self._argument(tx, arg) for arg in args], named))
+        for call, given, words in self.calls[len(self.results) :]:
+            real = {name: self._real(tx, value) for name, value in words.items()}
+            done = attempt(call, *(self._real(tx, value) for value in given), **real)
+            self.results.append(done)
+        result, error = self.results[-1]
+        if error is not None:
+            tx.raise_real(error)
+        if type(result) not in _TYPES:
+            return tx.literal(_checked(result))
+        before = next((v for at, v in self.values.items() if self.results[at][0] is result), None)
+        at = len(self.calls) - 1
+        return before or self.values.setdefault(at, ReplayedValue(self, at, type(result)))
+
+    def _argument(self, tx: Tracer, value: Value) -> Value:
+        value = tx.force(value)
+        if isinstance(value, ReplayedValue) and value.log is self:
+            return value
+        return tx.literal(_checked(value.data(tx)))
+
+    def _real(self, tx: Tracer, value: Value) -> Any:
+        return self.results[value.at][0] if isinstance(value, ReplayedValue) else value.data(tx)
+
+    def emit(self, out: Output) -> None:
+        """Write all calls again."""
+        for at, (function, args, kwargs) in enumerate(self.calls):
+            out.call(attempt, [constant(function), *args], kwargs)
+            if at in self.values:
+                out.writer.load_const(0)
+                out.writer.binary_subscr()
+                out.remember(self.values[at])
+            out.writer.pop()
+
+
+@dataclass(eq=False)
+class ReplayedValue(MutableValue):
+    """What call number `at` of a log gives, an object of type `kind`."""
+
+    log: CallLog
+    at: int
+    cls: type
+
+    def data(self, tx: Tracer) -> Any:
+        if self.cls not in (bytearray, memoryview):
+            raise NotConstant(self.describe())
+        content = self.log.run(tx, bytes, [self], {}).as_constant()
+        return content if self.cls is memoryview else bytearray(content)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        if not callable(getattr(self.cls, name, None)):
+            return super().call_method(tx, name, args, kwargs)
+        held = self.cls is _LOCKS[0] and self.log.run(
+            tx, call_named, [self, constant("locked")], {}
+        )
+        if held and held.truth(tx) and name in ("acquire", "__enter__"):
+            raise Break("unsupported-method", "acquiring a lock that is held")
+        return self.log.run(tx, call_named, [self, constant(name), *args], kwargs)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "__class__" or not hasattr(self.cls, name):
+            return self.getattr_fallback(tx, name)
+        if callable(getattr(self.cls, name)):
+            return MethodOf(self, name)
+        return self.log.run(tx, getattr, [self, constant(name)], {})
+
+    def truth(self, tx: Tracer) -> bool:
+        sized = hasattr(self.cls, "__len__")
+        return not sized or self.call_method(tx, "__len__", [], {}).truth(tx)
+
+    def iterate(self, tx: Tracer) -> Value:
+        if hasattr(self.cls, "__next__"):
+            return self
+        return tx.const_object(polyfills.items_of).call(tx, [self], {})
+
+    def next(self, tx: Tracer) -> Value | None:
+        return tx.next_by_call(MethodOf(self, "__next__"))
+
+    def reconstruct(self, out: Output) -> None:
+        self.log.emit(out)
+        out.load(self)
+
+
+def _checked(obj: Any) -> Any:
+    """Return data as it is.
+
+    Raises:
+        Break: for anything else.
+    """
+    try:
+        if obj is not NotImplemented:
+            marshal.dumps(obj.__reduce__()[1] if type(obj) is slice else obj)
+    except ValueError:
+        raise Break("unsupported-value", f"a {type(obj).__name__} where data is needed") from None
+    return obj

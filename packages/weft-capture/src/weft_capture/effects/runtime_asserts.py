@@ -1,0 +1,214 @@
+"""Graphs that raise: where nothing has been done that could be seen, the frame runs as it is.
+
+An index out of range then raises in the program's own line, under its handlers, behind the effects
+before it. A branch on a tensor of which one arm ends in raising is a check that the graph makes in
+its place: it raises, too, so a wrong guess about an arm costs time, and is never wrong.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import has_side_effect
+from torch.utils import checkpoint
+from weft_core.errors import WeftError
+from weft_core.events import counters, logger
+from weft_core.tensor_subclass import is_distributed
+from weft_core.tracing import is_collective, is_effect
+
+from weft_capture.bytecode import NO_FALL_THROUGH, Decoded, Handler, Instr, decode
+from weft_capture.model.constant import constant
+from weft_capture.model.dicts import LazyValue
+from weft_capture.model.protocol import Frame, Tracer, Value
+from weft_capture.tensors.graph import GraphBuilder
+from weft_capture.tensors.tensor import TensorValue
+
+_log = logger("capture", "graph_breaks")
+_library = torch.library.Library("weft_capture", "FRAGMENT")
+_library.define("check(Tensor condition, bool wanted) -> ()")
+
+
+class CheckFailed(Exception):
+    """A check of the program failed in its graph: the program itself knows what to raise."""
+
+
+def _check(condition: torch.Tensor, wanted: bool) -> None:
+    if bool(condition) is not wanted:
+        raise CheckFailed(f"a tensor is {not wanted} where the captured program would raise")
+
+
+def _nothing(condition: torch.Tensor, wanted: bool) -> None:
+    pass
+
+
+_library.impl("check", _check, "CompositeExplicitAutograd")
+_library.impl("check", _nothing, "Meta")
+CHECK: Any = has_side_effect(torch.ops.weft_capture.check.default)
+
+
+def is_checked(frame: Frame, jump: Instr, condition: Value) -> bool | None:
+    """Leave a branch on a tensor to the graph.
+
+    Returns:
+        Whether to jump; None when no arm is known to raise, or the frame cannot be run again.
+    """
+    if not isinstance(condition, TensorValue) or condition.fake.numel() != 1:
+        return None
+    assert jump.target is not None
+    raising = [_only_raises(frame, at) for at in (frame.ip, jump.target)]
+    if raising[0] is raising[1] or _is_caught(frame):
+        return None
+    jumps = raising[0]
+    wanted = (jump.opname == "POP_JUMP_IF_TRUE") is jumps
+    return jumps if emit_check(frame.tx, condition, wanted) else None
+
+
+def emit_check(tx: Tracer, condition: TensorValue, wanted: bool) -> bool:
+    """Add a check to the graph; False where a second run of the frame could be told."""
+    inside = any(not isinstance(one, torch.inference_mode) for one in tx.open_contexts)
+    if inside or not _may_repeat(tx):
+        return False
+    tx.graph.emit("call_function", CHECK, [condition, constant(wanted)], {})
+    return True
+
+
+def has_checks(graph: GraphBuilder) -> bool:
+    """Say whether there are checks in a graph."""
+    return any(node.target is CHECK for node in graph.graph.nodes)
+
+
+def recoverable(tx: Tracer) -> type[Exception] | None:
+    """Return what a graph may raise so that the frame can run from its start; None for nothing."""
+    checks = has_checks(tx.graph)  # before which nothing is done, and which put generators back
+    modes = any(node.target in _LASTING for node in tx.graph.graph.nodes)
+    if (checks or not tx.graph.mode.drawn) and not modes and _may_repeat(tx):
+        return Exception
+    return CheckFailed if checks else None
+
+
+# What may stay when a graph stops: modes, and what is done to an input.
+_LASTING = (
+    *(torch.amp.autocast_mode._enter_autocast, "backward", "detach_", "register_hook"),
+    *("register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "set_"),
+)
+
+
+def _may_repeat(tx: Tracer) -> bool:
+    """Say whether nobody could tell that what the frame has done so far is done once more."""
+    if tx.transforms or tx.overrides.modes or tx.answers:
+        return False
+    return all(call.made.late for call in tx.calls.calls) and all(_is_repeatable(tx.graph))
+
+
+def _is_repeatable(graph: GraphBuilder) -> Iterator[bool]:
+    """Say of all that the graph does so far whether it can be done once more."""
+    yield graph.writes() == 0
+    twins = [e.node_example for e in graph.inputs if isinstance(e.node_example, torch.Tensor)]
+    yield not (graph.mode.writes and any(twin.is_inference() for twin in twins))
+    for node in graph.graph.nodes:
+        target = node.target
+        of_program = isinstance(target, types.FunctionType) and target.__module__.split(".")[0]
+        yield of_program in (False, "torch", "weft_capture", "weft_core")
+        yield not is_collective(target)
+        yield not is_distributed(type(node.meta.get("example_value")))
+        yield target is CHECK or not (is_effect(target) and not target._schema.returns)
+
+
+def _is_caught(frame: Frame) -> bool:
+    """Say whether a handler of the graph's frames, other than a `with` block's, may catch here."""
+    for around in frame.callers():
+        instrs = around.decoded.instrs
+        handler: Handler | None = around.instr.handler
+        while handler is not None:
+            begins = instrs[handler.target].opname == "PUSH_EXC_INFO"
+            if begins and instrs[handler.target + 1].opname != "WITH_EXCEPT_START":
+                return True
+            handler = instrs[handler.target].handler
+    return False
+
+
+# ---- which arms raise
+
+
+def _only_raises(frame: Frame, start: int) -> bool:
+    """Say whether every path from an instruction ends in raising, or in a call of what raises."""
+    return _ends(frame.decoded, start, lambda index: _names_raiser(frame, index))
+
+
+def _ends(decoded: Decoded, start: int, is_end: Callable[[int], bool]) -> bool:
+    seen, todo = set(), [start]
+    while todo:
+        index = todo.pop()
+        instr = decoded.instrs[index]
+        if instr.opname in ("RETURN_VALUE", "YIELD_VALUE", "SEND", "RETURN_GENERATOR"):
+            return False
+        if index in seen or is_end(index):
+            continue
+        seen.add(index)
+        todo += [] if instr.opname in NO_FALL_THROUGH else [index + 1]
+        todo += [] if instr.target is None else [instr.target]
+    return True
+
+
+def _names_raiser(frame: Frame, index: int) -> bool:
+    """Say whether an instruction loads a function, or a method of a variable, that only raises."""
+    instr, before = frame.decoded.instrs[index], frame.decoded.instrs[index - 1]
+    found: Any = None
+    if instr.opname == "LOAD_GLOBAL":
+        found = frame.function.globals.get(instr.argval)
+    elif instr.opname in ("LOAD_METHOD", "LOAD_ATTR") and before.opname == "LOAD_FAST":
+        owner = frame.locals.get(before.argval)
+        if owner is not None:
+            kind = type(owner.obj) if isinstance(owner, LazyValue) else owner.python_type()
+            found = getattr(kind, instr.argval, None)
+    is_function = isinstance(found, types.FunctionType)
+    return is_function and _ends(decode(found.__code__), 0, lambda _: False)
+
+
+# ---- running a graph with checks
+
+
+def run_checked(compiled: Callable[..., Any], devices: Sequence[int], *args: Any) -> Any:
+    """Run a graph; where it raises, torch's generators are as before.
+
+    Args:
+        compiled: the graph.
+        devices: the CUDA devices that it works on.
+    """
+    generators = [torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)]
+    states = [(one, one.get_state()) for one in generators]
+    try:
+        return compiled(*args)
+    except Exception:
+        for one, state in states:
+            one.set_state(state)
+        raise
+
+
+def if_raised(error: BaseException, kind: type[Exception], recorded: bool) -> BaseException | None:
+    """Return what a graph raised if it is to be raised; None to run the frame as it is.
+
+    Args:
+        error: what the graph raised.
+        kind: see `recoverable`.
+        recorded: whether gradients were recorded where the frame began.
+    """
+    # By the last of these a checkpoint ends what it runs once more, when it has seen enough.
+    passed_on = (WeftError, checkpoint._StopRecomputationError)
+    if isinstance(error, passed_on) or not isinstance(error, kind):
+        return error
+    torch._C._set_grad_enabled(recorded)
+    counters["capture"]["run_again"] += 1
+    _log.info("a graph raised %s, its frame runs as it is: %s", type(error).__name__, error)
+    return None
+
+
+def devices_of(nodes: Iterable[Node]) -> tuple[int, ...]:
+    """Return the indices of the CUDA devices of the tensors that nodes make."""
+    values = [node.meta.get("example_value") for node in nodes]
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+    return tuple(sorted(one.index or 0 for one in devices if one.type == "cuda"))

@@ -1,0 +1,1 @@
+"""The symbolic interpreter: frames, stepping, the tracer, the journal of what can be undone."""

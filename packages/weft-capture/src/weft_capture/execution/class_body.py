@@ -1,0 +1,486 @@
+"""Class statements, `type(name, bases, dict)` and class decorators inside a captured frame.
+
+The body runs symbolically in a frame whose locals are the namespace. Then a real class is made of
+stand-ins for what the namespace holds: a function of the same code for a function, a property over
+stand-ins for a property, a bare object for a tensor. `Tracer.values_by_id` leads from a stand-in
+back to its value, so attribute lookup on the real class finds what the program put there.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import collections
+import contextlib
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from weft_core.warnings_capture import suppress_warnings
+from weft_guards.sources import ConstSource
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.bytecode import decode
+from weft_capture.execution.frames import Frame
+from weft_capture.functions.classes import ClassValue
+from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.model import attributes
+from weft_capture.model.constant import MADE, NONE, constant, real_call
+from weft_capture.model.containers import Container, ListValue, SetValue, TupleValue
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.functions import CellValue, FunctionValue, ObjectConstant
+from weft_capture.model.objects import UserObject, new_instance
+from weft_capture.model.protocol import (
+    BIRTHS,
+    Kwargs,
+    Output,
+    Raised,
+    Tracer,
+    Value,
+    method_of_each,
+)
+
+# ---- values
+
+
+class MadeClass(ClassValue):
+    """A class made during capture.
+
+    Args:
+        obj: the real class that stands for it.
+        make: what makes the class again in generated code.
+        args: its arguments; the namespace is its keywords, where there is one.
+    """
+
+    def __init__(
+        self,
+        tx: Tracer,
+        obj: type,
+        make: Callable[..., type],
+        args: list[Value],
+        namespace: dict[str, Value] | None = None,
+    ) -> None:
+        super().__init__(obj)
+        self.make = make
+        self.args = args
+        self.namespace = namespace
+        self.filled: list[CellValue] = []  # by making it, see _CELLS
+        self.init_subclass: Value | None = None
+        # Making it ran code of the program, which must not run twice.
+        self.once = False
+        self.born = next(BIRTHS)
+        MADE[obj] = self
+        _remember(tx, self, obj)
+        self.freeze_class_inputs(tx, type(obj) not in (type, abc.ABCMeta))
+
+    def freeze_class_inputs(self, tx: Tracer, reads: bool) -> None:
+        """Let what making the class made be as it is; its parts too where that `reads` them."""
+        new = [one for one in vars(self.obj).values() if id(one) not in tx.values_by_id]
+        tx.effects.freeze_class_inputs(self, [one for one in new if isinstance(one, _CHANGING)])
+        if reads and self.namespace is not None:
+            parts = (value for name, value in self.namespace.items() if name not in _CELLS)
+            tx.effects.freeze_class_inputs(self, parts)
+
+    def data(self, tx: Tracer) -> Any:
+        raise NotConstant(self.describe())  # what runs now would run its stand-ins
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        namespace = self.namespace or {}
+        annotate = namespace.get("__annotate_func__")  # capture has what it reads
+        if name == "__annotations__" and annotate is not None and name not in namespace:
+            self.plain_setattr(tx, name, annotate.call(tx, [constant(1)], {}))
+        return super().getattr(tx, name)
+
+    def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        # A class that is made again with it would call its `__set_name__`, or show it to others.
+        metaclass = type(self.obj) not in (type, abc.ABCMeta)
+        if metaclass or hasattr(value.python_type(), "__set_name__"):
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+        self._change(tx, name)[name] = value
+        type.__setattr__(self.obj, name, stand_in(tx, value))
+
+    def plain_delattr(self, tx: Tracer, name: str) -> None:
+        if name not in self.obj.__dict__:
+            tx.raise_(AttributeError, name)
+        self._change(tx, name).pop(name, None)
+        type.__delattr__(self.obj, name)
+
+    def _change(self, tx: Tracer, name: str) -> dict[str, Value]:
+        """Return the namespace, which is about to change under a name."""
+        real, namespace = self.obj, self.namespace
+        if namespace is None:
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+        had, before = name in real.__dict__, real.__dict__.get(name)
+        saved = dict(namespace)
+
+        def undo() -> None:
+            if had:
+                type.__setattr__(real, name, before)
+            elif name in real.__dict__:
+                type.__delattr__(real, name)
+            namespace.clear()
+            namespace.update(saved)
+
+        tx.journal.on_rollback(undo)
+        return namespace
+
+    def reconstruct(self, out: Output) -> None:
+        if self.once:
+            raise Break("unsupported-value", f"making {self.describe()} again runs its hooks twice")
+        for cell in self.filled:
+            cell.reconstruct_empty(out)
+        out.call(self.make, self.args, self.namespace)
+
+
+_CHANGING = (dict, list, set, attributes.FIELD)  # whose __doc__ can be set
+
+
+def build_class(
+    name: str, bases: tuple[Any, ...], keywords: dict[str, Any], /, **namespace: Any
+) -> type:
+    """Do what a class statement does after its body ran."""
+
+    def fill(target: dict[str, Any]) -> None:
+        for key, value in namespace.items():
+            target[key] = value
+
+    return types.new_class(name, bases, keywords, fill)
+
+
+# What classmethod and staticmethod take over from their function; it has type parameters alone.
+_COPIED = frozenset(functools.WRAPPER_ASSIGNMENTS) - {"__type_params__"} | {"__annotations__"}
+
+
+@dataclass(eq=False)
+class DescriptorValue(Value):
+    """A property, staticmethod or classmethod over functions of the program."""
+
+    cls: type
+    args: list[Value]
+    real: Any = None  # its stand-in: one, for a class tells it a name (3.13)
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        if name in _COPIED and self.cls is not property:
+            return self.args[0].getattr(tx, name)
+        return tx.const_object(real_call(tx, getattr, stand_in(tx, self), name))
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if self.cls is not staticmethod:
+            tx.raise_(TypeError, f"'{self.cls.__name__}' object is not callable")
+        return self.args[0].call(tx, args, kwargs)
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(self.cls, self.args)
+
+
+class AutoValue(ObjectConstant):
+    """An `enum.auto`, of which making the class makes a number."""
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(enum.auto, [])
+
+
+@rule(enum.auto)
+def _auto(tx: Tracer) -> Value:
+    made = AutoValue(enum.auto())
+    _remember(tx, made, made.obj)
+    return made
+
+
+class StandIn:
+    """Stands in a real class for a value that has no Python object, such as a tensor."""
+
+
+# ---- stand-ins
+
+
+def stand_in(tx: Tracer, value: Value) -> Any:
+    """Return a real object that stands for a value; `tx.const_object` of it is the value."""
+    value = tx.force(value)
+    if isinstance(value, ObjectConstant):
+        return value.obj
+    if isinstance(value, FunctionValue):
+        return value.obj or _remember(tx, value, _function(tx, value))
+    existing = getattr(value, "obj", None)
+    if existing is not None:
+        return existing
+    if not isinstance(value, UserObject | Container):  # which may hold objects with a class
+        with contextlib.suppress(NotConstant):
+            return value.as_constant()
+    if isinstance(value, DescriptorValue):
+        if value.real is not None:
+            return value.real
+        real: Any = value.cls(*(stand_in(tx, part) for part in value.args))
+        value.real = real
+    elif isinstance(value, Container):
+        real = value.build(lambda item: stand_in(tx, item))
+    elif isinstance(value, SetValue):
+        real = {stand_in(tx, item) for item in value.entries.values()}
+    elif isinstance(value, UserObject):
+        scalar = value.base is not None and value.base.is_constant()
+        real = new_instance(value.cls, *([value.as_constant()] if scalar else []))
+        for name, item in value.attrs.items():
+            object.__setattr__(real, name, stand_in(tx, item))
+    else:
+        real = StandIn()
+    return _remember(tx, value, real)
+
+
+def _remember(tx: Tracer, value: Value, real: Any) -> Any:
+    tx.values_by_id[id(real)] = (value, ConstSource(real))
+    tx.keep_alive.append(real)
+    return real
+
+
+def _function(tx: Tracer, value: FunctionValue) -> types.FunctionType:
+    cells = tuple(cell.real for cell in value.cells)
+    function = types.FunctionType(value.code, value.globals, value.code.co_name, None, cells)
+    function.__qualname__ = value.name
+    function.__defaults__ = tuple(stand_in(tx, item) for item in value.defaults) or None
+    kwdefaults = {name: stand_in(tx, item) for name, item in value.kwdefaults.items()}
+    function.__kwdefaults__ = kwdefaults or None
+    for name, item in value.attributes.items():
+        setattr(function, name, stand_in(tx, item))
+    return function
+
+
+def _real_base(value: Value) -> Any:
+    obj = getattr(value, "obj", None)
+    return value.as_constant() if obj is None else obj
+
+
+# ---- the statement
+
+
+@rule(builtins.__build_class__)
+def _build_class(tx: Tracer, body: Value, name: Value, *bases: Value, **keywords: Value) -> Value:
+    assert isinstance(body, FunctionValue)
+    if "__class__" in body.code.co_cellvars and "__class__" in body.code.co_freevars:
+        raise Break("unsupported-opcode", "a class body with a nonlocal __class__")
+    frame = Frame(tx, body, {}, dict(zip(body.code.co_freevars, body.cells, strict=True)))
+    frame.run()
+    metaclass = getattr(keywords.get("metaclass"), "obj", type)
+    kinds = [metaclass, *(type(getattr(base, "obj", None)) for base in bases)]
+    found = [attributes.lookup(kind, "__prepare__") for kind in kinds]
+    if any(one is not None and one[0] is not type for one in found):
+        stored = [i.argval for i in decode(body.code).instrs if i.opname == "STORE_NAME"]
+        if len(stored) != len(set(stored)):
+            raise Break("unknown-call", "a metaclass that may look at each binding of a name")
+    return make_class(tx, name.as_constant(), list(bases), keywords, dict(frame.locals))
+
+
+def make_class(
+    tx: Tracer, name: str, bases: list[Value], keywords: Kwargs, namespace: dict[str, Value]
+) -> MadeClass:
+    """Make a class of a namespace.
+
+    Raises:
+        Break: when making it runs code of the program that capture cannot follow.
+    """
+    try:
+        real_bases = tuple(_real_base(base) for base in bases)
+    except NotConstant as error:
+        raise Break("unsupported-value", f"{error} as a base class") from None
+    words = {key: stand_in(tx, value) for key, value in keywords.items()}
+    _check_hooks(real_bases, words)
+    cells = {key: cell for key in _CELLS if isinstance(cell := namespace.get(key), CellValue)}
+    if any(cell.source is not None for cell in cells.values()):
+        raise Break("unknown-call", "a class whose __class__ is a cell from outside")
+    _check_autos(real_bases, namespace)
+    real_namespace = {k: stand_in(tx, v) for k, v in namespace.items() if k not in cells}
+    real_namespace |= {key: cell.real for key, cell in cells.items()}
+    if "__classdictcell__" in cells:
+        cells["__classdictcell__"].real.cell_contents = real_namespace
+    init_subclass = namespace.get("__init_subclass__")
+    objects = [(k, value) for k, value in namespace.items() if isinstance(value, UserObject)]
+    late = [key for key, value in objects if value.has_special("__set_name__")]
+    for key in (*late, "__init_subclass__"):
+        real_namespace.pop(key, None)
+    looks = any(type(base) not in (type, abc.ABCMeta) for base in real_bases)
+    unknown = any(isinstance(value, StandIn) for value in real_namespace.values())
+    if looks and (unknown or _sees_variables(namespace)):
+        raise Break("unsupported-value", "a metaclass that looks at what capture has no object of")
+    hook = _inherited_hook(real_bases)
+    if hook is not None:
+        words = {key: word for key, word in words.items() if key == "metaclass"}
+    real = _real_class(tx, name, real_bases, words, real_namespace)
+    pairs: list[tuple[Value, Value]] = [(constant(k), v) for k, v in keywords.items()]
+    args: list[Value] = [constant(name), TupleValue(bases), DictValue(pairs)]
+    made = MadeClass(tx, real, build_class, args, namespace)
+    made.init_subclass = init_subclass
+    made.once = bool(late or hook or init_subclass)
+    for cell in cells.values():
+        cell.store(tx, made)
+        made.filled.append(cell)
+    for key in late:
+        type.__setattr__(real, key, stand_in(tx, namespace[key]))
+        namespace[key].call_method(tx, "__set_name__", [made, constant(key)], {})
+    if hook is not None:
+        rest = {key: value for key, value in keywords.items() if key != "metaclass"}
+        hook.call(tx, [made], rest)
+    return made
+
+
+# What a body leaves of the cells of `__class__`, and of the names that annotations see (3.12).
+_CELLS = ("__classcell__", "__classdictcell__")
+_MAKER = "_generate_next_value_"
+
+
+def _sees_variables(namespace: dict[str, Value]) -> bool:
+    """Say whether annotations read variables around the class, which stand-ins do not have."""
+    annotate = namespace.get("__annotate_func__")
+    return isinstance(annotate, FunctionValue) and {*annotate.code.co_freevars} > {"__classdict__"}
+
+
+def _check_autos(bases: tuple[Any, ...], namespace: dict[str, Value]) -> None:
+    """Refuse an `enum.auto` of which code of the program makes a number."""
+    parts = [one for value in namespace.values() for one in getattr(value, "items", (value,))]
+    makers = [attributes.lookup(base, _MAKER) for base in bases if isinstance(base, type)]
+    programs = _MAKER in namespace or any(map(attributes.is_user_code, filter(None, makers)))
+    if programs and any(isinstance(one, AutoValue) for one in parts):
+        raise Break("unknown-call", f"enum.auto by a {_MAKER} of the program")
+
+
+def _real_class(tx: Tracer, name: str, bases: tuple[Any, ...], words: Any, namespace: Any) -> type:
+    """Make the class that stands for the program's."""
+    try:
+        with suppress_warnings() as warned:
+            real = build_class(name, bases, words, **namespace)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        tx.raise_real(error)
+    except NameError as error:  # what a stand-in for a function needs has none
+        raise Break("unsupported-value", f"a class statement that asks for more: {error}") from None
+    if warned:
+        raise Break("unsupported-value", "a class statement that warns")
+    return real
+
+
+def _inherited_hook(bases: tuple[Any, ...]) -> Value | None:
+    """Return the `__init_subclass__` of a class made in this frame that a new class inherits."""
+    for base in bases:
+        for kind in getattr(base, "__mro__", ()):
+            made = MADE.get(kind)
+            if isinstance(made, MadeClass) and made.init_subclass is not None:
+                hook = made.init_subclass
+                return hook.args[0] if isinstance(hook, DescriptorValue) else hook
+    return None
+
+
+def _check_hooks(bases: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Refuse metaclasses and `__init_subclass__` of the program that exist outside the frame."""
+    metaclass = keywords.get("metaclass")
+    kinds = [type(base) for base in bases]
+    if isinstance(metaclass, type):
+        kinds.append(metaclass)
+    for kind in kinds:
+        for name in ("__new__", "__init__", "__prepare__", "mro"):
+            found = attributes.lookup(kind, name)
+            if found and attributes.is_user_code(found):
+                raise Break("unknown-call", f"metaclass {kind.__name__} with {name}")
+    for base in bases:
+        found = attributes.lookup(base, "__init_subclass__") if isinstance(base, type) else None
+        if found and attributes.is_user_code(found):
+            raise Break("unknown-call", f"{found[0].__name__}.__init_subclass__")
+
+
+@rule(type)
+def _type(tx: Tracer, *args: Value, **keywords: Value) -> Value:
+    if len(args) == 1:
+        return tx.type_of(args[0])
+    kinds = tuple(arg.python_type() for arg in args)
+    if kinds != (str, tuple, dict):
+        raise Break("unknown-call", "type with other arguments")
+    name, bases, namespace = args
+    assert isinstance(namespace, DictValue)
+    items = {key.as_constant(): value for key, value in namespace.pairs(tx)}
+    assert tx.frame is not None
+    items.setdefault("__module__", constant(tx.frame.function.globals.get("__name__")))
+    return make_class(tx, name.as_constant(), bases.unpack(tx), keywords, items)
+
+
+# ---- descriptors and functions that make or change classes
+
+
+@rule_of_each(property, staticmethod, classmethod)
+def _descriptor(kind: type, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    names = ("fget", "fset", "fdel", "doc")
+    if kwargs:
+        args = (*args, *(kwargs.get(name, NONE) for name in names[len(args) :]))
+    return DescriptorValue(kind, list(args))
+
+
+@method_of_each(DescriptorValue, "getter", "setter", "deleter")
+def _property_part(name: str, tx: Tracer, self: DescriptorValue, function: Value) -> Value:
+    args = [*self.args, *[NONE] * (3 - len(self.args))]
+    args[("getter", "setter", "deleter").index(name)] = function
+    return DescriptorValue(self.cls, args)
+
+
+@rule(dataclasses._process_class)  # type: ignore[attr-defined]
+def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Value:
+    """`@dataclass` writes source text and executes it: let it, on the class of stand-ins."""
+    if not isinstance(cls, MadeClass):
+        raise Break("unknown-call", "dataclass of a class from outside the frame")
+    if "__annotate_func__" in (cls.namespace or ()):
+        try:
+            cls.getattr(tx, "__annotations__")
+        except Raised:
+            raise Break("unsupported-value", "a dataclass with unknown annotations") from None
+    known = [option.as_constant() for option in options]
+    words = {name: option.as_constant() for name, option in more.items()}
+    process: Any = dataclasses._process_class  # type: ignore[attr-defined]
+    real = real_call(tx, process, cls.obj, *known, **words)
+    for name, value in (cls.namespace or {}).items():
+        if isinstance(value, UserObject) and value.cls is dataclasses.Field:
+            field = real.__dataclass_fields__[name]
+            for part in ("name", "type", "_field_type", "kw_only"):  # written just now
+                value.attrs[part] = tx.const_object(getattr(field, part))
+
+    plain = cls.make
+
+    def make(*args: Any, **namespace: Any) -> type:
+        return process(plain(*args, **namespace), *known, **words)  # type: ignore[no-any-return]
+
+    if real is cls.obj:
+        tx.journal.on_rollback(lambda: setattr(cls, "make", plain))
+        cls.make = make
+        cls.freeze_class_inputs(tx, True)
+        return cls
+    decorated = MadeClass(tx, real, make, cls.args, cls.namespace)
+    decorated.filled, decorated.once = cls.filled, cls.once
+    decorated.freeze_class_inputs(tx, True)
+    return decorated
+
+
+@rule(collections.namedtuple)
+def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    known = [arg.data(tx) for arg in args]
+    words = {name: value.data(tx) for name, value in kwargs.items()}
+    assert tx.frame is not None
+    make: Any = collections.namedtuple
+    words.setdefault("module", tx.frame.function.globals.get("__name__"))
+    real = real_call(tx, make, *known, **words)
+    return MadeClass(tx, real, lambda: make(*known, **words), [])
+
+
+@rule(type.mro)
+def _mro(tx: Tracer, cls: Value) -> Value:
+    if getattr(type(cls.as_constant()), "mro") is not type.mro:  # noqa: B009
+        raise Break("unknown-call", "mro of a metaclass with its own")
+    return ListValue(cls.getattr(tx, "__mro__").unpack(tx))
+
+
+@rule(type.__prepare__)
+def _prepare(tx: Tracer, *args: Value, **keywords: Value) -> Value:
+    return DictValue()
+
+
+@rule(type.__subclasses__)
+def _subclasses(tx: Tracer, cls: Value) -> Value:
+    if not isinstance(cls, MadeClass):
+        raise Break("unknown-call", "the subclasses of a class from outside the frame")
+    return ListValue([tx.const_object(kind) for kind in cls.obj.__subclasses__()])

@@ -1,0 +1,200 @@
+"""A symbolic frame: locals, cells, operand stack and instruction pointer, and its loop.
+
+`Frame.run` executes a call to its end within one step of the frame that needs it; `steps` has the
+frames whose every instruction can be taken back on its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weft_capture.breaks import Break
+from weft_capture.bytecode import Decoded, Instr, decode
+from weft_capture.model.constant import NONE, constant
+from weft_capture.model.containers import SequenceValue
+from weft_capture.model.finalizers import pop_dying
+from weft_capture.model.functions import CellValue, FunctionValue
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Raised, Tracer, Value
+from weft_capture.opcodes import HANDLERS
+from weft_capture.opcodes.table import Handler, unsupported
+
+Program = list[tuple[Handler, Instr]]
+
+
+def program_of(decoded: Decoded) -> Program:
+    """Return the instructions with their handlers, kept with the decoded code."""
+    program: Program | None = decoded.derived.get("handlers")
+    if program is None:
+        program = [(HANDLERS.get(i.opname, unsupported), i) for i in decoded.instrs]
+        decoded.derived["handlers"] = program
+    return program
+
+
+@dataclass(eq=False)
+class Frame:
+    """One executing function."""
+
+    tx: Tracer
+    function: FunctionValue
+    locals: dict[str, Value]
+    cells: dict[str, CellValue]
+    ip: int = 0
+    parent: Frame | None = None
+    exception: Value | None = None
+    result: Value | None = None
+    yielded: Value | None = None
+    above: tuple[tuple[traceback.FrameSummary, ...], str] | None = None  # see `Tracer.user_stack`
+    stepped = False
+    """Whether each instruction is a step of its own (see `steps`)."""
+
+    def __post_init__(self) -> None:
+        self.decoded = decode(self.function.code)
+        self.program = program_of(self.decoded)
+        self.stack: list[Value] = []
+
+    def callers(self) -> Iterator[Frame]:
+        """Yield this frame, and those that led to it."""
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
+
+    def bind(self, name: str, value: Value | None, cell: bool = False) -> Value | None:
+        """Set a variable, or with None unset it; returns what it held."""
+        variables: dict[str, Any] = self.cells if cell else self.locals
+        old: Value | None = variables.get(name)
+        if self.stepped:
+            before = variables.copy() if value is None else {name: old}
+            self.tx.journal.on_rollback(functools.partial(_put_back, variables, before))
+        if value is not None:
+            variables[name] = value
+        else:
+            variables.pop(name, None)
+        return old
+
+    def pop_many(self, count: int) -> list[Value]:
+        """Pop `count` values, returned in the order they were pushed."""
+        start = len(self.stack) - count
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def delegate(self) -> Value | None:
+        """Return the iterator that a suspended generator is in `yield from` of, if it is."""
+        after = self.decoded.instrs[self.ip]
+        in_yield_from = after.opname == "RESUME" and after.arg & 3 in (2, 3)
+        return self.stack[-1] if in_yield_from else None
+
+    def end_delegation(self, inner: Value) -> None:
+        """Go on behind a `yield from` whose iterator has ended by being thrown into."""
+        back = self.decoded.instrs[self.ip + 1]
+        assert back.target is not None
+        self.ip = back.target + 1
+        self.stack[-1:] = self.send_result(inner)
+        self.ip = self.decoded.instrs[back.target].target or 0
+
+    def send_result(self, inner: Value, result: Value | None = None) -> list[Value]:
+        """Return what SEND, the last instruction, leaves when the inner iterator has ended.
+
+        Up to 3.11 that is the result; from 3.12 the iterator stays for END_SEND.
+        """
+        if result is None:
+            result = getattr(inner, "returned", None) or NONE
+        after = self.decoded.instrs[self.ip].opname
+        target_op = self.decoded.instrs[self.decoded.instrs[self.ip - 1].target or 0].opname
+        keeps = target_op == "END_SEND" or after == "END_SEND"
+        return [inner, result] if keeps else [result]
+
+    def run(self) -> Value:
+        """Execute until the function returns or yields; returns that value.
+
+        Raises:
+            Raised: when an exception leaves the frame.
+            Break: when an instruction cannot be captured.
+        """
+        tx = self.tx
+        self.parent = tx.frame
+        tx.enter_frame(self)
+        program = self.program
+        executed = 0
+        try:
+            left = max(tx.steps.limit - tx.unstepped, 0)
+            for executed in range(left):  # noqa: B007 - counted below
+                handler, instr = program[self.ip]
+                self.ip += 1
+                before = self.stack.copy()
+                try:
+                    handler(self, instr)
+                except Raised as raised:
+                    check_names(raised.value.python_type(), before)
+                    if not self.unwind(raised.value, instr):
+                        raise
+                except Break as error:
+                    if not error.user_stack:
+                        error.user_stack = tx.user_stack()
+                    raise
+                if self.result is not None:
+                    return self.result
+                if self.yielded is not None:
+                    value, self.yielded = self.yielded, None
+                    return value
+            raise Break("too-long", "in what one instruction calls")
+        finally:
+            tx.leave_frame(self)
+            tx.unstepped += executed + 1
+
+    def unwind(self, error: Value, instr: Instr) -> bool:
+        """Go to the handler of the instruction that raised; False when there is none."""
+        handler = instr.handler
+        if handler is None:
+            return False
+        while len(self.stack) > handler.depth:
+            pop_dying(self, self.stack.pop())
+        if handler.lasti:
+            self.stack.append(constant(instr.offset))
+        self.stack.append(error)
+        self.ip = handler.target
+        return True
+
+    @property
+    def instr(self) -> Instr:
+        """The instruction being executed."""
+        return self.decoded.instrs[max(self.ip - 1, 0)]
+
+    def place(self) -> tuple[traceback.FrameSummary, str]:
+        """Return where the frame stands, for messages, and as a traceback prints it."""
+        decoded = self.decoded
+        line = self.instr.lineno or decoded.firstlineno
+        known: tuple[traceback.FrameSummary, str] | None = decoded.derived.get(("place", line))
+        if known is None:
+            at = traceback.FrameSummary(decoded.filename, line, decoded.name, lookup_line=False)
+            known = decoded.derived["place", line] = (at, traceback.format_list([at])[0])
+        return known
+
+
+def check_names(error: type, operands: Iterable[Value]) -> None:
+    """Break where an error may name the builtin base of an object that it is about."""
+    for one in operands:
+        known = getattr(one, "forced", None) or getattr(one, "owner", one)
+        if isinstance(known, SequenceValue):
+            check_names(error, (item for item in known.items if isinstance(item, UserObject)))
+        if not isinstance(known, UserObject) or known.base is None:
+            continue
+        if issubclass(error, TypeError | ValueError if known.base.is_constant() else TypeError):
+            raise Break("op-failed", f"an error about a {known.describe()}") from None
+
+
+def _put_back(variables: dict[str, Any], before: dict[str, Any]) -> None:
+    """Give variables back what they held; the order of all of them decides what is made first."""
+    if len(before) > 1:
+        variables.clear()
+    for name, old in before.items():
+        if old is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = old

@@ -1,0 +1,482 @@
+"""Classes: reading their attributes, making instances, methods of builtin base classes."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from weft_core.tensor_subclass import is_wrapper_subclass
+from weft_guards.sources import AttrSource, ConstSource
+
+from weft_capture.breaks import Break
+from weft_capture.functions import table
+from weft_capture.functions.torch.interception import has_handler, retyped
+from weft_capture.model import attributes
+from weft_capture.model.constant import MADE, NONE, TRUE, class_value, constant, fold, real_call
+from weft_capture.model.containers import ListValue, SetValue
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.exceptions import ExceptionValue, checked_exception, class_by_number
+from weft_capture.model.functions import BoundMethod, ObjectConstant, parametrised
+from weft_capture.model.iterators import DequeValue
+from weft_capture.model.objects import OBJECT_METHODS, ModuleValue, UserObject
+from weft_capture.model.protocol import Kwargs, MethodOf, MutableValue, Output, Tracer, Value
+from weft_capture.model.weakrefs import WeakProxy, WeakRefValue, make_ref
+from weft_capture.tensors.subclass import made
+
+_BASES: dict[type, Callable[[Any, list[Value]], Value]] = {
+    collections.OrderedDict: lambda tx, args: DictValue(cls=collections.OrderedDict),
+    collections.defaultdict: lambda tx, args: DictValue(cls=collections.defaultdict),
+    dict: lambda tx, args: DictValue(),
+    list: lambda tx, args: ListValue([]),
+    set: lambda tx, args: SetValue([]),
+    collections.deque: lambda tx, args: DequeValue([]),
+    weakref.ref: lambda tx, args: make_ref(tx, *args),
+    **{
+        kind: lambda tx, args, kind=kind: tx.builtin(kind, *args)  # type: ignore[misc]
+        for kind in (int, float, str, bytes, tuple, frozenset, complex)
+    },
+}
+"""Builtin class -> (tx, arguments of `__new__`) -> the part of an instance that it makes."""
+
+
+def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a class that has no rule.
+
+    Raises:
+        Break: when its instances cannot be made symbolically.
+    """
+    kind = cls.obj
+    meta_call = attributes.lookup(type(kind), "__call__")
+    if meta_call is not None and meta_call[1] is dict:  # typing.TypedDict
+        return tx.call_builtin(dict, args, kwargs)
+    if meta_call is not None and attributes.is_python_code(meta_call[1]):
+        if issubclass(kind, enum.Enum):
+            return fold(tx, kind, args, kwargs)
+        return BoundMethod(tx.const_object(meta_call[1]), cls).call(tx, args, kwargs)
+    if meta_call is not None and not isinstance(meta_call[1], types.WrapperDescriptorType):
+        raise Break("unsupported-method", f"{type(kind).__qualname__}.__call__")
+    return construct(tx, cls, args, kwargs)
+
+
+def construct(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Do what `type.__call__` does: `__new__`, then `__init__`."""
+    kind = cls.obj
+    if issubclass(kind, BaseException):
+        new = attributes.lookup(kind, "__new__")
+        numbered = issubclass(kind, OSError) and len(args) > 1
+        if new is not None and isinstance(new[1], staticmethod) and not numbered:
+            raise Break("unknown-call", f"making a {kind.__qualname__}")
+        kind = class_by_number(kind, args) if numbered else kind
+        instance: Value = checked_exception(tx, kind, args)
+    elif table.is_pure(kind):
+        plainly = functools.partial(fold, tx, kind)
+        return tx.overrides.evaluate(kind, args, kwargs, plainly)
+    elif is_wrapper_subclass(kind):
+        return made(tx, kind, args, kwargs)
+    else:
+        instance = _new(tx, cls, args, kwargs)
+        if not issubclass(instance.python_type(), kind):
+            return instance
+    _initialise(tx, instance.python_type(), instance, args, kwargs)
+    return instance
+
+
+def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwargs: Kwargs) -> None:
+    init = attributes.lookup(kind, "__init__")
+    if init is None or init[1] is object.__init__:
+        new = attributes.lookup(kind, "__new__")
+        if (args or kwargs) and new is not None and new[1] is object.__new__:
+            raise Break("unknown-call", f"arguments of {kind.__qualname__}")
+    elif attributes.is_python_code(init[1]):
+        result = tx.const_object(init[1]).call(tx, [instance, *args], kwargs)
+        if result is not NONE:
+            text = f"__init__() should return None, not '{result.python_type().__name__}'"
+            tx.raise_(TypeError, text)
+    elif isinstance(instance, ExceptionValue):
+        instance.call_base_method(tx, kind, "__init__", args, kwargs)
+    elif not isinstance(init[1], types.WrapperDescriptorType):
+        raise Break("unknown-call", f"{kind.__qualname__}.__init__")
+    elif isinstance(instance, UserObject):
+        BaseMethod(instance, init[0], "__init__").call(tx, args, kwargs)
+
+
+def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
+    kind = cls.obj
+    made_by_torch = issubclass(kind, torch.Tensor) and not has_handler(kind)
+    if made_by_torch or issubclass(kind, torch.autograd.Function):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    if issubclass(kind, torch.nn.Module) and attributes.global_hooks(tx):
+        raise Break("unknown-call", f"making a {kind.__qualname__} while all modules have hooks")
+    if kind.__flags__ & 1 << 7:  # Py_TPFLAGS_DISALLOW_INSTANTIATION
+        real_call(tx, kind)  # raises
+    new = attributes.lookup(kind, "__new__")
+    if new is not None and isinstance(new[1], staticmethod):
+        return tx.const_object(new[1].__func__).call(tx, [cls, *args], kwargs)
+    init = attributes.lookup(kind, "__init__")
+    if kwargs and init is not None and not attributes.is_python_code(init[1]):
+        if not issubclass(kind, dict | torch.Size) and init[0] is not types.SimpleNamespace:
+            raise Break("unknown-call", f"keyword arguments of {kind.__qualname__}")
+    return new_object(tx, kind, args)
+
+
+def new_object(tx: Tracer, kind: type, args: list[Value]) -> Value:
+    """Do what the builtin `__new__` of a class does."""
+    for base, make in _BASES.items():
+        if issubclass(kind, base):
+            _check_no_finalizer(kind)
+            return UserObject(kind, base=make(tx, args))
+    if has_handler(kind) and len(args) == 1 and issubclass(args[0].python_type(), torch.Tensor):
+        return retyped(tx, kind, args[0])
+    new = attributes.lookup(kind, "__new__")
+    inits = (vars(base).get("__init__") for base in kind.__mro__[:-1])
+    of_c = any(isinstance(init, types.WrapperDescriptorType) for init in inits)
+    if of_c or (new is not None and new[0] is not object and new[0].__module__ != "typing"):
+        raise Break("unknown-call", f"making a {kind.__module__}.{kind.__qualname__}")
+    return plain_object(tx, kind)
+
+
+def plain_object(tx: Tracer, kind: type) -> Value:
+    """Do what `object.__new__` does, which refuses abstract classes and those of C types."""
+    _check_no_finalizer(kind)
+    real_call(tx, object.__new__, kind)
+    return UserObject(kind)
+
+
+def _check_no_finalizer(kind: type) -> None:
+    if attributes.lookup(kind, "__del__") is not None:
+        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
+
+
+class ClassValue(ObjectConstant):
+    """A class."""
+
+    def describe(self) -> str:
+        return f"class {self.obj.__qualname__}"
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if table.find(self.obj) is not None:
+            return table.call_rule(tx, self.obj, args, kwargs)
+        return instantiate(tx, self, args, kwargs)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        # An operator or builtin function looks past the class at its metaclass.
+        special = self._of_metaclass(tx, name) if name.startswith("__") else None
+        bound = special or self.getattr(tx, name)
+        if isinstance(bound, MethodOf):
+            raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
+        return bound.call(tx, args, kwargs)
+
+    def truth(self, tx: Tracer) -> bool:
+        for name in ("__bool__", "__len__"):
+            if attributes.lookup(type(self.obj), name) is not None:
+                return self.call_method(tx, name, [], {}).truth(tx)
+        return True
+
+    def iterate(self, tx: Tracer) -> Value:
+        if attributes.lookup(type(self.obj), "__iter__") is None:
+            tx.raise_(TypeError, f"'{type(self.obj).__name__}' object is not iterable")
+        return self._from_metaclass(tx, "__iter__").call(tx, [], {})
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        cls = self.obj
+        if name == "__dict__":
+            if tx.effects.touches(cls):
+                raise Break("unsupported-value", "the __dict__ of a class that was just changed")
+            return tx.const_object(types.MappingProxyType(dict(cls.__dict__)))
+        if name in _OF_TYPE:
+            value = getattr(cls, name)
+            if name in ("__mro__", "__bases__") and not attributes.is_fixed(cls):
+                tx.guard_constant(AttrSource(self.source or ConstSource(cls), name), value)
+            return tx.literal(value)
+        written = attributes.written(tx, cls, name)
+        if written is not None:
+            return written
+        found = attributes.lookup(cls, name)
+        above = attributes.lookup(type(cls), name)
+        if found is None or (above is not None and _is_active(above[1])):
+            return self._from_metaclass(tx, name)
+        definer, attribute = found
+        getter = attributes.lookup(type(attribute), "__get__")
+        active = getter is not None and attributes.is_user_code(getter)
+        if active or isinstance(attribute, staticmethod | classmethod):
+            return attributes.bind(tx, found, name, self, cls)
+        if isinstance(attribute, types.FunctionType | property | functools.cached_property):
+            return tx.const_object(attribute)
+        real = real_call(tx, getattr, cls, name)
+        if attributes.is_fixed(definer) or callable(real):
+            return self._read(tx, name, real)
+        return tx.wrap(real, AttrSource(self.source or ConstSource(cls), name))
+
+    def _from_metaclass(self, tx: Tracer, name: str) -> Value:
+        metaclass = type(self.obj)
+        found = attributes.lookup(metaclass, name)
+        fallback = attributes.lookup(metaclass, "__getattr__")
+        if found is not None and _is_active(found[1]):
+            return attributes.bind(tx, found, name, self, metaclass)
+        if found is None:
+            if fallback is not None and attributes.is_user_code(fallback):
+                return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+            if hasattr(self.obj, name):
+                return tx.const_object(getattr(self.obj, name))
+            text = f"type object '{self.obj.__name__}' has no attribute '{name}'"
+            tx.raise_(AttributeError, text)
+        if attributes.is_python_code(found[1]):
+            return BoundMethod(tx.const_object(found[1]), self)
+        return self._read(tx, name, real_call(tx, getattr, self.obj, name))
+
+    def _read(self, tx: Tracer, name: str, real: Any) -> Value:
+        """Return the value of what an attribute reads; a made class's C methods stay unbound."""
+        bound = self.obj in MADE and isinstance(real, types.BuiltinFunctionType)
+        if bound and not table.find(real) and not table.find(getattr(type, name, None)):
+            return MethodOf(self, name)
+        return tx.const_object(real)
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        if name == "__new__" and kind is not object:
+            return new_object(tx, args[0].as_constant(), args[1:])
+        if name == "__call__":
+            return construct(tx, self, args, kwargs)
+        if kind is type and name in ("__setattr__", "__delattr__"):
+            getattr(self, f"plain_{name.strip('_')}")(tx, args[0].as_constant(), *args[1:])
+            return NONE
+        if name == "__new__":
+            return _object_new(tx, *args, **kwargs)
+        if name not in OBJECT_METHODS:
+            raise Break("unsupported-method", f"{kind.__name__}.{name}")
+        return OBJECT_METHODS[name](tx, self, *args, **kwargs)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        self._change_by(tx, "setattr", name, value)
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        self._change_by(tx, "delattr", name)
+
+    def _change_by(self, tx: Tracer, what: str, name: str, *value: Value) -> None:
+        """Do what the metaclass does about an attribute."""
+        special = self._of_metaclass(tx, f"__{what}__")
+        if special is not None:
+            special.call(tx, [constant(name), *value], {})
+        elif getattr(type(self.obj), f"__{what}__") is getattr(type, f"__{what}__"):
+            getattr(self, f"plain_{what}")(tx, name, *value)
+        else:
+            raise Break("unsupported-value", f"{what} of {self.describe()}")
+
+    def _of_metaclass(self, tx: Tracer, name: str) -> Value | None:
+        """Return a method that the metaclass has in Python."""
+        found = attributes.lookup(type(self.obj), name)
+        known = found is not None and attributes.is_python_code(found[1])
+        return BoundMethod(tx.const_object(found[1]), self) if found and known else None
+
+    plain_delattr = Value.delattr
+
+    def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        """Do what `type.__setattr__` does."""
+        # One that existed before the frame: mere data.
+        cls = self.obj
+        found = attributes.lookup(cls, name)
+        plain = not (hasattr(type(cls), name) or name.startswith("__"))
+        plain = plain and not attributes.is_immutable_module(cls.__module__)
+        active = found is not None and hasattr(type(found[1]), "__get__")
+        if not plain or active or hasattr(value.python_type(), "__get__"):
+            super().setattr(tx, name, value)
+        tx.effects.store_global(cls, name, value)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        # The metaclass's `__getitem__`, else `__class_getitem__`.
+        found = attributes.lookup(type(self.obj), "__getitem__")
+        if found is not None and attributes.is_user_code(found):
+            return BoundMethod(tx.const_object(found[1]), self).call(tx, [key], {})
+        own = attributes.lookup(self.obj, "__class_getitem__")
+        if own is not None and attributes.is_user_code(own):
+            function = getattr(own[1], "__func__", own[1])
+            return tx.const_object(function).call(tx, [self, key], {})
+        return parametrised(tx, self, key)
+
+
+def _is_active(attribute: object) -> bool:
+    """Say whether this is a property, or another data descriptor of the program that is read."""
+    own = not attributes.is_immutable_module(type(attribute).__module__) and hasattr(
+        attribute, "__get__"
+    )
+    return isinstance(attribute, property) or (own and attributes.is_data_descriptor(attribute))
+
+
+_OF_TYPE = ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__class__")
+
+
+class SuperValue(Value):
+    """`super(start, owner)`."""
+
+    cls = super
+
+    def __init__(self, start: type, owner: Value) -> None:
+        self.start = start
+        self.owner = owner
+        bound = isinstance(owner, ClassValue) and issubclass(owner.obj, start)
+        self.through: type = owner.obj if bound else owner.python_type()  # type: ignore[attr-defined]
+        if not issubclass(self.through, start):
+            raise Break("unsupported-value", f"super({start.__name__}, ...) of {owner.describe()}")
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "__class__":
+            return class_value(super)
+        owner, cls = self.owner, self.through
+        of_class = isinstance(owner, ClassValue) and owner.obj is cls
+        for kind in cls.__mro__[cls.__mro__.index(self.start) + 1 :]:
+            written = tx.effects.global_value(kind, name)
+            if written is not None:
+                return written
+            if attributes.lookup(kind, name) is None or name not in kind.__dict__:
+                continue
+            attribute = kind.__dict__[name]
+            unbound = of_class and isinstance(attribute, types.FunctionType | property)
+            if unbound or attribute is torch._C._disabled_torch_function_impl:
+                return tx.const_object(attribute)
+            if isinstance(attribute, attributes.C_METHODS):
+                return BaseMethod(owner, kind, name)
+            return attributes.bind(tx, (kind, attribute), name, owner, cls)
+        if isinstance(owner, ModuleValue):  # which keeps members outside its dict
+            member = attributes.module_member(tx, owner, name)
+            if member is not None:
+                return member
+        tx.raise_(AttributeError, f"'super' object has no attribute '{name}'")
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(super, [class_value(self.start), self.owner])
+
+
+@dataclass(eq=False)
+class BaseMethod(Value):
+    """A method of a builtin class bound to an instance of a subclass: `super().__init__`."""
+
+    cls = types.BuiltinMethodType
+
+    owner: Value
+    kind: type
+    name: str
+
+    def python_type(self) -> type:
+        return MethodOf.bound.get(type(vars(self.kind)[self.name]), self.cls)
+
+    def describe(self) -> str:
+        return f"{self.kind.__name__}.{self.name}"
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        owner = self.owner
+        if isinstance(owner, ExceptionValue | ClassValue):
+            return owner.call_base_method(tx, self.kind, self.name, args, kwargs)
+        generic = self.kind is object or self.name in _GENERIC
+        if isinstance(owner, UserObject) and owner.base is not None and not generic:
+            if self.name == "__init__":
+                return _fill_base(tx, owner, args, kwargs)
+            if self.name == "__getitem__":
+                return owner.base_item(tx, args[0])
+            named = self.name == "__repr__" and isinstance(owner.base, SetValue)  # by its class
+            other = isinstance(owner.base, DictValue) and owner.base.cls is not self.kind is dict
+            if named or other:
+                raise Break("unsupported-method", f"{self.describe()} of {owner.describe()}")
+            return owner.base_method(tx, self.name, args, kwargs)
+        row = OBJECT_METHODS.get(self.name)
+        if row is not None:
+            return tx.apply(row, [owner, *args], kwargs)
+        raise Break("unsupported-method", self.describe())
+
+
+_GENERIC = ("__getattribute__", "__setattr__", "__delattr__")
+"""Methods of builtin classes that do what those of `object` do."""
+
+
+def _fill_base(tx: Tracer, owner: UserObject, args: list[Value], kwargs: Kwargs) -> Value:
+    if isinstance(owner.base, WeakRefValue):  # `__new__` did it
+        return NONE
+    if isinstance(owner.base, DictValue) and owner.base.cls is collections.defaultdict:
+        raise Break("unsupported-method", f"defaultdict.__init__ of {owner.describe()}")
+    name = "extend" if isinstance(owner.base, ListValue) else "update"
+    if (kwargs or len(args) > 1) and not isinstance(owner.base, DictValue):
+        raise Break("unknown-call", f"keyword arguments of {owner.cls.__qualname__}")
+    if not isinstance(owner.base, MutableValue) or (not args and not kwargs):
+        return NONE
+    return owner.base_method(tx, name, args, kwargs)
+
+
+def _plainly(name: str) -> Callable[..., Value]:
+    """Return what `object` does about an attribute, past what the class of the object does."""
+
+    def run(tx: Tracer, owner: Value, attribute: Value, *value: Value) -> Value:
+        if isinstance(owner, ClassValue) or len(value) != (name == "setattr"):
+            raise Break("unsupported-method", f"object.__{name}__ of {owner.describe()}")
+        plain = f"plain_{name}" if isinstance(owner, UserObject) else name
+        getattr(owner, plain)(tx, attribute.as_constant(), *value)
+        return NONE
+
+    return table.rule(getattr(object, f"__{name}__"))(run)
+
+
+_object_setattr, _object_delattr = _plainly("setattr"), _plainly("delattr")
+
+
+@table.rule(object.__getattribute__)
+def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
+    if not isinstance(owner, UserObject):
+        return owner.getattr(tx, name.as_constant())
+    return attributes.plain_attribute(tx, owner, name.as_constant())
+
+
+@table.rule(object.__init__)
+def _object_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+    kind = owner.python_type()
+    init, new = (attributes.lookup(kind, name) for name in ("__init__", "__new__"))
+    own = init is not None and init[1] is not object.__init__
+    if (args or kwargs) and (own or (new is not None and new[1] is object.__new__)):
+        raise Break("unknown-call", f"arguments of object.__init__ for a {kind.__qualname__}")
+    return NONE
+
+
+OBJECT_METHODS |= {
+    "__setattr__": _object_setattr,
+    "__getattribute__": _object_getattribute,
+    "__delattr__": _object_delattr,
+    "__eq__": lambda tx, owner, other: TRUE if owner is other else constant(NotImplemented),
+    "__init__": _object_init,
+    "__init_subclass__": lambda tx, owner, *args, **kwargs: NONE,
+}
+
+
+@table.rule(object.__new__)
+def _object_new(tx: Tracer, cls: Value, *args: Value, **kwargs: Value) -> Value:
+    if args or kwargs:
+        raise Break("unknown-call", "arguments of object.__new__")
+    return plain_object(tx, cls.as_constant())
+
+
+@table.rule(weakref.proxy)
+def _proxy(tx: Tracer, *args: Value) -> Value:
+    return WeakProxy(make_ref(tx, *args))
+
+
+table.rule(weakref.ref)(make_ref)
+
+
+def _base_new(base: type) -> None:
+    @table.rule(base.__new__)
+    def new(tx: Tracer, cls: Value, *args: Value) -> Value:
+        kind = cls.as_constant()
+        if not issubclass(kind, base):
+            name, other = base.__name__, kind.__name__
+            tx.raise_(TypeError, f"{name}.__new__({other}): {other} is not a subtype of {name}")
+        if kind is not base and not kind.__flags__ & 1 << 9:  # a class in C: Py_TPFLAGS_HEAPTYPE
+            real_call(tx, base.__new__, kind)  # may refuse it
+        return _BASES[base](tx, list(args)) if kind is base else new_object(tx, kind, list(args))
+
+
+for _base in _BASES.keys() - {tuple, collections.OrderedDict, collections.defaultdict}:
+    _base_new(_base)

@@ -1,0 +1,388 @@
+"""Generators and coroutines made by the program: frames that run one yield at a time.
+
+Asynchronous ones yield both to the program, `Wrapped`, and to the event loop where they await.
+One that has started and is needed behind a graph break becomes a real one, of code that begins at
+the yield where it stands (`bytecode.make_resume`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import types
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from weft_guards.sources import CallSource
+
+from weft_capture.breaks import Break
+from weft_capture.bytecode import make_resume
+from weft_capture.model.constant import NONE, NULL, constant
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.contexts import AutocastContext
+from weft_capture.model.exceptions import ExceptionValue, chain, generator_error, generator_kind
+from weft_capture.model.functions import FunctionValue
+from weft_capture.model.iterators import IteratorValue
+from weft_capture.model.protocol import Frame, Kwargs, MethodOf, Output, Raised, Tracer, Value
+from weft_capture.policy.coroutine_entry import driven_here
+from weft_capture.policy.selection import is_skipped_code
+
+
+@dataclass(eq=False)
+class GeneratorValue(IteratorValue):
+    """A generator or coroutine; `frame` is None when it has ended.
+
+    `cls` may be the class of the library that this is a version of, `made_by` what makes it.
+    """
+
+    frame: Frame | None
+    function: FunctionValue
+    args: list[Value]
+    kwargs: Kwargs
+    started: bool = False
+    running: bool = False
+    stepped: bool = False  # by an `AsyncStep` that is being awaited
+    returned: Value | None = None
+    made_by: Any = None
+
+    def __post_init__(self) -> None:
+        self.flags = self.function.code.co_flags
+        self.kind = generator_kind(self.flags)
+        self.module = self.function.globals.get("__name__")
+        self.is_library_code = is_skipped_code(self.function.code, self.module)
+        self.cls = _TYPES[self.kind]
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if not hasattr(self.cls, name):
+            return self.getattr_fallback(tx, name)
+        return super().getattr(tx, name)
+
+    def snapshot(self) -> Callable[[], None]:
+        frame, saved = self.frame, self.__dict__.copy()
+        if frame is None:
+            state = None
+        else:
+            state = (frame.stack.copy(), frame.locals.copy(), frame.ip, frame.exception)
+
+        def restore() -> None:
+            self.__dict__.update(saved, running=False)
+            if frame is not None and state is not None:
+                frame.stack, frame.locals, frame.ip, frame.exception = state
+                frame.result = None
+
+        return restore
+
+    def iterate(self, tx: Tracer) -> Value:
+        if self.kind != "generator":
+            tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
+        return self
+
+    def next(self, tx: Tracer) -> Value | None:
+        return self.send(tx, NONE)
+
+    def send(self, tx: Tracer, value: Value) -> Value | None:
+        """Run to the next yield; None when the generator returned (its value in `returned`)."""
+        frame = self.frame
+        if frame is None:
+            self._refuse_ended(tx)
+            self.returned = None
+            return None
+        if not self.started and value is not NONE:
+            tx.raise_(TypeError, f"can't send non-None value to a just-started {self.kind}")
+        self._enter(tx)
+        if self.started:
+            frame.stack.append(value)
+        self.started = True
+        return self._run(tx, frame)
+
+    def throw(self, tx: Tracer, error: Value) -> Value | None:
+        """Raise `error` at the yield where the generator stands, and run to the next yield."""
+        frame = self.frame
+        if frame is None or not self.started:
+            if frame is None:
+                self._refuse_ended(tx)
+            tx.journal.touch(self)
+            self.frame = None
+            raise Raised(chain(tx, error, None))
+        self._enter(tx)
+        inner = frame.delegate()
+        ends = issubclass(error.python_type(), GeneratorExit)
+        name = "close" if ends else "throw"
+        try:
+            if isinstance(inner, GeneratorValue | AsyncStep) and not ends:
+                item = inner.throw(tx, error)
+                if item is not None:
+                    self.running = False
+                    return item
+                frame.end_delegation(inner)
+                return self._run(tx, frame)
+            kind = type(None) if inner is None else inner.python_type()
+            if hasattr(kind, "__getattr__") or (hasattr(kind, name) and not ends):
+                raise Break("generator", f"{name} of an iterator that is no generator")
+            if inner is not None and hasattr(kind, name):
+                inner.call_method(tx, name, [], {})
+        except Raised as raised:
+            error = raised.value
+        return self._run(tx, frame, error)
+
+    def close(self, tx: Tracer) -> Value:
+        """Do what `close` does; from 3.13 it gives what the generator returned then."""
+        if self.frame is None or not self.started:
+            tx.journal.touch(self)
+            self.frame = self.returned = None
+            return NONE
+        try:
+            item = self.throw(tx, chain(tx, ExceptionValue(GeneratorExit, [])))
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), GeneratorExit | StopIteration):
+                return NONE
+            raise
+        if item is not None:
+            tx.raise_(RuntimeError, f"{self.kind} ignored GeneratorExit")
+        return (self.returned or NONE) if sys.version_info >= (3, 13) else NONE
+
+    def _refuse_ended(self, tx: Tracer) -> None:
+        if self.kind == "coroutine":
+            tx.raise_(RuntimeError, "cannot reuse already awaited coroutine")
+
+    def _enter(self, tx: Tracer) -> None:
+        if self.running:
+            tx.raise_(ValueError, f"{self.kind} already executing")
+        tx.journal.touch(self)
+        self.running = True
+
+    def _run(self, tx: Tracer, frame: Frame, error: Value | None = None) -> Value | None:
+        try:
+            if error is not None:
+                error = chain(tx, error, frame.exception)
+                if not frame.unwind(error, frame.instr):
+                    raise Raised(error)
+            item = frame.run()
+        except Raised as raised:
+            self.frame = None
+            raise Raised(generator_error(tx, raised.value, self.flags)) from None
+        finally:
+            self.running = False
+        if frame.result is None:
+            return item
+        self.frame = None
+        self.returned = item
+        return None
+
+    # ---- behind a graph break
+
+    def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
+        """Break, where it was made, if the interpreter would notice that it is dropped."""
+        frame = self.frame
+        if frame is None or self in rebuilt:
+            return
+        noticed = self.kind == "coroutine" and not self.started
+        if self.started and frame.decoded.unwinds(frame.instr):
+            noticed = self.kind == ASYNC or not self._ends_silently(tx)
+        if noticed:
+            what = f"a {self.kind} that has not ended is dropped"
+            raise Break("generator", what, tx.steps.made(self))
+
+    def _ends_silently(self, tx: Tracer) -> bool:
+        """Say whether its handlers do nothing when it is closed."""
+        from weft_capture.effects.rehearsals import apart  # noqa: PLC0415 - import cycle
+
+        born, self.born = self.born, sys.maxsize  # what it changes of its own, nobody sees
+        try:
+            with apart(tx, "closing") as made:
+                self.close(tx)
+        except Break:
+            return False
+        finally:
+            self.born = born
+        return not made
+
+    def reconstruct(self, out: Output) -> None:
+        plain, what = self.cls is _TYPES[self.kind], self._lasting(out)
+        if self.module == "weft_capture.polyfills":
+            named = "may have had another name" if plain else ""
+            what = "has started" if self.started or self.cls in _INNER else named
+        if what:
+            text = f"a generator that {what} is needed after a graph break"
+            raise Break("generator", text)
+        frame, name = self.frame, self.function.name
+        if frame is not None and not self.started:
+            if plain and not self.is_library_code:
+                out.call(driven_here, [self.function, *self.args], self.kwargs)
+                return
+            out.call(self.function if plain else self.made_by, self.args, self.kwargs)
+            return
+        names = [constant(name.rpartition(".")[2]), constant(name), constant(frame is None)]
+        if frame is None:
+            code = _ENDED[self.kind].__code__
+            out.call(standing, [constant(code), constant({}), TupleValue([]), *names])
+            return
+        state = [*frame.stack, NONE]  # what the yield where it stands is given
+        present = [value is not NULL for value in state]
+        keep = out.kept(frame.locals)
+        at = frame.ip - 1 - (self.kind == ASYNC)  # the yield, or the wrapping of what it gives
+        resume = make_resume(frame.decoded, at, present, tuple(frame.locals), keep)
+        known = {cell: value.contents for cell, value in frame.cells.items()} | frame.locals
+        given: list[Any] = [state[a] if isinstance(a, int) else known[a] for a in resume.args]
+        cells = TupleValue([frame.cells[name] for name in resume.code.co_freevars])
+        made_of = [constant(resume.code), constant(self.function.globals), cells]
+        out.call(standing, [*made_of, *names, *given])
+
+    def _lasting(self, out: Output) -> str:
+        """Say what the real generator could not be given."""
+        frame = self.frame
+        if self.function.attributes:
+            return "may have had another name"
+        if frame is None or not self.started:
+            return ""
+        if self.running or self.stepped or frame.exception is not None:
+            return "runs or handles an exception"
+        owners = [value.owner for value in frame.stack if isinstance(value, MethodOf)]
+        if any(isinstance(one, AutocastContext) and one.real is not None for one in owners):
+            return "is inside of a block that changes the graph's mode"
+        return ""
+
+
+@dataclass(eq=False)
+class Wrapped(Value):
+    """What an asynchronous generator yields to the program."""
+
+    value: Value
+
+
+@dataclass(eq=False)
+class AsyncStep(IteratorValue):
+    """What `asend`, `__anext__`, `athrow` and `aclose` of an asynchronous generator return."""
+
+    changing: ClassVar[tuple[str, ...]] = ("state", "returned")
+
+    owner: GeneratorValue
+    name: str
+    args: tuple[Value, ...]
+    given: Value
+    state: str = "new"
+    returned: Value | None = None
+    made_by: Any = None
+
+    def __post_init__(self) -> None:
+        self.is_library_code = self.owner.is_library_code
+        self.sends = self.name in ("__anext__", "asend")
+        self.cls = type(_STEPS[self.sends])
+
+    def next(self, tx: Tracer) -> Value | None:
+        return self.send(tx, NONE)
+
+    def send(self, tx: Tracer, value: Value) -> Value | None:
+        """Go on up to where the generator waits; None when the step is done."""
+        owner = self.owner
+        if self.state == "running":
+            return self._run(tx, owner.send, value)
+        if self.state == "done" or owner.stepped or not (self.sends or value is NONE):
+            what = f"{self.name} that was awaited before, or while the generator runs"
+            raise Break("generator", what)
+        if self.sends:
+            return self._run(tx, owner.send, self.given if value is NONE else value)
+        if owner.frame is not None:
+            return self._run(tx, owner.throw, self.given)
+        tx.journal.touch(self)
+        self.state = "done"
+        return None
+
+    def throw(self, tx: Tracer, error: Value) -> Value | None:
+        """Raise `error` where the generator waits."""
+        if self.state != "running":
+            raise Break("generator", f"throw of {self.name} that waits for nothing")
+        return self._run(tx, self.owner.throw, error)
+
+    def _run(self, tx: Tracer, step: Callable[..., Value | None], given: Value) -> Value | None:
+        owner, closes = self.owner, self.name == "aclose"
+        tx.journal.touch(self)
+        tx.journal.touch(owner)
+        self.state, owner.stepped = "running", True
+        try:
+            item = step(tx, given)
+            if item is None:
+                raise Raised(chain(tx, ExceptionValue(StopAsyncIteration, [])))
+        except Raised as raised:
+            self.state, owner.stepped = "done", False
+            if closes and issubclass(raised.value.python_type(), _ENDS):
+                return None
+            raise
+        if not isinstance(item, Wrapped):
+            return item
+        if closes:
+            raise Break("generator", "an asynchronous generator that ignores GeneratorExit")
+        self.state, owner.stepped, self.returned = "done", False, item.value
+        return None
+
+    def check(self, tx: Tracer, rebuilt: Collection[Value]) -> None:
+        """Break, where it was made, if the interpreter warns that it was never awaited."""
+        if self.state == "new" and self not in rebuilt:
+            raise Break("generator", f"{self.name} is never awaited", tx.steps.made(self))
+
+    def reconstruct(self, out: Output) -> None:
+        if self.state != "new":
+            raise Break("generator", f"{self.name} that has begun is needed")
+        out.call(getattr(types.AsyncGeneratorType, self.name), [self.owner, *self.args])
+
+
+def make_generator(
+    frame: Frame, function: FunctionValue, args: list[Value], kwargs: Kwargs
+) -> GeneratorValue:
+    """Return what a call of a generator or coroutine function gives; `frame` is its frame."""
+    tx = frame.tx
+    made = GeneratorValue(frame, function, args, kwargs)
+    if made.kind == "coroutine":
+        if sys.get_coroutine_origin_tracking_depth():
+            raise Break("generator", "a coroutine that notes the frames that make it")
+        tx.guard(CallSource(sys.get_coroutine_origin_tracking_depth, ()), "CONST", 0)
+    tx.watch(made)
+    return made
+
+
+def standing(
+    code: types.CodeType, global_dict: dict[str, Any], cells: tuple[types.CellType, ...],
+    name: str, qualname: str, ended: bool, *state: object,
+) -> Any:  # fmt: skip
+    """Return a generator or coroutine of `code` that has ended, or has run to its first yield."""
+    generator: Any = types.FunctionType(code, global_dict, name, None, cells or None)(*state)
+    generator.__name__, generator.__qualname__ = name, qualname
+    if isinstance(generator, types.AsyncGeneratorType):
+        with suppress(StopIteration):
+            (generator.aclose() if ended else generator.asend(None)).send(None)
+    elif ended:
+        generator.close()
+    else:
+        generator.send(None)
+    return generator
+
+
+def _generator() -> Any:
+    yield
+
+
+async def _coroutine() -> None:
+    pass
+
+
+async def _asynchronous() -> Any:
+    yield
+
+
+TEE: type = type(itertools.tee(())[0])
+CALLS: type = type(iter(int, 1))
+_INNER = (reversed, TEE)  # are made of more than their class takes
+ASYNC = generator_kind(inspect.CO_ASYNC_GENERATOR)
+_ENDED: dict[str, Any] = {"generator": _generator, "coroutine": _coroutine, ASYNC: _asynchronous}
+_TYPES = {
+    "generator": types.GeneratorType,
+    "coroutine": types.CoroutineType,
+    ASYNC: types.AsyncGeneratorType,
+}
+_ENDS = (StopAsyncIteration, GeneratorExit)
+_STEPS = [_asynchronous().aclose(), _asynchronous().asend(None)]
+for _one in _STEPS:
+    _one.close()

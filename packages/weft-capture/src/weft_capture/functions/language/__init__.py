@@ -1,0 +1,1 @@
+"""Rows for builtins and the standard library."""

@@ -1,0 +1,477 @@
+"""Builtin functions and classes, and the methods of generators and iterators."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from weft_guards.sources import CallSource
+
+from weft_capture import polyfills
+from weft_capture.breaks import Break
+from weft_capture.functions.classes import SuperValue
+from weft_capture.functions.generators import CALLS, AsyncStep, GeneratorValue
+from weft_capture.functions.language.identity import identical
+from weft_capture.functions.language.operators import binary, by_methods, compare, stepped
+from weft_capture.functions.language.type_checks import converted
+from weft_capture.functions.table import PURE, rule, rule_of_each
+from weft_capture.model.attributes import lookup
+from weft_capture.model.constant import (
+    FALSE,
+    NONE,
+    Constant,
+    constant,
+    fold,
+    real_call,
+)
+from weft_capture.model.containers import (
+    ListValue,
+    RangeValue,
+    SequenceValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+)
+from weft_capture.model.dicts import DictValue, DictView
+from weft_capture.model.exceptions import ExceptionValue, chain, thrown
+from weft_capture.model.iteration import steps
+from weft_capture.model.iterators import (
+    CombinedIterator,
+    IteratorValue,
+    SequenceIterator,
+    iterated,
+)
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Proxy, Raised, Tracer, Value, method, method_of_each
+from weft_capture.python_compat import TUPLE_ASKS_LENGTH, type_name
+from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.runtime_values import TextValue
+from weft_capture.tensors.symbolic_scalars import SymFloatValue
+from weft_capture.tensors.tensor import SymValue, TensorValue, check_attributes
+
+PURE.update((abs, bin, chr, divmod, hash, hex, oct, ord, pow, round, hash))
+PURE.update((bytes, complex, float.fromhex, int.from_bytes, str.maketrans, dict.fromkeys))
+
+
+# Size, truth and identity.
+
+
+@rule(len)
+def _len(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, TensorValue):
+        check_attributes("__len__")
+        if value.fake.dim() == 0:
+            tx.raise_(TypeError, "len() of a 0-d tensor")
+        return value.getattr(tx, "shape").unpack(tx)[0]
+    if isinstance(value, DictView):
+        value = value.owner
+    if isinstance(value, SequenceValue):
+        return tx.unread_length(value) or constant(len(value.items))
+    if isinstance(value, DictValue):
+        return tx.unread_length(value) or constant(len(value.entries))
+    if isinstance(value, SetValue):
+        return constant(len(value.entries))
+    if isinstance(value, Constant | RangeValue):
+        return fold(tx, len, [value], {})
+    kind = value.python_type()
+    if lookup(kind, "__len__") is None:
+        tx.raise_(TypeError, f"object of type '{type_name(kind)}' has no len()")
+    length = value.call_method(tx, "__len__", [], {})
+    fits = length.python_type() is int and not compare(tx, "<", length, constant(0)).truth(tx)
+    if not fits or (length.is_constant() and length.as_constant() > sys.maxsize):
+        raise Break("unsupported-value", f"a length {length.describe()}")
+    return length
+
+
+@rule(bool, operator.truth)
+def _bool(tx: Tracer, value: Value = FALSE) -> Value:
+    if isinstance(value, SymValue) and value.python_type() is bool:
+        return value
+    if isinstance(value, TensorValue):
+        return value.call_method(tx, "__bool__", [], {})
+    return constant(value.truth(tx))
+
+
+@rule(operator.not_)
+def _not(tx: Tracer, value: Value) -> Value:
+    return constant(not value.truth(tx))
+
+
+@rule(operator.is_)
+def _is(tx: Tracer, left: Value, right: Value) -> Value:
+    return constant(identical(tx, left, right))
+
+
+@rule(operator.is_not)
+def _is_not(tx: Tracer, left: Value, right: Value) -> Value:
+    return constant(not identical(tx, left, right))
+
+
+@rule(callable)
+def _callable(tx: Tracer, value: Value) -> Value:
+    return constant(lookup(value.python_type(), "__call__") is not None)
+
+
+@rule(super)
+def _super(tx: Tracer, *of: Value) -> Value:
+    if of:
+        cls, owner = of
+        return SuperValue(cls.as_constant(), owner)
+    frame = tx.frame
+    assert frame is not None
+    code = frame.function.code
+    if "__class__" not in frame.cells or not code.co_argcount:
+        missing = "__class__ cell not found" if code.co_argcount else "no arguments"
+        tx.raise_(RuntimeError, f"super(): {missing}")
+    first = code.co_varnames[0]
+    given = frame.locals.get(first) or frame.cells[first].getattr(tx, "cell_contents")
+    cls = frame.cells["__class__"].getattr(tx, "cell_contents")
+    return SuperValue(cls.as_constant(), tx.force(given))
+
+
+# Numbers.
+
+_IN_GRAPH = {int: torch.sym_int, float: torch.sym_float, max: torch.sym_max, min: torch.sym_min}
+
+
+@rule_of_each(int, float)
+def _number(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    if args and isinstance(args[0], symbolic_scalars.SymFloatValue):
+        known = symbolic_scalars.by_python(tx, kind, list(args))
+        if known is not None or kind is float:
+            return known or args[0]
+        args = (symbolic_scalars.symbol(tx, args[0]), *args[1:])
+    if args and isinstance(args[0], TensorValue):
+        return args[0].call_method(tx, f"__{kind.__name__}__", [], {})
+    if args and isinstance(args[0], SymValue):
+        if args[0].python_type() is kind:
+            return args[0]
+        return tx.graph.emit("call_function", _IN_GRAPH[kind], list(args), {})
+    if len(args) != 1 or kwargs or args[0].is_constant():
+        return fold(tx, kind, list(args), kwargs)
+    name = f"__{kind.__name__}__"
+    if not isinstance(args[0], UserObject):
+        return args[0].call_method(tx, name, [], {})
+    return converted(tx, args[0], name if hasattr(args[0].cls, name) else "__index__", kind)
+
+
+@rule(abs, operator.abs)
+def _abs(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, (TensorValue, SymValue)):
+        return tx.graph.emit("call_function", operator.abs, [value], {})
+    if isinstance(value, Constant):
+        return fold(tx, abs, [value], {})
+    return value.call_method(tx, "__abs__", [], {})
+
+
+@rule(pow)
+def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
+    return fold(tx, pow, [base, exponent, *mod], {}) if mod else binary(tx, "**", base, exponent)
+
+
+@rule(round)
+def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
+    if isinstance(value, UserObject) and value.has_special("__round__"):
+        return value.special(tx, "__round__").call(tx, list(digits), {})
+    if isinstance(value, symbolic_scalars.SymFloatValue) and value.source is None:
+        return TextValue(tx, round, [value, *digits], cls=float if digits else int)
+    return fold(tx, round, [value, *digits], {})
+
+
+@rule(divmod)
+def _divmod(tx: Tracer, left: Value, right: Value) -> Value:
+    if isinstance(left, UserObject | TensorValue) or isinstance(right, UserObject | TensorValue):
+        return by_methods(tx, "divmod()", left, right)
+    if left.is_constant() and right.is_constant():
+        return fold(tx, divmod, [left, right], {})
+    try:
+        return tx.tuple_of([binary(tx, "//", left, right), binary(tx, "%", left, right)])
+    except Raised:  # in the words of `//`
+        raise Break("unknown-call", "an error of divmod") from None
+
+
+def _sort_key(tx: Tracer, key: Value) -> Any:
+    return None if key is NONE else Proxy(tx, key)
+
+
+@rule_of_each(max, min)
+def _extremum(
+    function: Any, tx: Tracer, /, *args: Value, key: Value = NONE, default: Value | None = None
+) -> Value:
+    assert args  # or it raises as the real one
+    items: Iterable[Value] = steps(tx, args[0], hinted=False) if len(args) < 2 else args
+    left, head = iter(items), list[Value]()
+    for item in left:
+        head.append(item)
+        if key is not NONE or not issubclass(item.python_type(), int | float):
+            break  # the key or a comparison is called before the next one comes
+    alike = key is NONE and len({item.python_type() for item in head}) == 1
+    if alike and any(isinstance(item, SymValue) for item in head):
+        # A symbolic extremum keeps the sizes dynamic, where a comparison would guard on them.
+        def join(left: Value, right: Value) -> Value:
+            return tx.graph.emit("call_function", _IN_GRAPH[function], [left, right], {})
+
+        return functools.reduce(join, head)
+    named = {} if default is None else {"default": Proxy(tx, default)}
+    real = (Proxy(tx, item) for item in itertools.chain(head, left))
+    return tx.literal(real_call(tx, function, real, key=_sort_key(tx, key), **named))
+
+
+@rule(sum)
+def _sum(tx: Tracer, items: Value, start: Value = Constant(0)) -> Value:  # noqa: B008 - immutable
+    if issubclass(start.python_type(), str | bytes | bytearray):
+        raise Break("unknown-call", "sum of text")
+    numbers, left, exact = [start], stepped(tx, items), (int, float)
+    while (item := next(left, None)) is not None:
+        kinds = start.python_type(), item.python_type()
+        if kinds[0] not in exact or kinds[1] not in (*exact, bool):
+            first = binary(tx, "+", _total(tx, numbers), item)
+            return functools.reduce(functools.partial(binary, tx, "+"), left, first)
+        numbers.append(item)
+    return _total(tx, numbers)
+
+
+def _total(tx: Tracer, numbers: list[Value]) -> Value:
+    """Add numbers as `sum` does, which from CPython 3.12 on also adds what floats lose."""
+    if all(isinstance(one, Constant) for one in numbers):
+        start, *others = (one.as_constant() for one in numbers)
+        return constant(real_call(tx, sum, others, start))
+    if not _COMPENSATES or all(one.python_type() is not float for one in numbers):
+        return functools.reduce(functools.partial(binary, tx, "+"), numbers)
+    if (known := symbolic_scalars.by_python(tx, _added, numbers)) is not None:
+        return known
+    operands: list[Value] = [
+        one.tensor() if isinstance(one, SymFloatValue) else constant(one.as_constant())
+        for one in numbers
+    ]
+    return symbolic_scalars.computed(
+        tx, tx.graph.emit_plain("call_function", _compensated, operands, {})
+    )
+
+
+_COMPENSATES = sum([1e16, 1.0, -1e16]) == 1.0
+
+
+def _added(start: float, *numbers: float) -> float:
+    return sum(numbers, start)
+
+
+def _compensated(total: Any, *numbers: Any) -> torch.Tensor:
+    """Add numbers and 0-dim tensors, with the sum of what each addition of floats rounds away."""
+    lost = torch.zeros((), dtype=torch.float64)
+    for number in numbers:
+        whole = [not torch.as_tensor(one).is_floating_point() for one in (total, number)]
+        if all(whole):
+            total = total + number
+            continue
+        before, one = (torch.as_tensor(part, dtype=torch.float64) for part in (total, number))
+        total = before + one
+        if not any(whole):
+            larger = before.abs() >= one.abs()
+            lost = lost + torch.where(larger, before - total + one, one - total + before)
+    return torch.where(lost.isfinite() & (lost != 0), total + lost, total)
+
+
+@rule(any)
+def _any(tx: Tracer, items: Value) -> Value:
+    return constant(any(item.truth(tx) for item in stepped(tx, items)))
+
+
+@rule(all)
+def _all(tx: Tracer, items: Value) -> Value:
+    return constant(all(item.truth(tx) for item in stepped(tx, items)))
+
+
+# Containers.
+
+
+@rule(list)
+def _list(tx: Tracer, items: Value | None = None) -> Value:
+    return ListValue([] if items is None else list(steps(tx, items)))
+
+
+@rule(tuple)
+def _tuple(tx: Tracer, items: Value | None = None) -> Value:
+    if type(items) is TupleValue:
+        return items
+    return TupleValue([] if items is None else list(steps(tx, items, TUPLE_ASKS_LENGTH)))
+
+
+@rule_of_each(set, frozenset)
+def _set(kind: type, tx: Tracer, items: Value | None = None) -> Value:
+    if kind is frozenset and isinstance(items, SetValue) and items.cls is frozenset:
+        return items
+    plain = getattr(items, "base", None) or items  # past the methods of its class
+    if isinstance(plain, SetValue):
+        made = SetValue(plain.elements(), cls=kind, order=plain.order)
+        made.loose |= plain.loose
+        return made
+    return SetValue([] if items is None else items.unpack(tx), cls=kind)
+
+
+@rule(slice)
+def _slice(tx: Tracer, first: Value, stop: Value | None = None, step: Value = NONE) -> Value:
+    return SliceValue(NONE, first, NONE) if stop is None else SliceValue(first, stop, step)
+
+
+@rule(range)
+def _range(tx: Tracer, *args: Value) -> Value:
+    return RangeValue(real_call(tx, range, *(_integer(tx, arg) for arg in args)))
+
+
+def _integer(tx: Tracer, value: Value) -> Any:
+    if isinstance(value, UserObject) and value.has_special("__index__"):
+        value = converted(tx, value, "__index__")
+    return value.as_constant()
+
+
+@rule(sorted)
+def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FALSE) -> Value:
+    every = items.elements() if isinstance(items, SetValue) and key is NONE else []
+    kinds = {item.is_constant() and item.python_type() for item in every}  # all different
+    taken = every if kinds in ({str}, {int}, {bytes}) else steps(tx, items)
+    sort_proxies(tx, real := [Proxy(tx, item) for item in taken], key, reverse)
+    return ListValue([one.value for one in real])
+
+
+def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> None:
+    """Sort a list as `list.sort` does: stable, comparing with `<`."""
+    real.sort(key=_sort_key(tx, key), reverse=reverse.truth(tx))
+
+
+# Iterators.
+
+
+@rule(iter)
+def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
+    if sentinel is not None:
+        if lookup(items.python_type(), "__call__") is None:
+            real_call(tx, iter, None, None)  # the words are other ones from CPython 3.12 on
+        made = tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
+        assert isinstance(made, GeneratorValue)
+        made.cls, made.made_by = CALLS, iter
+        return made
+    return items.iterate(tx)
+
+
+@rule(next)
+def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
+    if not hasattr(iterator.python_type(), "__next__"):
+        tx.raise_(TypeError, f"'{type_name(iterator.python_type())}' object is not an iterator")
+    item = iterator.next(tx)
+    if item is not None:
+        return item
+    return item_or_stop(tx, iterator, None) if default is None else default
+
+
+@rule(anext)
+def _anext(tx: Tracer, iterator: Value, *default: Value) -> Value:
+    if default or not hasattr(iterator.python_type(), "__anext__"):
+        raise Break("unknown-call", "anext with a default, or of what has none")
+    return iterator.call_method(tx, "__anext__", [], {})
+
+
+@rule(enumerate)
+def _enumerate(tx: Tracer, iterable: Value, start: Value = Constant(0)) -> Value:  # noqa: B008
+    first = start.as_constant()
+    real_call(tx, enumerate, (), first)  # raises for what is no number
+    return CombinedIterator(enumerate, [iterated(tx, iterable)], (), lambda at: [first + at])
+
+
+@rule_of_each(zip, itertools.compress, map, filter, itertools.starmap, itertools.filterfalse)
+def _lazily(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    functions = 0 if factory in (zip, itertools.compress) else 1
+    keywords = {name: value.as_constant() for name, value in kwargs.items()}
+    inner = [iterated(tx, arg) for arg in args[functions:]]
+    made = CombinedIterator(factory, inner, args[:functions], keywords=keywords)
+    made.real(tx)  # raises where the arguments are wrong
+    return made
+
+
+@rule(reversed)
+def _reversed(tx: Tracer, items: Value) -> Value:
+    if isinstance(items, SequenceValue) or isinstance(getattr(items, "value", None), str | bytes):
+        return SequenceIterator(items, None, reversed)  # type: ignore[arg-type]
+    if isinstance(items, RangeValue):
+        return tx.iterator_over(RangeValue(items.range[::-1]))
+    if isinstance(items, DictValue | DictView):
+        return tx.dict_iterator(items, reversed)
+    kind = items.python_type()
+    if lookup(kind, "__reversed__") is None:
+        if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
+            tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
+        made = tx.const_object(polyfills.backwards).call(tx, [items, _len(tx, items)], {})
+        made.cls = reversed
+        return made
+    return items.call_method(tx, "__reversed__", [], {})
+
+
+# ---- methods of generators and iterators that the captured program made
+
+
+def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
+    """Return what an iterator gave, or raise StopIteration with what its generator returned."""
+    if item is not None:
+        return item
+    returned = getattr(self, "returned", None)
+    args = [] if returned is None or returned is NONE else [returned]
+    raise Raised(chain(tx, ExceptionValue(StopIteration, args)))
+
+
+@method(IteratorValue, "__next__")
+def _next_item(tx: Tracer, self: IteratorValue) -> Value:
+    if not hasattr(self.python_type(), "__next__"):
+        tx.raise_(TypeError, f"'{self.cls.__name__}' object is not an iterator")
+    return item_or_stop(tx, self, self.next(tx))
+
+
+@method(AsyncStep, "send")
+@method(GeneratorValue, "send")
+def _send(tx: Tracer, self: GeneratorValue | AsyncStep, value: Value) -> Value:
+    return item_or_stop(tx, self, self.send(tx, value))
+
+
+@method(AsyncStep, "throw")
+@method(GeneratorValue, "throw")
+def _throw(tx: Tracer, self: GeneratorValue | AsyncStep, error: Value, *rest: Value) -> Value:
+    return item_or_stop(tx, self, self.throw(tx, thrown(tx, error, *rest)))
+
+
+@method(GeneratorValue, "close")
+def _close(tx: Tracer, self: GeneratorValue) -> Value:
+    return self.close(tx)
+
+
+@method_of_each(GeneratorValue, "__anext__", "asend", "athrow", "aclose")
+def _step(name: str, tx: Tracer, self: GeneratorValue, *args: Value) -> Value:
+    if _is_hooked():
+        raise Break("generator", "hooks of asynchronous generators")
+    tx.guard(CallSource(_is_hooked, ()), "CONST", False)
+    made = AsyncStep(self, name, args, _GIVEN[name](tx, *args))
+    tx.watch(made)
+    return made
+
+
+_GIVEN: dict[str, Callable[..., Value]] = {
+    "__anext__": lambda tx: NONE,
+    "asend": lambda tx, value: value,
+    "athrow": thrown,
+    "aclose": lambda tx: ExceptionValue(GeneratorExit, []),
+}
+method(GeneratorValue, "__aiter__")(lambda tx, self: self)
+
+
+def _is_hooked() -> bool:
+    """Say whether other hooks than those of asyncio are told of asynchronous generators."""
+    hooks = filter(None, sys.get_asyncgen_hooks())
+    return any(getattr(one, "__module__", "") != "asyncio.base_events" for one in hooks)
+
+
+@method(IteratorValue, "__iter__")
+def _itself(tx: Tracer, self: IteratorValue) -> Value:
+    return self.iterate(tx)

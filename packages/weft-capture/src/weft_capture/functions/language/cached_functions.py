@@ -1,0 +1,195 @@
+"""Functions under functools.lru_cache or functools.cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from weft_guards import WeakIdentity
+from weft_guards.sources import Builder, CallSource, ConstSource, ProgramSource, RootSource, Source
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.model.attributes import is_immutable_module
+from weft_capture.model.constant import Constant, constant, is_constant_object
+from weft_capture.model.containers import ListValue, TupleValue
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.functions import ObjectConstant
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Kwargs, MutableValue, Output, Tracer, Value
+from weft_capture.tensors.tensor import SymValue
+
+
+@dataclass(eq=False)
+class CachedFunction(ObjectConstant, MutableValue):
+    """A function under functools.lru_cache or functools.cache.
+
+    Called with constants, or objects it knows by identity, the real function is called, so that its
+    body runs once in the process as in eager; one of the program's must only compute, one of an
+    installed library may warn. A constant result is taken while the cache has it; else the function
+    behind it is traced, since a cache changes no result of a pure function. Of one of the
+    program's, other objects are those in the cache. With sizes that vary the function is traced, if
+    it only computes; what it makes is only read. Calls count in each run.
+    """
+
+    calls: list[tuple[object, list[Value], Kwargs]] = field(default_factory=list)
+    changing = ("calls",)
+
+    def replay(self, out: Output) -> None:
+        for asked, args, kwargs in self.calls:
+            named = DictValue([(constant(name), value) for name, value in kwargs.items()])
+            out.later(_Again(asked is not None), self, TupleValue(args), named)
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        from weft_capture.effects.runtime_asserts import has_checks  # noqa: PLC0415 - import cycle
+
+        if tx.rehearsed is not None:
+            return self._call_once(tx, tx.rehearsed, args, kwargs)
+        handled = tx.transforms or tx.overrides.modes or has_checks(tx.graph)
+        call = self._trace if _vary([*args, *kwargs.values()]) else self._call_real
+        found = None if handled else call(tx, args, kwargs)
+        if found is None and not is_immutable_module(self.obj.__module__):
+            raise Break("unknown-call", f"{self.describe()}, which gives objects out of a cache")
+        return found or tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+
+    def _call_once(
+        self, tx: Tracer, results: dict[object, Value], args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        """Trace the function, once for the same arguments."""
+        function = tx.const_object(self.obj.__wrapped__)
+        if kwargs or not all(arg.is_constant() for arg in args):
+            return function.call(tx, args, kwargs)
+        key = self.obj, *(arg.hash_key() for arg in args)
+        if key not in results:
+            results[key] = function.call(tx, args, kwargs)
+        return results[key]
+
+    def _call_real(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
+        try:
+            real = [_real(tx, arg) for arg in args]
+            named = {name: _real(tx, value) for name, value in kwargs.items()}
+            asked = functools._make_key(tuple(real), named, True)
+            key = (self.obj, asked, [one for one, *_ in self.calls].count(asked))
+            if key not in tx.answers:
+                if not (
+                    is_immutable_module(self.obj.__module__) or _is_installed(self.obj.__wrapped__)
+                ):
+                    self._rehearse(tx, args, kwargs)
+                with unset_fake_temporarily():
+                    tx.answers[key] = self.obj(*real, **named)
+            result = tx.answers[key]
+        except Exception:  # traced then, to raise in the program where it should
+            return None
+        plain = all(map(is_constant_object, result if type(result) is tuple else [result]))
+        if not is_immutable_module(self.obj.__module__):
+            owner = self.source or ProgramSource(WeakIdentity(self.obj))
+            known = ConstSource(self.obj.cache_info().misses)
+            tx.guard(CallSource(_still_knows, (owner, known)), "CONST", True)
+            tx.mutate(self)
+            self.calls.append((asked, args, kwargs))
+            return tx.literal(result) if plain else tx.wrap(result, _kept(result))
+        return tx.literal(result) if plain else None
+
+    def _rehearse(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> None:
+        """Break where the function does more than compute: its effects have their place."""
+        from weft_capture.effects.rehearsals import rehearsal  # noqa: PLC0415 - import cycle
+
+        before, tx.rehearsed = tx.rehearsed, {}
+        try:
+            with rehearsal(tx, self.describe(), []):
+                tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+        finally:
+            tx.rehearsed = before
+
+    def _trace(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
+        from weft_capture.effects.rehearsals import apart  # noqa: PLC0415 - import cycle
+
+        known = all(type(one) in (Constant, SymValue, TupleValue) for one in map(tx.force, args))
+        if (
+            is_immutable_module(self.obj.__module__) or not known
+        ):  # an object may have changed since
+            return None
+        with apart(tx, self.describe()) as made:
+            result = tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+        if not all(isinstance(node.meta["example_value"], int | torch.SymInt) for node in made):
+            return None
+        for one in list(result.items) if type(result) is TupleValue else [result]:
+            mutable = isinstance(one, ListValue | DictValue)
+            parts = one.unpack(tx) if mutable else [one]
+            if not all(type(part) in (Constant, SymValue) for part in parts):
+                return None
+            if mutable and one.source is None:
+                one.source = _InCache(tx.steps.now)
+        tx.mutate(self)
+        self.calls.append((None, args, kwargs))
+        return result
+
+
+_LIBRARIES = {"site-packages", "dist-packages"}
+
+
+def _is_installed(function: Any) -> bool:
+    """Say whether a function is of an installed library, whose caches hold values or warnings."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not _LIBRARIES.isdisjoint(Path(code.co_filename).parts)
+
+
+def _vary(values: Sequence[Value]) -> bool:
+    return any(
+        _vary(value.items) if isinstance(value, TupleValue) else isinstance(value, SymValue)
+        for value in values
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _InCache(RootSource):
+    """Where a list is from that the cache gives to whoever asks next, so that it may not change."""
+
+    made_at: int
+
+    text = "a cache"
+
+    def emit(self, builder: Builder) -> None:
+        raise Break("unknown-call", "an object out of a cache changes or leaves", self.made_at)
+
+
+def _kept(result: object) -> Source:
+    try:
+        return CallSource(WeakIdentity(result).get, ())
+    except TypeError:  # it takes no weak reference
+        return ConstSource(result)
+
+
+class _Again:
+    """Calls a cached function, but not the first time where capture did."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+    def __call__(self, function: Any, args: Any, kwargs: Any) -> None:
+        if not self.done:
+            function(*args, **kwargs)
+        self.done = False
+
+
+def _still_knows(function: Any, misses: int) -> bool:
+    """Say whether a cache still has what it had after so many misses."""
+    now = function.cache_info()
+    full = now.maxsize is not None and now.currsize >= now.maxsize
+    return bool(now.misses == misses or (now.misses > misses and not full))
+
+
+def _real(tx: Tracer, value: Value) -> Any:
+    """Return a constant, or an unchanged object that the cache recognises by identity."""
+    value = tx.force(value)
+    if not isinstance(value, UserObject) or value.obj is None or value.attrs or value.base_changed:
+        return value.as_constant()
+    by_identity: Any = object.__hash__
+    if value.cls.__hash__ is not by_identity:
+        raise NotConstant(value.describe())
+    tx.guard_identity(value.source or ConstSource(value.obj), value.obj)
+    return value.obj

@@ -1,0 +1,158 @@
+"""torch's modes: grad mode and autocast, as context managers and as functions."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+from weft_core.tensor_versions import version_of
+from weft_guards.sources import CallSource, ConstSource
+
+from weft_capture.breaks import Break
+from weft_capture.effects.rehearsals import watched
+from weft_capture.functions.table import CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.model.constant import FALSE, TRUE, fold
+from weft_capture.model.contexts import (
+    AttentionContext,
+    AutocastContext,
+    HooksDisabled,
+    InferenceContext,
+    NullContext,
+    decorate_with_clones,
+)
+from weft_capture.model.functions import BuiltinValue
+from weft_capture.model.protocol import Kwargs, Tracer, Value
+from weft_capture.model.region_marks import nodes_after
+
+
+@rule(torch._C._set_grad_enabled)
+def _set(tx: Tracer, mode: Value) -> None:
+    tx.set_grad_mode(mode.as_constant())
+
+
+@rule(torch.inference_mode)
+def _inference_mode(tx: Tracer, mode: Value = TRUE) -> Value:
+    if mode.python_type() is not bool:
+        return decorate_with_clones(tx, InferenceContext(torch.inference_mode, (True,), {}), mode)
+    return InferenceContext(torch.inference_mode, (mode.as_constant(),), {})
+
+
+@rule(torch.autocast, torch.amp.autocast)
+def _autocast(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    real_args = tuple(arg.as_constant() for arg in args)
+    real_kwargs = {name: value.as_constant() for name, value in kwargs.items()}
+    return AutocastContext(torch.autocast, real_args, real_kwargs)
+
+
+@rule("torch.nn.attention.sdpa_kernel")
+def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Value:
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - loaded by the caller
+
+    found: list[Any] = []
+    one = issubclass(backends.python_type(), SDPBackend)
+    for value in [backends] if one else map(tx.force, backends.unpack(tx)):
+        found.append(getattr(value, "obj", None))
+        if not isinstance(found[-1], SDPBackend):
+            raise Break("unsupported-value", f"{value.describe()} as an attention backend")
+        if value.source is not None:
+            tx.guard_identity(value.source, found[-1])
+    return AttentionContext(sdpa_kernel, (found, set_priority.truth(tx)), {})
+
+
+@rule_of_each(
+    torch.profiler.record_function,
+    "torch.fx.traceback.annotate",
+    eager_transforms.enable_inplace_requires_grad,
+    forward_ad._set_fwd_grad_enabled,
+)
+def _without_effect(make: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    return NullContext(make)
+
+
+@rule(torch.autograd.graph.disable_saved_tensors_hooks)
+def _disable_hooks(tx: Tracer, error_message: Value) -> Value:
+    return HooksDisabled((error_message.as_constant(),))
+
+
+def _recreate(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value | None:
+    """Make the context of a decorator such as `@sdpa_kernel(...)` by the rule for its function."""
+    (manager,) = args
+    make = manager.getattr(tx, "func")
+    if not isinstance(make, BuiltinValue):
+        return None
+    given = manager.getattr(tx, "args").unpack(tx)
+    return make.call(tx, given, tx.keyword_arguments(manager.getattr(tx, "kwds")))
+
+
+CODE_RULES[vars(contextlib._GeneratorContextManagerBase)["_recreate_cm"].__code__] = _recreate
+_REGIONS = itertools.count(1)
+_CHECKPOINT_OPTIONS = (
+    "use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop",
+)  # fmt: skip
+
+
+@rule(torch.utils.checkpoint.checkpoint)
+def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
+    """Trace the function itself; its nodes are marked as those to compute again in the backward.
+
+    What a `context_fn` would keep is not known here: the partitioner chooses. A function that
+    writes to what was there before (BatchNorm's statistics, a counter) does so twice, so it is no
+    such region.
+    """
+    kept = {name: value for name, value in kwargs.items() if name not in _CHECKPOINT_OPTIONS}
+    before, writes, step = tx.graph.region, tx.graph.writes(), tx.steps.now
+    last = next(iter(reversed(tx.graph.graph.nodes)), None)
+    if "context_fn" not in kwargs:
+        tx.graph.region = next(_REGIONS)
+    try:
+        with watched(tx) as has_effects:
+            result = function.call(tx, list(args), kept)
+    finally:
+        tx.graph.region = before
+    if not torch.is_grad_enabled():
+        return result
+    if tx.graph.writes() != writes or has_effects():
+        raise Break("unknown-call", "effects in a function that the backward pass runs again")
+    made = nodes_after(tx, last)
+    reads = {node for one in made for node in one.all_input_nodes}.difference(made)
+    fakes = [node.meta["example_value"] for node in reads]
+    tensors = [fake for fake in fakes if isinstance(fake, torch.Tensor)]
+    tx.watch(_CheckpointReads(step, [(tensor, version_of(tensor)) for tensor in tensors]))
+    return result
+
+
+@dataclass(eq=False)
+class _CheckpointReads:
+    """Tensors that a checkpointed function reads, which the backward reads again."""
+
+    step: int
+    versions: list[tuple[torch.Tensor, int]]
+
+    def check(self, _: Tracer, rebuilt: object) -> None:
+        """Call the function for real if the program writes to them afterwards."""
+        if any(version_of(tensor) != version for tensor, version in self.versions):
+            what = "a write to what a checkpointed function reads"
+            raise Break("unknown-call", what, self.step)
+
+
+# Answered from the real state: capture keeps it equal to the program's, and guards it.
+PURE.update((torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled))
+PURE.update((torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled))
+PURE.update((torch.get_autocast_gpu_dtype, torch.get_autocast_cpu_dtype))
+PURE.add(torch.are_deterministic_algorithms_enabled)
+
+
+@rule_of_each(torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_num_threads)
+def _setting(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    """Answer from the real state, too; torch's guard has autocast's only while that is on."""
+    result = fold(tx, function, list(args), kwargs)
+    if not any(isinstance(one, torch.autocast) for one in tx.open_contexts):
+        given = tuple(ConstSource(one.as_constant()) for one in (*args, *kwargs.values()))
+        tx.guard(CallSource(function, given), "CONST", result.as_constant())
+    return result

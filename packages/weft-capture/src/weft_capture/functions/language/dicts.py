@@ -1,0 +1,367 @@
+"""dict, OrderedDict, defaultdict, set and frozenset: construction, methods, views."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from weft_capture.breaks import Break
+from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.model.constant import NONE, constant, real_call
+from weft_capture.model.containers import SetValue, TupleValue
+from weft_capture.model.dicts import DictValue, DictView, MappingProxy
+from weft_capture.model.exceptions import ExceptionValue, chain
+from weft_capture.model.iteration import listed, steps
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Raised, Tracer, Value, key_in, method, method_of_each
+
+
+def missing_key(tx: Tracer, key: Value, of: Value | None = None) -> NoReturn:
+    """Raise KeyError in the program."""
+    if of is not None and of.python_type() is OrderedDict:  # which unpacks a tuple
+        tx.check_call(OrderedDict.pop, [of, key], {})
+    raise Raised(chain(tx, ExceptionValue(KeyError, [key])))
+
+
+def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, Value]) -> None:
+    """Do what `dict.update(items, **kwargs)` does; the caller has recorded the change.
+
+    CPython: dict_update_arg and dict_merge, which copies a dict whose class has no `__iter__`;
+    mutablemapping_update of an OrderedDict, which asks for `keys` and each item.
+    """
+    base = getattr(items, "base", None)
+    if isinstance(items, UserObject) and isinstance(base, DictValue):
+        asked = ("keys", "__getitem__") if target.cls is OrderedDict else ("__iter__",)
+        if not any(map(items.has_special, asked)):
+            _has_keys(tx, items)  # is asked in any case
+            items = base
+    if isinstance(items, DictValue):
+        for key, value in items.entries.values():
+            target.put(key, value)
+    elif items is not None and _has_keys(tx, items):
+        for key in listed(tx, items.call_method(tx, "keys", [], {})):
+            target.put(key, items.getitem(tx, key))
+    elif items is not None:
+        for number, pair in enumerate(steps(tx, items, hinted=False)):
+            parts = listed(tx, pair)
+            if len(parts) != 2:  # which they say in different words
+                real: Any = target.cls()
+                real_call(tx, real.update, [(0, 0)] * number + [parts])
+            target.put(parts[0], parts[1])
+    for name, value in kwargs.items():
+        target.put(constant(name), value)
+
+
+def _has_keys(tx: Tracer, items: Value) -> bool:
+    if not isinstance(items, UserObject):
+        return hasattr(items.python_type(), "keys")
+    try:
+        items.getattr(tx, "keys")
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), AttributeError):
+            return False
+        raise
+    return True
+
+
+@rule_of_each(dict, OrderedDict)
+def _dict(kind: type, tx: Tracer, items: Value | None = None, /, **kwargs: Value) -> Value:
+    target = DictValue(cls=kind)
+    fill(tx, target, items, kwargs)
+    return target
+
+
+@rule_of_each(dict.fromkeys, OrderedDict.fromkeys)
+def _from_keys(function: Any, tx: Tracer, keys: Value, value: Value = NONE) -> Value:
+    return DictValue([(key, value) for key in steps(tx, keys, hinted=False)], cls=function.__self__)
+
+
+@rule(defaultdict)
+def _defaultdict(
+    tx: Tracer, factory: Value = NONE, items: Value | None = None, /, **kwargs: Value
+) -> Value:
+    target = DictValue(cls=defaultdict, default_factory=factory)
+    fill(tx, target, items, kwargs)
+    return target
+
+
+@rule(MappingProxyType)
+def _mapping_proxy(tx: Tracer, mapping: Value) -> Value:
+    if not isinstance(mapping, DictValue):
+        raise Break("unknown-call", f"a mappingproxy of {mapping.describe()}")
+    return MappingProxy(getattr(mapping, "inner", mapping))
+
+
+# Reading.
+
+
+@method(DictValue, "__getitem__")
+def _getitem(tx: Tracer, self: DictValue, key: Value) -> Value:
+    found = self.get(tx, key)
+    if found is not None:
+        return found
+    if self.cls is defaultdict and self.default_factory is not NONE:
+        value = self.default_factory.call(tx, [], {})
+        tx.mutate(self)
+        self.put(key, value)
+        return value
+    missing_key(tx, key)
+
+
+@method(DictValue, "get")
+def _get(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Value:
+    found = self.get(tx, key)
+    return default if found is None else found
+
+
+@method_of_each(DictValue, "keys", "values", "items")
+def _view(kind: str, tx: Tracer, self: DictValue) -> Value:
+    return DictView(getattr(self, "inner", self), kind)
+
+
+@method(DictValue, "copy", "__copy__")
+def _copy(tx: Tracer, self: DictValue) -> Value:
+    return self.copy()
+
+
+@method(DictView, "isdisjoint")
+def _isdisjoint(tx: Tracer, self: DictView, other: Value) -> Value:
+    return SetValue(self.unpack(tx)).call_method(tx, "isdisjoint", [other], {})
+
+
+# Writing.
+
+
+@method(DictValue, "__setitem__")
+def _setitem(tx: Tracer, self: DictValue, key: Value, value: Value) -> Value:
+    tx.mutate(self, self.undo_put(self.slot(key, writes=True)))
+    self.put(key, value)
+    return NONE
+
+
+@method(DictValue, "__delitem__")
+def _delitem(tx: Tracer, self: DictValue, key: Value) -> Value:
+    if key_in(dict, key) not in self.entries:
+        missing_key(tx, key)
+    tx.mutate(self)
+    self.drop(key.hash_key())
+    return NONE
+
+
+@method(DictValue, "setdefault")
+def _setdefault(tx: Tracer, self: DictValue, key: Value, default: Value = NONE) -> Value:
+    found = self.get(tx, key)
+    if found is not None:
+        return found
+    _setitem(tx, self, key, default)
+    return default
+
+
+@method_of_each(DictValue, "update", "__init__")
+def _update(
+    name: str, tx: Tracer, self: DictValue, items: Value | None = None, /, **kw: Value
+) -> None:
+    if name == "__init__" and self.cls is defaultdict:
+        raise Break("unsupported-method", "defaultdict.__init__ of one that there is")
+    tx.mutate(self)
+    fill(tx, self, items, kw)
+
+
+@method(DictValue, "pop")
+def _pop(tx: Tracer, self: DictValue, key: Value, default: Value | None = None) -> Value:
+    found = self.get(tx, key)
+    if found is None:
+        return missing_key(tx, key, self) if default is None else default
+    _delitem(tx, self, key)
+    return found
+
+
+@method(DictValue, "popitem")
+def _popitem(tx: Tracer, self: DictValue, last: Value = constant(True)) -> Value:  # noqa: B008
+    if not self.entries:
+        tx.raise_(KeyError, "popitem(): dictionary is empty")
+    tx.mutate(self)
+    key = next(reversed(self.entries) if last.truth(tx) else iter(self.entries))
+    pair = self.drop(key)
+    return tx.tuple_of([pair[0], tx.force(pair[1])])
+
+
+@method(DictValue, "clear")
+def _clear(tx: Tracer, self: DictValue) -> None:
+    tx.mutate(self)
+    for hashed in list(self.entries):
+        self.drop(hashed)
+
+
+@method(DictValue, "move_to_end")
+def _move_to_end(
+    tx: Tracer,
+    self: DictValue,
+    key: Value,
+    last: Value = constant(True),  # noqa: B008
+) -> None:
+    hashed = key.hash_key()
+    if hashed not in self.entries:
+        missing_key(tx, key, self)
+    tx.mutate(self)
+    entry = self.drop(hashed)
+    rest = [] if last.truth(tx) else [self.drop(other) for other in list(self.entries)]
+    for pair in (entry, *rest):
+        self.put(*pair)
+
+
+# ---- set and frozenset: the methods of a real set of the elements' hash keys
+
+
+_OF_ONE = ("add", "discard", "remove")
+_SOUGHT = ("discard", "remove")
+_GROWING = ("add", "update", "__ior__")
+_ALGEBRA = ("intersection", "difference", "symmetric_difference")
+_CHANGING = frozenset(
+    (*_OF_ONE, "pop", "clear", "update", "__init__", "__ior__", "__iand__", "__isub__", "__ixor__")
+    + tuple(f"{name}_update" for name in _ALGEBRA)
+)
+_ASKING = (*_ALGEBRA, "union", "issubset", "issuperset", "isdisjoint")
+_MEETING = ("intersection", "intersection_update", "__and__", "__iand__")
+"""Methods whose result has the elements of the smaller set, else of the other operand."""
+_OPERATORS = {f"__{name}__" for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+for _side in ("", "r", "i"):
+    _OPERATORS |= {f"__{_side}{name}__" for name in ("and", "or", "sub", "xor")}
+
+
+def sought(item: Value) -> object:
+    """Return the key under which a set looks an element up; a set stands for its frozenset."""
+    plain = getattr(item, "base", None) or item
+    if isinstance(plain, SetValue) and getattr(item.python_type(), "__hash__", None) is None:
+        return frozenset(plain.entries)
+    return key_in(set, item)
+
+
+def call_set(tx: Tracer, self: SetValue, name: str, *args: Value) -> Value:
+    """Call a method of a set, an operator's included; operands of an operator are sets."""
+    if _one_by_one(tx, self, name, args):
+        return NONE
+    known: dict[object, Value] = {}
+    loose = self.loose or any(getattr(getattr(arg, "base", arg), "loose", False) for arg in args)
+    real: list[object] = []
+    operands: list[Value] = []
+    for given in args:
+        base = getattr(given, "base", None)
+        arg = base if isinstance(base, SetValue) else given  # whose `__iter__` nobody asks
+        every = arg.elements() if isinstance(arg, SetValue) else None
+        if name in _ASKING and every is None and not isinstance(arg, DictValue | DictView):
+            real.append(_keys(tx, arg, known))  # of which it takes as many as it needs
+            continue
+        items = [given] if name in _OF_ONE else arg.unpack(tx) if every is None else every
+        keys = [sought(item) if name in _SOUGHT else key_in(set, item) for item in items]
+        known |= zip(keys, items, strict=True)
+        whole = name in _OF_ONE or isinstance(arg, SetValue | DictValue)
+        operands.append(given if whole else TupleValue(items))
+        real.append(keys[0] if name in _OF_ONE else as_real(arg, keys))
+    if name == "remove" and real[0] not in self.entries:
+        missing_key(tx, args[0])
+    smaller = name in _MEETING and not any(len(one) > len(self.order) for one in _sets(real))
+    if name in _CHANGING and hasattr(self.cls, "add"):
+        tx.mutate(self)
+        if self.source is not None:
+            _log_change(tx, self, name, operands)
+    result = real_call(tx, getattr(self.order, name), *real)
+    known = {**self.entries, **known} if smaller else {**known, **self.entries}
+    if name in _CHANGING:
+        _update_entries(self, name, known)
+        self.loose |= loose or (name not in _OF_ONE and self.by_address())
+    if result is self.order:
+        return self
+    if isinstance(result, set | frozenset):
+        return set_of(result, known, self.cls, loose)
+    return known[result] if name == "pop" else constant(result)
+
+
+def _one_by_one(tx: Tracer, self: SetValue, name: str, args: tuple[Value, ...]) -> bool:
+    """Call a method of a set for each operand or item, as far as it can be told apart."""
+    sets = any(isinstance(getattr(arg, "base", None), SetValue) for arg in args)
+    sets = sets or any(isinstance(arg, SetValue | DictValue) for arg in args)
+    if name == "update" and not sets:
+        for item in (item for arg in args for item in steps(tx, arg, hinted=False)):
+            call_set(tx, self, "add", item)  # what raises in between leaves what came before
+        return True
+    several = name in ("update", "difference_update") and len(args) > 1
+    for one in args if several else ():
+        call_set(tx, self, name, one)
+    return several
+
+
+def _sets(operands: list[Any]) -> Iterator[set[Any] | frozenset[Any]]:
+    return (one for one in operands if isinstance(one, set | frozenset))
+
+
+def _keys(tx: Tracer, items: Value, known: dict[object, Value]) -> Iterator[object]:
+    """Yield the hash keys of what a value gives, which is noted in `known`."""
+    for item in steps(tx, items, hinted=False):
+        key = item.hash_key()
+        known[key] = item
+        yield key
+
+
+def _log_change(tx: Tracer, self: SetValue, name: str, operands: list[Value]) -> None:
+    """Note what is done to a set from outside, to be done again after the graph."""
+    sets = [arg for arg in operands if name not in _OF_ONE and type(arg) is not TupleValue]
+    plain = all(isinstance(arg, SetValue) and not arg.log for arg in sets)
+    if name in ("pop", "__init__") or not plain or self in sets:
+        raise Break("unsupported-method", f"{name} of a set from outside")
+    self.loose = True  # nobody knows where it has room
+    states = [arg.state() for arg in sets if isinstance(arg, SetValue)]
+    self.log.append((name, (*operands,), states, tx.steps.now))
+
+
+def set_of(order: Any, known: dict[Any, Value], cls: type = set, loose: bool = False) -> SetValue:
+    """Return the value of a set of these keys."""
+    made = SetValue([], cls=cls)
+    made.order, made.entries = order, {key: known[key] for key in order}
+    made.loose = loose or made.by_address()
+    return made
+
+
+def as_real(value: Value, keys: list[object]) -> Any:
+    """Return a real object of the hash keys of what a value gives, of a kind that sets know."""
+    if isinstance(value, SetValue):
+        return value.order
+    if isinstance(value, DictValue):
+        return dict.fromkeys(keys)
+    return dict.fromkeys(keys).keys() if isinstance(value, DictView) else keys
+
+
+def _update_entries(self: SetValue, name: str, known: dict[object, Value]) -> None:
+    """Make the entries those of the keys again; equal elements keep the first."""
+    if name in _GROWING:
+        self.entries |= known
+    else:
+        self.entries = {key: known[key] for key in self.order}
+        self.removals += 1
+
+
+@method_of_each(SetValue, *_CHANGING, *_ASKING, *_OPERATORS)
+def _set_method(name: str, tx: Tracer, self: SetValue, *args: Value) -> Value:
+    if name == "__init__" and self.cls is frozenset:
+        return NONE
+    several = name in ("update", "union", "intersection", "difference") or name[:-7] in _ALGEBRA[:2]
+    fits = len(args) == (name not in ("pop", "clear", "copy")) or several or name == "__init__"
+    if not fits or not hasattr(self.cls, name):
+        raise Break("unknown-call", f"{len(args)} arguments of set.{name}")
+    if name == "pop":
+        self.in_order()
+    if name not in _OPERATORS:
+        return call_set(tx, self, name, *args)
+    other = getattr(args[0], "base", args[0])
+    if not isinstance(other, SetValue):
+        return constant(NotImplemented)
+    if name.startswith("__r"):
+        return call_set(tx, other, name.replace("__r", "__"), self)
+    return call_set(tx, self, name, other)
+
+
+@method(SetValue, "copy")
+def _copy_set(tx: Tracer, self: SetValue) -> Value:
+    return self if self.cls is frozenset else call_set(tx, self, "copy")

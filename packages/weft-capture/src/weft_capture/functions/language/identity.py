@@ -1,0 +1,71 @@
+"""Whether two values are one object, and the guards that it stays so."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from weft_guards.sources import CallSource, ConstSource, Source
+
+from weft_capture.breaks import Break
+from weft_capture.model.constant import Constant, Varying, is_shared
+from weft_capture.model.protocol import Tracer, Value
+from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.runtime_values import RuntimeValue, is_made
+from weft_capture.tensors.tensor import SymValue
+
+
+def identical(tx: Tracer, left: Value, right: Value) -> bool:
+    """Evaluate `left is right`; that two objects of the program are not one is guarded.
+
+    Raises:
+        Break: for two equal constants, which may or may not be one object.
+    """
+    data = Constant | SymValue | symbolic_scalars.SymFloatValue | RuntimeValue
+    made = any(isinstance(one, RuntimeValue) and is_made(one) for one in (left, right))
+    if isinstance(left, data) and isinstance(right, data) and not (made or left is right):
+        return _one_number(tx, left, right)
+    return one_object(tx, left, right)
+
+
+def one_object(tx: Tracer, left: Value, right: Value) -> bool:
+    """Say whether two values are one object; numbers and texts only where they are one value.
+
+    That two of them are different objects is not guarded: equal ones may be one object or two.
+    """
+    same = left is right or left.same_object(right) or right.same_object(left)
+    alike = left.python_type() is right.python_type() and not isinstance(left, Constant | Varying)
+    if alike and not (same or left.source is None or right.source is None):
+        tx.guard_distinct(left.source, right.source)
+    return same
+
+
+def _one_number(tx: Tracer, left: Value, right: Value) -> bool:
+    varies = any(
+        isinstance(one, symbolic_scalars.SymFloatValue | RuntimeValue) for one in (left, right)
+    )
+    if left.python_type() is not right.python_type():
+        return False
+    held = getattr(left, "value", left) is getattr(right, "value", right)  # NaN, say
+    if not (varies or held or tx.builtin(operator.eq, left, right).truth(tx)):
+        return False
+    (source, one), (origin, other) = (_home(tx, each) for each in (left, right))
+    if source is None and origin is None:
+        if not (varies or one is other or is_shared(one)):
+            raise Break("unsupported-value", f"whether two objects {left.describe()} are one")
+        return not varies
+    if source != origin:
+        tx.process_bound = "whether two numbers or texts are one object"
+        sources = (source or ConstSource(one), origin or ConstSource(other))
+        tx.guard(CallSource(operator.is_, sources), "CONST", one is other)
+    return one is other
+
+
+def _home(tx: Tracer, value: Any) -> tuple[Source | None, object]:
+    """Return where a number or text comes from, and the object that it is now."""
+    if isinstance(value, Constant):
+        return value.origin, value.value
+    if isinstance(value, symbolic_scalars.SymFloatValue | RuntimeValue):
+        return value.source, value.hint
+    entry, number = tx.graph.input_at.get(value.node), value.as_constant()
+    return value.source, number if entry is None else entry.example

@@ -1,0 +1,314 @@
+"""print, logging and warnings: done by the replacement code, in the program's order.
+
+Only where the library's own streams, handlers and hooks take them, which a guard asks: what else a
+program puts there may look at anything, so the graph breaks. Records and warnings carry the place
+in the program that they come from, which capture knows.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch._tensor_str
+from weft_guards.sources import CallSource, ConstSource
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.bytecode import original
+from weft_capture.effects.native_objects import ReplayedValue
+from weft_capture.functions.language.text import HOLES, text_of
+from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.model.constant import FALSE, NONE, Constant, constant
+from weft_capture.model.exceptions import ExceptionValue, chain
+from weft_capture.model.objects import StreamValue, UserObject, is_plain_stream
+from weft_capture.model.protocol import MethodOf, Raised, Tracer, Value, method
+from weft_capture.python_compat import FILTERS_MUTATED, WARNINGS_LOCK
+
+
+def _check_unchanged(tx: Tracer, *objects: object) -> None:
+    """Break where the program has changed what the call looks at."""
+    if tx.effects.touches(sys, torch._tensor_str.PRINT_OPTS, *objects):
+        raise Break("unknown-call", "output through something that was just changed")
+
+
+def _check_stream(tx: Tracer, stream: Value) -> None:
+    """Break where a stream is the program's own, or its failure may be caught."""
+    if not isinstance(stream, StreamValue):
+        raise Break("unknown-call", f"output to {stream.describe()}")
+    _check_unchanged(tx, stream.obj)
+    for frame in tx.active_frames():
+        code, handler = frame.decoded.instrs, frame.instr.handler
+        if handler is not None and code[handler.target].opname == "PUSH_EXC_INFO":
+            if code[handler.target + 1].opname != "WITH_EXCEPT_START":
+                raise Break("unknown-call", "output inside of a try block")
+
+
+@rule(builtins.print)
+def _print(
+    tx: Tracer,
+    *args: Value,
+    sep: Value = NONE,
+    end: Value = NONE,
+    file: Value = NONE,
+    flush: Value = FALSE,
+) -> None:
+    if not all(isinstance(one.as_constant(), str | None) for one in (sep, end)):
+        raise Break("unknown-call", "print with a separator that is no text")
+    stream = file if file is not NONE else tx.const_object(sys).getattr(tx, "stdout")
+    if isinstance(stream, ReplayedValue):
+        words = [text_of(tx, arg, str) for arg in args]
+        space, newline = (one.as_constant() for one in (sep, end))
+        text = (" " if space is None else space).join(words)
+        text += "\n" if newline is None else newline
+        stream.call_method(tx, "write", [constant(text)], {})
+        return
+    if stream is not NONE:
+        _check_stream(tx, stream)
+    try:
+        with tx.journal.unchanged("a __str__ with effects"):
+            texts = [_shown(tx, arg) for arg in args]
+    except Raised:
+        raise Break("unknown-call", "print of an object whose __str__ raises") from None
+    tx.calls.add(_print_now, sep, end, file, constant(flush.truth(tx)), *texts)
+
+
+def _print_now(sep: Any, end: Any, file: Any, flush: bool, *texts: Any) -> None:
+    print(*texts, sep=sep, end=end, file=file, flush=flush)
+
+
+def _shown(tx: Tracer, value: Value) -> Value:
+    value = tx.force(value)
+    return value if isinstance(value, HOLES) else constant(text_of(tx, value, str))
+
+
+@method(StreamValue, "write")
+def _write(tx: Tracer, self: StreamValue, text: Value) -> Value:
+    if not isinstance(text, Constant) or not isinstance(text.value, str):
+        raise Break("unsupported-method", "write of a text that is not known")
+    _check_stream(tx, self)
+    tx.calls.add(_print_now, NONE, constant(""), self, FALSE, text)
+    return constant(len(text.value))
+
+
+# ---- logging
+
+_PLAIN_MODULES = ("logging", "logging.handlers", "_pytest.logging")
+
+
+def _parts(logger: logging.Logger) -> Iterator[Any]:
+    """Yield all that a record comes by: loggers, filters, handlers, formatters, streams."""
+    one: logging.Logger | None = logger
+    while one is not None:
+        yield from (one, *one.filters)
+        for handler in one.handlers:
+            yield from (handler, *handler.filters)
+            if handler.formatter is not None:
+                yield handler.formatter
+            yield getattr(handler, "stream", None)
+        one = one.parent if one.propagate else None
+    yield from (logging.lastResort, sys.stderr)
+
+
+def _is_plain(part: object) -> bool:
+    own = part is None or type(part).__module__ in _PLAIN_MODULES
+    return own or is_plain_stream(part)
+
+
+def _log_state(logger: logging.Logger, level: int) -> str:
+    """Return "off" where nothing comes of a message, "plain" where capture knows what does."""
+    if not logger.isEnabledFor(level):
+        return "off"
+    plain = all(map(_is_plain, _parts(logger)))
+    return "plain" if plain and logging.getLogRecordFactory() is logging.LogRecord else "other"
+
+
+def _state(tx: Tracer, logger: Value, level: int) -> str:
+    source = logger.source
+    if not isinstance(logger, UserObject) or source is None or type(level) is not int:
+        raise Break("unknown-call", "logging with a logger made here")
+    looked_at = [*_parts(logger.obj), logging, logger.obj.manager]
+    lists = [getattr(one, name, None) for one in looked_at for name in ("handlers", "filters")]
+    _check_unchanged(tx, *looked_at, *lists)
+    answer = _log_state(logger.obj, level)
+    tx.guard(CallSource(_log_state, (source, ConstSource(level))), "CONST", answer)
+    return answer
+
+
+@rule(logging.Logger.isEnabledFor)
+def _is_enabled(tx: Tracer, logger: Value, level: Value) -> Value:
+    return constant(_state(tx, logger, level.as_constant()) != "off")
+
+
+@rule(logging.Logger.log)
+def _log(tx: Tracer, logger: Value, level: Value, text: Value, *args: Value, **k: Value) -> Value:
+    state = _state(tx, logger, level.as_constant())
+    if state == "off":
+        return NONE
+    options = k.keys() - {"exc_info", "stack_info", "extra"}
+    if state == "other" or options or any(k[n] not in (NONE, FALSE) for n in k):
+        raise Break("unknown-call", "logging with handlers or options of the program's own")
+    assert tx.frame is not None
+    at = tx.frame.place()[0]
+    where = constant((at.filename, at.lineno, at.name))
+    tx.calls.add(_log_now, logger, level, where, *(_copied(tx, arg) for arg in (text, *args)))
+    return NONE
+
+
+def _copied(tx: Tracer, value: Value) -> Value:
+    """Return an argument as it is now: a list may change before its text is made."""
+    value = tx.force(value)
+    try:
+        return value if isinstance(value, HOLES) else tx.literal(value.data(tx))
+    except NotConstant:
+        raise Break("unknown-call", f"logging of {value.describe()}") from None
+
+
+def _log_now(logger: logging.Logger, level: int, where: Any, text: Any, *args: Any) -> None:
+    file, line, name = where
+    logger.handle(logger.makeRecord(logger.name, level, file, line, text, args, None, name))
+
+
+_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+@rule_of_each(*(getattr(logging.Logger, name) for name in _LEVELS))
+def _log_at(
+    function: Any, tx: Tracer, logger: Value, text: Value, *args: Value, **kwargs: Value
+) -> Value:
+    level = constant(getattr(logging, function.__name__.upper()))
+    return _log(tx, logger, level, text, *args, **kwargs)
+
+
+# ---- warnings
+
+_WARNINGS: Any = warnings
+
+
+def _action(
+    filters: Any, text: str | None, kind: type[Warning], module: str | None, line: int
+) -> str:
+    """Return what becomes of a warning; "error" where what is unknown (None) may decide it."""
+    for action, message, category, where, at in filters:
+        if not issubclass(kind, category):
+            continue
+        if module is not None and at not in (0, line):
+            continue
+        unsure = (message is not None and text is None) or ((where or at) and module is None)
+        fits = message is None or text is None or message.match(text)
+        fits = fits and (where is None or module is None or where.match(module))
+        if fits and (action == "error" or not unsure):
+            return str(action)
+    return str(_WARNINGS.defaultaction)
+
+
+def _is_only_shown(text: str | None, kind: type[Warning], module: str | None, line: int) -> bool:
+    """Say whether a warning is shown or recorded: it is no error, and no hook gets it."""
+    show = _WARNINGS._showwarnmsg_impl
+    recorded = isinstance(show, types.BuiltinMethodType) and isinstance(show.__self__, list)
+    if not recorded and not (show.__module__ == "warnings" and is_plain_stream(sys.stderr)):
+        return False
+    for name in ("showwarning", "formatwarning"):
+        if getattr(_WARNINGS, name) is not getattr(_WARNINGS, f"_{name}_orig"):
+            return False
+    return _action(_WARNINGS.filters, text, kind, module, line) != "error"
+
+
+@rule(warnings.warn)
+def _warn(
+    tx: Tracer,
+    message: Value,
+    category: Value = NONE,
+    stacklevel: Value = Constant(1),  # noqa: B008
+    source: Value = NONE,
+) -> Value:
+    kind = UserWarning if category is NONE else category.as_constant()
+    if isinstance(message, ExceptionValue):
+        kind = message.python_type()
+    if not isinstance(kind, type) or not issubclass(kind, Warning) or source is not NONE:
+        raise Break("unknown-call", "a warning of no class of warnings, or with a source")
+    text = None if isinstance(message, HOLES) else text_of(tx, message, str)
+    frame, above = tx.frame, stacklevel.as_constant() - 1
+    while frame is not None and above > 0:
+        above -= frame.function.globals.get("__name__") != "weft_capture.polyfills"
+        frame = frame.parent
+    above += frame is None
+    if above < 0 or (above and original(tx.frames[0].decoded) is not tx.frames[0].decoded):
+        raise Break("unknown-call", "a warning about the caller of a part of a function")
+    place: Any = (above,)
+    about: Any = (text, kind, None, 0)
+    if frame is not None:
+        at, module = frame.place()[0], frame.function.globals
+        about = (text, kind, module.get("__name__") or "<string>", at.lineno)
+        place = (at.filename, at.lineno, about[2], module)
+    recorder = id(getattr(_WARNINGS._showwarnmsg_impl, "__self__", None))
+    if tx.effects.touches(warnings, warnings.filters) or recorder in tx.values_by_id:
+        return _warn_changed(tx, message, about, place)
+    _check_unchanged(tx)
+    shown = _is_only_shown(*about)
+    tx.guard(CallSource(_is_only_shown, tuple(map(ConstSource, about))), "CONST", shown)
+    if not shown:
+        raise Break("unknown-call", "a warning that raises, or that a hook gets")
+    tx.calls.written.add(recorder)
+    tx.calls.add(_warn_now, message, *map(constant, (kind, *place)))
+    return NONE
+
+
+def _warn_now(message: Any, kind: Any, *place: Any) -> None:
+    """Warn about a place in the captured frame, or so many frames above it."""
+    if len(place) == 1:
+        frame, above = sys._getframe(1), place[0]
+        while above and frame.f_back is not None:
+            frame = frame.f_back
+            above -= not str(frame.f_globals.get("__name__")).startswith("weft")
+        namespace = frame.f_globals
+        place = (frame.f_code.co_filename, frame.f_lineno, namespace.get("__name__"), namespace)
+    file, line, name, namespace = place
+    registry = namespace.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, kind, file, line, name, registry)
+
+
+# Inside `catch_warnings`: its Python is traced, and what it changes in the module is known.
+
+
+def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
+    """Warn under filters or a recorder that the captured code has set."""
+    text, kind, _, line = about
+    library = tx.const_object(warnings)
+    recorder = library.getattr(tx, "_showwarnmsg_impl")
+    plain = recorder.source is not None or isinstance(recorder, MethodOf)
+    plain = plain and not tx.effects.touches(sys, _WARNINGS.onceregistry)
+    if text is None or len(place) == 1 or not plain or not is_plain_stream(sys.stderr):
+        raise Break("unknown-call", "a warning with an unknown text, or in changed circumstances")
+    filters = [one.as_constant() for one in library.getattr(tx, "filters").unpack(tx)]
+    action = _action(filters, *about)
+    made = message
+    if not isinstance(message, ExceptionValue):
+        made = tx.const_object(kind).call(tx, [message], {})
+    if action == "error":
+        raise Raised(chain(tx, made))
+    if action == "ignore":
+        return NONE
+    if action != "always":
+        raise Break("unknown-call", "a warning that may have been given before")
+    parts = [made, *map(tx.const_object, (kind, place[0], line))]
+    given = tx.const_object(warnings.WarningMessage).call(tx, parts, {})
+    if isinstance(recorder, MethodOf):
+        return recorder.call(tx, [given], {})
+    tx.calls.add(_WARNINGS._showwarnmsg, given)
+    return NONE
+
+
+@rule(FILTERS_MUTATED)
+def _mutated(tx: Tracer) -> None:
+    """Forget what was given."""
+    tx.calls.add(_WARNINGS._filters_mutated)
+
+
+@rule_of_each(*WARNINGS_LOCK)
+def _lock(function: Any, tx: Tracer) -> None:
+    """Lock nothing: what the program does meanwhile, generated code does later."""

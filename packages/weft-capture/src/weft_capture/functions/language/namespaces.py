@@ -1,0 +1,416 @@
+"""getattr and its like, globals, locals, dir, hash, id: what a program asks about itself."""
+
+from __future__ import annotations
+import __future__
+
+import builtins
+import functools
+import gc
+import inspect
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from weft_guards.sources import CallSource, ConstSource
+
+from weft_capture.breaks import Break
+from weft_capture.bytecode import decode
+from weft_capture.execution.frames import Frame
+from weft_capture.functions.classes import ClassValue
+from weft_capture.functions.table import rule
+from weft_capture.model.constant import (
+    FALSE,
+    MADE,
+    NONE,
+    NULL,
+    Constant,
+    Varying,
+    constant,
+    fold,
+    real_call,
+)
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.exceptions import TRACEBACK, handled
+from weft_capture.model.functions import BoundMethod, FunctionValue, function_value
+from weft_capture.model.objects import DELETED, UserObject
+from weft_capture.model.protocol import AT_RUN, Kwargs, Output, Raised, Tracer, Value, method
+from weft_capture.model.scope import ModuleObject, import_module, load_global, store_global
+from weft_capture.python_compat import unhashable
+from weft_capture.tensors.tensor import TensorValue
+
+
+@dataclass(eq=False)
+class GlobalsValue(Value):
+    """The globals of a function, read and written one at a time."""
+
+    cls = dict
+
+    function: FunctionValue
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.load_const(self.function.globals)
+
+
+def _name_for(tx: Tracer, function: Any, name: Value) -> str:
+    """Return the name of an attribute; what is no text is refused in the function's words."""
+    text = name.as_constant()
+    if not isinstance(text, str):
+        real_call(tx, function, None, text, *[None] * (function is setattr))
+    return str.__str__(text)
+
+
+def _read(tx: Tracer, function: Any, value: Value, name: Value, default: Value | None) -> Value:
+    text = _name_for(tx, function, name)
+    try:
+        return value.getattr(tx, text)
+    except Raised as error:
+        if default is not None and issubclass(error.value.python_type(), AttributeError):
+            return default
+        raise
+
+
+@rule(getattr)
+def _getattr(tx: Tracer, value: Value, name: Value, default: Value | None = None) -> Value:
+    return _read(tx, getattr, value, name, default)
+
+
+@rule(hasattr)
+def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
+    return constant(_read(tx, hasattr, value, name, NULL) is not NULL)
+
+
+@rule(setattr)
+def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
+    if isinstance(name, Varying) and not tx.fullgraph:  # there each name is a graph
+        raise Break("unsupported-value", "setattr of a name that varies")
+    value.setattr(tx, _name_for(tx, setattr, name), item)
+
+
+@rule(delattr)
+def _delattr(tx: Tracer, value: Value, name: Value) -> None:
+    value.delattr(tx, _name_for(tx, delattr, name))
+
+
+@rule(__import__)
+def _import(tx: Tracer, name: Value) -> Value:
+    return import_module(tx, name.as_constant())
+
+
+@rule(globals)
+def _globals(tx: Tracer) -> Value:
+    assert tx.frame is not None
+    return GlobalsValue(tx.frame.function)
+
+
+@method(GlobalsValue, "__getitem__")
+def _item(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
+    name = key.as_constant()
+    if name not in self.function.globals and tx.effects.global_value(
+        self.function.globals, name
+    ) is None:  # fmt: skip
+        tx.raise_(KeyError, name)
+    return load_global(tx, self.function, name)
+
+
+@method(GlobalsValue, "get")
+def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> Value:
+    return _item(tx, self, key) if _has(tx, self, key).truth(tx) else default
+
+
+@method(GlobalsValue, "__contains__")
+def _has(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
+    if key.as_constant() in self.function.globals:
+        return constant(True)
+    raise Break("unsupported-value", "a name that is not among the globals")
+
+
+@method(GlobalsValue, "__setitem__")
+def _set(tx: Tracer, self: GlobalsValue, key: Value, value: Value) -> None:
+    store_global(tx, self.function, key.as_constant(), value)
+
+
+def _variables(tx: Tracer) -> dict[str, Value]:
+    frame = tx.frame
+    assert frame is not None
+    if not frame.decoded.flags & inspect.CO_OPTIMIZED:
+        raise Break("unknown-call", "locals() in the body of a class")
+    found: dict[str, Value] = {}
+    names = [*frame.decoded.varnames, *frame.decoded.cellvars, *frame.decoded.freevars]
+    for name in dict.fromkeys([*names, *frame.locals]):
+        cell = frame.cells.get(name)
+        value = frame.locals.get(name) if cell is None else cell.contents
+        if value is not None and not name.startswith("."):
+            found[name] = value
+    return found
+
+
+def _run_as_it_is(tx: Tracer, what: str) -> NoReturn:
+    """Break so that the interpreter runs the frame, in one piece."""
+    error = Break("unknown-call", what)
+    error.eager_frame = tx.frame
+    raise error
+
+
+def _ask_once(tx: Tracer) -> None:
+    """Have a frame run as it is when its dict of variables may be seen again.
+
+    Up to CPython 3.12 a frame has one such dict, which keeps what was put into it.
+    """
+    assert tx.frame is not None
+    instrs = tx.frame.decoded.instrs
+    asks = [one for one in instrs if one.opname == "LOAD_GLOBAL" and one.argval in _SEES_NAMES]
+    loops = any(one.target is not None and one.target < at for at, one in enumerate(instrs))
+    if sys.version_info < (3, 13) and (len(asks) > 1 or loops):
+        _run_as_it_is(tx, "a frame's dict of variables that may be seen again")
+
+
+@rule(locals)
+def _locals(tx: Tracer) -> Value:
+    _ask_once(tx)
+    return DictValue([(constant(name), value) for name, value in _variables(tx).items()])
+
+
+_INHERITED = __future__.annotations.compiler_flag | __future__.barry_as_FLUFL.compiler_flag
+
+
+def _code(tx: Tracer, *args: Any, flags: int = 0, inherits: bool = True) -> types.CodeType:
+    assert tx.frame is not None
+    flags |= tx.frame.decoded.flags & _INHERITED if inherits else 0
+    code = real_call(tx, functools.partial(compile, *args), flags=flags, dont_inherit=True)
+    if not isinstance(code, types.CodeType):
+        raise Break("unknown-call", "compile to a syntax tree")
+    return code
+
+
+@rule(compile)
+def _compile(
+    tx: Tracer, source: Value, filename: Value, mode: Value, flags: Value = FALSE,
+    dont_inherit: Value = FALSE, *more: Value, **others: Value,
+) -> Value:  # fmt: skip
+    if more or others:
+        raise Break("unknown-call", "compile with further arguments")
+    args = [one.as_constant() for one in (source, filename, mode)]
+    inherits = not dont_inherit.truth(tx)
+    return constant(_code(tx, *args, flags=flags.as_constant(), inherits=inherits))
+
+
+class _Names(dict[str, Value]):
+    """The variables of code that runs in a dict of the program's."""
+
+    def __init__(self, tx: Tracer, names: DictValue) -> None:
+        super().__init__()
+        self.tx = tx
+        self.names = names
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.names.get(self.tx, constant(name))
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self.names.setitem(self.tx, constant(name), value)
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        found = self.get(name)
+        if found is not None:
+            self.names.delitem(self.tx, constant(name))
+        return found
+
+
+_SEES_NAMES = frozenset(("globals", "locals", "vars", "dir", "eval", "exec", "_getframe"))
+
+
+def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more: Kwargs) -> Value:
+    """Trace code in the variables of the frame, or in those of one dict."""
+    if more or len(given) > 2:
+        raise Break("unknown-call", f"{mode} with further arguments")
+    names, local_names = (*map(tx.force, given), NONE, NONE)[:2]
+    frame, code = tx.frame, source.as_constant()
+    assert frame is not None
+    if isinstance(code, str):
+        code = _code(tx, code.lstrip(" \t") if mode == "eval" else code, "<string>", mode)
+    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    plain = isinstance(code, types.CodeType) and not code.co_flags & suspends
+    if not plain or code.co_freevars:
+        raise Break("unknown-call", f"{mode} of no text or code")
+    ops = {one.opname for one in decode(code).instrs}
+    if names is NONE and local_names is NONE:
+        if not ops.isdisjoint(("STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS")):
+            _ask_once(tx)
+            raise Break("unknown-call", f"{mode} that makes variables")
+        global_dict, variables = frame.function.globals, _variables(tx)
+    else:
+        alone = not any(isinstance(one, types.CodeType) for one in code.co_consts)
+        alone = alone and _SEES_NAMES.isdisjoint(code.co_names) and "SETUP_ANNOTATIONS" not in ops
+        alone = alone and not any(op.endswith("_GLOBAL") for op in ops)
+        if type(names) is not DictValue or names.cls is not dict or not alone:
+            raise Break("unknown-call", f"{mode} of functions, or in other names than one dict's")
+        global_dict, variables = {"__builtins__": vars(builtins)}, _Names(tx, names)
+        key, known = constant("__builtins__"), tx.const_object(vars(builtins))
+        if local_names not in (NONE, names) or names.get(tx, key) not in (None, known):
+            raise Break("unknown-call", f"{mode} with locals or builtins of its own")
+        names.setitem(tx, key, known)
+    made = types.FunctionType(code, global_dict)
+    result = Frame(tx, function_value(tx, made, ConstSource(made)), variables, {}).run()
+    return result if mode == "eval" else NONE
+
+
+@rule(eval)
+def _eval(tx: Tracer, source: Value, *names: Value, **more: Value) -> Value:
+    return _execute(tx, "eval", source, names, more)
+
+
+@rule(exec)
+def _exec(tx: Tracer, source: Value, *names: Value, **more: Value) -> Value:
+    return _execute(tx, "exec", source, names, more)
+
+
+@rule(dir)
+def _dir(tx: Tracer, value: Value | None = None) -> Value:
+    if value is None:
+        return tx.literal(sorted(_variables(tx)))
+    if isinstance(value, ClassValue | ModuleObject | Constant):
+        return fold(tx, dir, [value], {})
+    if not isinstance(value, UserObject) or value.has_special("__dir__"):
+        raise Break("unknown-call", f"dir of {value.describe()}")
+    own = {name for name, item in value.attrs.items() if item is not DELETED}
+    own |= set(getattr(value.obj, "__dict__", ()))
+    if value.obj is not None and value.source is not None:
+        tx.instance_dict(value)  # guards the names
+    return tx.literal(sorted({*dir(value.cls), *own}))
+
+
+@dataclass(eq=False)
+class RuntimeNumber(Value):
+    """A number that only the run knows: an object's id, a thread's. It can be compared."""
+
+    cls = int
+
+    function: Any
+    args: list[Value]
+
+    def hash_key(self) -> object:
+        return (AT_RUN, self.function, *(id(arg) for arg in self.args))
+
+    def same_object(self, other: Value) -> bool:
+        return isinstance(other, RuntimeNumber) and self.hash_key() == other.hash_key()
+
+    def call_method(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        other = args[0] if args else None
+        if name in ("__eq__", "__ne__") and isinstance(other, RuntimeNumber):
+            return constant(self.same_object(other) == (name == "__eq__"))
+        raise Break("unsupported-value", f"arithmetic on {self.function.__name__}()")
+
+    def truth(self, tx: Tracer) -> bool:
+        return True
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(self.function, self.args)
+
+
+@rule(id)
+def _id(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, Constant):
+        raise Break("unsupported-value", f"id of {value.describe()}")
+    return RuntimeNumber(id, [value])
+
+
+@rule(threading.get_ident)
+def _get_ident(tx: Tracer) -> Value:
+    return RuntimeNumber(threading.get_ident, [])
+
+
+@rule(threading.current_thread)
+def _current_thread(tx: Tracer) -> Value:
+    return tx.wrap(threading.current_thread(), CallSource(threading.current_thread, ()))
+
+
+@rule(hash)
+def _hash(tx: Tracer, value: Value) -> Value:
+    if isinstance(value, UserObject) and value.has_special("__hash__"):
+        number = value.special(tx, "__hash__").call(tx, [], {})
+        fits = number.is_constant() and type(number.as_constant()) is int
+        if fits and abs(number.as_constant()) <= sys.maxsize and number.as_constant() != -1:
+            return number
+        if not issubclass(number.python_type(), int):
+            tx.raise_(TypeError, "__hash__ method should return an integer")
+        return fold(tx, hash, [number], {})
+    if issubclass(value.python_type(), weakref.ref):
+        raise Break("unknown-call", "hash of a weak reference, whose object may be dead")
+    base = value.base if isinstance(value, UserObject) else None
+    if base is not None and base.python_type() not in (float, complex):  # NaN has its address
+        return _hash(tx, base)
+    if isinstance(value, UserObject | TensorValue | FunctionValue):
+        if getattr(value.python_type(), "__hash__", None) is None:
+            tx.raise_(TypeError, unhashable(value.python_type()))
+        if value.python_type() in MADE:
+            raise Break("unsupported-value", "the hash of an object whose class may still change")
+        return RuntimeNumber(hash, [value])
+    if type(value) is TupleValue and not value.is_constant():
+        parts = [_hash(tx, tx.force(part)) for part in value.items]
+        if all(part.is_constant() for part in parts):
+            tx.process_bound = "a hash"
+            return constant(hash(tuple(_Hashed(part.as_constant()) for part in parts)))
+    return fold(tx, hash, [value], {})
+
+
+@dataclass
+class _Hashed:
+    """Stands for an object in the hash of a tuple."""
+
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+@rule(sys.exc_info)
+def _exc_info(tx: Tracer) -> Value:
+    error = handled(tx)
+    if error is None:
+        return tx.tuple_of([NONE, NONE, NONE])
+    return tx.tuple_of([tx.type_of(error), error, TRACEBACK])
+
+
+@rule(sys.exception)
+def _exception(tx: Tracer) -> Value:
+    return handled(tx) or NONE
+
+
+@rule(types.MethodType)
+def _method(tx: Tracer, function: Value, owner: Value) -> Value:
+    return tx.bound_method(function, owner)
+
+
+@rule(types.FunctionType.__get__)
+@method(FunctionValue, "__get__")
+def _bind(tx: Tracer, self: Value, instance: Value, owner: Value = NONE) -> Value:
+    return self if instance is NONE else tx.bound_method(self, instance)
+
+
+@method(BoundMethod, "__get__")
+def _bind_again(tx: Tracer, self: Value, *others: Value) -> Value:
+    return self
+
+
+@rule(gc.get_objects, gc.get_referrers)
+def _all_objects(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
+    """Leave the frame to the interpreter: among them are tuples that nobody may look into yet."""
+    _run_as_it_is(tx, "all objects that there are")
+
+
+@rule(vars)
+def _vars(tx: Tracer, value: Value | None = None) -> Value:
+    if value is None:
+        return tx.builtin(locals)
+    try:
+        return value.getattr(tx, "__dict__")
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        tx.raise_(TypeError, "vars() argument must have __dict__ attribute")

@@ -1,0 +1,185 @@
+"""Which C functions are traced through a version of theirs in Python (see `polyfills`)."""
+
+from __future__ import annotations
+
+import bisect
+import builtins
+import collections
+import functools
+import heapq
+import importlib
+import importlib.util
+import itertools
+import json
+import operator
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+from weft_core.inlinable import inlinable
+
+from weft_capture import polyfills
+from weft_capture.breaks import Break
+from weft_capture.functions.generators import TEE, GeneratorValue
+from weft_capture.functions.table import RULES, rule
+from weft_capture.model.attributes import lookup
+from weft_capture.model.constant import constant, real_call
+from weft_capture.model.functions import FunctionValue
+from weft_capture.model.iterators import iterated
+from weft_capture.model.protocol import Kwargs, Output, Raised, Tracer, Value
+from weft_capture.tensors.runtime_values import HandleNumber
+from weft_capture.tensors.tensor import SymValue
+
+_scanner: Any = importlib.import_module("json.scanner")
+_ITERTOOLS = (
+    "takewhile", "dropwhile", "cycle", "islice", "accumulate", "groupby", "tee", "zip_longest",
+    "batched", "pairwise", "chain",
+)  # fmt: skip
+_ITERATED = {
+    **dict.fromkeys(
+        ("cycle", "accumulate", "groupby", "batched", "pairwise", "from_iterable", "islice"),
+        slice(1),
+    ),
+    **dict.fromkeys(("takewhile", "dropwhile", "reduce"), slice(1, 2)),
+    **dict.fromkeys(("zip_longest",), slice(None)),
+}
+"""Arguments that are iterated over when a generator is made, not when it starts."""
+_IN_LIBRARY: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (heapq, ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")),
+    (heapq, ("_heapify_max", "_heapreplace_max", "_heappop_max")),
+    (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right")),
+    (operator, ("delitem", "concat", "call", "countOf", "indexOf", "length_hint")),
+    (functools, ("_lru_cache_wrapper",)),
+    (collections, ("_count_elements",)),
+)
+"""Functions in C of which the library has a version in Python too."""
+_GETTERS = {
+    operator: ("itemgetter", "attrgetter", "methodcaller"),
+    functools: ("cmp_to_key",),
+}
+
+
+def without_c(name: str) -> dict[str, Any]:
+    """Return what a module of the library defines where it does not find its half in C."""
+
+    def find(wanted: str, *args: Any) -> Any:
+        if wanted == f"_{name.partition('.')[0]}":
+            raise ImportError(wanted)
+        return builtins.__import__(wanted, *args)
+
+    loader: Any = importlib.util.find_spec(name).loader  # type: ignore[union-attr]
+    namespace = {"__name__": name, "__builtins__": {**vars(builtins), "__import__": find}}
+    exec(loader.get_code(name), namespace)
+    return namespace
+
+
+def polyfill(original: Any, version: Any) -> None:
+    """Trace calls of `original` through `version`."""
+
+    name = getattr(original, "__name__", "")
+    kind = original if isinstance(original, type) else getattr(original, "__self__", None)
+    places = _ITERATED.get(name, slice(0))
+    worded = name in ("tee", "_count_elements")
+    worded |= getattr(original, "__module__", "") == "_operator"
+    own: Any = (TypeError,) if worded else ()  # errors of no callee
+
+    def run(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        given = list(args)
+        if name == "reduce" and len(given) > 3:
+            raise Break("unknown-call", "arguments of reduce")
+        if name != "reduce" or (given[1:] and lookup(given[1].python_type(), "__iter__")):
+            given[places] = [iterated(tx, arg) for arg in given[places]]
+        try:
+            result = tx.const_object(version).call(tx, given, kwargs)
+        except Raised as raised:  # it may be in other words, too
+            kinds = (TypeError, ValueError) if isinstance(original, type) else own
+            stated = getattr(raised.value, "stated_in", None) is not None
+            if stated or issubclass(raised.value.python_type(), kinds):
+                raise Break("unknown-call", f"an error of {name}") from None
+            raise
+        if isinstance(result, GeneratorValue) and isinstance(kind, type):
+            result.cls, result.made_by = kind, original
+        for branch in result.unpack(tx) if original is itertools.tee else ():
+            if isinstance(branch, GeneratorValue):
+                branch.cls = TEE
+        if isinstance(result, FunctionValue):
+            result.stands_in = True
+        return result
+
+    RULES[original] = run
+
+
+for _function in vars(polyfills).values():
+    if isinstance(_function, types.FunctionType):
+        inlinable(_function)
+for _name in _ITERTOOLS:
+    if hasattr(itertools, _name):
+        polyfill(getattr(itertools, _name), getattr(polyfills, _name))
+polyfill(functools.reduce, polyfills.reduce)
+polyfill(itertools.chain.from_iterable, polyfills.from_iterable)
+polyfill(_scanner.c_make_scanner, _scanner.py_make_scanner)
+polyfill(json.JSONEncoder.iterencode, without_c("json.encoder")["JSONEncoder"].iterencode)
+polyfill(RemovableHandle.__init__, polyfills.make_handle)
+
+
+@rule(polyfills.next_handle)
+def _next_handle(tx: Tracer) -> Value:
+    return HandleNumber(0, tx.calls.add(polyfills.next_handle, early=True))
+
+
+@dataclass(eq=False)
+class GetterValue(Value):
+    """operator.itemgetter, attrgetter or methodcaller; what cmp_to_key returns.
+
+    Args:
+        factory: which of them makes it.
+        function: what does its work.
+    """
+
+    cls: type
+    factory: Callable[..., Any]
+    function: Value
+    args: list[Value]
+    kwargs: Kwargs
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if len(args) != 1 or kwargs:
+            raise Break("unknown-call", f"arguments of what {self.cls.__name__} makes")
+        return self.function.call(tx, args, kwargs)
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(self.factory, self.args, self.kwargs)
+
+
+def _getter(factory: Any, version: Any) -> None:
+    cls = factory if isinstance(factory, type) else type(factory(len))
+
+    @rule(factory)
+    def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        try:
+            function = tx.const_object(version).call(tx, list(args), kwargs)
+        except Raised:
+            raise Break("unknown-call", f"such arguments of {factory.__name__}") from None
+        return GetterValue(cls, factory, function, list(args), kwargs)
+
+
+for _module in (heapq, bisect, operator, functools, collections):
+    _versions = without_c(_module.__name__)
+    for _name in {name for home, names in _IN_LIBRARY if home is _module for name in names}:
+        polyfill(getattr(_module, _name), _versions[_name])
+    for _name in _GETTERS.get(_module, ()):
+        _getter(getattr(_module, _name), _versions[_name])
+
+_hint: Any = RULES[operator.length_hint]
+
+
+@rule(operator.length_hint)
+def _length_hint(tx: Tracer, *args: Value) -> Value:
+    hint: Value = _hint(tx, *args)
+    for default in args[1:]:  # looked at first
+        real_call(tx, operator.length_hint, None, default.as_constant())
+    if isinstance(hint, SymValue):
+        return hint
+    return constant(real_call(tx, operator.length_hint, None, hint.as_constant()))

@@ -1,0 +1,260 @@
+"""Methods of list, tuple, deque and torch.Size: the real ones, on real containers of values.
+
+Methods that compare items work on proxies of them. What all containers have in common (`len`,
+`iter` and the like, called as methods) is here too.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from weft_guards.sources import CallSource
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.functions.classes import new_object
+from weft_capture.functions.language.builtins import sort_proxies
+from weft_capture.functions.language.operators import combined, contains
+from weft_capture.functions.language.type_checks import converted
+from weft_capture.functions.table import rule
+from weft_capture.model.constant import FALSE, NONE, Constant, Varying, constant, real_call
+from weft_capture.model.containers import (
+    ListValue,
+    NamedTupleValue,
+    RangeValue,
+    SequenceValue,
+    SetValue,
+    SizeValue,
+    SliceValue,
+    TupleValue,
+    is_named,
+)
+from weft_capture.model.dicts import DictValue, DictView
+from weft_capture.model.iteration import listed, steps
+from weft_capture.model.iterators import DequeValue
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Proxy, Tracer, Value, method, method_of_each
+from weft_capture.python_compat import type_name
+from weft_capture.tensors.runtime_values import origins
+
+
+def _key(tx: Tracer, value: Value) -> Any:
+    """Return an index or slice as a real method takes it."""
+    if isinstance(value, UserObject) and value.has_special("__index__"):
+        value = converted(tx, value, "__index__")
+    if isinstance(value, SliceValue):
+        return slice(*(_key(tx, part) for part in value.parts))
+    kind = value.python_type()
+    if isinstance(value, UserObject) and not hasattr(kind, "__index__"):
+        return _named(kind)
+    try:
+        return value.as_constant()
+    except NotConstant:
+        if hasattr(kind, "__index__"):
+            raise
+        return _named(kind)
+
+
+def _named(kind: type) -> Any:
+    """Return an object that the text of an error calls by the name of a class."""
+    return type(type_name(kind), (), {})()
+
+
+def _item(tx: Tracer, value: Value) -> Value:
+    return value
+
+
+_INVERSE = {
+    ("append", 1): "pop", ("appendleft", 1): "popleft",
+    ("pop", 0): "append", ("popleft", 0): "appendleft",
+}  # fmt: skip
+
+
+def _undo(self: Any, name: str, args: tuple[Value, ...], items: Any) -> Any:
+    """Return what takes a change at an end of a list or deque back; None for other changes."""
+    inverse = _INVERSE.get((name, len(args)))
+    if inverse is None or getattr(items, "maxlen", None) is not None or not (args or items):
+        return None
+    given = args[:0] if args else (items[-1 if name == "pop" else 0],)
+    return lambda: getattr(self.added, inverse)(*given)
+
+
+def _changing(kind: type[Value], name: str, *converts: Callable[[Tracer, Value], Any]) -> None:
+    @method(kind, name)
+    def change(tx: Tracer, self: SequenceValue, *args: Value) -> Value:
+        real = [convert(tx, arg) for convert, arg in zip(converts, args, strict=False)]
+        items = self.added if name == "append" else self.items  # type: ignore[attr-defined]
+        tx.mutate(self, _undo(self, name, args, items))  # type: ignore[arg-type]
+        function = getattr(items, name)
+        if name == "__delitem__":  # an expression says otherwise what is no index
+            function = functools.partial(operator.delitem, items)
+        result = real_call(tx, function, *real, *args[len(converts) :])
+        return NONE if result is None else tx.force(result)
+
+
+for _kind, _name, *_converts in (
+    (ListValue, "append", _item),
+    (ListValue, "insert", _key, _item),
+    (ListValue, "pop", _key),
+    (ListValue, "clear"),
+    (ListValue, "reverse"),
+    (ListValue, "__delitem__", _key),
+    (DequeValue, "appendleft", _item),
+    (DequeValue, "pop"),
+    (DequeValue, "popleft"),
+    (DequeValue, "rotate", _key),
+):
+    _changing(_kind, _name, *_converts)
+
+
+def _extending(name: str, one: str) -> None:
+    @method(ListValue, name)
+    def extend(tx: Tracer, self: ListValue, items: Value) -> Value:
+        if getattr(items, "base", None) is self and not isinstance(self, DequeValue):
+            items = self  # CPython compares the objects, and then runs no `__iter__`
+        given = list(items.items) if isinstance(items, ListValue) else steps(tx, items)
+        if getattr(items, "base", None) is self:
+            given = list(given)
+        for item in given:  # what raises in between leaves those before
+            tx.mutate(self)
+            getattr(self.added if one == "append" else self.items, one)(item)
+        return NONE
+
+
+_extending("extend", "append")
+_extending("extendleft", "appendleft")
+
+
+def _single(tx: Tracer, self: SequenceValue, key: Value) -> Value | None:
+    """Read an item of an untouched list alone, where its index or the length varies."""
+    if not isinstance(self, ListValue) or not self.is_untouched():
+        return None
+    if (
+        isinstance(key, Constant)
+        and not self.singly
+        and isinstance(tx.unread_length(self), Constant)
+    ):
+        return None
+    known = tx.place(key) if isinstance(key, Constant | Varying) else None
+    if known is None or any(origins(known[0])) or type(known[1]) is not int:
+        return None
+    if not -len(self.real) <= known[1] < len(self.real):
+        return None
+    assert self.source is not None
+    self.singly = True
+    return tx.wrap(self.real[known[1]], CallSource(operator.getitem, (self.source, known[0])))
+
+
+@method(SequenceValue, "__getitem__")
+def _getitem(tx: Tracer, self: SequenceValue, key: Value) -> Value:
+    single = _single(tx, self, key)
+    if single is not None:
+        return single
+    plain = isinstance(key, Varying) and type(self) in (ListValue, TupleValue)
+    if plain and all(isinstance(tx.force(item), Constant) for item in self.items):
+        table = constant(tuple(item.as_constant() for item in map(tx.force, self.items)))
+        if (known := tx.by_python(operator.getitem, [table, key])) is not None:
+            return known
+    found = real_call(tx, operator.getitem, self.items, _key(tx, key))
+    if found is self.items and type(self) is TupleValue:
+        return self
+    return tx.force(found) if isinstance(found, Value) else self.with_items(found)
+
+
+@method(RangeValue, "__getitem__")
+def _range_item(tx: Tracer, self: RangeValue, key: Value) -> Value:
+    return tx.literal(real_call(tx, operator.getitem, self.range, _key(tx, key)))
+
+
+@method(ListValue, "__setitem__")
+def _setitem(tx: Tracer, self: ListValue, key: Value, item: Value) -> None:
+    real = _key(tx, key)
+    new = listed(tx, item) if isinstance(real, slice) else item
+    if isinstance(self, DequeValue) and (self.source or isinstance(real, slice)):
+        raise Break("unsupported-method", "assigning to items of a deque")
+    tx.mutate(self)
+    real_call(tx, operator.setitem, self.items, real, new)
+
+
+def _compared(tx: Tracer, self: Any, name: str, item: Value, *more: Any) -> tuple[Any, Any]:
+    """Call a method on a real container of proxies; returns that and the result."""
+    before = list(self.items)
+    real = self.build(functools.partial(Proxy, tx))
+    result = real_call(tx, getattr(real, name), Proxy(tx, item), *more)
+    if before != list(self.items):
+        raise Break("unsupported-value", "a container that changes while it is compared")
+    return real, result
+
+
+@method_of_each(SequenceValue, "index", "count")
+def _comparing(name: str, tx: Tracer, self: SequenceValue, item: Value, *bounds: Value) -> Value:
+    limits = [_key(tx, bound) for bound in bounds]
+    return constant(_compared(tx, self, name, item, *limits)[1])
+
+
+@method(ListValue, "remove")
+def _remove(tx: Tracer, self: ListValue, item: Value) -> None:
+    real, _ = _compared(tx, self, "remove", item)
+    tx.mutate(self)
+    self.items.clear()
+    self.items.extend(one.value for one in real)
+
+
+@method(ListValue, "sort")
+def _sort(tx: Tracer, self: ListValue, *, key: Value = NONE, reverse: Value = FALSE) -> None:
+    tx.mutate(self)
+    real = [Proxy(tx, item) for item in self.items]
+    self.items.clear()  # as who asks meanwhile sees it
+    epoch, self.epoch = self.epoch, -1
+    try:
+        sort_proxies(tx, real, key, reverse)
+    finally:  # an error leaves it half sorted
+        if self.epoch != -1:
+            raise Break("unsupported-value", "a list that changes while it is sorted")
+        self.epoch = epoch
+        self.items[:] = [one.value for one in real]
+
+
+@method(ListValue, "copy", "__copy__")
+def _copy(tx: Tracer, self: ListValue) -> Value:
+    return self.with_items(self.items)
+
+
+@method(SizeValue, "numel")
+def _numel(tx: Tracer, self: SizeValue) -> Value:
+    return combined(tx, "*", constant(1), self)
+
+
+@rule(type(DequeValue([]).items))
+def _deque(tx: Tracer, iterable: Value | None = None, maxlen: Value = NONE) -> Value:
+    empty = real_call(tx, DequeValue, [], None, maxlen.as_constant())
+    items = [] if iterable is None else steps(tx, iterable, hinted=False)
+    return empty.with_items(items)  # type: ignore[no-any-return]
+
+
+def _by_builtin(function: Any, tx: Tracer, self: Value) -> Value:
+    return tx.builtin(function, self)
+
+
+_PROTOCOL = (("__len__", len), ("__iter__", iter), ("__reversed__", reversed))
+for _holder, _real in (
+    (ListValue, [()]), (TupleValue, ()), (SetValue, set()), (DictValue, {}), (RangeValue, range(0)),
+    (DictView, {}.keys()),
+):  # fmt: skip
+    for _name, _function in _PROTOCOL:
+        if hasattr(_real, _name):
+            method(_holder, _name)(functools.partial(_by_builtin, _function))
+    method(_holder, "__contains__")(contains)
+
+
+@rule(tuple.__new__)
+def _tuple_new(tx: Tracer, cls: Value, items: Value) -> Value:
+    kind = cls.as_constant()
+    if kind is tuple:
+        return TupleValue(items.unpack(tx))
+    if is_named(kind):
+        return NamedTupleValue(kind, items.unpack(tx))
+    real_call(tx, tuple.__new__, kind)  # raises for classes in C
+    return new_object(tx, kind, [items])

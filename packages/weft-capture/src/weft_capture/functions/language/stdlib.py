@@ -1,0 +1,316 @@
+"""The standard library: functools, itertools, math, collections, copy, typing and small things.
+
+Library functions written in Python and free of C state are simply inlined and need no row here.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import datetime
+import decimal
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import itertools
+import json
+import math
+import operator
+import os
+import pathlib
+import pprint
+import re
+import struct
+import sys
+import traceback
+import types
+import typing
+import weakref
+from typing import Any
+
+import torch
+from weft_guards import WeakIdentity
+from weft_guards.sources import CallSource, ConstSource, ProgramSource, Source
+
+from weft_capture import polyfills
+from weft_capture.breaks import Break
+from weft_capture.effects.native_objects import FACTORIES, CallLog, ReplayedValue
+from weft_capture.functions.generators import ASYNC, GeneratorValue
+from weft_capture.functions.language.operators import combined
+from weft_capture.functions.table import CALLING, CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.functions.wrap import EXACT
+from weft_capture.model import attributes
+from weft_capture.model.constant import (
+    CONSTANT_TYPES,
+    MADE,
+    NONE,
+    VARYING_TYPES,
+    Constant,
+    fold,
+    real_call,
+)
+from weft_capture.model.containers import SequenceValue
+from weft_capture.model.exceptions import TRACEBACK
+from weft_capture.model.functions import BoundMethod, FunctionValue, PartialValue
+from weft_capture.model.iteration import steps
+from weft_capture.model.iterators import CombinedIterator, ListedIterator
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Kwargs, Proxy, Tracer, Value, current_tracer, method
+from weft_capture.python_compat import TUPLE_ASKS_LENGTH
+from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.runtime_values import RuntimeValue
+from weft_capture.tensors.tensor import SymValue, TensorValue
+
+_ZERO = Constant(0)
+
+PURE.update(f for f in vars(math).values() if callable(f))
+PURE.update((re.compile, re.match, re.search, re.fullmatch, re.findall, re.split))
+PURE.update((os.path.join, polyfills.matches, vars(re)["_compile"]))
+PURE.update((importlib.metadata.version, importlib.util.find_spec))
+PURE.update((operator.index, sys.intern, os.fspath))
+
+
+@rule(traceback.clear_frames)
+def _clear_frames(tx: Tracer, where: Value) -> None:
+    """Frames that were inlined are gone when they end: nothing holds their variables."""
+    if where is not TRACEBACK:
+        raise Break("unknown-call", "clear_frames of a traceback from outside")
+
+
+@rule_of_each(inspect.signature, inspect.getfullargspec)
+def _signature(asked: Any, tx: Tracer, of: Value, **options: Value) -> Value:
+    """What it is made of can be assigned: guarded, but for what is the library's."""
+    function = of.function if isinstance(of, BoundMethod) else of
+    if function in tx.effects.changed:
+        raise Break("unsupported-value", "the signature of a function that was just changed")
+    obj, source = getattr(function, "obj", None), getattr(function, "source", None)
+    if isinstance(obj, type):
+        found = [attributes.lookup(obj, name) for name in ("__init__", "__new__", "__signature__")]
+        obj, source = found[0] and found[0][1], None
+    if isinstance(obj, types.FunctionType) and not attributes.is_immutable_module(obj.__module__):
+        if source is None or isinstance(source, ConstSource):
+            source = ProgramSource(WeakIdentity(obj))
+        tx.guard_same(_is_made_of, source, _made_of(obj))
+    return fold(tx, asked, [of], options)
+
+
+def _made_of(function: types.FunctionType) -> list[object]:
+    """Return what the signature of a function, and of one that it wraps, is made of."""
+    held = (function.__kwdefaults__, function.__annotations__, function.__dict__)
+    pairs = [part for one in held for pair in (one or {}).items() for part in pair]
+    wrapped = function.__dict__.get("__wrapped__")
+    inner = _made_of(wrapped) if isinstance(wrapped, types.FunctionType) else []
+    return [function.__code__, *(function.__defaults__ or ()), *pairs, *inner]
+
+
+def _is_made_of(function: types.FunctionType, parts: list[object]) -> bool:
+    now = _made_of(function)
+    return len(now) == len(parts) and all(map(operator.is_, now, parts))
+
+
+# functools
+
+
+@rule(functools.partial)
+def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> Value:
+    if isinstance(function, PartialValue):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.function
+    elif issubclass(function.python_type(), functools.partial):
+        raise Break("unknown-call", "a partial of an object of a subclass of partial")
+    elif not tx.builtin(callable, function).truth(tx):
+        raise Break("unknown-call", "a partial of what cannot be called")
+    return PartialValue(function, list(args), kwargs)
+
+
+def _dispatch(
+    tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs
+) -> Value | None:
+    """`dispatch` of a single-dispatch function, traced where something was made in the frame."""
+    cls = args[0].as_constant() if len(args) == 1 else None
+    if function.obj is None or not isinstance(cls, type) or cls in MADE or tx.effects:
+        return None
+    cache = inspect.getclosurevars(function.obj).nonlocals["dispatch_cache"]
+    if type(cache) is not weakref.WeakKeyDictionary:
+        raise Break("unknown-call", "dispatch through another cache than the library's")
+    owner = function.source or ConstSource(function.obj)
+    return tx.wrap(function.obj(cls), CallSource(operator.call, (owner, ConstSource(cls))))
+
+
+CODE_RULES[functools.singledispatch(len).dispatch.__code__] = _dispatch
+
+
+# re
+
+
+@method(Constant, "sub")
+def _pattern_sub(
+    tx: Tracer, self: Constant, repl: Value, string: Value, count: Value = _ZERO
+) -> Value:
+    if isinstance(repl, Constant) or not isinstance(self.value, re.Pattern):
+        return fold(tx, getattr(self.value, "sub"), [repl, string, count], {})  # noqa: B009
+    return tx.const_object(polyfills.substitute).call(tx, [self, repl, string, count], {})
+
+
+# math, on symbolic numbers
+
+_SYMBOLIC_MATH: dict[Any, Any] = {math.ceil: math.ceil, math.floor: math.floor}
+for _name in ("sqrt", "cos", "sin"):
+    _SYMBOLIC_MATH[getattr(math, _name)] = getattr(torch, f"_sym_{_name}")
+
+
+@rule_of_each(*(f for f in vars(math).values() if callable(f)))
+def _math(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    in_graph = _SYMBOLIC_MATH.get(function)
+    if in_graph is not None and args:
+        number = symbolic_scalars.symbol(tx, args[0])
+        if isinstance(number, SymValue):
+            return tx.graph.emit("call_function", in_graph, [number], {})
+    if args and isinstance(args[0], TensorValue):
+        raise Break("data-dependent-value", f"math.{function.__name__} of a tensor")
+    special = f"__{function.__name__}__"
+    if args and isinstance(args[0], UserObject) and args[0].has_special(special):
+        return args[0].special(tx, special).call(tx, [], {})
+    known = kwargs or all(arg.is_constant() for arg in args)
+    made = None if known else symbolic_scalars.by_python(tx, function, list(args))
+    return fold(tx, function, list(args), kwargs) if made is None else made
+
+
+@rule(math.prod)
+def _prod(tx: Tracer, items: Value, *, start: Value = Constant(1)) -> Value:  # noqa: B008
+    return combined(tx, "*", start, items)
+
+
+# itertools
+
+
+@rule_of_each(
+    itertools.product,
+    itertools.permutations,
+    itertools.combinations,
+    itertools.combinations_with_replacement,
+)
+def _finite(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    """Functions of itertools over finite iterables: the items are listed at once."""
+    real = [
+        [Proxy(tx, item) for item in steps(tx, arg, TUPLE_ASKS_LENGTH)]
+        if not arg.is_constant() or _listed(arg)
+        else arg.as_constant()
+        for arg in args
+    ]
+    known = {name: value.as_constant() for name, value in kwargs.items()}
+    rows = [tx.literal(row) for row in function(*real, **known)]
+    return ListedIterator(rows, function)
+
+
+def _listed(value: Value) -> bool:
+    return isinstance(value, SequenceValue) or value.python_type() in (range, str)
+
+
+@rule(itertools.repeat)
+def _repeat(tx: Tracer, object: Value, times: Value | None = None) -> Value:
+    count = None if times is None else real_call(tx, operator.index, times.as_constant())
+    return CombinedIterator(
+        itertools.repeat, [], [object], lambda at: [] if count is None else [max(count - at, 0)]
+    )
+
+
+@rule(itertools.count)
+def _count(tx: Tracer, start: Value = Constant(0), step: Value = Constant(1)) -> Value:  # noqa: B008
+    first, stride = start.as_constant(), step.as_constant()
+    if type(first) is not int or type(stride) is not int:
+        raise Break("unsupported-value", "itertools.count over other numbers than ints")
+    return CombinedIterator(
+        itertools.count, [], (), lambda position: [first + stride * position, stride]
+    )
+
+
+# ---- small immutable things: computed while capturing when all is known
+
+
+_MADE = (
+    datetime.date,
+    datetime.time,
+    datetime.datetime,
+    datetime.timedelta,
+    datetime.timezone,
+    pathlib.PurePosixPath,
+    pathlib.PureWindowsPath,
+    struct.Struct,
+)
+CONSTANT_TYPES.update((*_MADE, re.Pattern, re.Match))
+VARYING_TYPES.update(_MADE)
+PURE.update((*_MADE, decimal.Decimal, ast.literal_eval))
+for _kind in (datetime.date, datetime.datetime):
+    PURE.update((_kind.fromisoformat, _kind.fromordinal, datetime.datetime.strptime))
+for _name in ("binascii", "_string", "_json"):
+    PURE.update(filter(inspect.isbuiltin, vars(importlib.import_module(_name)).values()))
+PURE.update((struct.pack, struct.unpack, struct.unpack_from, struct.iter_unpack, struct.calcsize))
+CALLING.update((json.dumps, json.loads, re.sub, pprint.pformat, typing.get_origin))
+PURE.update(CALLING)
+
+
+@rule_of_each(*FACTORIES)
+def _replayed(factory: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    first = args[0] if args else NONE
+    log = first.log if isinstance(first, ReplayedValue) else CallLog()
+    return log.run(tx, factory, list(args), kwargs)
+
+
+@rule(types.SimpleNamespace)
+def _namespace(tx: Tracer, **members: Value) -> Value:
+    made = UserObject(types.SimpleNamespace)
+    made.attrs.update(members)
+    return made
+
+
+@rule(typing.NewType)
+def _new_type(tx: Tracer, name: Value, kind: Value) -> Value:
+    made = typing.NewType(name.as_constant(), kind.as_constant())  # type: ignore[misc]
+    assert tx.frame is not None
+    made.__module__ = str(tx.frame.function.globals.get("__name__"))
+    return tx.const_object(made)
+
+
+class DecimalValue(RuntimeValue):
+    """A number; what is computed with it depends on the context, and leaves its marks there."""
+
+    def as_constant(self) -> Any:
+        assert self.source is not None
+        tx, now = current_tracer(), decimal.getcontext().copy()
+        tx.guard(CallSource(repr, (self.source,)), "CONST", repr(self.hint))
+        tx.guard_same(_same_context, CallSource(decimal.getcontext, ()), now)
+        return self.hint
+
+
+def _wrap_decimal(tx: Tracer, obj: decimal.Decimal, source: Source) -> Value:
+    tx.guard(source, "TYPE", decimal.Decimal)
+    value = DecimalValue(obj, source)
+    return value if symbolic_scalars.varies(tx, obj, source) else Constant(value.as_constant())
+
+
+def _same_context(now: decimal.Context, then: decimal.Context) -> bool:
+    merged = then.copy()
+    for flag, is_set in now.flags.items():  # marks only add up
+        merged.flags[flag] = merged.flags[flag] or is_set
+    return repr(merged) == repr(now)
+
+
+EXACT[decimal.Decimal] = _wrap_decimal
+
+
+@rule(asyncio.run)
+def _run_coroutine(tx: Tracer, main: Value, debug: Value = NONE) -> Value:
+    """A coroutine that never waits for the event loop needs none."""
+    running = asyncio._get_running_loop()
+    coroutine = main if isinstance(main, GeneratorValue) and main.kind == "coroutine" else None
+    if coroutine is None or debug is not NONE or running is not None:
+        raise Break("unknown-call", "asyncio.run in a running loop, or with debug")
+    tx.guard(CallSource(asyncio._get_running_loop, ()), "CONST", None)
+    if coroutine.send(tx, NONE) is not None:
+        raise Break("unknown-call", "asyncio.run of a coroutine that waits for the event loop")
+    if any(getattr(one, "kind", "") == ASYNC and one.started and one.frame for one in tx.watched):
+        raise Break("unknown-call", "asyncio.run that closes an asynchronous generator")
+    return coroutine.returned or NONE

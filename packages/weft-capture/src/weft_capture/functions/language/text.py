@@ -1,0 +1,312 @@
+"""str, repr, format and the two old ways of formatting, of every kind of value."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import operator
+import re
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.functions.classes import ClassValue
+from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.model.constant import Constant, constant, fold, real_call
+from weft_capture.model.containers import (
+    Container,
+    NamedTupleValue,
+    SetValue,
+    SizeValue,
+    TupleValue,
+)
+from weft_capture.model.dicts import DictValue, DictView
+from weft_capture.model.exceptions import ExceptionValue
+from weft_capture.model.iteration import listed
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Proxy, Tracer, Value, method
+from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, joined
+from weft_capture.tensors.symbolic_scalars import SymFloatValue
+from weft_capture.tensors.tensor import SymValue, TensorValue
+
+Function = Callable[[Any], str]
+_state = threading.local()
+_INSIDE_ITSELF: dict[type, str] = {
+    list: "[...]",
+    tuple: "(...)",
+    dict: "{...}",
+    set: "set(...)",
+    frozenset: "frozenset(...)",
+    collections.deque: "[...]",
+}
+"""What the text of a container shows where it contains itself."""
+
+
+_thread_state = ctypes.pythonapi.PyThreadState_GetDict
+_thread_state.restype = ctypes.c_void_p  # a borrowed reference
+
+
+def _inside_real_text() -> bool:
+    """Say whether the interpreter is making the text of a container, of which it keeps a note."""
+    notes = ctypes.cast(_thread_state(), ctypes.py_object).value
+    return bool(notes.get("Py_Repr"))
+
+
+def text_of(tx: Tracer, value: Value, function: Function) -> str:
+    """Return `function(value)` for str, repr or ascii.
+
+    Raises:
+        Break: when the text depends on a tensor or on an object's address.
+    """
+    value = tx.force(value)
+    writer = next((w for kind, w in _WRITERS if isinstance(value, kind)), _plain_text)
+    active: list[Value] = _state.__dict__.setdefault("active", [])
+    if not active and _inside_real_text():
+        raise Break("unsupported-value", "text that is a part of the text of a real container")
+    if any(one is value for one in active) and not isinstance(value, UserObject):
+        if isinstance(value, DictValue) and value.cls is collections.defaultdict:
+            return f"defaultdict({text_of(tx, value.default_factory, repr)}, {{...}})"
+        return _INSIDE_ITSELF.get(value.python_type(), "...")
+    active.append(value)
+    try:
+        text = writer(tx, value, function)
+    finally:
+        active.pop()
+    return ascii(text)[1:-1] if function is ascii and not text.isascii() else text
+
+
+def _plain_text(tx: Tracer, value: Value, function: Function) -> str:
+    try:
+        real = value.data(tx)
+    except NotConstant:
+        raise Break("unsupported-value", f"text of {value.describe()}") from None
+    if tx.effects and tx.effects.touches(real):
+        raise Break("unsupported-value", f"text of {value.describe()}, which was just changed")
+    return function(real)
+
+
+def _tensor_text(tx: Tracer, value: Value, function: Function) -> str:
+    raise Break("data-dependent-value", f"text of {value.describe()}")
+
+
+def _real_text(tx: Tracer, value: Any, function: Function) -> str:
+    """The text of a real container of proxies, which write the items' texts into it."""
+    name = _method(value.python_type(), function)
+    own = isinstance(getattr(value.python_type(), name), types.FunctionType)
+    if isinstance(value, NamedTupleValue) and own:
+        return str(value.getattr(tx, name).call(tx, [], {}).as_constant())
+    if isinstance(value, SizeValue):
+        return _plain_text(tx, value, function)
+    kind = value.owner if isinstance(value, DictView) else value
+    real = kind.build(lambda item: Proxy(tx, item))
+    return repr(getattr(real, value.kind)() if isinstance(value, DictView) else real)
+
+
+def _set_text(tx: Tracer, value: Any, function: Function) -> str:
+    if not value.entries:
+        return f"{value.cls.__name__}()"
+    text = f"{{{', '.join(text_of(tx, item, repr) for item in value.unpack(tx))}}}"
+    return text if value.cls is set else f"{value.cls.__name__}({text})"
+
+
+def _method(cls: Any, function: Function) -> str:
+    """Return the method that makes a text: `__repr__` where that is what `object.__str__` calls."""
+    return "__repr__" if function is not str or cls.__str__ is object.__str__ else "__str__"
+
+
+def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
+    """Return what an object's own method for its text returns, a text with holes perhaps."""
+    name = _method(value.cls, function)
+    if not value.has_special(name):
+        return None
+    text: Value = value.special(tx, name).call(tx, [], {})
+    if not issubclass(text.python_type(), str):
+        found = text.python_type().__name__
+        tx.raise_(TypeError, f"{name} returned non-string (type {found})")
+    return text
+
+
+def _object_text(tx: Tracer, value: Any, function: Function) -> str:
+    own = _own_text(tx, value, function)
+    if own is not None:
+        return str(own.as_constant())
+    if value.base is not None and getattr(value.cls, _method(value.cls, function)) in _NAMELESS:
+        return text_of(tx, value.base, function)
+    raise Break("unsupported-value", f"the text of a {value.describe()}, which may hold an address")
+
+
+_NAMELESS = {t.__repr__ for t in (int, float, complex, str, bytes, list, tuple, dict)}
+_NAMELESS |= {str.__str__, bytes.__str__}
+"""Texts that do not name the class, so that those of subclasses are the same."""
+
+
+def _exception_text(tx: Tracer, value: Value, function: Function) -> str:
+    name = "__str__" if function is str else "__repr__"
+    return str(value.call_method(tx, name, [], {}).as_constant())
+
+
+_WRITERS: tuple[tuple[type[Value], Callable[[Any, Any, Any], str]], ...] = (
+    (TensorValue, _tensor_text),
+    (SymValue, _tensor_text),
+    (Container, _real_text),
+    (DictView, _real_text),
+    (SetValue, _set_text),
+    (UserObject, _object_text),
+    (ExceptionValue, _exception_text),
+)
+
+
+# ---- formatting
+
+HOLES = (TensorValue, SymFloatValue, SymValue, RuntimeValue, TextValue)
+"""Kinds whose text is made when it is needed."""
+
+
+def shown(tx: Tracer, value: Value) -> Any:
+    """Return a value as an argument of a format call."""
+    value = tx.force(value)
+    try:
+        return value.data(tx)
+    except NotConstant:
+        return Proxy(tx, value)
+
+
+def percent_text(tx: Tracer, text: str, right: Value) -> Value:
+    """Evaluate `text % right`."""
+    base = getattr(right, "base", None)
+    items = next((one for one in (right, base) if isinstance(one, TupleValue | SizeValue)), None)
+    parts = [right] if items is None else items.unpack(tx)
+    if not isinstance(right, DictValue) and any(isinstance(tx.force(p), HOLES) for p in parts):
+        if "c" in (place[-1] for place in _PLACES.findall(text)):
+            raise Break("unsupported-value", "%c of a number that varies, which may fail")
+        shows_objects = _OBJECTS.search(text) is not None
+        return _with_holes(tx, _interpolated, [constant(text)], parts, not shows_objects)
+    if items is not None:
+        operand: Any = tuple(shown(tx, part) for part in parts)
+    elif isinstance(right, DictValue):
+        operand = right.build(lambda item: shown(tx, item))
+    else:
+        operand = shown(tx, right)
+    return constant(real_call(tx, operator.mod, text, operand))
+
+
+@method(Constant, "format")
+def _format_text(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
+    text: Any = self.value
+    if any(isinstance(tx.force(part), HOLES) for part in (*args, *kwargs.values())):
+        head = [self, constant(len(args)), constant(tuple(kwargs))]
+        return _with_holes(tx, _filled, head, [*args, *kwargs.values()], "!" not in text)
+    real = [shown(tx, arg) for arg in args]
+    words = {name: shown(tx, value) for name, value in kwargs.items()}
+    pairs = zip((*args, *kwargs.values()), (*real, *words.values()), strict=True)
+    if _PARTS.search(text) and any(type(one) is not arg.python_type() for arg, one in pairs):
+        raise Break("unsupported-value", "attributes or items in the fields of a format")
+    return constant(real_call(tx, text.format, *real, **words))
+
+
+_PARTS = re.compile(r"{[^{}:!]*[.\[]")
+_PLACES = re.compile(r"%[^%a-zA-Z]*[hlL]?[a-zA-Z]")
+_OBJECTS = re.compile(r"%(\(.*?\))?[-#0 +]*[\d*]*(\.[\d*]+)?[hlL]?[sra]")
+"""Places of a text for `%` at which the text of any object stands."""
+
+
+def _filled(text: str, count: int, names: tuple[str, ...], *values: Any) -> str:
+    return text.format(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+
+def _interpolated(text: str, *values: Any) -> str:
+    return text % values
+
+
+def _with_holes(
+    tx: Tracer,
+    function: Callable[..., str],
+    head: Sequence[Value],
+    given: list[Value],
+    numbers: bool,
+) -> Value:
+    """Leave formatting for later; `numbers`: of a tensor of one number it shows no more than that.
+
+    Raises:
+        Break: for a part that is neither a hole nor data, or that does not fit its place.
+    """
+    forced = [tx.force(part) for part in given]
+    parts = [part if isinstance(part, HOLES) else constant(part.data(tx)) for part in forced]
+    try:
+        function(*(part.as_constant() for part in head), *map(_example, parts))
+    except Exception as error:
+        raise Break("op-failed", str(error)) from None
+    tensors = [part for part in parts if isinstance(part, TensorValue)]
+    return TextValue(
+        tx, function, [*head, *parts], number=numbers and all(map(_is_number, tensors))
+    )
+
+
+def _is_number(tensor: TensorValue) -> bool:
+    return tensor.cls is torch.Tensor and tensor.fake.dim() == 0
+
+
+def _example(part: Value) -> Any:
+    """Return an object that takes the same formats as what a part stands for."""
+    if isinstance(part, TensorValue):
+        number = 0.0 if part.fake.dtype.is_floating_point else 0
+        return number if _is_number(part) else object()
+    if isinstance(part, SymValue | TextValue):
+        return part.python_type()()
+    return part.hint if isinstance(part, SymFloatValue | RuntimeValue) else part.as_constant()
+
+
+@method(Constant, "join")
+def _str_join(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Value:
+    """Join strings of which some are known only while the program runs."""
+    given = list(args)
+    if isinstance(self.value, str) and given and not given[0].is_constant():
+        parts = [tx.force(part) for part in listed(tx, given[0])]
+        if len(given) == 1 and all(part.python_type() is str for part in parts):
+            return joined(tx, [one for part in parts for one in (self, part)][1:])
+        given[0] = tx.tuple_of(parts)
+    return self.call_method_fallback(tx, "join", given, kwargs)
+
+
+@rule(format)
+def _format(tx: Tracer, value: Value, spec: Value = Constant("")) -> Value:  # noqa: B008
+    if isinstance(value, UserObject):
+        if value.has_special("__format__"):
+            made = value.special(tx, "__format__").call(tx, [spec], {})
+            if not issubclass(kind := made.python_type(), str):
+                tx.raise_(TypeError, f"__format__ must return a str, not {kind.__name__}")
+            return made
+        if value.base is None and spec.as_constant() == "":
+            return _own_text(tx, value, str) or constant(text_of(tx, value, str))
+        if value.base is None:
+            text = f"unsupported format string passed to {value.cls.__name__}.__format__"
+            tx.raise_(TypeError, text)
+    if isinstance(value, HOLES):
+        return _text_with_hole(tx, value, spec)
+    if spec.as_constant() == "" and not isinstance(value, Constant | ClassValue):
+        return constant(text_of(tx, value, str))
+    return fold(tx, format, [value, spec], {})
+
+
+def _text_with_hole(tx: Tracer, value: Value, spec: Value) -> Value:
+    try:
+        format(_example(value), spec.as_constant())
+    except (TypeError, ValueError) as error:
+        raise Break("op-failed", str(error)) from None
+    number = isinstance(value, TensorValue) and _is_number(value)
+    return TextValue(tx, format, [value, spec], number=number)
+
+
+@rule_of_each(str, repr, ascii)
+def _text(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    if len(args) == 1 and not kwargs and isinstance(args[0], HOLES):
+        return TextValue(tx, function, list(args))
+    if len(args) != 1 or kwargs or type(args[0]) is Constant:
+        return fold(tx, function, list(args), kwargs)
+    if function is str and isinstance(args[0], UserObject) and args[0].cls is not str:
+        return _own_text(tx, args[0], str) or constant(text_of(tx, args[0], str))
+    return constant(text_of(tx, args[0], function))

@@ -1,0 +1,127 @@
+"""`isinstance` and `issubclass`, and conversions to a number."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from weft_guards import WeakIdentity
+from weft_guards.sources import CallSource, ProgramSource
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.functions.table import rule
+from weft_capture.model.attributes import is_fixed, is_user_code, lookup
+from weft_capture.model.constant import TRUE, Constant, constant, real_call
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.exceptions import ExceptionValue
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Tracer, Value
+from weft_capture.model.weakrefs import WeakProxy
+from weft_capture.tensors.tensor import TensorValue
+
+
+@rule(isinstance)
+def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
+    wanted = _classes(tx, classes)
+    if isinstance(value, WeakProxy) and not _subclass(tx, value.python_type(), wanted):
+        value = value.target(tx)  # whose `__class__` it shows
+    kind = value.python_type()
+    if isinstance(value, Constant):
+        return constant(real_call(tx, isinstance, value.value, wanted))
+    known = any(_has_class(tx, value, kind, one) for one in wanted)
+    if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
+        for marked, name in _MARKS.items():
+            mark = value.own_attribute(tx, name) if marked in wanted else None
+            if mark is not None and mark.truth(tx):
+                return TRUE
+    if not known and isinstance(value, UserObject) and kind is torch.TypedStorage:
+        if any(type(one) is type(torch.FloatStorage) for one in wanted):
+            raise Break("unsupported-value", "the dtype of a storage")
+    typed = tuple(one for one in wanted if type(one) is _TYPED)
+    if typed and not known and issubclass(kind, torch.Tensor):
+        plain = value.base if isinstance(value, UserObject) else value
+        if not isinstance(plain, TensorValue):
+            raise Break("unsupported-value", "what a tensor that is not in the graph holds")
+        known = isinstance(plain.fake, typed)
+    return constant(known)
+
+
+def _has_class(tx: Tracer, value: Value, kind: type, wanted: type) -> bool:
+    if isinstance(wanted, abc.ABCMeta) and kind is not wanted:  # which asks for `__class__` first
+        return _claims(tx, value, wanted) or _subclass(tx, kind, (wanted,))
+    return _subclass(tx, kind, (wanted,)) or _claims(tx, value, wanted)
+
+
+def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
+    """Say whether an object's `__class__` is this class, where the program says what it is."""
+    if isinstance(value, ExceptionValue):
+        value.refuse("__getattribute__")
+    if not isinstance(value, UserObject):
+        return False
+    claim = lookup(value.cls, "__class__")
+    plain = claim is None or claim[0] is object
+    if plain and not value.has_special("__getattribute__"):
+        return False
+    claimed = value.getattr(tx, "__class__").as_constant()
+    return isinstance(claimed, type) and _subclass(tx, claimed, (wanted,))
+
+
+_TYPED: type = type(torch.FloatTensor)
+"""The metaclass of classes whose instances are all tensors of one dtype, device and layout."""
+
+
+_MARKS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+"""What tensors of other classes have that stand for these, as their metaclasses say."""
+
+
+@rule(issubclass)
+def _issubclass(tx: Tracer, kind: Value, classes: Value) -> Value:
+    return constant(_subclass(tx, kind.as_constant(), _classes(tx, classes)))
+
+
+def _classes(tx: Tracer, classes: Value) -> tuple[type, ...]:
+    if isinstance(classes, TupleValue):
+        return tuple(one for item in classes.items for one in _classes(tx, item))
+    try:
+        known = classes.as_constant()
+    except NotConstant:
+        raise Break("unsupported-value", f"isinstance with {classes.describe()}") from None
+    union = type(known).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+    found = getattr(known, "__args__", known) if union else (known,)
+    names = ("__instancecheck__", "__subclasscheck__")
+    hooks = [lookup(type(one), name) for one in found for name in names]
+    look = any(hook is not None and hook[0].__module__ in _LOOKING for hook in hooks)
+    hooks += [lookup(one, "__subclasshook__") for one in found if isinstance(one, type)]
+    look |= not all(isinstance(one, type) for one in found)
+    if look or any(hook is not None and is_user_code(hook) for hook in hooks):
+        raise Break("unsupported-value", "a class that says itself what its instances are")
+    return tuple(found)
+
+
+_LOOKING = ("ast", "collections.abc")
+"""Modules of metaclasses of their own that look at the instance, or warn."""
+
+
+def _subclass(tx: Tracer, kind: type, wanted: tuple[type, ...]) -> bool:
+    for one in wanted:
+        known: bool = real_call(tx, issubclass, kind, one)
+        if isinstance(one, abc.ABCMeta) and not is_fixed(kind):  # it may be registered later
+            pair = (ProgramSource(WeakIdentity(kind)), ProgramSource(WeakIdentity(one)))
+            tx.guard(CallSource(issubclass, pair), "CONST", known)
+        if known:
+            return True
+    return False
+
+
+def converted(tx: Tracer, obj: UserObject, name: str, wanted: type = int) -> Value:
+    """Call a special method that is to give a number.
+
+    Raises:
+        Break: when it gives an instance of another class, which warns or fails.
+    """
+    made = obj.call_method(tx, name, [], {})
+    if made.python_type() is not (int if name == "__index__" else wanted):
+        raise Break("unsupported-value", f"{name} that gives a {made.python_type().__name__}")
+    if wanted is float and name == "__index__":
+        return tx.const_object(float).call(tx, [made], {})
+    return made

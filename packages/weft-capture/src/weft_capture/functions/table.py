@@ -1,0 +1,287 @@
+"""The rule table: from a real callable to what capture does when the program calls it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from weft_core.platform import check_torch, fits
+
+from weft_capture.breaks import Break
+from weft_capture.functions.graph_functions import hashes_silently, is_graph_function
+from weft_capture.model.constant import NONE, SCALARS, fold, real_call
+from weft_capture.model.protocol import H, Handler, Kwargs, Raised, Tracer, Value
+
+RULES: dict[object, Handler] = {}
+"""callable -> handler(tx, *args, **kwargs); functions of late modules by name."""
+
+PURE: set[object] = set()
+"""Callables that are run while capturing when every argument is constant."""
+
+CALLING: set[object] = set()
+"""Those of `PURE` that are traced where something is not constant, or is to be called."""
+
+GRAPH: set[object] = set()
+"""Callables that become graph nodes, beyond those `is_graph_function` recognises."""
+
+CODE_RULES: dict[types.CodeType, Callable[..., Value | None]] = {}
+"""Code of functions that decorators make anew each time -> handler(tx, function, args, kwargs)."""
+
+_FAMILIES = (
+    "functions.language.builtins",
+    "functions.language.text",
+    "functions.language.sequences",
+    "functions.language.dicts",
+    "functions.torch.tensors",
+    "functions.torch.gradients",
+    "functions.torch.autograd_functions",
+    "functions.torch.transforms",
+    "functions.torch.pytree",
+    "libraries.optimizers",
+    "functions.torch.calls",
+    "functions.torch.overrides",
+    "functions.language.stdlib",
+    "functions.language.contexts",
+    "functions.language.polyfilled",
+    "functions.language.copying",
+    "functions.language.type_checks",
+    "functions.torch.modules",
+    "functions.language.namespaces",
+    "functions.language.messages",
+    "functions.torch.randomness",
+    "libraries.numpy",
+    "functions.torch.control_flow",
+    "libraries.attention",
+    "functions.torch.backward",
+    "libraries.packed_sequence",
+    "libraries.rnn",
+    "libraries.triton",
+    "libraries.distributed",
+    "libraries.nested",
+)
+
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
+def rule(*callables: object) -> Callable[[H], H]:
+    """Make the decorated handler the rule of `callables`."""
+
+    def add(handler: H) -> H:
+        RULES.update(dict.fromkeys(callables, handler))
+        return handler
+
+    return add
+
+
+def decline(what: str, *callables: object, code: str = "unknown-call") -> None:
+    """Make calls of these a break."""
+
+    @rule(*callables)
+    def refuse(tx: Tracer, *args: Value, **kwargs: Value) -> NoReturn:
+        raise Break(code, what)
+
+
+def rule_of_each(*callables: object) -> Callable[[H], H]:
+    """Make the decorated handler, which gets the callable first, the rule of each of them."""
+
+    def add(handler: H) -> H:
+        RULES.update({one: functools.partial(handler, one) for one in callables})
+        return handler
+
+    return add
+
+
+@functools.cache
+def load() -> None:
+    """Import every family of rules, so that their rows are in the table.
+
+    One that does not fit this torch is left out: what its rows are about then breaks the graph.
+    """
+    check_torch()
+    for family in _FAMILIES:
+        with fits(f"capture's rules in {family} are"):
+            importlib.import_module(f"weft_capture.{family}")
+
+
+_LIBRARIES = ("torch", "contextlib", "functools", "numpy", "weft_core", "weft_capture", "weft")
+
+
+def find(obj: object) -> Handler | None:
+    """Return the rule of a callable, or None."""
+    found = RULES.get(obj) if hashes_silently(obj) else None
+    if found is None and isinstance(obj, types.FunctionType | type):
+        original = obj.__dict__.get("_torchdynamo_orig_callable")
+        if original is not None and (obj.__module__ or "").startswith("torch.optim"):
+            return _caller(original)
+        if isinstance(obj, types.FunctionType):  # `functools.wraps` may have given it its name
+            home = str(obj.__globals__.get("__name__")).partition(".")[0]
+            if home not in _LIBRARIES:
+                return None
+        return RULES.get(f"{obj.__module__}.{obj.__qualname__}")
+    return found
+
+
+@functools.cache
+def _caller(original: Any) -> Handler:
+    """Return what calls a function that Dynamo, once loaded, hides from itself."""
+    return lambda tx, *args, **kwargs: tx.const_object(original).call(tx, list(args), kwargs)
+
+
+def is_leaf(function: object) -> bool:
+    """Say whether a Python function has a rule or is a graph node, and so must not be inlined."""
+    if find(function) is not None or is_graph_function(function):
+        return True
+    return hashes_silently(function) and function in GRAPH
+
+
+def call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a real callable that is not inlined.
+
+    In this order: its row; a method of its first argument; a node of the graph; running it now,
+    when it is pure and its arguments are constants.
+
+    Raises:
+        Break: with code unknown-call, when nothing of that applies.
+    """
+    return tx.overrides.evaluate(obj, args, kwargs, functools.partial(_call_rule, tx, obj))
+
+
+def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    obj = _first_loaded(obj)
+    handler = find(obj)
+    if handler is not None:
+        return apply(tx, handler, args, kwargs, obj)
+    name = getattr(obj, "__name__", "")
+    if type(obj) is types.MethodWrapperType and name == "__get__" and len(args) == 1:
+        described: Any = obj.__self__
+        return args[0].getattr(tx, described.__name__)
+    if args and type(obj) is types.FunctionType and vars(torch.Tensor).get(name) is obj:
+        return args[0].call_method(tx, name, args[1:], kwargs)
+    if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):
+        return args[0].call_base_method(tx, _owner(obj), obj.__name__, args[1:], kwargs)
+    if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, type):
+        for_class = _rule_for_class(obj.__self__, name)
+        if for_class is not None:
+            return apply(tx, for_class, [tx.const_object(obj.__self__), *args], kwargs)
+    if is_leaf(obj):
+        return tx.graph.emit("call_function", obj, args, kwargs)
+    if is_pure(obj):
+        if obj not in CALLING:
+            return fold(tx, obj, args, kwargs)
+        with contextlib.suppress(Break):
+            if not any(map(_is_callback, (*args, *kwargs.values()))):
+                return fold(tx, obj, args, kwargs)
+        return tx.trace_body(obj, args, kwargs)
+    raise Break("unknown-call", _name(obj))
+
+
+def _rule_for_class(cls: type, name: str) -> Handler | None:
+    """Return the rule of a method of C that is bound to a class: its own, or its metaclass's."""
+    return find(inspect.getattr_static(cls, name, None)) or find(getattr(type(cls), name, None))
+
+
+def _first_loaded(obj: Any) -> Any:
+    """Return the function of C of which this one is another, where its module was loaded twice."""
+    if not isinstance(obj, types.BuiltinFunctionType) or type(obj.__self__) is not types.ModuleType:
+        return obj
+    first = sys.modules.get(obj.__module__ or "")
+    again = obj.__module__ in sys.stdlib_module_names and first is not obj.__self__
+    found = getattr(first, obj.__name__, None) if again else None
+    return found if type(found) is type(obj) else obj
+
+
+def apply(tx: Tracer, handler: Handler, args: list[Value], kwargs: Kwargs, of: Any = None) -> Value:
+    """Call the handler of a callable, which names the error where its arguments are wrong."""
+    frame, in_c = tx.frame, _in_c(of)
+    try:
+        _signature(handler).bind(tx, *args, **kwargs)
+        if in_c:
+            _check_real(of, len(args), tuple(kwargs))
+    except TypeError as error:
+        if in_c:
+            raise_real(tx, of, args, kwargs)
+        raise Break("unknown-call", f"arguments that do not fit: {error}") from None
+    try:
+        result = handler(tx, *args, **kwargs)
+    except (Raised, TypeError, ValueError, AttributeError, AssertionError) as error:
+        stated = error.value if isinstance(error, Raised) else None
+        if not in_c or (stated and getattr(stated, "stated_in", None) is not frame):
+            raise
+        raise_real(tx, of, args, kwargs)
+        if stated and getattr(of, "__module__", None) in _UNSURE and of not in _SURE:
+            raise Break("unknown-call", f"an error of {_name(of)}") from None
+        raise
+    return NONE if result is None else result
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def _in_c(real: Any) -> bool:
+    """Say whether this is a function or method in C of the language itself."""
+    if isinstance(real, types.FunctionType) or real is None or real is print:
+        return False
+    return getattr(real, "__module__", None) in (None, "_operator", *_UNSURE)
+
+
+@functools.cache
+def _check_real(real: Any, count: int, names: tuple[str, ...]) -> None:
+    """Raise TypeError where a function of C does not take such arguments."""
+    with contextlib.suppress(ValueError):  # of some nobody knows
+        inspect.signature(real).bind(*range(count), **dict.fromkeys(names))
+
+
+_UNSURE = ("builtins", "itertools", "math")
+_SURE = (
+    len, iter, next, list, tuple, set, frozenset, sorted, any, all, zip, map, enumerate, divmod
+)  # fmt: skip
+_PLAIN = (
+    *SCALARS, list, tuple, dict, set, frozenset, range, slice,
+    collections.deque, collections.OrderedDict, collections.defaultdict,
+)  # fmt: skip
+
+
+def raise_real(tx: Tracer, real: Any, args: list[Value], kwargs: Kwargs) -> None:
+    """Raise what `real` raises, where capture knows its arguments."""
+    with contextlib.suppress(Break):
+        given = [arg.data(tx) for arg in args]
+        named = {name: value.data(tx) for name, value in kwargs.items()}
+        if all(type(one) in _PLAIN for one in (*given, *named.values())):
+            real_call(tx, real, *given, **named)
+
+
+def _owner(obj: Any) -> type:
+    owner: type = obj.__objclass__ if hasattr(obj, "__objclass__") else type(obj.__self__)
+    return owner
+
+
+def is_pure(obj: Any) -> bool:
+    """Say whether a callable is run while capturing when its arguments are constant."""
+    if hashes_silently(obj) and obj in PURE:
+        return True
+    # A method of a constant, such as ", ".join, reached as a bound builtin.
+    return isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType) and isinstance(
+        obj.__self__, (str, bytes, int, float, frozenset, tuple, range, slice)
+    )
+
+
+def _is_callback(value: Value) -> bool:
+    return any("__call__" in vars(base) for base in value.python_type().__mro__)
+
+
+def _name(obj: Any) -> str:
+    module = getattr(obj, "__module__", None)
+    name = getattr(obj, "__qualname__", None) or repr(obj)
+    return f"{module}.{name}" if module and module != "builtins" else name

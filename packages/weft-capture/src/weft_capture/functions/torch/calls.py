@@ -1,0 +1,171 @@
+"""Functions of torch: which become graph nodes, and which are answered while capturing."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from weft_core import torch_compiler_shim
+from weft_core.tracing import ASSERT
+from weft_guards.sources import CallSource
+
+from weft_capture.breaks import Break
+from weft_capture.effects.runtime_asserts import emit_check
+from weft_capture.functions.language.operators import compare
+from weft_capture.functions.table import PURE, decline, rule, rule_of_each
+from weft_capture.libraries.numpy import ArrayValue
+from weft_capture.model.constant import FALSE, NONE, TRUE, constant
+from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
+from weft_capture.model.protocol import Kwargs, Tracer, Value
+from weft_capture.tensors.tensor import SymValue, TensorValue, is_data
+
+# By name where torch.distributed, once loaded, puts a wrapper in the function's place.
+_RANDOM_STATE = (torch.seed, torch.get_rng_state, torch.set_rng_state)
+_REAL = (torch.load, torch.save, torch.equal, torch.allclose, torch.is_nonzero)
+# Functionalisation takes these for copies, too.
+_UNKNOWN_VIEWS = (torch.unsafe_chunk, torch.unsafe_split, torch.unsafe_split_with_sizes)
+
+PURE.update((torch.finfo, torch.iinfo, torch.device, torch.promote_types, torch.can_cast))
+PURE.update((torch.get_default_dtype, torch.result_type, torch.broadcast_shapes))
+PURE.update((torch.backends.cuda.is_built, torch.cuda.is_available))
+
+
+@rule(torch.nn.modules.activation._is_make_fx_tracing)
+def _is_traced(tx: Tracer) -> Value:
+    return TRUE  # attention then calls operators that can be fused, not one that does it all
+
+
+# Declined: what cannot be known while capturing.
+
+
+decline("a function that needs real tensors or the generator's state", *_RANDOM_STATE, *_REAL)
+decline("a view that autograd takes for a copy", *_UNKNOWN_VIEWS)
+
+
+@rule(torch.Size)
+def _size(tx: Tracer, items: Value | None = None) -> Value:
+    return SizeValue([] if items is None else items.unpack(tx))
+
+
+def _always(known: Value, *functions: object) -> None:
+    @rule(*functions)
+    def answer(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        return known
+
+
+_no = functools.partial(_always, FALSE)
+_no(torch._jit_internal.is_scripting, torch.jit._trace.is_tracing, torch._C._is_tracing)
+_no(torch.fx._symbolic_trace.is_fx_tracing)
+_no("torch.onnx.is_in_onnx_export", torch.compiler.is_exporting)
+
+
+_always(TRUE, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+_always(NONE, *torch_compiler_shim.MARKS)
+_always(NONE, torch._C._get_tracing_state, torch._C._log_api_usage_once)
+
+
+@rule(torch.is_deterministic_algorithms_warn_only_enabled)
+def _warns_only(tx: Tracer) -> Value:
+    ask = torch.is_deterministic_algorithms_warn_only_enabled
+    return tx.wrap(ask(), CallSource(ask, ()))
+
+
+@rule(torch.jit.ignore, torch.jit.unused, torch.compiler.disable)
+def _identity_decorator(tx: Tracer, function: Value) -> Value:
+    return function
+
+
+@rule(torch._check_is_size)
+def _check_is_size(tx: Tracer, i: Value, message: Value = NONE, *, max: Value = NONE) -> Value:
+    _check(tx, compare(tx, ">=", i, constant(0)), message)
+    if max is not NONE:
+        _check(tx, compare(tx, "<=", i, max), message)
+    return NONE
+
+
+# Runtime assertions: known now, or checked by the graph where they are about a tensor's numbers.
+
+_FAILED = (
+    "Expected cond to be True, but got False. (Could this error message be improved? If so, "
+    "please report an enhancement request to PyTorch.)"
+)
+
+
+@rule(torch._assert)
+def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
+    if isinstance(condition, TensorValue):
+        if condition.fake.numel() == 1 and emit_check(tx, condition, True):
+            return NONE
+        raise Break("data-dependent-value", "torch._assert on a tensor")
+    if not condition.truth(tx):
+        tx.raise_(AssertionError, message.as_constant())
+    return NONE
+
+
+@rule("torch.fx.experimental.symbolic_shapes.expect_true", "weft_core.static_shapes.expect_true")
+def _expect(tx: Tracer, condition: Value) -> Value:
+    return constant(condition.truth(tx))
+
+
+@rule(
+    "torch.fx.experimental.symbolic_shapes.has_free_unbacked_symbols",
+    "weft_core.static_shapes.has_free_unbacked_symbols",
+)
+def _reads_data(tx: Tracer, value: Value) -> Value:
+    """Say whether a number, or a size or stride of a tensor, was read out of a tensor."""
+    if isinstance(value, TensorValue):
+        sizes = (*value.fake.shape, *value.fake.stride(), value.fake.storage_offset())
+        return constant(any(isinstance(n, torch.SymInt) and is_data(n) for n in sizes))
+    if isinstance(value, SequenceValue):
+        return TRUE if any(_reads_data(tx, one) is TRUE for one in value.items) else FALSE
+    return constant(isinstance(value, SymValue) and value.is_data())
+
+
+@rule("torch.distributions.distribution._all_true_or_runtime_assert")
+def _is_valid(tx: Tracer, valid: Value, message: Value) -> Value:
+    """The truth is left to the branch on it, which raises; torch 2.15 has this function."""
+    return tx.call_builtin(torch._is_all_true, [valid], {})
+
+
+@rule(torch._check)
+def _check(tx: Tracer, condition: Value, message: Value = NONE) -> Value:
+    if isinstance(condition, TensorValue):
+        raise Break("data-dependent-value", "torch._check on a tensor")
+    if isinstance(condition, SymValue) and condition.is_data():
+        given = _FAILED if message is NONE else message.call(tx, [], {}).as_constant()
+        return tx.graph.emit("call_function", ASSERT, [condition, constant(str(given))], {})
+    if not condition.truth(tx):
+        text = "Expected cond to be True" if message is NONE else message.call(tx, [], {})
+        tx.raise_(RuntimeError, text if isinstance(text, str) else text.as_constant())
+    return NONE
+
+
+# `torch.Tensor([...])`: classes from before torch 0.4, which programs still call.
+
+_LEGACY = (torch.Tensor, *(
+    getattr(torch, f"{name}Tensor") for name in
+    "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()  # noqa: SIM905
+))  # fmt: skip
+
+
+@rule_of_each(*_LEGACY)
+def _legacy(kind: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    """Make a tensor of a sequence or an array, or an uninitialised one of a size."""
+    plain = not kwargs and torch._C._get_default_device() == "cpu"
+    dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
+    how: Kwargs = {"dtype": constant(dtype), "device": constant("cpu")}
+    if plain and len(args) == 1 and (isinstance(args[0], ArrayValue) or _is_data(args[0])):
+        return tx.call_builtin(torch.tensor, list(args), how)
+    if plain and all(arg.python_type() is int for arg in args):
+        return tx.call_builtin(torch.empty, list(args) or [constant(0)], how)
+    raise Break("unknown-call", f"making a {kind.__qualname__}")
+
+
+def _is_data(value: Value) -> bool:
+    if isinstance(value, SequenceValue) and type(value) in (ListValue, TupleValue):
+        return all(_is_data(item) or item.python_type() in _NUMBERS for item in value.items)
+    return False
+
+
+_NUMBERS = (int, float, bool)

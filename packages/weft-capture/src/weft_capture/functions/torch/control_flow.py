@@ -1,0 +1,212 @@
+"""torch.cond and torch.while_loop as nodes of the graph; map and scans unrolled.
+
+A branch is executed symbolically where the call stands, and its operations are moved into a graph
+of its own. What they use from outside, such as closures and parameters, becomes an operand. Python
+of torch around these operators is inlined; it expects that somebody compiles.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from weft_core import control
+from weft_core.inlinable import inlinable
+from weft_core.tensor_versions import version_of
+
+from weft_capture.breaks import Break
+from weft_capture.effects import engine
+from weft_capture.effects.rehearsals import apart
+from weft_capture.functions.language.polyfilled import polyfill
+from weft_capture.functions.table import rule
+from weft_capture.functions.torch.pytree import real_tree, tree_value
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.protocol import Tracer, Value
+from weft_capture.tensors.tensor import SymValue, TensorValue
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """What calling a function did.
+
+    Args:
+        name: for messages.
+        made: its operations, in order.
+        leaves: its results, the leaves of a tree of the shape `spec`.
+    """
+
+    name: str
+    made: list[Node]
+    leaves: list[Value]
+    spec: pytree.TreeSpec
+
+    @property
+    def tensors(self) -> list[TensorValue]:
+        """The results that are tensors."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorValue)]
+
+    @property
+    def outputs(self) -> list[Node]:
+        """Their nodes."""
+        return [tensor.node for tensor in self.tensors]
+
+    def check_like(self, leaves: Sequence[Value], spec: pytree.TreeSpec) -> None:
+        """Make sure that the results are such as these.
+
+        Raises:
+            Break: when they are not.
+        """
+        kinds = [_kind(leaf) for leaf in leaves]
+        if spec != self.spec or kinds != [_kind(leaf) for leaf in self.leaves]:
+            raise Break("unsupported-value", f"results of {self.name} that differ in structure")
+
+
+def _kind(value: Value) -> object:
+    if isinstance(value, TensorValue):
+        fake = value.fake
+        return fake.shape, fake.stride(), fake.dtype, fake.device, value.cls
+    return value.as_constant()
+
+
+def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Branch:
+    """Execute a branch; its results share no memory with anything else.
+
+    Raises:
+        Break: when it does more than compute, or writes to a tensor from outside.
+    """
+    graph = tx.graph
+    if tx.transforms or graph.has_wrappers or (graph.shape_env is not None and graph.reads_data()):
+        raise Break("unknown-call", f"{name} in such a graph")
+    old = list(graph.tensors())
+    versions, written = [version_of(value.fake) for value in old], graph.writes()
+    with apart(tx, name) as made, engine.kept_inside(tx):
+        result = function.call(tx, list(args), {})
+        leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
+        inside = {id(value) for value in graph.tensors()} - set(map(id, old))
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, SymValue) or (
+                not isinstance(leaf, TensorValue) and not leaf.is_constant()
+            ):
+                raise Break("unsupported-value", f"{leaf.describe()} as a result of {name}")
+            if isinstance(leaf, TensorValue):
+                others = [v for v in graph.tensors() if id(v) not in inside or v.source]
+                others += leaves[:index]
+                if any(_shares(leaf, other) for other in others):
+                    leaves[index] = leaf.call_method(tx, "clone", [], {})
+    if versions != [version_of(value.fake) for value in old] or graph.writes() != written:
+        raise Break("unsupported-value", f"{name} writes to a tensor from outside")
+    return _Branch(name, made, leaves, spec)
+
+
+def _shares(one: TensorValue, other: Value) -> bool:
+    if not isinstance(other, TensorValue):
+        return False
+    return bool(one.fake.untyped_storage()._cdata == other.fake.untyped_storage()._cdata)
+
+
+def _emit(
+    tx: Tracer, target: Any, first: list[TensorValue], carried: list[Node], branches: list[_Branch]
+) -> list[Value]:
+    """Move the branches into submodules, and add the node that calls one or the other."""
+    graph = tx.graph
+    used = [n for b in branches for node in b.made for n in node.all_input_nodes]
+    inside = {node for branch in branches for node in branch.made}
+    outer = [*used, *(node for branch in branches for node in branch.outputs)]
+    free = list(dict.fromkeys(n for n in outer if n not in inside and n not in carried))
+    operands = carried + free
+    modules = [
+        control.copy_nodes(graph.root, branch.made, branch.outputs, operands) for branch in branches
+    ]
+    for branch in branches:
+        for node in reversed(branch.made):
+            graph.discard(node)
+    lists = (carried, free) if carried else (operands,)
+    examples = [[node.meta["example_value"] for node in nodes] for nodes in lists]
+    found = target(*(value.fake for value in first), *modules, *examples)
+    names = [graph.submodule(module) for module in modules]
+    nodes = (*(value.node for value in first), *names, *map(tuple, lists))
+    result = graph.node("call_function", target, nodes, {}, found)
+    return graph.result(result, found).unpack(tx)
+
+
+def _rebuilt(tx: Tracer, branch: _Branch, tensors: Sequence[Value]) -> Value:
+    """Put tensors in the places of those of a branch."""
+    rest = iter(tensors)
+    leaves = [next(rest) if isinstance(leaf, TensorValue) else leaf for leaf in branch.leaves]
+    return tree_value(tx, pytree.tree_unflatten(leaves, branch.spec))
+
+
+@rule(torch.cond)
+def _cond(
+    tx: Tracer, pred: Value, true_fn: Value, false_fn: Value, operands: Value | None = None
+) -> Value:
+    args = [] if operands is None else operands.unpack(tx)
+    pred = tx.force(pred)
+    if not isinstance(pred, TensorValue):
+        return (true_fn if pred.truth(tx) else false_fn).call(tx, args, {})
+    if pred.fake.numel() != 1 or pred.fake.dtype is not torch.bool:
+        raise Break("unknown-call", "torch.cond with a condition that is not one bool")
+    taken = _run(tx, "the true branch of torch.cond", true_fn, args)
+    other = _run(tx, "the false branch of torch.cond", false_fn, args)
+    other.check_like(taken.leaves, taken.spec)
+    tensors = _emit(tx, control.cond, [pred], [], [taken, other]) if taken.outputs else []
+    return _rebuilt(tx, taken, tensors)
+
+
+@rule("torch._higher_order_ops.while_loop.while_loop")
+def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Value) -> Value:
+    """The body works on copies: a loop that is never entered gives its first values."""
+    values: list[Any] = [tx.force(value) for value in carried_inputs.unpack(tx)]
+    while True:  # conditions that are known unroll the loop
+        going_on = cond_fn.call(tx, values, {})
+        if isinstance(going_on, TensorValue):
+            break
+        if not going_on.truth(tx):
+            return TupleValue(values)
+        values = body_fn.call(tx, values, {}).unpack(tx)
+    leaves, spec = pytree.tree_flatten(real_tree(tx, TupleValue(values), None))
+    if not all(isinstance(leaf, TensorValue) for leaf in leaves):
+        raise Break("unsupported-value", "torch.while_loop over numbers, on a tensor's condition")
+    if going_on.fake.numel() != 1 or going_on.fake.dtype is not torch.bool:
+        raise Break("unknown-call", "torch.while_loop with a condition that is not one bool")
+    leaves = [leaf.call_method(tx, "clone", [], {}) for leaf in leaves]
+    args = [tree_value(tx, tree) for tree in pytree.tree_unflatten(leaves, spec)]
+    asked = _run(tx, "the condition of torch.while_loop", cond_fn, args)
+    body = _run(tx, "the body of torch.while_loop", body_fn, args)
+    body.check_like(leaves, spec)
+    carried = [leaf.node for leaf in leaves]
+    return _rebuilt(tx, body, _emit(tx, control.while_loop, [], carried, [asked, body]))
+
+
+# ---- operators over the rows of tensors: torch's own Python around them, and their meaning here
+
+
+@inlinable
+def scan_rows(f: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Any = ()) -> Any:
+    """Carry values over the rows of tensors: the last ones, and the stacked results of each."""
+    carry, outs = list(init), []
+    for row in zip(*xs, strict=True):
+        found = list(f(*carry, *row, *additional_inputs))
+        carry = found[: len(carry)]
+        outs.append(found[len(carry) :])
+    return (*carry, *(_stacked(column) for column in zip(*outs, strict=True)))
+
+
+@inlinable
+def _stacked(column: Sequence[Any]) -> Any:
+    return None if column[0] is None else torch.stack(list(column))
+
+
+_OPERATORS = (
+    ("map", "map_impl", "map_dense"),
+    ("scan", "scan_op", scan_rows),
+    ("associative_scan", "associative_scan_op", "generic_associative_scan"),
+)
+for _module, _name, _version in _OPERATORS:
+    _home = importlib.import_module(f"torch._higher_order_ops.{_module}")
+    polyfill(getattr(_home, _name), getattr(_home, str(_version), _version))

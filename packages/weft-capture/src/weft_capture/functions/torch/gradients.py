@@ -1,0 +1,229 @@
+"""Gradients as Python sees them: `tensor.grad` read and written, `grad_fn`, leaf or not, hooks.
+
+A gradient that is read is an input of the graph like any other tensor; one that is written is
+set for real after the graph (`backward` has what `backward()` does).
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+from weft_guards.sources import AttrSource
+
+from weft_capture.breaks import Break
+from weft_capture.effects import engine
+from weft_capture.effects.rehearsals import rehearsal
+from weft_capture.functions.table import rule
+from weft_capture.model.constant import FALSE, NONE, TRUE, constant
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.functions import FunctionValue
+from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, method
+from weft_capture.tensors.inputs import GraphInput, check_views
+from weft_capture.tensors.tensor import TensorValue, tensor_attribute
+
+
+def _is_leaf(tx: Tracer, tensor: TensorValue) -> bool:
+    """Say whether a tensor is a leaf; no tensor guard tells for those that require grad."""
+    if tensor.source is not None and tensor.fake.requires_grad:
+        tx.guard(AttrSource(tensor.source, "is_leaf"), "CONST", tensor.fake.is_leaf)
+    return tensor.fake.is_leaf
+
+
+@tensor_attribute("is_leaf")
+def _leaf(tx: Tracer, self: TensorValue) -> Value:
+    return constant(_is_leaf(tx, self))
+
+
+@tensor_attribute("grad_fn")
+def _grad_fn(tx: Tracer, self: TensorValue) -> Value:
+    if _is_leaf(tx, self):
+        return NONE
+    raise Break("unsupported-value", "the grad_fn of a tensor")
+
+
+@tensor_attribute("grad")
+def _grad(tx: Tracer, self: TensorValue) -> Value:
+    if not _is_leaf(tx, self):
+        raise Break("unsupported-value", "the gradient of a tensor that is no leaf")
+    if self.source is None or self.real is None:
+        return NONE
+    return tx.wrap(self.real.grad, AttrSource(self.source, "grad"))
+
+
+@method(TensorValue, "set:grad")
+def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> None:
+    """Check the gradient as torch does, on fakes, and leave the setting for after the graph."""
+    try:
+        self.fake.grad = value.example()
+    except (RuntimeError, TypeError) as error:
+        raise Break("op-failed", f"setting .grad: {str(error)[:200]}") from None
+    finally:
+        self.fake.grad = None
+    self.store(tx, "grad", value)
+
+
+@method(TensorValue, "requires_grad_", "set:requires_grad")
+def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -> Value:
+    wanted = requires_grad.truth(tx)
+    if wanted is self.fake.requires_grad:
+        return self
+    if self.source is not None:
+        _change_leaf(tx, self, wanted)
+        return self
+    tx.graph.made_at[self.node] = tx.steps.now  # as a leaf
+    return tx.graph.emit("call_method", "requires_grad_", [self, constant(wanted)], {})
+
+
+def _change_leaf(tx: Tracer, leaf: TensorValue, wanted: bool) -> None:
+    """Change a leaf from outside; the graph takes it as one that requires grad if it ever did.
+
+    Then what the graph does before it requires grad, or when it no longer does, works on a
+    detached alias. It is changed for real before the graph, or behind it.
+    """
+    entry = tx.graph.input_at.get(leaf.node)
+    plain = type(leaf) is TensorValue and leaf.owner is None
+    plain &= not (tx.transforms or tx.overrides.modes)
+    if entry is None or not plain or leaf.fake.is_inference() or not _is_leaf(tx, leaf):
+        raise Break("unsupported-value", "changing requires_grad of an existing tensor")
+    tx.process_bound = "requires_grad that the program changes"
+    if leaf.node.users and not wanted:
+        tx.graph.replace(leaf, tx.graph.emit("call_method", "detach", [leaf], {}))
+        leaf.store(tx, "requires_grad", FALSE)
+        return
+    tx.calls.add(torch.Tensor.requires_grad_, leaf, constant(wanted), early=True)
+    if leaf.node.users:
+        tx.graph.detach_users(leaf)
+    try:
+        leaf.fake.requires_grad_(wanted)
+    except RuntimeError as error:
+        raise Break("op-failed", str(error)[:200]) from None
+    tx.journal.on_rollback(lambda: leaf.fake.requires_grad_(not wanted))
+    tx.journal.on_rollback(functools.partial(setattr, entry, "requires_grad", entry.requires_grad))
+    entry.requires_grad = wanted
+    check_views(tx.graph.inputs)
+
+
+@rule(torch.nn.Parameter)
+def _parameter(tx: Tracer, data: Value = NONE, requires_grad: Value = TRUE) -> Value:
+    """Make a leaf of the graph; one that leaves it is made for real, in eager's order."""
+    data = tx.builtin(torch.empty, constant(0)) if data is NONE else data
+    if type(data) is not TensorValue or tx.transforms:
+        raise Break("unknown-call", "torch.nn.Parameter")
+    made = data.call_method(tx, "detach", [], {})
+    assert isinstance(made, TensorValue)
+    made.cls = torch.nn.Parameter
+    tx.graph.made_at[made.node] = tx.steps.now
+    return made.call_method(tx, "requires_grad_", [requires_grad], {})
+
+
+@method(TensorValue, "detach_")
+def _detach(tx: Tracer, self: TensorValue) -> Value:
+    if not self.fake.requires_grad:
+        return self
+    if self.source is not None:
+        raise Break("unsupported-value", "detaching an existing tensor from its history in place")
+    return tx.graph.emit("call_method", "detach_", [self], {})
+
+
+@method(TensorValue, "retain_grad")
+def _retain_grad(tx: Tracer, self: TensorValue) -> Value:
+    if _is_leaf(tx, self) and self.fake.requires_grad:
+        return NONE
+    raise Break("unsupported-method", "Tensor.retain_grad")
+
+
+@rule(torch.autograd.grad)
+def _gradients(
+    tx: Tracer, outputs: Value, inputs: Value, grad_outputs: Value = NONE,
+    retain_graph: Value = NONE, create_graph: Value = FALSE, only_inputs: Value = TRUE,
+    allow_unused: Value = NONE, is_grads_batched: Value = FALSE, materialize_grads: Value = FALSE,
+) -> Value:  # fmt: skip
+    """One node, which autograd answers for whatever traces the graph, as it does on the fakes.
+
+    What it went through is kept for another time, since results of the graph may need it.
+    """
+    if FALSE is create_graph is is_grads_batched and not tx.transforms:
+        engine.check(tx, "torch.autograd.grad")
+    if tx.transforms:
+        raise Break("unknown-call", "torch.autograd.grad under vmap")
+    if only_inputs is not TRUE:
+        raise Break("warns", "torch.autograd.grad with only_inputs")
+    lists: list[Value] = [
+        value
+        if value is NONE or isinstance(value, TensorValue)
+        else TupleValue(list(map(tx.force, value.unpack(tx))))
+        for value in (outputs, inputs, grad_outputs)
+    ]
+    for entry in tx.graph.inputs:  # all of them: those tensors are among these now
+        _begins_here(tx, entry)
+    options = {"create_graph": create_graph, "retain_graph": TRUE}
+    options |= {"allow_unused": allow_unused, "materialize_grads": materialize_grads}
+    options["is_grads_batched"] = is_grads_batched
+    with torch.autograd.set_multithreading_enabled(False):
+        return tx.graph.emit("call_function", torch.autograd.grad, lists, options)
+
+
+def _begins_here(tx: Tracer, entry: GraphInput) -> None:
+    """Make sure that no history and no hooks from outside take part in a graph's own backward."""
+    twin, real = entry.node_example, entry.example
+    if not isinstance(twin, torch.Tensor) or not twin.requires_grad:
+        return
+    assert isinstance(real, torch.Tensor)
+    if not twin.is_leaf or real._backward_hooks is not None:
+        raise Break("unknown-call", "torch.autograd.grad past the inputs of the graph")
+    tx.guard(AttrSource(entry.source, "is_leaf"), "CONST", True)
+    tx.guard(AttrSource(entry.source, "_backward_hooks"), "NONE", None)
+
+
+# ---- hooks
+
+
+@dataclass(eq=False)
+class HookHandle(MutableValue):
+    """What `register_hook` returned for a tensor of the graph; removing it is left to a break."""
+
+    cls = RemovableHandle
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("unsupported-value", "the handle of a tensor hook leaves")
+
+
+@method(TensorValue, "register_hook")
+def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
+    """Register the function itself in the graph, for a tensor that stays in it.
+
+    Outside, only the engine knows the whole gradient of a tensor that others may use too.
+    """
+    hook = tx.force(hook)
+    if self.source is not None or tx.transforms or not self.fake.requires_grad:
+        raise Break("unsupported-method", "Tensor.register_hook of a tensor from outside")
+    function = _hook_function(hook)
+    with rehearsal(tx, "a tensor hook", [self]):
+        grad = self.call_method(tx, "clone", [], {})
+        changed = hook.call(tx, [grad], {})
+        if changed is not NONE and not isinstance(changed, TensorValue):
+            raise Break("unsupported-value", "the result of a tensor hook")
+
+    def register_hook(tensor: torch.Tensor) -> Any:
+        return tensor.register_hook(function)
+
+    handle = register_hook(self.fake)
+    tx.journal.on_rollback(handle.remove)
+    tx.journal.on_rollback(functools.partial(setattr, self, "hooked_at", self.hooked_at))
+    self.hooked_at = tx.steps.now
+    tx.graph.node("call_function", register_hook, (self.node,), {}, None)
+    return HookHandle()
+
+
+def _hook_function(hook: Value) -> Any:
+    """Return a real function to call in a backward; one of the frame may share no variables."""
+    if isinstance(hook, FunctionValue) and hook.obj is not None:
+        return hook.obj
+    if not isinstance(hook, FunctionValue) or hook.cells or hook.defaults or hook.kwdefaults:
+        raise Break("unsupported-method", "Tensor.register_hook of a function with a state")
+    return types.FunctionType(hook.code, hook.globals, hook.name)

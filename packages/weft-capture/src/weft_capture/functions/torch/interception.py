@@ -1,0 +1,376 @@
+"""Handlers of the program for torch's functions: `__torch_function__` of classes, function modes.
+
+Torch itself tells what a handler gets: a call that concerns one is made for real on stand-ins of
+the arguments, under a mode that notes function, classes and arguments and does nothing else. The
+handler is then inlined like any function, with the values in the places of their stand-ins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext, _device_constructors
+from weft_guards.sources import Source
+
+from weft_capture.breaks import Break
+from weft_capture.functions import table
+from weft_capture.functions.graph_functions import hashes_silently, is_graph_function
+from weft_capture.functions.torch.pytree import real_tree, tree_value
+from weft_capture.model import attributes
+from weft_capture.model.constant import FALSE, MADE, NONE, Constant, constant
+from weft_capture.model.containers import ListValue, SequenceValue, TupleValue
+from weft_capture.model.dicts import LazyValue
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Kwargs, MutableValue, Tracer, Value, found_by_identity
+from weft_capture.tensors.modes import around, mode_source
+from weft_capture.tensors.symbolic_scalars import SymFloatValue
+from weft_capture.tensors.tensor import READERS, TensorValue
+
+_HANDLER = "__torch_function__"
+_SILENT = ("__set__", "__setitem__", "__delitem__")
+
+_STATE = """
+    grad _grad grad_fn _base retains_grad _backward_hooks _post_accumulate_grad_hooks output_nr
+    _version _cdata name volatile _is_view register_hook retain_grad requires_grad_ detach_ t_
+    transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ resize_ resize_as_ set_ rename_
+    resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_ apply_ map_ map2_
+"""
+_OF_THE_OBJECT = frozenset(_STATE.split())
+"""Attributes and methods that read or change more than the memory, which alone is shared."""
+
+
+_METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter), type(torch.nn.Buffer))
+
+
+_WITHOUT_DATA = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+
+
+def has_handler(kind: type) -> bool:
+    """Say whether tensors of a class are plain but for a `__torch_function__`."""
+    if not issubclass(kind, torch.Tensor) or kind is torch.Tensor or kind in MADE:
+        return False
+    plain = type(kind) in _METACLASSES and not issubclass(kind, _WITHOUT_DATA)
+    handler, dispatch = (attributes.lookup(kind, n) for n in (_HANDLER, "__torch_dispatch__"))
+    assert handler is not None and dispatch is not None
+    handles = handler[1] is not torch._C._disabled_torch_function_impl
+    return plain and handles and dispatch[1] is vars(torch.Tensor)["__torch_dispatch__"]
+
+
+class OverridingTensor(UserObject):
+    """A tensor of a class with a handler; `base` is a plain tensor on the same memory."""
+
+    def __init__(
+        self, cls: type, base: Value, obj: Any = None, source: Source | None = None
+    ) -> None:
+        super().__init__(cls, obj, source, base)
+        self.plain().owner = self
+
+    def plain(self) -> TensorValue:
+        """Return the plain tensor."""
+        return cast("TensorValue", self.base)
+
+    def hash_key(self) -> object:
+        return found_by_identity(self, self.obj)
+
+    def graph_arg(self) -> Any:
+        raise Break("unsupported-value", f"a {self.cls.__name__} deep inside of an argument")
+
+    def truth(self, tx: Tracer) -> bool:
+        raise Break("data-dependent-branch", "truth of a tensor")
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        found = attributes.lookup(self.cls, name)
+        own = self.has_special("__getattribute__")
+        if own or name not in READERS or found is None or found[0] is not torch._C.TensorBase:
+            return super().getattr(tx, name)
+        result = tx.overrides.dispatch(getattr, [self, constant(name)], {})
+        if result is not None:
+            return result
+        if name in _OF_THE_OBJECT or (name == "is_leaf" and self.plain().fake.requires_grad):
+            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
+        return self.plain().getattr(tx, name)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        return self.call_method(tx, "__getitem__", [key], {})
+
+    def base_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        def plainly(args: list[Value], kwargs: Kwargs) -> Value:
+            return args[0].call_method(tx, name, args[1:], kwargs)
+
+        return tx.overrides.evaluate(getattr(torch.Tensor, name), [self, *args], kwargs, plainly)
+
+
+def retyped(tx: Tracer, kind: Any, tensor: Value, detached: bool = False) -> Value:
+    """Return a tensor of a class on the memory of another.
+
+    Raises:
+        Break: for a class that does more than handle functions.
+    """
+    base = _plain(tx, tensor)
+    if not isinstance(base, TensorValue) or not (kind is torch.Tensor or has_handler(kind)):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    _check_no_finalizer(kind)
+    alias = torch.ops.aten.detach.default if detached else torch.ops.aten.alias.default
+    made = tx.graph.emit_plain("call_function", alias, [base], {})
+    return made if kind is torch.Tensor else OverridingTensor(kind, made)
+
+
+def _check_no_finalizer(kind: Any) -> None:
+    if attributes.lookup(kind, "__del__") is not None:
+        raise Break("unknown-call", f"making a {kind.__qualname__}, which has a __del__")
+
+
+def _is_overriding(value: Value, depth: int = 0) -> bool:
+    if isinstance(value, LazyValue):
+        return (
+            has_handler(type(value.obj)) if value.forced is None else _is_overriding(value.forced)
+        )
+    if type(value) is ListValue and value.is_untouched():
+        return any(has_handler(type(item)) for item in value.real)
+    if type(value) is TupleValue or type(value) is ListValue:
+        return depth < 8 and any(_is_overriding(item, depth + 1) for item in value.items)
+    return isinstance(value, OverridingTensor)
+
+
+def _plain(tx: Tracer, value: Value) -> Value:
+    """Return a value with plain tensors in the places of those with handlers."""
+    if not _is_overriding(value):
+        return value
+    value = tx.force(value)
+    if isinstance(value, SequenceValue):
+        return value.with_items([_plain(tx, item) for item in value.items])
+    return cast("OverridingTensor", value).plain()
+
+
+class _Listener(TorchFunctionMode):
+    """Notes the calls that it gets, and answers with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, *rest: Any) -> Any:
+        self.calls.append((func, types, rest))
+        return self
+
+
+class Overrides(MutableValue):
+    """Which handlers are in force where the program stands.
+
+    `stack` has the function modes, innermost last, of which `outer` were entered before the frame;
+    `level` is 1 where the handlers of classes are off, 2 where modes are too; `opened` has the
+    steps at which blocks began that change any of this and are still open: no graph ends inside.
+    """
+
+    changing = ("level", "opened", "stack")
+
+    def __init__(self, tx: Tracer) -> None:
+        super().__init__()
+        self.tx = tx
+        self.stack: tuple[Value, ...] = ()
+        self.outer = 0
+        off = int(not torch._C._is_torch_function_enabled())
+        self.level = around.level if around.modes else off
+        self.opened: tuple[int, ...] = ()
+
+    def enter_outer(self, modes: tuple[Any, ...]) -> None:
+        """Make values of the modes that the frame was called under."""
+        self.stack = tuple(self.tx.wrap(mode, mode_source(i)) for i, mode in enumerate(modes))
+        self.outer = len(modes)
+
+    @property
+    def modes(self) -> tuple[Value, ...]:
+        """The function modes, if any of them does more than to choose a device."""
+        devices = all(one.python_type() is DeviceContext for one in self.stack)
+        return () if devices else self.stack
+
+    def open(self, level: int, stack: tuple[Value, ...]) -> None:
+        """Begin a block with other handlers."""
+        if not torch._C._is_torch_function_enabled():  # which of the levels is not guarded
+            raise Break("unknown-call", "a function mode where handlers are off for real")
+        self.tx.journal.touch(self)
+        self.level, self.stack, self.opened = level, stack, (*self.opened, self.tx.steps.now)
+
+    def close(self, level: int, stack: tuple[Value, ...]) -> None:
+        """End a block.
+
+        Raises:
+            Break: for one that did not begin in this capture.
+        """
+        if not self.opened or len(stack) < self.outer:
+            raise Break("unknown-call", "leaving a mode that was entered for real")
+        self.tx.journal.touch(self)
+        self.level, self.stack, self.opened = level, stack, self.opened[:-1]
+
+    def device_block(self, device: Value, name: str) -> Value:
+        """Do what `with torch.device(...)` does at its begin (`name` is `__enter__`) or end."""
+        if name == "__exit__":
+            self.close(self.level, self.stack[:-1])
+            return FALSE
+        mode = self.tx.const_object(DeviceContext).call(self.tx, [device], {})
+        self.open(self.level, (*self.stack, mode))
+        return device
+
+    def concern(self, args: list[Value], kwargs: Kwargs) -> bool:
+        """Say whether a call of a function of torch is one for a handler."""
+        if self.level == 0 and not self.stack:
+            return self.overriding(args, kwargs)
+        return bool(self.stack) and self.level < 2
+
+    def overriding(self, args: list[Value], kwargs: Kwargs) -> bool:
+        """Say whether any argument has a handler."""
+        return any(map(_is_overriding, (*args, *kwargs.values())))
+
+    def evaluate(
+        self, function: Any, args: list[Value], kwargs: Kwargs,
+        plainly: Callable[[list[Value], Kwargs], Value], of_python: bool = False,
+    ) -> Value:  # fmt: skip
+        """Ask the handlers for what a function of torch gives, or do it `plainly`.
+
+        Args:
+            of_python: the function is an operator of Python's that works on tensors.
+
+        Raises:
+            Break: for a function that does not tell handlers, but whose parts may.
+        """
+        overriding = self.overriding(args, kwargs)
+        if not (overriding or self.modes):
+            if self.stack and self.level < 2:
+                kwargs = on_device(self.tx, self.stack[-1], function, kwargs)
+            return plainly(args, kwargs)
+        if of_python or _tells_handlers(function):
+            handled = self.dispatch(function, args, kwargs)
+            if handled is not None:
+                return handled
+            level, self.level = self.level, 2  # nor do handlers see what the rules for it do
+            try:
+                return self._on_memory(function, args, kwargs, plainly)
+            finally:
+                self.level = level
+        if self.concern(args, kwargs) and _may_tell_handlers(function):
+            raise Break("unknown-call", f"{function} under handlers of the program")
+        return plainly(args, kwargs)
+
+    def _on_memory(
+        self, function: Any, args: list[Value], kwargs: Kwargs,
+        plainly: Callable[[list[Value], Kwargs], Value],
+    ) -> Value:  # fmt: skip
+        """Do a function with plain tensors in the places of those with handlers."""
+        given = [_plain(self.tx, one) for one in args]
+        words = {name: _plain(self.tx, one) for name, one in kwargs.items()}
+        changed = [one for one in args if not any(one is other for other in given)]
+        name = getattr(function, "__name__", "")
+        if (changed and name in _OF_THE_OBJECT) or words.get("out") is not kwargs.get("out"):
+            raise Break("unsupported-method", f"{name} on the object of a tensor subclass")
+        result = plainly(given, words)
+        return (isinstance(result, TensorValue) and result.owner) or result
+
+    def dispatch(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value | None:
+        """Ask the handlers that a call comes to; None where torch would ask none.
+
+        Raises:
+            Break: when handlers are asked for a part of what the function does.
+        """
+        if not self.concern(args, kwargs):
+            return None
+        tx, listener = self.tx, _Listener()
+        known: dict[int, tuple[Any, Value]] = {}
+
+        def stand_in(value: Value) -> Any:
+            made = _example(value)
+            known.setdefault(id(made), (made, value))
+            return made
+
+        def value_of(obj: Any) -> Value:
+            if isinstance(obj, torch.Tensor | _Listener) and id(obj) not in known:
+                raise Break("unsupported-value", "a tensor made on the way to a handler")
+            return known[id(obj)][1] if id(obj) in known else tx.literal(obj)
+
+        trees = [real_tree(tx, arg, None) for arg in args]
+        named = {name: real_tree(tx, arg, None) for name, arg in kwargs.items()}
+        classes_off = (
+            torch._C.DisableTorchFunctionSubclass if self.level else contextlib.nullcontext
+        )
+        with unset_fake_temporarily(), classes_off():
+            given, words = pytree.tree_map(stand_in, (trees, named))
+            try:
+                with listener:
+                    result = function(*given, **words)
+            except Exception as error:
+                raise Break("op-failed", str(error)[:300]) from None
+        if not listener.calls:
+            return None
+        func, kinds, rest = listener.calls[0]
+        silent = result is None and func.__name__ in _SILENT
+        if len(listener.calls) != 1 or not (result is listener or silent):
+            raise Break("unsupported-method", f"handlers of functions inside of {function}")
+        values = [tree_value(tx, pytree.tree_map(value_of, one)) for one in rest]
+        return self.ask(tx.const_object(func), kinds, values)
+
+    def ask(self, func: Value, kinds: list[type], rest: list[Value]) -> Value:
+        """Call the handler of the innermost mode, else those of classes, as torch does."""
+        tx, stack = self.tx, self.stack
+        given = [func, TupleValue([tx.const_object(kind) for kind in kinds]), *rest]
+        if stack:
+            self.stack = stack[:-1]
+            try:
+                result = stack[-1].call_method(tx, _HANDLER, given, {})
+            finally:
+                self.stack = stack
+            if _declined(result):
+                raise Break("op-failed", "a function mode that does not know a function")
+            return result
+        for kind in kinds:
+            found = attributes.lookup(kind, _HANDLER)
+            if found is None or not isinstance(found[1], classmethod | staticmethod):
+                raise Break("unsupported-method", "a __torch_function__ that is no classmethod")
+            result = tx.const_object(kind).getattr(tx, _HANDLER).call(tx, given, {})
+            if not _declined(result):
+                return result
+        raise Break("op-failed", f"no handler for {func.describe()}")
+
+
+def on_device(tx: Tracer, mode: Value, function: Any, kwargs: Kwargs) -> Kwargs:
+    """Return the arguments that a device mode passes on to a function."""
+    silent = hashes_silently(function)
+    if not silent or function not in _device_constructors():
+        return kwargs
+    if tx.force(kwargs.get("device", NONE)) is not NONE:
+        return kwargs
+    return {**kwargs, "device": tx.force(mode.getattr(tx, "device"))}
+
+
+def _example(value: Value) -> Any:
+    if not isinstance(value, TensorValue | OverridingTensor):
+        return value.hint + 0.0 if isinstance(value, SymFloatValue) else value.example()
+    if isinstance(value, TensorValue) and type(value) is not TensorValue:
+        raise Break("unsupported-value", f"a {value.describe()} under handlers of the program")
+    fake, kind = value.example(), value.python_type()
+    _check_no_finalizer(kind)
+    return torch.empty((1,) * fake.dim(), dtype=fake.dtype).as_subclass(kind)
+
+
+def _declined(result: Value) -> bool:
+    return isinstance(result, Constant) and result.value is NotImplemented
+
+
+def _may_tell_handlers(function: Any) -> bool:
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+    answers = getattr(table.find(function), "__qualname__", "").startswith("_always.")
+    asks = "torchfunction" in name.replace("_", "").lower() or name.endswith("function_stack_at")
+    quiet = answers or asks or function in table.PURE
+    return function in table.GRAPH or (name.startswith("torch.") and not quiet)
+
+
+def _tells_handlers(function: Any) -> bool:
+    if isinstance(function, types.MethodWrapperType):
+        function = function.__self__  # a descriptor, of which this is the `__get__`
+    of_tensors = getattr(function, "__objclass__", None) is torch._C.TensorBase
+    return of_tensors or function is torch.device or is_graph_function(function)

@@ -1,0 +1,194 @@
+"""Random numbers, clocks, unique ids and the environment: what differs from call to call.
+
+Functions of module `random` run before the graph, in the program's order: nothing but they can see
+their state. A call on a fresh generator while capturing checks the arguments and tells the type.
+The environment is guarded, one variable at a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import operator
+import os
+import random
+import sys
+import time
+import uuid
+from typing import Any
+
+import torch
+from weft_guards.sources import CallSource, ConstSource, Source
+
+from weft_capture.breaks import Break
+from weft_capture.functions.table import RULES, decline, rule, rule_of_each
+from weft_capture.model.constant import NONE, constant
+from weft_capture.model.containers import ListValue
+from weft_capture.model.protocol import Tracer, Value, method, method_of_each
+from weft_capture.tensors.runtime_values import RandomValue
+from weft_capture.tensors.tensor import SymValue
+
+_ITEMS = (int, float, bool, str, bytes)
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.mod, operator.floordiv)
+_KNOWN = (int, range, type(None))
+
+
+def _draw_now(generator: random.Random, name: str, args: Any, kwargs: Any) -> Any:
+    result = getattr(generator, name)(*args, **kwargs)
+    return args[0] if name == "shuffle" else result
+
+
+def _draw(
+    tx: Tracer, owner: Value, name: str, args: Any, kwargs: Any, fresh: Any = random.Random
+) -> Value:
+    """Call a method of a generator, one that `fresh` makes, with arguments that are known."""
+    real = tuple(arg.data(tx) for arg in args)
+    words = {key: value.data(tx) for key, value in kwargs.items()}
+    if name in ("choice", "choices", "sample", "shuffle"):
+        for items in (*real, *words.values()):
+            kinds = {type(item) for item in items} if not isinstance(items, _KNOWN) else set()
+            if len(kinds) > 1 or not kinds.issubset(_ITEMS):
+                raise Break("unknown-call", "a random choice among objects")
+    row = constant(name), tx.literal(real), tx.literal(words)
+    try:
+        hint = _draw_now(fresh(0), name, real, words)
+    except Exception as error:
+        raise Break("unknown-call", f"random.{name}: {error}") from None
+    if fresh is not random.Random and type(hint) not in (int, float, type(None)):
+        raise Break("unknown-call", "an array of random numbers")
+    return tx.made(tx.calls.add(_draw_now, owner, *row, early=True), hint)
+
+
+@method_of_each(
+    RandomValue, "random", "uniform", "gauss", "normalvariate", "expovariate", "randint",
+    "randrange", "getrandbits", "choice", "choices", "sample",
+)  # fmt: skip
+def _draws(name: str, tx: Tracer, self: RandomValue, /, *args: Value, **kwargs: Value) -> Value:
+    return _draw(tx, self, name, args, kwargs)
+
+
+@method(RandomValue, "shuffle")
+def _shuffle(tx: Tracer, self: RandomValue, items: Value) -> None:
+    if type(items) is not ListValue:
+        raise Break("unknown-call", "random.shuffle of what is no list")
+    shuffled = _draw(tx, self, "shuffle", [items], {})
+    tx.mutate(items)
+    items.items[:] = shuffled.unpack(tx)
+
+
+@method(RandomValue, "seed")
+def _seed(tx: Tracer, self: RandomValue, a: Value = NONE) -> None:
+    if isinstance(a, SymValue):
+        tx.calls.add(random.Random.seed, self, _before_graph(tx, a), early=True)
+    else:
+        _draw(tx, self, "seed", [a], {})
+
+
+def _before_graph(tx: Tracer, number: SymValue) -> Value:
+    """Return a number that varies as Python computes it, ahead of the graph."""
+
+    def source(part: Any) -> Source:
+        if not isinstance(part, torch.fx.Node):
+            return ConstSource(part)
+        entry = tx.graph.input_at.get(part)
+        if entry is not None and entry.source is not None:
+            return entry.source
+        if part.target not in _ARITHMETIC or part.kwargs:
+            raise Break("data-dependent-value", "a seed that the graph computes")
+        return CallSource(part.target, tuple(map(source, part.args)))
+
+    return SymValue(number.node, number.sym, source(number.node))
+
+
+_NUMBERS = "random rand randn randint random_sample uniform normal beta exponential gamma binomial"
+np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
+if np is not None:
+
+    def _draw_number(name: str, tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
+        return _draw(tx, owner, name, args, kwargs, np.random.RandomState)
+
+    for _name in _NUMBERS.split():
+        RULES[getattr(np.random.RandomState, _name)] = functools.partial(_draw_number, _name)
+
+    @rule(np.random.seed)
+    def _seed_numpy(tx: Tracer, seed: Value = NONE) -> None:
+        if isinstance(seed, SymValue):
+            tx.calls.add(np.random.seed, _before_graph(tx, seed), early=True)
+        else:
+            _draw(tx, constant(np.random), "seed", [seed], {}, np.random.RandomState)
+
+
+@rule(random.Random)
+def _generator(tx: Tracer, *seed: Value) -> Value:
+    known = [one.as_constant() for one in seed]
+    if not all(isinstance(one, int | float | str | bytes | None) for one in known):
+        raise Break("unknown-call", "random.Random")
+    return RandomValue(tx.calls.add(random.Random, *seed, early=True))
+
+
+@rule(uuid.uuid4)
+def _unique(tx: Tracer) -> Value:
+    return tx.made(tx.calls.add(uuid.uuid4, early=True), uuid.uuid4())
+
+
+@rule("torch.random.manual_seed")  # by name: it can be wrapped
+def _manual_seed(tx: Tracer, seed: Value) -> Value:
+    examples = [node.meta.get("example_value") for node in tx.graph.made_at if not node._erased]
+    if seed.python_type() is not int or not all(isinstance(one, torch.SymInt) for one in examples):
+        raise Break("unknown-call", "torch.manual_seed behind operations")
+    number = _before_graph(tx, seed) if isinstance(seed, SymValue) else seed
+    return tx.made(tx.calls.add(torch.manual_seed, number, early=True), torch.default_generator)
+
+
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
+
+
+@rule_of_each(*(getattr(time, name + unit) for name in _CLOCKS for unit in ("", "_ns")))
+@rule_of_each(datetime.datetime.now, datetime.datetime.utcnow, datetime.date.today)
+def _clock(function: Any, tx: Tracer, *zone: Value) -> Value:
+    if zone:
+        raise Break("unknown-call", "a clock of a time zone")
+    return tx.calls.read_clock(function)
+
+
+@rule(time.sleep)
+def _sleep(tx: Tracer, seconds: Value) -> None:
+    number = seconds.as_constant()
+    if not isinstance(number, int | float) or not number >= 0:
+        raise Break("unknown-call", "time.sleep")
+    tx.calls.add(time.sleep, seconds)
+
+
+# ---- the environment
+
+
+def _name_of(environment: Value, *texts: Value) -> Any:
+    known = [text.as_constant() for text in texts]
+    plain = all(type(text) is str and "\0" not in text and text for text in known)
+    if not plain or "=" in known[0] or getattr(environment, "obj", None) is not os.environ:
+        raise Break("unknown-call", "an environment of the program's own")
+    return known[0]
+
+
+@rule(os._Environ.__getitem__)
+def _get_variable(tx: Tracer, self: Value, name: Value) -> Value:
+    environment: Any = os.environ
+    key = _name_of(self, name)
+    written = tx.effects.global_value(environment, key)
+    if written is not None:
+        return written
+    found = os.environ.get(key)
+    tx.guard(CallSource(os.environ.get, (ConstSource(key),)), "CONST", found)
+    if found is None:
+        tx.raise_(KeyError, key)
+    return constant(found)
+
+
+@rule(os._Environ.__setitem__)
+def _set_variable(tx: Tracer, self: Value, name: Value, text: Value) -> None:
+    environment: Any = os.environ
+    tx.effects.store_global(environment, _name_of(self, name, text), text)
+
+
+_WHOLE = (os._Environ.__iter__, os._Environ.__len__, os._Environ.__delitem__, os._Environ.copy)
+decline("all environment variables", *_WHOLE)

@@ -1,0 +1,264 @@
+"""Tensor attributes and methods that are not simply nodes of the graph.
+
+Sizes, strides and counts are constants where the shape is static and symbolic ints where it is not.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from weft_capture.breaks import Break
+from weft_capture.functions.language.operators import combined
+from weft_capture.functions.table import GRAPH
+from weft_capture.libraries.numpy import ArrayValue
+from weft_capture.libraries.optimizers import before_graph
+from weft_capture.libraries.packed_sequence import numbers
+from weft_capture.model.constant import FALSE, NONE, constant
+from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
+from weft_capture.model.protocol import Kwargs, Tracer, Value, method
+from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.subclass import WrapperValue
+from weft_capture.tensors.tensor import SymValue, TensorValue, tensor_attribute
+
+Dim = Value | None
+_COUNTERS = ("torch.optim.asgd",)  # modules in which a number of the state decides a branch
+GRAPH.update((torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not))
+GRAPH.add(torch.nested.to_padded_tensor)
+
+
+@tensor_attribute("shape")
+def _shape(tx: Tracer, self: TensorValue) -> Value:
+    return SizeValue([tx.graph.size(self, dim) for dim in range(self.fake.dim())])
+
+
+@tensor_attribute("data")
+def _data(tx: Tracer, self: TensorValue) -> Value:
+    fake = self.fake.detach()  # which counts the tensor's own writes, so that none is missed
+    node = tx.graph.node("call_function", getattr, (self.node, "data"), {}, fake)
+    return tx.graph.result(node, fake)
+
+
+@method(TensorValue, "set:data")
+def _set_data(tx: Tracer, self: TensorValue, value: Value) -> None:
+    """Let the value stand for another tensor; one from outside is changed after the graph."""
+    if not isinstance(value, TensorValue) or tx.transforms or value.fake.requires_grad:
+        raise Break("unsupported-value", "setting data of a tensor")
+    fakes = self.fake, value.fake
+    layouts = [(fake.shape, fake.stride(), fake.dtype, fake.device) for fake in fakes]
+    if layouts[0] != layouts[1]:
+        raise Break("unsupported-value", "setting data of another shape or dtype")
+    if self.source is not None:
+        self.store(tx, "data", value)
+    elif self.fake.requires_grad:
+        raise Break("unsupported-value", "setting data of a tensor with a history")
+    else:
+        tx.graph.replace(self, value.getattr(tx, "data"))
+
+
+@method(TensorValue, "size")
+def _size(tx: Tracer, self: TensorValue, dim: Dim = None) -> Value:
+    if dim is None or dim is NONE:
+        return _shape(tx, self)
+    rank, number = self.fake.dim(), int(dim.as_constant())
+    if not -rank <= number < rank:
+        message = f"expected to be in range of [{-rank}, {rank - 1}], but got {number}"
+        tx.raise_(IndexError, f"Dimension out of range ({message})")
+    return tx.graph.size(self, number % rank)
+
+
+@method(TensorValue, "numel", "nelement")
+def _numel(tx: Tracer, self: TensorValue) -> Value:
+    if isinstance(self, WrapperValue):
+        return tx.graph.emit("call_method", "numel", [self], {})
+    return combined(tx, "*", constant(1), _shape(tx, self))
+
+
+@method(TensorValue, "__len__")
+def _len(tx: Tracer, self: TensorValue) -> Value:
+    if self.fake.dim() == 0:
+        tx.raise_(TypeError, "len() of a 0-d tensor")
+    return tx.graph.size(self, 0)
+
+
+@method(TensorValue, "new")
+def _new(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
+    """Make a tensor of a size, or of numbers: in a graph a size would be a tuple of numbers."""
+    name = "new_empty" if any(isinstance(arg, SizeValue) for arg in args) else "new"
+    return tx.graph.emit("call_method", name, [self, *args], kwargs)
+
+
+@method(TensorValue, "fill_diagonal_")
+def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value = FALSE) -> Value:
+    """Fill a view: the operator computes one from strides, which are others where it is traced."""
+    if self.fake.dim() != 2 or wrap.truth(tx) or tx.transforms:
+        raise Break("unsupported-method", "fill_diagonal_ of more than one diagonal")
+    self.call_method(tx, "diagonal", [], {}).call_method(tx, "fill_", [fill_value], {})
+    return self
+
+
+@method(TensorValue, "item")
+def _item(tx: Tracer, self: TensorValue) -> Value:
+    """Read the number: a float stays a tensor of the graph as long as it can (`floats`)."""
+    if tx.transforms:
+        raise Break("data-dependent-value", "a number out of a tensor in a function transform")
+    count = self.fake.numel()
+    if isinstance(count, int) and count != 1:
+        raise Break("op-failed", "item of a tensor with more than one element")
+    if not self.fake.is_floating_point():
+        known = numbers(self)
+        if known is not None:
+            return tx.literal(pytree.tree_leaves(known)[0])
+        if not tx.graph.reads_data():
+            raise Break("data-dependent-value", "Tensor.item")
+        return tx.graph.emit("call_method", "item", [self], {})
+    scalar = self.call_method(tx, "reshape", [tx.tuple_of([])], {}) if self.fake.dim() else self
+    if self.fake.dtype is torch.float64:  # no copy is made below, and the tensor may change
+        scalar = scalar.call_method(tx, "clone", [], {})
+    own = tx.frame is not None and tx.frame.function.globals.get("__name__") in _COUNTERS
+    return symbolic_scalars.computed(tx, scalar, before_graph(tx, self) if own else None)
+
+
+@method(TensorValue, "__int__")
+def _int(tx: Tracer, self: TensorValue) -> Value:
+    if self.fake.is_floating_point():
+        return tx.builtin(int, symbolic_scalars.symbol(tx, _item(tx, self)))
+    whole = self.call_method(tx, "to", [constant(torch.int64)], {})
+    return whole.call_method(tx, "item", [], {})
+
+
+@method(TensorValue, "__float__")
+def _float(tx: Tracer, self: TensorValue) -> Value:
+    whole = not self.fake.is_floating_point()
+    wide: Any = self.call_method(tx, "to", [constant(torch.float64)], {}) if whole else self
+    return _item(tx, wide)
+
+
+@method(TensorValue, "__bool__")
+def _bool(tx: Tracer, self: TensorValue) -> Value:
+    if not tx.graph.reads_data():
+        return constant(self.truth(tx))
+    return self.call_method(tx, "to", [constant(torch.bool)], {}).call_method(tx, "item", [], {})
+
+
+@method(TensorValue, "tolist")
+def _tolist(tx: Tracer, self: TensorValue) -> Value:
+    known = numbers(self)
+    if known is not None:
+        return tx.literal(known)
+    if not tx.graph.reads_data():
+        raise Break("data-dependent-value", "Tensor.tolist")
+    if self.fake.dim() == 0:
+        return self.call_method(tx, "item", [], {})
+    rows = self.call_method(tx, "unbind", [constant(0)], {}).unpack(tx)
+    return ListValue([row.call_method(tx, "tolist", [], {}) for row in rows])
+
+
+@tensor_attribute("__class__")
+def _class(tx: Tracer, self: TensorValue) -> Value:
+    return tx.const_object(self.cls)
+
+
+@method(SymValue, "__index__", "__int__")
+def _index(tx: Tracer, self: SymValue) -> Value:
+    return self
+
+
+@method(SymValue, "is_integer")
+def _is_integer(tx: Tracer, self: SymValue) -> Value:
+    return constant(self.python_type() is int)
+
+
+# ---- items read and written, so that an index that is a symbolic int stays symbolic
+#
+# torch's C++ parser of an index turns every int into a plain one, which would compile each position
+# of a cache anew. `select` takes a symbolic int, so such entries are selected first and the rest of
+# the index is applied to what they leave: integers in an index of torch mean just that, also beside
+# index tensors (`applySlicing` in torch/csrc/autograd/python_variable_indexing.cpp).
+
+
+def _is_symbolic(entry: Value) -> bool:
+    return isinstance(entry, SymValue) and entry.python_type() is int
+
+
+def _width(entry: Value) -> int:
+    """How many dimensions one entry of an index (no Ellipsis) consumes."""
+    kind = entry.python_type()
+    if issubclass(kind, torch.Tensor):
+        masks = (torch.bool, torch.uint8)
+        return entry.fake.dim() if entry.fake.dtype in masks else 1  # type: ignore[attr-defined]
+    return 0 if kind in (type(None), bool) else 1
+
+
+def _selected(tx: Tracer, tensor: TensorValue, key: Value) -> tuple[Value, Value]:
+    """The tensor after its symbolic entries, and what is left of the index."""
+    entries = list(key.items) if type(key) is TupleValue else [key]
+    if not any(map(_is_symbolic, entries)):
+        return tensor, key
+    dots = [i for i, entry in enumerate(entries) if entry.python_type() is type(Ellipsis)]
+    if len(dots) > 1:
+        return tensor, key
+    widths = [0 if i in dots else _width(entry) for i, entry in enumerate(entries)]
+    spare = tensor.fake.dim() - sum(widths)
+    if spare < 0:  # too many indices: torch says so
+        return tensor, key
+    for i in dots:
+        widths[i] = spare
+    value: Value = tensor
+    for i in reversed(range(len(entries))):
+        if _is_symbolic(entries[i]):
+            at = constant(sum(widths[:i]))
+            value = tx.graph.emit("call_method", "select", [value, at, entries.pop(i)], {})
+    return value, TupleValue(entries or [constant(...)])
+
+
+def _positions(tx: Tracer, tensor: TensorValue, key: Value) -> Value | None:
+    """An index of ints and tensors as tensors; None for any other."""
+    entries = list(key.items) if isinstance(key, SequenceValue) else [key]
+    kinds = [entry.python_type() for entry in entries]
+    if not all(kind is int or issubclass(kind, torch.Tensor) for kind in kinds):
+        return None
+    where: Kwargs = {"device": constant(tensor.fake.device)}
+    numbers = [
+        entry if isinstance(entry, TensorValue) else tx.call_builtin(torch.tensor, [entry], where)
+        for entry in entries
+    ]
+    return ListValue(numbers)
+
+
+def _without_arrays(tx: Tracer, tensor: TensorValue, key: Value) -> Value:
+    """An index with tensors for NumPy's arrays of integers and masks, and ints for its scalars."""
+    if type(key) is TupleValue:
+        return TupleValue([_without_arrays(tx, tensor, tx.force(item)) for item in key.items])
+    if isinstance(key, symbolic_scalars.SymFloatValue):
+        return key.size()
+    if not isinstance(key, ArrayValue) or key.tensor.fake.dim() != 1:
+        return key  # of more dimensions some are tuples of indices
+    kind = key.tensor.fake.dtype
+    if kind.is_floating_point or kind.is_complex or kind is torch.uint8:
+        return key
+    to = torch.bool if kind is torch.bool else torch.int64
+    return key.tensor.call_method(tx, "to", [constant(tensor.fake.device), constant(to)], {})
+
+
+@method(TensorValue, "__getitem__")
+def getitem(tx: Tracer, self: TensorValue, key: Value) -> Value:
+    """Index a tensor."""
+    key = _without_arrays(tx, self, key)
+    if tx.gathering and (positions := _positions(tx, self, key)):
+        return tx.graph.emit("call_function", torch.ops.aten.index.Tensor, [self, positions], {})
+    masks = isinstance(key, TensorValue) and key.fake.dtype is torch.bool and key.fake.dim() == 1
+    mask = numbers(key, fix=True) if masks else None
+    if mask and len(mask) == self.fake.shape[0] and any(mask):
+        key = tx.builtin(torch.tensor, tx.literal([i for i, taken in enumerate(mask) if taken]))
+    tensor, rest = _selected(tx, self, key)
+    return tx.graph.emit("call_function", operator.getitem, [tensor, rest], {})
+
+
+@method(TensorValue, "__setitem__")
+def _setitem(tx: Tracer, self: TensorValue, key: Value, value: Value) -> None:
+    tensor, rest = _selected(tx, self, _without_arrays(tx, self, key))
+    tx.graph.emit("call_function", operator.setitem, [tensor, rest, value], {})

@@ -1,0 +1,220 @@
+"""torch.func: vmap, grad, vjp, jvp and what is made of them.
+
+Their Python is inlined. What it calls in C to enter a level, wrap tensors for it and leave it is
+done for real on the fake tensors and becomes nodes of the graph, so that whatever runs or traces
+the graph goes through the same levels. A break inside a level takes the whole call back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch._functorch import eager_transforms, predispatch
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from weft_core.inlinable import inlinable
+
+from weft_capture.breaks import Break
+from weft_capture.functions.table import GRAPH, decline, rule
+from weft_capture.model.constant import FALSE, NONE, TRUE, constant
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.protocol import Tracer, Value
+from weft_capture.tensors.tensor import TensorValue
+
+
+def _both(name: str) -> list[Any]:
+    """Return a function of functorch in C, and its twin in Python where there is one."""
+    modules = (_functorch, predispatch)
+    return [getattr(module, name) for module in modules if name and hasattr(module, name)]
+
+
+# ---- levels
+
+
+LEVELS: set[Any] = set()
+
+
+def _level(enter: Any, leave: Any, *names: str) -> None:
+    """Make the two functions that begin and end a level rows of the table."""
+    LEVELS.add(enter)
+
+    @rule(enter, *_both(names[0]))
+    def begin(tx: Tracer, *args: Value) -> Value:
+        if tx.depth <= 1:
+            raise Break("unknown-call", "entering a functorch level in the captured frame itself")
+        real = tuple(arg.as_constant() for arg in args)
+        level = enter(*real)
+        depth = len(tx.transforms)
+        tx.transforms.append(leave)
+        tx.journal.on_rollback(lambda: _leave_down_to(tx, depth))
+        tx.graph.node("call_function", enter, real, {}, None)
+        return constant(level)
+
+    @rule(leave, *_both(names[1]))
+    def end(tx: Tracer, **kwargs: Value) -> Value:
+        level = tx.transforms.pop()()
+        tx.graph.node("call_function", leave, (), {}, None)
+        return constant(level)
+
+
+def _leave_down_to(tx: Tracer, depth: int) -> None:
+    while len(tx.transforms) > depth:
+        tx.transforms.pop()()
+
+
+for _kind in ("vmap", "grad", "jvp"):
+    _names = f"_{_kind}_increment_nesting", f"_{_kind}_decrement_nesting"
+    _level(getattr(_functorch, _names[0]), getattr(_functorch, _names[1]), *_names)
+_level(forward_ad.enter_dual_level, forward_ad.exit_dual_level, "", "")
+
+# ---- wrapping tensors for a level, and taking them out
+
+for _name in ("_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_for_grad"):
+    _in_graph = getattr(_functorch, _name)
+
+    @rule(*_both(_name))
+    def _wrap(tx: Tracer, *args: Value, _in_graph: Any = _in_graph) -> Value:
+        return tx.graph.emit("call_function", _in_graph, list(args), {})
+
+
+def differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    """Make a tensor of a grad level require grad, which is not for users to do."""
+    allowed = _functorch.get_inplace_requires_grad_allowed()
+    _functorch.set_inplace_requires_grad_allowed(True)
+    try:
+        return tensor.requires_grad_()
+    finally:
+        _functorch.set_inplace_requires_grad_allowed(allowed)
+
+
+@rule(eager_transforms._set_tensor_requires_grad)
+def _set_requires_grad(tx: Tracer, tensor: Value) -> Value:
+    return tx.graph.emit("call_function", differentiable, [tensor], {})
+
+
+def gradients(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    grad_outputs: Sequence[torch.Tensor] | None = None,
+    retain_graph: bool = False,
+    create_graph: bool = True,
+) -> tuple[torch.Tensor, ...]:
+    """Differentiate the outputs that require grad; zeros where nothing depends on an input."""
+    seeds: Sequence[Any] = grad_outputs if grad_outputs is not None else [None] * len(outputs)
+    pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
+    found: Sequence[torch.Tensor | None] = [None] * len(inputs)
+    if pairs:
+        found = torch.autograd.grad(
+            [out for out, _ in pairs],
+            inputs,
+            [seed for _, seed in pairs],
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    return tuple(
+        torch.zeros_like(given) if grad is None else grad
+        for given, grad in zip(inputs, found, strict=True)
+    )
+
+
+@rule(eager_transforms._autograd_grad)
+def _autograd_grad(
+    tx: Tracer,
+    outputs: Value,
+    inputs: Value,
+    grad_outputs: Value = NONE,
+    retain_graph: Value = FALSE,
+    create_graph: Value = TRUE,
+) -> Value:
+    args = [outputs, inputs, grad_outputs, retain_graph, create_graph]
+    args[:2] = [TupleValue(value.unpack(tx)) for value in args[:2]]
+    return tx.graph.emit("call_function", gradients, args, {})
+
+
+# ---- forward mode
+
+GRAPH.add(forward_ad.make_dual)
+
+
+@rule(forward_ad.unpack_dual)
+def _unpack_dual(tx: Tracer, tensor: Value, *, level: Value = NONE) -> Value:
+    named: Any = forward_ad.UnpackedDualTensor
+    args = [tensor] if level is NONE else [tensor, level]
+    target: Callable[..., Any] = _unpack
+    parts = tx.graph.emit("call_function", target, args, {}).unpack(tx)
+    return tx.const_object(named).call(tx, parts, {})
+
+
+def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
+    primal, tangent = forward_ad.unpack_dual(tensor, level=level)
+    return primal, tangent
+
+
+# ---- questions and checks
+
+
+class _NoDraws(TorchDispatchMode):
+    """Break where random numbers are drawn."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Break("unknown-call", "torch.func.linearize of a function that draws")
+        return func(*args, **(kwargs or {}))
+
+
+@inlinable
+def linearized(func: Any, *primals: Any) -> tuple[Any, Any]:
+    """Return what a function gives, and its derivative: the transpose of its transpose."""
+    output = func(*primals)
+    primals = pytree.tree_map(torch.Tensor.detach, primals)
+    seen, pull = torch.func.vjp(func, *primals)  # type: ignore[misc]  # not `has_aux`
+    if any(one.requires_grad for one in pytree.tree_leaves(seen)):  # by what it closes over
+        _refuse()
+    _, push = torch.func.vjp(pull, pytree.tree_map(torch.zeros_like, seen))  # type: ignore[misc]
+
+    def along(*tangents: Any) -> Any:
+        kinds = [
+            pytree.tree_map(lambda one: (one.shape, one.dtype, one.device), tree)
+            for tree in (tangents, primals)
+        ]
+        return push(tangents)[0] if kinds[0] == kinds[1] else _refuse()
+
+    return output, along
+
+
+def _refuse() -> None:
+    """Break."""
+
+
+decline("torch.func.linearize past its arguments, or at other tangents", _refuse)
+
+
+@rule(eager_transforms.linearize)
+def _linearize(tx: Tracer, func: Value, *primals: Value) -> Value:
+    with _NoDraws():  # type: ignore[no-untyped-call]
+        made = tx.const_object(linearized).call(tx, [func, *primals], {}).unpack(tx)
+    made[1].stands_in = True  # type: ignore[attr-defined]
+    return tx.tuple_of(made)
+
+
+@rule(predispatch.lazy_load_decompositions)
+def _load(tx: Tracer) -> None:
+    predispatch.lazy_load_decompositions()
+
+
+@rule(*_both("is_batchedtensor"), _functorch.is_gradtrackingtensor)
+def _is_wrapped(tx: Tracer, tensor: Value) -> Value:
+    wrapped = isinstance(tensor, TensorValue) and _functorch.is_functorch_wrapped_tensor(
+        tensor.fake
+    )
+    return constant(wrapped)
+
+
+@rule(torch._C._are_functorch_transforms_active)
+def _are_active(tx: Tracer) -> Value:
+    return constant(bool(tx.transforms))

@@ -1,0 +1,133 @@
+"""torch's flex_attention as plain operators on the whole matrix of scores; jagged attention.
+
+Its checks in Python are inlined; what they end in, an operator that takes `score_mod` and
+`mask_mod` as functions, is traced through a version that maps both over all positions, as eager
+execution computes it. Whatever compiles the graph may fuse the two into what is around them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import _cast
+from weft_core import jagged_attention, torch_compiler_shim
+from weft_core.inlinable import inlinable
+
+from weft_capture.breaks import Break
+from weft_capture.functions.language.polyfilled import polyfill
+from weft_capture.functions.table import rule
+from weft_capture.model.constant import FALSE, NONE, Constant
+from weft_capture.model.contexts import NullContext
+from weft_capture.model.protocol import Output, Tracer, Value, method
+
+_AXES = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
+"""Which of batch, head, query and key each of the four nested maps goes over."""
+
+
+@inlinable
+def attend(
+    query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float,
+    kernel_options: Any = None, *buffers: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the attention, and the log-sum-exp and the maximum of each row of scores, to base 2.
+
+    Args:
+        query, key, value: of shape (batch, heads, length, width); key and value may have fewer
+            heads, and a batch of one.
+        score_mod: (score, batch, head, query position, key position) -> score.
+        block_mask: its last entry says which positions take part; its blocks only save work.
+        scale: of the scores before `score_mod`.
+        kernel_options: how a kernel of torch would do it.
+        buffers: none in a program; for tracers of torch.
+    """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        lower = torch.get_autocast_dtype(device)
+        query, key, value = (_cast(tensor, device, lower) for tensor in (query, key, value))
+        with torch.autocast(device, enabled=False):
+            return attend(query, key, value, score_mod, block_mask, scale)
+    groups, strides = query.size(1) // key.size(1), query.stride()
+    key, value = (
+        tensor.repeat_interleave(groups, 1).expand(query.size(0), -1, -1, -1)
+        for tensor in (key, value)
+    )
+    precise = torch.float64 if query.dtype is torch.float64 else torch.float32
+    scores = query.to(precise) @ key.to(precise).transpose(-2, -1) * scale
+    positions = [torch.arange(size, device=scores.device) for size in scores.shape]
+    with tensors_as_indices():
+        taking_part = _mapped(block_mask[-1], ())(*positions)
+        scores = torch.where(taking_part, _mapped(score_mod, (0,))(scores, *positions), -torch.inf)
+    nothing = (scores == -torch.inf).all(-1)
+    sums = torch.where(nothing.unsqueeze(-1), 0, scores).logsumexp(-1) / _LN2
+    out = torch._safe_softmax(scores, -1).to(query.dtype) @ value
+    largest = scores.detach().amax(-1) / _LN2
+    return _laid_out(out, strides), torch.where(nothing, -torch.inf, sums), largest
+
+
+_LN2 = 0.6931471805599453
+
+
+@inlinable
+def _mapped(function: Any, first: tuple[int, ...]) -> Any:
+    for axes in _AXES:
+        function = torch.vmap(function, (*first, *axes))
+    return function
+
+
+@inlinable
+def _laid_out(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return the tensor in the memory order of the query, but with its last dimension dense."""
+    order = sorted(range(3), key=lambda dim: -strides[dim])
+    back = [order.index(dim) for dim in range(3)]
+    return out.permute(*order, 3).contiguous().permute(*back, 3)
+
+
+def tensors_as_indices() -> Any:
+    """Make a block in which an index that is a tensor of no dimensions is not read, but gathers."""
+
+
+class _TensorIndices(NullContext):
+    def reconstruct(self, out: Output) -> None:
+        raise Break("unsupported-value", "a break between positions of flex_attention")
+
+
+@rule(tensors_as_indices, torch_compiler_shim.TENSOR_INDICES)
+def _make_indices(tx: Tracer) -> Value:
+    return _TensorIndices(tensors_as_indices)
+
+
+def _add(tx: Tracer, change: int) -> None:
+    tx.gathering += change
+    tx.journal.on_rollback(lambda: setattr(tx, "gathering", tx.gathering - change))
+
+
+@method(_TensorIndices, "__enter__")
+def _enter(tx: Tracer, self: Value) -> None:
+    _add(tx, 1)
+
+
+@method(_TensorIndices, "__exit__")
+def _exit(tx: Tracer, self: Value, *error: Value) -> Value:
+    _add(tx, -1)
+    return FALSE
+
+
+_DENSE = torch.nn.functional.scaled_dot_product_attention
+_NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()  # noqa: SIM905
+_home: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
+polyfill(_home.flex_attention, attend)
+
+
+@rule(_DENSE)
+def _attend_densely(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    """Attend to jagged tensors by one operator, where eager reads their sizes."""
+    given = dict(zip(_NAMES, args, strict=False)) | kwargs
+    tensors = [given.pop(name, NONE) for name in _NAMES[:3]]
+    scale, rest = given.pop("scale", NONE), [*given.values()]
+    plain = all(isinstance(one, Constant) and not one.value for one in rest)
+    if plain and jagged_attention.supports(*(getattr(one, "fake", None) for one in tensors)):
+        return tx.graph.emit("call_function", jagged_attention.attend, [*tensors, scale], {})
+    return tx.graph.emit("call_function", _DENSE, list(args), kwargs)

@@ -1,0 +1,313 @@
+"""Collectives of torch.distributed: functional operators of the graph, waited for at once.
+
+Those that write to tensors are captured where that is all they do: of dense tensors that autograd
+does not follow, in a group that this process is a member of. What an asynchronous one returns has
+happened already. Those of lists of equal tensors are those of one tensor, and copies.
+Methods of DTensors are nodes, in which later stages find the collectives; placements are constants.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+from weft_core.inlinable import inlinable
+from weft_guards.sources import AttrSource, CallSource, ConstSource
+
+from weft_capture.breaks import Break
+from weft_capture.functions.language.polyfilled import polyfill
+from weft_capture.functions.table import decline, rule, rule_of_each
+from weft_capture.model.constant import FALSE, NONE, PLACEMENTS, constant, fold, real_call
+from weft_capture.model.containers import SequenceValue
+from weft_capture.model.protocol import Kwargs, Output, Tracer, Value
+from weft_capture.tensors.subclass import WrapperValue
+from weft_capture.tensors.tensor import TensorValue
+
+_HOME = "torch.distributed.distributed_c10d."
+_FUNCTIONAL = "torch.distributed._functional_collectives."
+_ASKED = "get_rank get_world_size get_backend is_initialized get_group_rank get_global_rank"
+_REDUCTIONS = frozenset("SUM AVG PRODUCT MIN MAX BAND BOR BXOR".split())  # noqa: SIM905
+_c10d: Any = getattr(distributed, "distributed_c10d", None)
+_SUM: Any = getattr(getattr(distributed, "ReduceOp", None), "SUM", None)
+_ops: Any = torch.ops._c10d_functional
+_WAITS = [_ops.wait_tensor, _ops.wait_tensor.default] if distributed.is_available() else []
+_ORDERED = """
+    send recv isend irecv batch_isend_irecv barrier monitored_barrier reduce gather scatter
+    all_gather_object gather_object scatter_object_list broadcast_object_list
+    send_object_list recv_object_list
+"""
+decline("a block of collectives", _HOME + "_coalescing_manager")
+for _name in _ORDERED.split():
+    decline(_name, _HOME + _name, code="communication")
+
+
+def _state(group: Any) -> Any:
+    """Return what tells one group, or the one of a name, from another; None is the default one."""
+    real = _c10d._resolve_process_group(group) if isinstance(group, str) else group
+    real = distributed.group.WORLD if real is None else real
+    found = real and (real.group_name, real.rank(), real.size())
+    return found, bool(_c10d._world.pg_coalesce_state)
+
+
+def _known(tx: Tracer, group: Value) -> Any:
+    """Return a real group, or the name of one, and guard which it is."""
+    group = tx.force(group)
+    real = getattr(group, "obj", None) or group.as_constant()
+    if not isinstance(real, distributed.ProcessGroup | str | None):
+        raise Break("unknown-call", "a group that this process is no member of")
+    source, world = group.source, real is distributed.group.WORLD
+    if isinstance(real, str) or source is None or isinstance(source, ConstSource):
+        source = ConstSource(None if world else real)
+    tx.process_bound = tx.process_bound if world or real is None else "a process group"
+    tx.guard(CallSource(_state, (source,)), "CONST", _state(real))
+    return real
+
+
+def _bind(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    try:
+        return inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise Break("unknown-call", f"arguments that do not fit: {error}") from None
+
+
+@rule_of_each(*(_HOME + name for name in (*_ASKED.split(), "_get_group_size_by_name")))
+def _ask(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    function = getattr(_c10d, name.removeprefix(_HOME))
+    given = _bind(function, args, kwargs)
+    key = "group_name" if "group_name" in given else "group"
+    real = _known(tx, given.pop(key, NONE))
+    words = {name: value.as_constant() for name, value in given.items()}
+    return tx.literal(real_call(tx, function, **words, **({} if real is None else {key: real})))
+
+
+@rule(_FUNCTIONAL + "_resolve_group_name", _FUNCTIONAL + "_resolve_group")
+def _group_name(tx: Tracer, group: Value, tag: Value = NONE) -> Value:
+    real = _known(tx, group)
+    return constant(getattr(real, "group_name", real))
+
+
+@rule(_FUNCTIONAL + "_maybe_wrap_tensor", *_WAITS)
+def _wait(tx: Tracer, tensor: Value) -> Any:
+    """Wait for a collective; its result stands for the tensor, which is the same memory."""
+    tensor = tx.force(tensor)
+    made: Any = tensor.node if isinstance(tensor, TensorValue) else None
+    if made is not None and made.target is operator.getitem:
+        made = made.args[0]
+    known = str(getattr(made, "target", None)).startswith("_c10d_functional.")
+    if not isinstance(tensor, TensorValue) or not known or (tensor.fake.requires_grad and not _NEW):
+        raise Break("unknown-call", "waiting for a tensor that no collective of the graph made")
+    tx.graph.replace(tensor, tx.graph.emit_plain("call_function", _WAITS[1], [tensor], {}))
+    return tensor
+
+
+# ---- collectives that write to tensors: what they write, and the functional one with arguments
+
+
+_GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
+_SPLITS = ("output_split_sizes", "input_split_sizes")
+_NEW = hasattr(distributed, "all_gather_single")  # then the older names warn, and call these
+_IN_PLACE: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda size, x, op: (x, "all_reduce", x, op),
+    "broadcast": lambda size, x, src: (x, "broadcast", x, src),
+    "all_gather_single" if _NEW else _GATHER: lambda size, y, x: (y, _GATHER, x, size),
+    "reduce_scatter_single" if _NEW else _SCATTER: lambda n, y, x, op: (y, _SCATTER, x, op, n),
+    "all_to_all_single": lambda n, y, x, *sizes: (y, "all_to_all_single", x, *sizes),
+}
+
+
+@dataclass(eq=False)
+class Work(Value):
+    """What an asynchronous collective returns: it has happened."""
+
+    def python_type(self) -> type:
+        return distributed.Work
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        if name == "wait":  # not is_completed, which gloo denies even then
+            return constant(True)
+        raise Break("unsupported-method", f"{name} of a collective's work")
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("unsupported-value", "the work of a collective that leaves the graph")
+
+
+@rule_of_each(*(_HOME + name for name in _IN_PLACE))
+def _write(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    name = name.removeprefix(_HOME)
+    given = _bind(getattr(_c10d, name), args, kwargs)
+    given = {key: tx.force(value) for key, value in given.items()}
+    more = [] if given.pop("group_src", NONE) is NONE else ["a group's source"]
+    later = given.pop("async_op", FALSE).as_constant()
+    group, world = _known(tx, given.pop("group", NONE)), distributed.group.WORLD
+    more += ["a group"] if name == "broadcast" and group not in (None, world) else []
+    group = group or world
+    if more or tx.transforms or group is None or _state(group)[1]:
+        raise Break("unknown-call", f"{name} with {more}, in a block or a transform")
+    if "reduce" in name:
+        given["op"] = _reduction(tx, given.get("op"))
+    if "src" in given:
+        given["src"] = given["src"].as_constant()
+    if name == "all_to_all_single":
+        for key, side in zip(_SPLITS, ("output", "input"), strict=True):
+            given[key] = _sizes(tx, given.pop(key, NONE), given[side], group.size())
+    found = [_plain(name, one) if isinstance(one, Value) else one for one in given.values()]
+    into, target, *words = _IN_PLACE[name](group.size(), *found)
+    tx.graph.collectives += 1
+    words = [tx.literal(one) for one in (*words, group.group_name)]
+    target = getattr(_ops, target).default
+    result = _wait(tx, tx.graph.emit_plain("call_function", target, words, {}))
+    if (into.fake.dtype, into.fake.shape) != (result.fake.dtype, result.fake.shape):
+        raise Break("unknown-call", f"{name} whose result does not fit")
+    tx.graph.emit_plain("call_method", "copy_", [into, result], {})
+    return Work() if later else NONE
+
+
+def _sizes(tx: Tracer, sizes: Value, tensor: Value, count: int) -> list[int]:
+    """Return how many rows of a tensor come from, or go to, each process."""
+    rows = len(_plain("all_to_all_single", tensor).fake)
+    known = [size.as_constant() for size in sizes.unpack(tx)] if sizes is not NONE else []
+    known = known or [rows // count] * count
+    if len(known) != count or sum(known) != rows:
+        raise Break("unknown-call", "all_to_all_single of other sizes than there are")
+    return known
+
+
+def _reduction(tx: Tracer, value: Value | None) -> str:
+    """Return how functional collectives call a reduction."""
+    real: Any = getattr(value, "obj", None) if value else _SUM
+    if not isinstance(real, distributed.ReduceOp.RedOpType) or real.name not in _REDUCTIONS:
+        raise Break("unknown-call", "a reduction of another kind")
+    if value and value.source is not None and not isinstance(value.source, ConstSource):
+        tx.guard_same(operator.eq, value.source, real)
+    return real.name.lower()
+
+
+def _plain(name: str, tensor: Value) -> TensorValue:
+    """Break for a tensor of which a functional collective might do more, or less."""
+    fake: Any = tensor.fake if type(tensor) is TensorValue else None
+    followed = fake is not None and torch.is_grad_enabled() and fake.requires_grad
+    if fake is None or followed or fake.is_complex() or not fake.is_contiguous():
+        raise Break("unknown-call", f"{name} of a tensor with a gradient, or of another kind")
+    return tensor  # type: ignore[return-value]
+
+
+# ---- collectives of lists
+
+
+def _unlike() -> None:
+    """Break where a list holds what a collective of one tensor does not."""
+
+
+@inlinable
+def _flat(tensors: Any, like: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    """Return tensors, one a process, each as a row."""
+    if len(tensors) != distributed.get_world_size(group):
+        _unlike()
+    for one in tensors:
+        followed = one.requires_grad and torch.is_grad_enabled()
+        same = one.shape == like.shape and one.dtype == like.dtype and one.device == like.device
+        if not same or followed or not one.is_contiguous():
+            _unlike()
+    return [one.view(-1) for one in tensors]
+
+
+@inlinable
+def _spread(whole: torch.Tensor, into: list[torch.Tensor]) -> None:
+    for one, part in zip(into, whole.chunk(len(into)), strict=True):
+        one.copy_(part)
+
+
+@inlinable
+def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: Any = False) -> Any:
+    into = _flat(tensor_list, tensor, group)
+    whole = torch.cat(into)
+    work = _gather_single(whole, tensor.view(-1), group, async_op)
+    _spread(whole, into)
+    return work
+
+
+@inlinable
+def _reduce_scatter(
+    output: Any, input_list: Any, op: Any = _SUM, group: Any = None, async_op: Any = False
+) -> Any:
+    given = torch.cat(_flat(input_list, output, group))
+    return _scatter_single(output.view(-1), given, op, group, async_op)
+
+
+@inlinable
+def _all_to_all(
+    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: Any = False
+) -> Any:
+    into = _flat(output_tensor_list, input_tensor_list[0], group)
+    given, whole = _flat(input_tensor_list, output_tensor_list[0], group), torch.cat(into)
+    work = distributed.all_to_all_single(whole, torch.cat(given), None, None, group, async_op)
+    _spread(whole, into)
+    return work
+
+
+decline("tensors of a list that differ", _unlike)
+if distributed.is_available():
+    _gather_single = getattr(_c10d, "all_gather_single" if _NEW else _GATHER)
+    _scatter_single = getattr(_c10d, "reduce_scatter_single" if _NEW else _SCATTER)
+    for _version in (_all_gather, _reduce_scatter, _all_to_all):
+        polyfill(getattr(distributed, _version.__name__[1:]), _version)
+
+
+# ---- DTensors
+
+_API = "torch.distributed.tensor._api."
+_METHODS = [f"{_API}DTensor.{m}" for m in ("from_local", "to_local", "redistribute", "full_tensor")]
+decline("loss_parallel", "torch.distributed.tensor.parallel.loss.loss_parallel")
+
+
+def _real(tx: Tracer, value: Value) -> Any:
+    """Return an argument that is no tensor; a mesh is guarded by identity."""
+    value = tx.force(value)
+    if isinstance(value, SequenceValue):
+        return value.python_type()([_real(tx, item) for item in value.items])
+    known = getattr(value, "obj", None)
+    if known is not None and value.source is not None:
+        tx.guard_identity(value.source, known)
+    return value.as_constant() if known is None else known
+
+
+@rule_of_each(*_METHODS, "torch.distributed.tensor.distribute_tensor")
+def _convert(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    name = name.removeprefix(_API).rpartition("tensor.")[2]
+    function: Any = operator.attrgetter(name)(sys.modules[_API[:-1]])
+    given = _bind(function, args, kwargs)
+    tensor = tx.force(given.pop(next(iter(given))))
+    words = {key: _real(tx, value) for key, value in given.items()}
+    meshed = isinstance(tensor, WrapperValue) or words.get("device_mesh") is not None
+    sent = name == "distribute_tensor" and words.get("src_data_rank", 0) is not None
+    if not isinstance(tensor, TensorValue) or not meshed or words.get("run_check") or sent:
+        raise Break("unknown-call", f"{name} without a mesh, or that sends data to others")
+
+    def node(tensor: Any) -> Any:
+        return function(tensor, **words)
+
+    node.__name__ = node.__qualname__ = name.replace(".", "_")
+    tx.process_bound = "a device mesh"
+    made = tx.graph.emit_plain("call_function", node, [tensor], {})
+    if isinstance(made, TensorValue) and made.is_new_leaf():
+        raise Break("unknown-call", f"{name} makes a leaf of the history")
+    return made
+
+
+@rule_of_each(_API + "DTensor.device_mesh", _API + "DTensor.placements")
+def _lies(name: Any, tx: Tracer, tensor: Any) -> Value:
+    name = name.rpartition(".")[2]
+    if tensor.real is None:
+        return tx.literal(getattr(tensor.fake, name))
+    return tx.wrap(getattr(tensor.real, name), AttrSource(tensor.source, name))
+
+
+@rule_of_each(*(f"{PLACEMENTS}.{name}" for name in ("Shard", "Replicate", "Partial")))
+def _placement(name: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    return fold(tx, getattr(sys.modules[PLACEMENTS], name.rpartition(".")[2]), list(args), kwargs)

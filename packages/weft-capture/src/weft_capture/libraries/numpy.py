@@ -1,0 +1,435 @@
+"""NumPy: arrays are tensors of the graph, and NumPy's functions the like-named of `torch._numpy`.
+
+A call first runs for real on made-up arrays of the same shapes, strides and dtypes, by NumPy and by
+`torch._numpy`. That tells what NumPy returns: an array or a scalar, its dtype, whether it shares
+memory with an argument. Where torch's result differs the graph breaks; a copy that torch leaves out
+is made. The tables hold functions that agree on special values too, but for the sign of a zero.
+Warnings about values (a division by zero) are not given.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves, tree_map_only
+from weft_core.tensor_versions import version_of
+from weft_guards.sources import CallSource, Source
+
+from weft_capture.breaks import Break
+from weft_capture.functions.table import PURE, RULES, rule
+from weft_capture.functions.wrap import EXACT, wrap
+from weft_capture.model.constant import (
+    CONSTANT_TYPES,
+    NONE,
+    VARYING_TYPES,
+    Constant,
+    constant,
+    real_call,
+)
+from weft_capture.model.containers import ListValue, SequenceValue, TupleValue
+from weft_capture.model.iterators import ExternalIterator
+from weft_capture.model.protocol import Kwargs, Output, Tracer, Value, method
+from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.symbolic_scalars import SymFloatValue, numpy_is_quiet, numpy_scalar
+from weft_capture.tensors.tensor import SymValue, TensorValue
+
+np: Any = sys.modules.get("numpy")  # torch loads it where it is installed
+
+_FUNCTIONS = """
+    array asarray zeros ones full eye arange linspace zeros_like ones_like full_like
+    tril triu copy add subtract multiply divide true_divide floor_divide remainder mod
+    power negative positive absolute abs fabs exp exp2 expm1 log log2 log10 log1p sqrt square
+    sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh
+    hypot deg2rad rad2deg floor ceil trunc rint maximum minimum fmax fmin logical_and logical_or
+    logical_xor logical_not isfinite isinf isnan greater greater_equal less less_equal equal
+    not_equal bitwise_and bitwise_or bitwise_xor invert clip where real imag sum prod mean std var
+    max min amax amin argmax argmin any all cumsum cumprod count_nonzero reshape ravel transpose
+    swapaxes moveaxis expand_dims squeeze broadcast_to concatenate stack vstack hstack dstack
+    column_stack split tile repeat roll atleast_1d atleast_2d dot matmul
+    vdot outer tensordot einsum kron trace diagonal sort round average linalg.det
+    linalg.norm linalg.matrix_power
+"""
+_METHODS = """
+    sum prod mean std var max min any all argmax argmin cumsum cumprod reshape ravel flatten
+    transpose swapaxes squeeze copy astype clip dot trace diagonal repeat round
+"""
+_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
+_DUNDERS = {f"__{kind}{name}__" for name in _OPERATORS.split() for kind in ("", "r", "i")}
+_DUNDERS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__"}
+_DUNDERS |= {"__abs__", "__invert__", "__getitem__", "__setitem__"}
+_KNOWN_METHODS = {*_METHODS.split(), *_DUNDERS}
+_INDEXED = ("ndarray.__getitem__", "ndarray.__setitem__")
+_BY_ZERO = ("div", "mod", "remainder", "pow")
+"""Parts of the names of what torch refuses for some integers, and NumPy does not."""
+
+
+class ArrayValue(Value):
+    """An array, or a scalar of NumPy where `cls` is such a class; `tensor` holds its memory."""
+
+    def __init__(self, tensor: Value, cls: type, source: Source | None = None) -> None:
+        assert isinstance(tensor, TensorValue)
+        self.tensor = tensor
+        self.cls = cls
+        self.source = source
+
+    def truth(self, tx: Tracer) -> bool:
+        raise Break("data-dependent-branch", "truth of an array")
+
+    def reconstruct(self, out: Output) -> None:
+        scalar = issubclass(self.cls, np.generic)
+        out.call(numpy_scalar if scalar else torch.Tensor.numpy, [self.tensor])
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "shape":
+            return tx.tuple_of(self.tensor.getattr(tx, "shape").unpack(tx))
+        if name in ("ndim", "nbytes", "itemsize"):
+            return self.tensor.getattr(tx, name)
+        if name == "dtype":
+            return constant(_example(self).dtype)
+        row = {"size": (self.tensor, "numel"), "T": (self, "transpose")}.get(name)
+        return row[0].call_method(tx, row[1], [], {}) if row else super().getattr(tx, name)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
+            return self.tensor.call_method(tx, name, [], {})
+        if name not in _KNOWN_METHODS:
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+        element = self.element(tx, args[0]) if name == "__getitem__" else None
+        if element is not None:
+            return element
+        if name == "__setitem__" and isinstance(args[1], ArrayValue):
+            args = [args[0], args[1].call_method(tx, "copy", [], {})]  # which may overlap
+        return apply(tx, f"ndarray.{name}", [self, *args], kwargs)
+
+    def element(self, tx: Tracer, key: Value) -> Value | None:
+        """Read an element of an array from outside before the graph; None where it cannot be."""
+        fake, entry = self.tensor.fake, tx.graph.input_at.get(self.tensor.node)
+        if self.source is None or entry is None or entry.version != version_of(fake):
+            return None
+        parts = map(tx.force, [key] if key.python_type() is not tuple else key.unpack(tx))
+        known = [symbolic_scalars.place(tx, one) for one in parts]
+        places = [place for place in known if place and hasattr(place[1], "__index__")]
+        if not len(known) == len(places) == fake.dim():
+            return None
+        at = CallSource(_index, tuple(source for source, _ in places))
+        index = tuple(number for _, number in places)
+        array: Any = entry.example
+        with unset_fake_temporarily():
+            number = real_call(tx, operator.getitem, array.numpy(), index)
+        return wrap(tx, number, CallSource(operator.getitem, (self.source, at)))
+
+    def as_float(self, tx: Tracer, other: Value) -> Value:
+        """Return a scalar as the number that arithmetic with a tensor or such a number takes."""
+        wide = self.cls is np.float64 and isinstance(other, SymFloatValue)
+        if not wide and not (issubclass(self.cls, np.floating) and isinstance(other, TensorValue)):
+            return self
+        return symbolic_scalars.computed(tx, self.tensor, like=np.float64())
+
+    def iterate(self, tx: Tracer) -> Value:
+        count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
+        return tx.iterator_over([self.getitem(tx, constant(i)) for i in range(count)])
+
+
+def shared(array: Any) -> torch.Tensor:
+    """Return a tensor with the memory of a writable array.
+
+    Raises:
+        ValueError: the array must not be written to, or torch has no tensors like it.
+    """
+    if not array.flags.writeable:
+        raise ValueError("an array that is read-only")
+    return torch.from_numpy(array)
+
+
+def _index(*places: Any) -> tuple[Any, ...]:
+    return places
+
+
+# ---- calls
+
+
+@functools.cache
+def _target(path: str) -> Callable[..., Any]:
+    """Return the function of `torch._numpy` on plain tensors, for a node of the graph."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tnp: Any = importlib.import_module("torch._numpy")  # only where NumPy is used
+        given = tree_map_only(torch.Tensor, tnp.ndarray, (args, kwargs))
+        result = operator.attrgetter(path)(tnp)(*given[0], **given[1])
+        return tree_map_only(tnp.ndarray, operator.attrgetter("tensor"), result)
+
+    call.__name__ = call.__qualname__ = f"numpy_{path.replace('.', '_')}"
+    return call
+
+
+def _plain(tx: Tracer, value: Value) -> Any:
+    """Return an argument with arrays for leaves; a dtype is a name."""
+    value = tx.force(value)
+    if isinstance(value, ArrayValue):
+        return value
+    if type(value) in (ListValue, TupleValue):
+        return value.python_type()([_plain(tx, item) for item in value.unpack(tx)])
+    if isinstance(value, TensorValue):
+        raise Break("unsupported-value", "a tensor as an argument of NumPy")
+    known = value.as_constant()
+    return np.dtype(known).name if isinstance(known, type | np.dtype) else known
+
+
+def _in_graph(tx: Tracer, plain: Any, to_float: bool) -> Value:
+    if isinstance(plain, ArrayValue):
+        wide = constant(torch.float64)
+        return plain.tensor.call_method(tx, "to", [wide], {}) if to_float else plain.tensor
+    if type(plain) in (list, tuple):
+        items = [_in_graph(tx, item, to_float) for item in plain]
+        return ListValue(items) if type(plain) is list else TupleValue(items)
+    return tx.literal(plain.item() if isinstance(plain, np.generic) else plain)
+
+
+def _example(value: ArrayValue, place: bool = False, scalar: bool = True) -> Any:
+    """Return an array (or a scalar) of the same shape, strides and dtype, of numbers near 1.
+
+    One that is a `place` in another one is of zeros.
+    """
+    fake = value.tensor.fake
+    layout = [[int(n) for n in numbers] for numbers in (fake.shape, fake.stride())]
+    with unset_fake_temporarily():
+        example = torch.empty_strided(*layout, dtype=fake.dtype).numpy()
+    example[...] = np.random.default_rng(0).uniform(0.5, 1.5, example.shape)
+    if place and example.dtype.kind in "iu":
+        example[...] = 0
+    return example[()] if scalar and value.cls is not np.ndarray else example
+
+
+def apply(tx: Tracer, path: str, args: list[Value], kwargs: Kwargs) -> Value:
+    """Call a function of NumPy, or a method of its arrays.
+
+    Raises:
+        Break: where the graph's result would not be what NumPy returns.
+    """
+    tx.guard(CallSource(numpy_is_quiet, ()), "CONST", numpy_is_quiet())
+    given = [_plain(tx, arg) for arg in args], {name: _plain(tx, v) for name, v in kwargs.items()}
+    leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, ArrayValue)]
+    places = set(leaves) - {given[0][0]} if path in _INDEXED else set()
+    arrays = {leaf: _example(leaf, leaf in places) for leaf in leaves}
+    if path in ("array", "asarray") and type(given[0][0]) in (list, tuple) and arrays:
+        if any(type(row) in (list, tuple) for row in given[0][0]):
+            raise Break("unknown-call", f"numpy.{path} of rows of arrays")
+        path = "stack"
+    with unset_fake_temporarily():
+        wanted, to_float = _rehearse(path, given, arrays, places)
+    if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
+        return constant(wanted)
+    node_args = [_in_graph(tx, arg, to_float) for arg in given[0]]
+    node_kwargs = {name: _in_graph(tx, arg, to_float) for name, arg in given[1].items()}
+    result = tx.graph.emit("call_function", _target(path), node_args, node_kwargs)
+    return _result(tx, path, arrays, result, wanted)
+
+
+def _rehearse(
+    path: str, given: Any, arrays: dict[ArrayValue, Any], places: set[Any]
+) -> tuple[Any, bool]:
+    """Return what NumPy makes of what is made up, and whether torch needs its integers as floats.
+
+    Raises:
+        Break: where NumPy or torch fails, or they do not agree.
+    """
+    tensors = {one: torch.from_numpy(_example(one, one in places, False)) for one in arrays}
+    args, kwargs = tree_map_only(ArrayValue, arrays.__getitem__, given)
+    of_array = path.startswith("ndarray.")
+    function = operator.attrgetter(path.removeprefix("ndarray."))(type(args[0]) if of_array else np)
+    with_scalar = path.endswith("dot") and not all(map(np.ndim, args))  # NaN times zero is zero
+    try:
+        with np.errstate(all="ignore" if arrays else "raise"):
+            wanted = function(*args, **kwargs)
+        if wanted is NotImplemented or (not arrays and type(wanted) in CONSTANT_TYPES):
+            return wanted, False
+        kind = getattr(wanted, "dtype", None)
+        whole = {array.tensor.fake.is_floating_point() for array in arrays} == {False}
+        to_float = whole and kind == np.float64
+        args, kwargs = tree_map_only(
+            ArrayValue, lambda one: tensors[one].double() if to_float else tensors[one], given
+        )
+        args, kwargs = tree_map_only(np.generic, np.generic.item, (args, kwargs))  # as in the graph
+        found = _target(path)(*args, **kwargs)
+    except Exception as error:
+        raise Break("op-failed", f"{path}: {error}") from None
+    whole_result = kind is not None and kind.kind in "iub"
+    divisor = given[0][1] if len(given[0]) > 1 and "__r" not in path else None
+    by_more = type(divisor) is int and divisor > 0
+    divides = arrays and whole_result and not by_more and any(part in path for part in _BY_ZERO)
+    agree = all(_agree(arrays[one], tensors[one]) for one in arrays) and _agree(wanted, found)
+    if not agree or divides or with_scalar or not numpy_is_quiet():
+        raise Break("unknown-call", f"{path}, which torch does in another way")
+    return wanted, to_float
+
+
+def _agree(wanted: Any, found: Any) -> bool:
+    """Say whether a result of NumPy and one of torch are the same, but for rounding."""
+    if isinstance(wanted, list | tuple):
+        return len(wanted) == len(found) and all(
+            _agree(*pair) for pair in zip(wanted, found, strict=True)
+        )
+    if not isinstance(found, torch.Tensor):
+        return wanted is None and found is None
+    one, other = np.asarray(wanted), found.numpy()
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and bool(np.allclose(one, other, 0.02, 0.02, equal_nan=True))
+
+
+def _result(
+    tx: Tracer, path: str, arrays: dict[ArrayValue, Any], result: Value, wanted: Any
+) -> Value:
+    """Turn what the graph returns into what NumPy does."""
+    if wanted is None:
+        return NONE
+    if isinstance(result, SequenceValue) and len(result.items) == len(wanted):
+        parts = zip(result.items, wanted, strict=True)
+        values = [_result(tx, path, arrays, one, other) for one, other in parts]
+        return ListValue(values) if type(wanted) is list else TupleValue(values)
+    first, example = next(iter(arrays.items()), (NONE, None))
+    if wanted is example:
+        return first
+    mine = any(np.may_share_memory(wanted, example) for example in arrays.values())
+    other = any(wanted is example for example in arrays.values())
+    if other or not isinstance(result, TensorValue):  # an `out`; as many arrays as the data decides
+        raise Break("unknown-call", f"what {path} returns")
+    bases = [one.fake.untyped_storage()._cdata for one in (result, *(a.tensor for a in arrays))]
+    taken = bases[0] in bases[1:]
+    if mine and not taken:
+        raise Break("unknown-call", f"{path} of an array that torch copies")
+    copied = result.call_method(tx, "clone", [], {}) if taken and not mine else result
+    return ArrayValue(copied, type(wanted))
+
+
+# ---- between arrays and tensors
+
+
+@method(TensorValue, "numpy")
+def _numpy(tx: Tracer, self: TensorValue) -> Value:
+    fake = self.fake
+    lazy = fake.is_conj() or fake.is_neg()
+    if np is None or fake.requires_grad or fake.device.type != "cpu" or tx.transforms or lazy:
+        raise Break("unsupported-method", "Tensor.numpy")
+    made = ArrayValue(self.getattr(tx, "data"), np.ndarray)
+    try:
+        _example(made)
+    except TypeError as error:
+        raise Break("op-failed", str(error)) from None
+    return made
+
+
+@rule(torch.from_numpy)
+def _from_numpy(tx: Tracer, array: Value) -> Value:
+    if not isinstance(array, ArrayValue) or array.cls is not np.ndarray:
+        raise Break("unknown-call", "torch.from_numpy")
+    return _shared(tx, array)
+
+
+def _shared(tx: Tracer, array: ArrayValue) -> Value:
+    return array.tensor if array.source is not None else array.tensor.getattr(tx, "data")
+
+
+def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:
+    """Make a tensor; scalars of NumPy decide its dtype, arrays are copied where torch does."""
+    items = data.items if isinstance(data, SequenceValue) else [data]
+    if items and all(isinstance(one, ArrayValue) for one in items):
+        return _of_arrays(maker, tx, data, **kwargs)
+    alike = _alike(data)
+    if "dtype" not in kwargs and any(isinstance(one, np.generic) for one in tree_leaves(alike)):
+        with unset_fake_temporarily():
+            kwargs["dtype"] = constant(real_call(tx, maker, alike).dtype)
+    if isinstance(data, SymValue) and type(alike) is int and kwargs.keys() <= {"dtype", "device"}:
+        given = {name: value for name, value in kwargs.items() if value is not NONE}
+        how = {"dtype": constant(torch.int64), **given}
+        return tx.graph.emit("call_function", torch.scalar_tensor, [data], how)
+    numbers = [tx.force(one) for one in items]
+    sizes = [one for one in numbers if isinstance(one, SymValue) and not one.is_data()]
+    plain = all(one.python_type() is int for one in numbers) and kwargs.keys() <= {"dtype"}
+    if sizes and plain and isinstance(data, SequenceValue):
+        parts = [_tensor_of(maker, tx, one, **kwargs) for one in numbers]
+        return tx.builtin(torch.stack, tx.literal(parts))
+    return tx.graph.emit("call_function", maker, [_fixed(data)], kwargs)
+
+
+def _fixed(data: Value) -> Value:
+    """Fix the sizes in a list of numbers: torch takes 32 bits of each symbolic one."""
+    if isinstance(data, SymValue) and data.python_type() is int and not data.is_data():
+        return constant(data.as_constant())
+    if isinstance(data, SequenceValue):
+        items = [_fixed(item) for item in data.items]
+        return data if items == list(data.items) else ListValue(items)
+    return data
+
+
+def _of_arrays(
+    maker: Any, tx: Tracer, data: Value, dtype: Value = NONE, device: Value = NONE, **more: Value
+) -> Value:
+    rows: list[Any] = data.items if isinstance(data, SequenceValue) else [data]
+    kinds = [(one.tensor.fake.dtype, tuple(one.tensor.fake.shape)) for one in rows]
+    listed = rows[0] is not data
+    warns = listed and any(one.cls is np.ndarray for one in rows)
+    if more or warns or kinds.count(kinds[0]) < len(rows) or (listed and maker is torch.asarray):
+        raise Break("unknown-call", "a tensor of a list of arrays, or with more arguments")
+    tensors = [_shared(tx, one) for one in rows]
+    made = tensors[0]
+    if listed:
+        made = tx.builtin(torch.stack, tx.literal(tensors))
+    elif maker is torch.tensor or rows[0].cls is not np.ndarray:
+        made = made.call_method(tx, "clone", [], {})
+    wanted = {"dtype": dtype, "device": device}
+    wanted = {name: value for name, value in wanted.items() if value is not NONE}
+    return made.call_method(tx, "to", [], wanted) if wanted else made
+
+
+def _alike(data: Value) -> Any:
+    """Return a real object of which torch makes a tensor of the same dtype, or the same error."""
+    if isinstance(data, SequenceValue):
+        return [_alike(item) for item in data.items]
+    if isinstance(data, Constant):
+        return data.value
+    try:
+        return data.python_type()()
+    except TypeError:
+        raise Break("unknown-call", f"a tensor of {data.describe()}") from None
+
+
+def _wrap_array(tx: Tracer, obj: Any, source: Source) -> Value:
+    tx.guard(source, "TYPE", np.ndarray)
+    try:
+        with unset_fake_temporarily():
+            tensor = shared(obj)
+    except (TypeError, ValueError):
+        return ExternalIterator(obj, source)  # what is asked of it breaks
+    return ArrayValue(wrap(tx, tensor, CallSource(shared, (source,))), np.ndarray, source)
+
+
+_silent = functools.cache(lambda path: np.errstate(all="ignore")(operator.attrgetter(path)(np)))
+
+
+def _named(path: str, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    varies = not kwargs and not all(arg.is_constant() for arg in args)
+    number = symbolic_scalars.by_python(tx, _silent(path), list(args)) if varies else None
+    if number is not None:
+        return number
+    return apply(tx, path, list(args), kwargs)
+
+
+if np is not None:
+    EXACT[np.ndarray] = _wrap_array
+    for _dtype in map(np.dtype, "?bhilqBHILQefdDFUS"):
+        CONSTANT_TYPES.update((type(_dtype), _dtype.type))
+        VARYING_TYPES.update(() if _dtype.kind == "b" else (_dtype.type,))
+        PURE.add(_dtype.type)
+    CONSTANT_TYPES.discard(np.complex64)  # torch drops its imaginary part
+    for _maker in (torch.tensor, torch.as_tensor):
+        RULES[_maker] = functools.partial(_tensor_of, _maker)
+    rule(torch.asarray)(lambda tx, obj, **kwargs: _tensor_of(torch.asarray, tx, obj, **kwargs))
+    for _path in _FUNCTIONS.split():
+        RULES[operator.attrgetter(_path)(np)] = functools.partial(_named, _path)

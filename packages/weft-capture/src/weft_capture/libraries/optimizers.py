@@ -1,0 +1,186 @@
+"""Optimizers: what their Python does beyond tensor operations, and the `_foreach` functions.
+
+`step`, `zero_grad` and gradient clipping are inlined like any Python code. The rows here are for
+the decorators of torch.optim, which call torch's own compiler, and for helpers that behave
+otherwise under `is_compiling()` than in eager. A `_foreach` function is what its C++ slow path
+is: one operation for each element of the lists.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+from weft_core.tensor_versions import version_of
+from weft_guards.sources import CallSource, ConstSource
+
+from weft_capture.breaks import Break
+from weft_capture.functions.table import CODE_RULES, PURE, rule, rule_of_each
+from weft_capture.model.constant import NONE, constant
+from weft_capture.model.containers import ListValue, SequenceValue, TupleValue
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.functions import FunctionValue
+from weft_capture.model.protocol import Kwargs, Tracer, Value
+from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.tensor import TensorValue
+
+PURE.update((torch._C._get_privateuse1_backend_name, torch.cuda.is_current_stream_capturing))
+
+
+def _free(function: FunctionValue, name: str) -> Value:
+    """Return a free variable of a decorator's inner function."""
+    cell = function.cells[function.code.co_freevars.index(name)]
+    assert cell.contents is not None
+    return cell.contents
+
+
+def _inner_code(decorator: Any, name: str) -> types.CodeType:
+    """Return the code of the function that a decorator defines."""
+    consts = decorator.__code__.co_consts
+    return next(c for c in consts if isinstance(c, types.CodeType) and c.co_name == name)
+
+
+def _use_grad(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Run `step` in the grad mode that the optimizer asks for."""
+    differentiable = args[0].getattr(tx, "defaults").getitem(tx, constant("differentiable"))
+    before = torch.is_grad_enabled()
+    tx.builtin(torch._C._set_grad_enabled, constant(differentiable.truth(tx)))
+    result = tx.force(_free(function, "func")).call(tx, args, kwargs)
+    tx.builtin(torch._C._set_grad_enabled, constant(before))
+    return result
+
+
+def _undisabled(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+    """Look through torch's marker against its own compiler where the function is an optimizer's."""
+    wrapped = _free(function, "fn")
+    inner = tx.force(wrapped)
+    module = getattr(getattr(inner, "obj", None), "__module__", None) or ""
+    if not module.startswith("torch.optim"):
+        raise Break("disabled", function.code.co_qualname)
+    return inner.call(tx, args, kwargs)
+
+
+CODE_RULES[_inner_code(optimizer._use_grad_for_differentiable, "_use_grad")] = _use_grad
+CODE_RULES[_inner_code(torch._compile._disable_dynamo, "inner")] = _undisabled
+
+
+def before_graph(tx: Tracer, tensor: TensorValue) -> symbolic_scalars.Known | None:
+    """Return where a counter of an optimizer is before the graph, and what was added since.
+
+    Only for a 0-dim tensor on the CPU that nothing but additions of 1 has written to.
+    """
+    entry, node, fake = tx.graph.input_at.get(tensor.node), tensor.node, tensor.fake
+    known: symbolic_scalars.Known | None = None
+    if fake.dim() or fake.device.type != "cpu":
+        return None
+    if entry is not None and isinstance(entry.example, torch.Tensor):
+        with unset_fake_temporarily():
+            known = CallSource(torch.Tensor.item, (entry.source,)), entry.example.item()
+    elif node.target in _MAKERS:
+        number = _MAKERS[node.target](*node.args)
+        known = (ConstSource(number), number) if number.is_integer() else None  # in any dtype
+    added = [user for user in node.users if user.target in ("add_", operator.iadd)]
+    written = version_of(fake) - (entry.version if entry is not None else 0)
+    if known is None or written != len(added) or not all(_adds_one(user, node) for user in added):
+        return None
+    for _ in added:
+        known = CallSource(operator.add, (known[0], ConstSource(1.0))), known[1] + 1.0
+    return known
+
+
+_MAKERS: dict[Any, Any] = {
+    torch.zeros: lambda *size: 0.0,
+    torch.ones: lambda *size: 1.0,
+    torch.tensor: float,
+}
+
+
+def _adds_one(user: Any, node: Any) -> bool:
+    one = user.args[1]
+    if getattr(one, "target", None) is torch.tensor:
+        one = one.args[0]
+    return user.args[0] is node and one == 1 and user.kwargs.get("alpha", 1) == 1
+
+
+@rule(optimizer._get_value)
+def _get_value(tx: Tracer, value: Value) -> Value:
+    if not isinstance(value, TensorValue):
+        return value
+    return symbolic_scalars.computed(tx, value, before_graph(tx, value))
+
+
+@rule(optimizer._stack_if_compiling)
+def _stack_if_compiling(tx: Tracer, values: Value) -> Value:
+    return values
+
+
+@rule(
+    torch._C._group_tensors_by_device_and_dtype,
+    _foreach_utils._group_tensors_by_device_and_dtype,
+    optimizer.Optimizer._group_tensors_by_device_and_dtype,
+)
+def _group_tensors(tx: Tracer, lists: Value, with_indices: Value = NONE) -> Value:
+    """Group the elements of several lists by device and dtype of those of the first list."""
+    columns = [column.unpack(tx) for column in lists.unpack(tx)]
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(columns[0]):
+        fake = tensor.example()
+        groups.setdefault((fake.device, fake.dtype), []).append(index)
+    pairs: list[tuple[Value, Value]] = []
+    for key, indices in groups.items():
+        parts = [ListValue([column[i] for i in indices] if column else []) for column in columns]
+        numbers = ListValue([constant(i) for i in indices])
+        pairs.append((tx.literal(key), TupleValue([ListValue(list(parts)), numbers])))
+    return DictValue(pairs)
+
+
+# ---- _foreach functions
+
+_SPECIAL = {"norm": torch.linalg.vector_norm}
+_OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
+_SCALARS = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
+
+
+def _is_mapped(name: str) -> bool:
+    """Say whether this is a `_foreach` function, of an operation that there is for one tensor."""
+    single = name.removeprefix("_foreach_")
+    return single != name and (single in _SPECIAL or hasattr(torch.Tensor, single))
+
+
+@rule_of_each(*(getattr(torch, name) for name in dir(torch) if _is_mapped(name)))
+def _foreach(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Value:
+    single = function.__name__.removeprefix("_foreach_")
+    target: Any = _SPECIAL.get(single, single)
+    count = next(len(arg.items) for arg in args if isinstance(arg, SequenceValue))
+    results = []
+    for index in range(count):
+        row = [_element(arg, index) for arg in args]
+        named = {key.removesuffix("s"): _element(v, index) for key, v in kwargs.items()}
+        if single in _SCALARS and len(row) == 4:
+            named[_SCALARS[single]] = row.pop()
+        plain = single.removesuffix("_")
+        if plain in _OF_NUMBERS and not isinstance(row[-1], TensorValue):
+            target = single.replace(plain, _OF_NUMBERS[plain])
+        results.append(_one(tx, target, row, named))
+    if single.endswith("_"):
+        return args[0]
+    floating = [one.example() for one in results if one.example().is_floating_point()]
+    if len({one.requires_grad for one in floating}) > 1:  # in eager they have one history
+        raise Break("unsupported-value", "some elements of a foreach function require grad")
+    return TupleValue(results)
+
+
+def _one(tx: Tracer, target: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    if isinstance(target, str) and isinstance(args[0], TensorValue):
+        return args[0].call_method(tx, target, args[1:], kwargs)
+    function = getattr(torch, target) if isinstance(target, str) else target
+    return tx.graph.emit("call_function", function, args, kwargs)
+
+
+def _element(value: Value, index: int) -> Value:
+    return value.items[index] if isinstance(value, SequenceValue) else value

@@ -1,0 +1,110 @@
+"""Tensors whose numbers the graph's constants tell; packed sequences of such lengths.
+
+Packing and padding sequences of known lengths are one node each, which has the lengths as ints
+(`weft_core.packed_sequence`).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node
+from torch.nn.utils import rnn
+from weft_core import packed_sequence
+
+from weft_capture.breaks import Break
+from weft_capture.functions.table import rule, rule_of_each
+from weft_capture.model.constant import NONE
+from weft_capture.model.protocol import Tracer, Value
+from weft_capture.tensors.tensor import SymValue, TensorValue
+
+_TELLING = frozenset((
+    torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.stack, torch.arange, torch.sort,
+    torch.argsort,
+    operator.getitem, operator.lt, "to", "cpu", "unbind",
+))  # fmt: skip
+
+
+def numbers(tensor: Value, fix: bool = False) -> Any:
+    """Return what `tolist` gives for a tensor that is made of constant numbers, else None.
+
+    `fix`: ints that vary from call to call are fixed with a guard.
+    """
+
+    def tells(node: Node) -> bool:
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.SymInt):
+            return fix and not SymValue(node, example).is_data()
+        written = isinstance(example, torch.Tensor) and (example.is_inference() or example._version)
+        return node.target in _TELLING and not written and all(map(tells, node.all_input_nodes))
+
+    def made(node: Node) -> Any:
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.SymInt):
+            return SymValue(node, example).as_constant()
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), made)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    if not isinstance(tensor, TensorValue) or not tells(tensor.node):
+        return None
+    with unset_fake_temporarily(), torch.no_grad():
+        return made(tensor.node).tolist()
+
+
+def ints(tensor: Value, what: str) -> list[int]:
+    """Return the numbers of a tensor that is made of constant ints.
+
+    Raises:
+        Break: for any other.
+    """
+    found = numbers(tensor, fix=True)
+    if not isinstance(found, list) or not all(type(number) is int for number in found):
+        raise Break("data-dependent-value", f"{what} of sequences in a tensor")
+    return found
+
+
+def _tensor(tx: Tracer, known: list[int]) -> Value:
+    return tx.builtin(torch.tensor, tx.literal(known))
+
+
+@rule(torch._pack_padded_sequence)
+def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value:
+    counts, shape = ints(lengths, "the lengths"), input.example().shape
+    time, batch = (1, 0) if batch_first.truth(tx) else (0, 1)
+    if sorted(counts, reverse=True) != counts or not counts or counts[-1] < 1 or 0 in shape:
+        raise Break("op-failed", "packing sequences that are empty or not sorted")
+    if shape[batch] != len(counts) or shape[time] < counts[0]:
+        raise Break("op-failed", "packing other sequences than there are")
+    given = [input, tx.literal(counts), batch_first]
+    data = tx.graph.emit("call_function", packed_sequence.pack, given, {})
+    return tx.tuple_of([data, _tensor(tx, packed_sequence.batch_sizes_of(counts))])
+
+
+@rule(torch._pad_packed_sequence)
+def _pad(
+    tx: Tracer, data: Value, batch_sizes: Value, batch_first: Value,
+    padding_value: Value, total_length: Value,
+) -> Value:  # fmt: skip
+    sizes = ints(batch_sizes, "the sizes")
+    if data.example().shape[0] != sum(sizes):
+        raise Break("op-failed", "unpacking other sequences than there are")
+    arguments = [data, tx.literal(sizes), batch_first, padding_value, total_length]
+    padded = tx.graph.emit("call_function", packed_sequence.pad, arguments, {})
+    return tx.tuple_of([padded, _tensor(tx, packed_sequence.batch_sizes_of(sizes))])
+
+
+@rule(rnn.invert_permutation)
+def _invert(tx: Tracer, permutation: Value) -> Value:
+    return NONE if permutation is NONE else tx.builtin(torch.argsort, permutation)
+
+
+@rule_of_each(torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
+def _make(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+    """Make a tensor of a shape, in which there may be numbers that a tensor tells."""
+    sizes = [tx.literal(n) if type(n := numbers(arg)) is int else arg for arg in args]
+    return tx.graph.emit("call_function", function, sizes, kwargs)

@@ -1,0 +1,452 @@
+"""Attribute lookup as the interpreter does it, on values.
+
+`object_attribute` follows `object.__getattribute__`: data descriptors of the class, the instance
+dict, other class attributes, `__getattr__`. What is found in a class is turned into a value by
+`bind`, through a table keyed by the type of the descriptor.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from weft_core import torch_compiler_shim
+from weft_guards import ClassUse, Guard, WeakIdentity
+from weft_guards.payloads import find_in_class
+from weft_guards.sources import (
+    AttrSource,
+    CallSource,
+    ConstSource,
+    DictSource,
+    InstanceAttrSource,
+    ItemSource,
+    ModuleSource,
+    ProgramSource,
+    Source,
+    TypeSource,
+)
+
+from weft_capture import frame
+from weft_capture.breaks import Break
+from weft_capture.model.constant import MADE, NONE, constant
+from weft_capture.model.dicts import DictValue, LazyValue
+from weft_capture.model.functions import BoundMethod
+from weft_capture.model.protocol import InstanceValue, Kwargs, MethodOf, Raised, Tracer, Value
+from weft_capture.python_compat import type_name
+
+Found = tuple[type, Any]
+_MEMBER_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+@functools.cache
+def is_immutable_module(module: str | None) -> bool:
+    """Say whether a module's globals and classes are taken to be constant: libraries'."""
+    if not module:
+        return False
+    root = module.partition(".")[0]
+    return root in ("torch", "triton") or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def check_hashes(keys: Iterable[Any]) -> None:
+    """Refuse dict keys whose hashing runs code of the program; a generated one does nothing else.
+
+    Raises:
+        Break: when there is one.
+    """
+    referred = (key() if isinstance(key, weakref.ref) else key for key in keys)
+    for cls in {type(key) for key in referred}:
+        code = getattr(cls.__hash__, "__code__", None)
+        if code is None or code.co_filename == "<string>":
+            continue
+        if not is_immutable_module(cls.__module__) and not is_immutable_module(
+            cls.__hash__.__module__
+        ):
+            raise Break("unsupported-value", "a dict whose keys have a __hash__ in Python")
+
+
+def metadata_of(obj: Any, source: Source) -> Value | None:
+    """Return the attribute that torch gives to a state dict.
+
+    Raises:
+        Break: when a dict of a class of the library has other attributes of its own.
+    """
+    own = getattr(obj, "__dict__", {})
+    if own.keys() - {"_metadata"}:
+        raise Break("unsupported-value", f"attributes of a {type(obj).__name__}")
+    return LazyValue(obj._metadata, AttrSource(source, "_metadata")) if own else None
+
+
+class ClassReads(threading.local):
+    """The names that the capture under way looked up in classes, and what was found."""
+
+    def __init__(self) -> None:
+        self.found: dict[type, dict[str, Found | None]] | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[dict[type, dict[str, Found | None]]]:
+        """Record the lookups of a block; the table is filled as they happen."""
+        before, self.found = self.found, {}
+        try:
+            yield self.found
+        finally:
+            self.found = before
+
+
+class_reads = ClassReads()
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def lookup(cls: type, name: str) -> Found | None:
+    """Find a name in a class and its bases without running descriptors.
+
+    During a capture, code comes to depend on what is found, and on names that are not.
+    """
+    found = find_in_class(cls, name)
+    fixed = cls.__flags__ & _IMMUTABLE_TYPE or (cls.__module__ or "").startswith("triton.")
+    if class_reads.found is not None and not fixed:
+        class_reads.found.setdefault(cls, {})[name] = found
+    return found
+
+
+def class_guards(reads: dict[type, dict[str, Found | None]]) -> Iterator[Guard]:
+    """Yield one guard for each class that was read.
+
+    What is no descriptor is guarded by its value where it is read, unless nobody changes it.
+    """
+    for cls, names in reads.items():
+        kept = {
+            name: found
+            for name, found in names.items()
+            if found is None
+            or hasattr(type(found[1]), "__get__")
+            or is_immutable_module(found[0].__module__)
+        }
+        if kept:
+            yield Guard.of(ProgramSource(WeakIdentity(cls)), "CLASS", ClassUse.of(cls, kept))
+
+
+def is_python_code(attribute: object) -> bool:
+    """Say whether a class attribute is a Python function (and not one of builtins or C)."""
+    if isinstance(attribute, classmethod | staticmethod):
+        attribute = attribute.__func__
+    return isinstance(attribute, types.FunctionType)
+
+
+def is_data_descriptor(attribute: object) -> bool:
+    """Say whether a class attribute is read and written by methods of its own."""
+    return any(lookup(type(attribute), name) for name in ("__set__", "__delete__"))
+
+
+def is_slot(cls: type, name: str) -> bool:
+    """Say whether instances keep an attribute elsewhere than in their `__dict__`."""
+    found = lookup(cls, name)
+    return found is not None and isinstance(found[1], SLOTS)
+
+
+SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def is_hidden(cls: type, name: str) -> bool:
+    """Say whether what the `__dict__` of instances holds under a name is behind a descriptor."""
+    found = lookup(cls, name)
+    return found is not None and is_data_descriptor(found[1]) and not isinstance(found[1], SLOTS)
+
+
+def is_user_code(found: Found) -> bool:
+    """Say whether what was found in a class is Python code of the program."""
+    return is_python_code(found[1]) and not is_immutable_module(found[0].__module__)
+
+
+def is_fixed(cls: type) -> bool:
+    """Say whether nobody changes a class: the library's, and those made during capture."""
+    return is_immutable_module(cls.__module__) or cls in MADE
+
+
+def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) -> Source:
+    """Return where a class attribute is read from; constant for classes nobody changes."""
+    if is_fixed(definer):
+        return ConstSource(definer.__dict__[name])
+    base = TypeSource(owner.source) if owner.source is not None else ConstSource(cls)
+    return AttrSource(base, name)
+
+
+# ---- binding what a class holds
+
+
+def _bind_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    if found[1].fget is None:
+        raise Break("unsupported-value", f"the property {name} without a getter")
+    return tx.const_object(found[1].fget).call(tx, [owner], {})
+
+
+def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    value = tx.const_object(found[1].func).call(tx, [owner], {})
+    owner.setattr(tx, name, value)
+    return value
+
+
+def _bind_field(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    _, (index, _) = found[1].__reduce__()
+    base = getattr(owner, "base", None)  # of a named tuple with operators
+    if base is None:
+        raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+    return cast("Value", base.getitem(tx, constant(index)))
+
+
+def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    function = found[1].__func__
+    if hasattr(type(function), "__get__") and type(function) not in _FUNCTIONS:
+        # Up to 3.12 a classmethod asks what it holds for what to call.
+        raise Break("unsupported-value", f"a classmethod over a {type(function).__name__}")
+    return BoundMethod(tx.const_object(function), tx.const_object(cls))
+
+
+_FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
+
+
+# Computed in C, and as good as stored: the same until somebody sets it.
+_STORED = frozenset([vars(torch._C._FunctionBase)["needs_input_grad"]])
+
+
+def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    if name == "__dict__":
+        return tx.instance_dict(owner)
+    if name == "__class__":
+        return tx.const_object(cls)
+    obj = getattr(owner, "obj", None)
+    overlay = getattr(owner, "attrs", {})
+    if name in overlay:
+        value: Value = overlay[name]
+        if value.source is None and type(value) is Value:  # deleted
+            tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
+        return value
+    stored = isinstance(found[1], types.MemberDescriptorType) or found[1] in _STORED
+    if obj is None or not stored:
+        base = getattr(owner, "base", None)
+        if base is not None:
+            read: Value = base.getattr(tx, name)
+            return read
+        if isinstance(found[1], types.MemberDescriptorType):
+            tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
+        raise Break("unsupported-value", f"attribute {name} of {owner.describe()}")
+    try:
+        real = found[1].__get__(obj)
+    except AttributeError as error:
+        if owner.source is not None and isinstance(found[1], types.MemberDescriptorType):
+            unset = CallSource(_is_unset, (owner.source, ConstSource(name)))
+            tx.guard(unset, "CONST", True)
+        tx.raise_(AttributeError, *error.args)
+    place = read_past(owner.source, obj, name) if owner.source else ConstSource(real)
+    return tx.wrap(real, place)
+
+
+def _is_unset(obj: object, name: str) -> bool:
+    """Say whether a slot of an object, whose class is guarded, holds nothing."""
+    try:
+        object.__getattribute__(obj, name)
+    except AttributeError:
+        return True
+    return False
+
+
+def _bind_c_method(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    kind = getattr(found[1], "__objclass__", object)
+    if not issubclass(cls, kind):
+        text = f"requires a '{kind.__name__}' object but received a '{cls.__name__}'"
+        tx.raise_(TypeError, f"descriptor '{name}' {text}")
+    return MethodOf(owner, name)
+
+
+_C_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+C_METHODS = (*_C_DESCRIPTORS, types.BuiltinFunctionType)
+FIELD = type(vars(collections.namedtuple("_", "a"))["a"])
+"""What reads a field of a named tuple."""
+_BINDERS: dict[type, Callable[[Any, Found, str, Value, type], Value]] = {
+    **dict.fromkeys(
+        _FUNCTIONS,
+        lambda tx, found, name, owner, cls: BoundMethod(tx.const_object(found[1]), owner),
+    ),
+    property: _bind_property,
+    FIELD: _bind_field,
+    functools.cached_property: _bind_cached_property,
+    classmethod: _bind_classmethod,
+    staticmethod: lambda tx, found, name, owner, cls: tx.const_object(found[1].__func__),
+    **dict.fromkeys(_C_DESCRIPTORS, _bind_c_method),
+    types.MemberDescriptorType: _bind_slot,
+    types.GetSetDescriptorType: _bind_slot,
+}
+
+
+def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
+    """Turn a class attribute into what reading it from an instance gives."""
+    definer, attribute = found
+    binder = _BINDERS.get(type(attribute))
+    if binder is not None:
+        return binder(tx, found, name, owner, cls)
+    getter = lookup(type(attribute), "__get__")
+    if getter is not None and not isinstance(attribute, type):
+        if not is_python_code(getter[1]):
+            binder = _BINDERS.get(getter[0])  # that of its base, such as property
+            if binder is None:
+                raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
+            return binder(tx, found, name, owner, cls)
+        descriptor = tx.const_object(attribute)
+        method = BoundMethod(tx.const_object(getter[1]), descriptor)
+        instance = NONE if getattr(owner, "obj", None) is cls else owner
+        return method.call(tx, [instance, tx.const_object(cls)], {})
+    return tx.wrap(attribute, class_source(tx, owner, cls, definer, name))
+
+
+# ---- instances
+
+
+def plain_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value:
+    """Do what `object.__getattribute__` and then `__getattr__` do."""
+    fallback = lookup(self.cls, "__getattr__")
+    found = None
+    try:
+        found = _own_or_inherited(tx, self, name)
+    except Raised as raised:
+        if fallback is None or not issubclass(raised.value.python_type(), AttributeError):
+            raise
+    if found is not None:
+        return found
+    if fallback is not None:
+        return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+    tx.raise_(AttributeError, f"'{type_name(self.cls)}' object has no attribute '{name}'")
+
+
+def _own_or_inherited(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
+    cls = self.cls
+    changed = written(tx, cls, name)
+    if changed is not None:
+        return self.own_attribute(tx, name) or changed
+    found = lookup(cls, name)
+    if found is not None and is_data_descriptor(found[1]) and hasattr(found[1], "__get__"):
+        return bind(tx, found, name, self, cls)
+    own = self.own_attribute(tx, name)
+    if own is not None:
+        return own
+    if found is not None:
+        if self.find_method(name) is not None:
+            return MethodOf(self, name)
+        return bind(tx, found, name, self, cls)
+    return None
+
+
+def dict_of(obj: object) -> dict[str, Any]:
+    """Return the dict of an instance, past any `__getattribute__`; an empty one without."""
+    try:
+        return object.__getattribute__(obj, "__dict__") if frame.has_dict(obj) else _NO_DICT
+    except AttributeError:
+        return _NO_DICT
+
+
+_NO_DICT: dict[str, Any] = {}
+
+
+def read_past(source: Source, obj: object, name: str) -> Source:
+    """Return where the dict or a slot of an instance is read without running code of its class."""
+    found = find_in_class(type(obj), "__getattribute__")
+    if found is not None and is_python_code(found[1]):
+        return CallSource(object.__getattribute__, (source, ConstSource(name)))
+    return DictSource(source) if name == "__dict__" else AttrSource(source, name)
+
+
+def real_instance_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
+    """Read the dict of an instance from outside, guarding absence."""
+    instance_dict = dict_of(self.obj)
+    if instance_dict is _NO_DICT and frame.has_dict(self.obj):  # a type parameter (3.12) hides it
+        found = find_in_class(self.cls, name)
+        plain = found is None or not hasattr(type(found[1]), "__get__")
+        if plain and getattr(self.obj, name, _NO_DICT) is not (found or (None, _NO_DICT))[1]:
+            raise Break("unsupported-value", f"{name} of {self.describe()}, which hides its dict")
+    tx.check_namespace(instance_dict)
+    if name in instance_dict:
+        real = instance_dict[name]
+        if self.source is None:
+            return tx.wrap(real, ConstSource(real))
+        return tx.wrap(real, ItemSource(read_past(self.source, self.obj, "__dict__"), name))
+    if self.source is not None and self.cls.__dictoffset__:
+        tx.guard(self.source, "ATTR_ABSENT", name)
+    return None
+
+
+def module_member(tx: Tracer, self: InstanceValue, name: str) -> Value | None:
+    """Read a parameter, buffer or submodule."""
+    for group in _MEMBER_DICTS:
+        members = self.obj.__dict__.get(group)
+        changed = tx.values_by_id.get(id(members))
+        if changed is not None and isinstance(changed[0], DictValue):
+            entry = changed[0].entries.get(name)
+            if entry is not None:
+                return tx.force(entry[1])
+            continue
+        if members is not None and name in members:
+            assert self.source is not None
+            source = ItemSource(InstanceAttrSource(self.source, group), name)
+            return tx.wrap(members[name], source)
+    return None
+
+
+_MODULE_CALL, _CALL_IMPL = torch.nn.Module.__call__, torch.nn.Module._call_impl
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+
+
+def global_hooks(tx: Tracer) -> bool:
+    """Say whether hooks on all modules are set, and guard it."""
+    holder = DictSource(ModuleSource("torch.nn.modules.module"))
+    counts = {name: len(getattr(torch.nn.modules.module, name)) for name in _GLOBAL_HOOKS}
+    for name, count in counts.items():
+        tx.guard(ItemSource(holder, name), "LEN", count)
+    return any(counts.values())
+
+
+def _hooks_now(tx: Tracer, hooks: Any) -> Any:
+    """Return a dict of hooks as the captured program left it."""
+    known = tx.values_by_id.get(id(hooks))
+    return known[0].entries if known and isinstance(known[0], DictValue) else hooks
+
+
+def module_call(
+    tx: Tracer, self: InstanceValue, args: list[Value], kwargs: Kwargs
+) -> tuple[Value, list[Value], Kwargs]:
+    """Return what a call of a module calls: `forward` when it has no hooks, which is guarded."""
+    cls = self.cls
+    entry, inner = lookup(cls, "__call__"), lookup(cls, "_call_impl")
+    by_torch = cls.__module__ == torch_compiler_shim.COMPILED_MODULE
+    plain = entry is not None and entry[1] is _MODULE_CALL and inner and inner[1] is _CALL_IMPL
+    if not plain and not by_torch:
+        return self.special(tx, "__call__"), args, kwargs
+    module_dict = self.obj.__dict__
+    if global_hooks(tx) or any(_hooks_now(tx, module_dict.get(name)) for name in _HOOKS):
+        return tx.const_object(_CALL_IMPL), [self, *args], kwargs
+    assert self.source is not None
+    for name in _HOOKS:
+        tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)
+    return self.getattr(tx, "forward"), args, kwargs
+
+
+# ---- classes
+
+
+def written(tx: Tracer, cls: type, name: str) -> Value | None:
+    """Return what the captured code put into a class from outside, or a base, under a name."""
+    for base in cls.__mro__ if tx.effects.globals else ():
+        value = tx.effects.global_value(base, name)
+        if value is not None or name in base.__dict__:
+            return value
+    return None

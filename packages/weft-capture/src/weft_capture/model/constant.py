@@ -1,0 +1,294 @@
+"""Constants: immutable Python objects whose value is known while capturing.
+
+Numbers, strings, None, dtypes, devices, enum members and the like. The guard that makes a value
+from outside constant is added where it is wrapped (`functions.wrap`), so constants need no source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import operator
+import sys
+import types
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from weft_core.warnings_capture import suppress_warnings
+from weft_guards.payloads import name_of
+from weft_guards.sources import (
+    AttrSource,
+    ConstSource,
+    DictSource,
+    ItemSource,
+    NamedSource,
+    Source,
+)
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.model.protocol import Kwargs, MethodOf, Output, Tracer, Value
+from weft_capture.python_compat import type_name
+
+SCALARS = (int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+CONSTANT_TYPES: set[type] = {
+    *SCALARS,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    types.CodeType,
+    type(torch.finfo(torch.float32)),
+    type(torch.iinfo(torch.int32)),
+}
+"""Exact types whose instances are wrapped as `Constant`; rules add theirs."""
+
+VARYING_TYPES: set[type] = {str, bytes, complex}
+"""Those whose instances from outside are a `RuntimeValue` once they have changed; floats apart."""
+
+PLACEMENTS = "torch.distributed.tensor.placement_types"  # has more such types
+
+_RAISES_ARE_PYTHONS = (
+    ArithmeticError, LookupError, ValueError, TypeError, AttributeError, SyntaxError,
+)  # fmt: skip
+
+
+def is_constant_object(obj: object) -> bool:
+    """Say whether a Python object is wrapped as `Constant`."""
+    kind = type(obj)
+    return kind in CONSTANT_TYPES or issubclass(kind, enum.Enum) or kind.__module__ == PLACEMENTS
+
+
+def is_shared(obj: object) -> bool:
+    """Say whether there is one object for all that equals it."""
+    if type(obj) in (int, bool):
+        return -5 <= obj <= 256  # type: ignore[operator]
+    return isinstance(obj, _SINGLE) or (type(obj) in (str, bytes) and not obj)
+
+
+_SINGLE = (
+    *(type(one) for one in (None, ..., NotImplemented)),
+    *(enum.Enum, torch.dtype, torch.layout, torch.memory_format),
+)
+
+
+@dataclass(eq=False)
+class Constant(Value):
+    """A known immutable Python object.
+
+    `origin` tells where a number or text from outside can be loaded, for the sake of its identity:
+    the guard on it is about its value.
+    """
+
+    value: object
+    origin: Source | None = None
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def describe(self) -> str:
+        return name_of(self.value)
+
+    def as_constant(self) -> Any:
+        return self.value
+
+    def truth(self, tx: Tracer) -> bool:
+        if self.value is NotImplemented:
+            raise Break("unsupported-value", "truth of NotImplemented, which warns")
+        return bool(self.value)
+
+    def hash_key(self) -> object:
+        return self.value
+
+    def same_object(self, other: Value) -> bool:
+        if not isinstance(other, Constant):
+            return False
+        if self.value is other.value:
+            return True
+        # Equal strings, numbers and devices may be one object or two; Python does not promise.
+        return type(self.value) is type(other.value) and bool(self.value == other.value)
+
+    def reconstruct(self, out: Output) -> None:
+        if self.origin is None:
+            super().reconstruct(out)
+        else:
+            self.origin.emit(out.writer)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        attribute = real_call(tx, getattr, self.value, name)
+        if isinstance(getattr(attribute, "__func__", None), types.FunctionType):
+            function = tx.const_object(attribute.__func__)
+            return tx.bound_method(function, self)
+        if callable(attribute) and not isinstance(attribute, (type, enum.Enum)):
+            return MethodOf(self, name)
+        return tx.literal(attribute)
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        name = "__repr__" if (kind, name) == (object, "__str__") else name
+        plain = type(self.value) is kind or kind not in (int, float, str, bytes)
+        value = self.value if plain else plain_scalar(self.value)
+        return constant(value).call_method(tx, name, args, kwargs)
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        bound = getattr(self.value, name, None)
+        if bound is None and name.startswith("__"):
+            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
+        if isinstance(getattr(bound, "__func__", None), types.FunctionType) or bound is None:
+            return self.getattr(tx, name).call(tx, args, kwargs)
+        if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
+            return tx.overrides.device_block(self, name)
+        unbound = getattr(type(self.value), name)
+        if isinstance(unbound, types.MethodDescriptorType):  # which errors name as a call does
+            return fold(tx, unbound, [self, *args], kwargs)
+        return fold(tx, bound, args, kwargs)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        return fold(tx, operator.getitem, [self, key], {})
+
+    def iterate(self, tx: Tracer) -> Value:
+        if not isinstance(self.value, (str, bytes)):
+            tx.raise_(TypeError, f"'{type_name(type(self.value))}' object is not iterable")
+        return tx.iterator_over(self)
+
+
+class Varying(Value):
+    """Immutable data known only when the program runs; where it must be known, a guard fixes it."""
+
+    def is_constant(self) -> bool:
+        return False
+
+    def hash_key(self) -> object:
+        return self.as_constant()
+
+    def truth(self, tx: Tracer) -> bool:
+        known = tx.by_python(operator.truth, [self])
+        return bool((known or self).as_constant())
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        method = getattr(self.python_type(), name, None)
+        known = None if kwargs or method is None else tx.by_python(method, [self, *args])
+        return known or tx.literal(self.as_constant()).call_method(tx, name, args, kwargs)
+
+
+class NullValue(Value):
+    """CPython's NULL stack slot, and an unbound local."""
+
+    def describe(self) -> str:
+        return "NULL"
+
+    def reconstruct(self, out: Output) -> None:
+        out.writer.push_null()
+
+
+MADE: weakref.WeakKeyDictionary[type, Value] = weakref.WeakKeyDictionary()
+"""Real class -> the value of the class statement it came from, of classes that captures make."""
+
+
+def class_value(cls: type) -> Value:
+    """Return the value of a class for generated code, which makes those of the frame again."""
+    return MADE.get(cls) or Constant(cls)
+
+
+NULL = NullValue()
+NONE = Constant(None)
+TRUE = Constant(True)
+FALSE = Constant(False)
+
+
+def constant(value: object) -> Constant:
+    """Return the constant of a Python object; the singletons have one value each."""
+    if value is None:
+        return NONE
+    if value is True:
+        return TRUE
+    if value is False:
+        return FALSE
+    return Constant(value)
+
+
+_STILL = (NamedSource, ItemSource, DictSource, AttrSource, ConstSource)
+"""What gives the same whenever the code of a capture asks it."""
+
+
+def sourced(obj: object, source: Source) -> Constant:
+    """Return the constant of a Python object from outside, whose value is guarded."""
+    if isinstance(source, ConstSource) or is_shared(obj):
+        return constant(obj)
+    root: Source | None = source
+    while isinstance(root, _STILL):
+        root = root.base
+    return Constant(obj, source) if root is None else constant(obj)
+
+
+def fold(tx: Tracer, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
+    """Run a side-effect-free Python function on constants now, on data that varies in each call.
+
+    Raises:
+        Break: when an argument is not constant.
+        Raised: when the function raises.
+    """
+    varies = not kwargs and any(isinstance(arg, Varying) for arg in args)
+    known = tx.by_python(function, args) if varies else None
+    if known is not None:
+        return known
+    try:
+        real_args = [arg.data(tx) for arg in args]
+        real_kwargs = {name: value.data(tx) for name, value in kwargs.items()}
+    except NotConstant as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise Break("unsupported-value", f"{name} of {error}") from None
+    numpy = any(map(is_numpy, real_args)) or getattr(function, "__module__", "") == "numpy"
+    with sys.modules["numpy"].errstate(all="raise") if numpy else contextlib.nullcontext():
+        result = real_call(tx, function, *real_args, **real_kwargs)
+    if getattr(function, "__name__", "") in ("hash", "__hash__"):
+        tx.process_bound = "a hash"
+    same = (one for one in args if isinstance(one, Constant) and one.value is result)
+    return next(same, None) or tx.fresh(result)
+
+
+def real_call(tx: Tracer, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a real function now; what it raises, the program raises.
+
+    Raises:
+        Break: when it warns, which it would do in each call.
+    """
+    failed = None
+    with suppress_warnings("error") as warned:  # it has not done more by then
+        try:
+            result = function(*args, **kwargs)
+        except Warning:
+            if not warned:
+                raise
+        except FloatingPointError:
+            raise Break("unknown-call", "a floating point warning of NumPy") from None
+        except _RAISES_ARE_PYTHONS as error:
+            failed = error.with_traceback(None)  # which would keep the frames of capture
+    if warned:
+        raise Break("unknown-call", f"a call that warns: {warned[0]}")
+    if failed is not None:
+        tx.raise_real(failed)
+    return result
+
+
+def plain_scalar(obj: Any) -> Any:
+    """Return the int, float, str or bytes in an instance of a subclass, past its methods."""
+    kind = type(obj)  # `isinstance` would ask the object for its `__class__`
+    if issubclass(kind, str):
+        return str.__str__(obj)
+    if issubclass(kind, bytes):
+        return bytes.__getitem__(obj, slice(None))
+    if is_numpy(obj):
+        return obj.item()
+    return int.__int__(obj) if issubclass(kind, int) else float.__float__(obj)
+
+
+def is_numpy(obj: object) -> bool:
+    """Say whether a constant is a scalar of NumPy."""
+    return type(obj).__module__ == "numpy"

@@ -1,0 +1,441 @@
+"""Sequences and sets: list, tuple (torch.Size, named tuples), set, slice, range.
+
+Items are values. A list or set that existed before the frame keeps its source; what was done to
+it is written back by `replay`.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence, Set
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from weft_guards.sources import CallSource, Source
+
+from weft_capture import config
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.model.constant import MADE, Constant, class_value, constant, is_constant_object
+from weft_capture.model.protocol import MutableValue, Output, Tracer, Value, key_in
+
+
+def check_keys(keys: Iterable[object]) -> None:
+    """Refuse to rebuild a dict or set whose keys run a `__hash__` or `__eq__` that may say more.
+
+    Raises:
+        Break: when there is one.
+    """
+    hashed: list[Any] = [key for key in keys if type(key).__name__ == "ObjectKey"]
+    seen = set[int]()
+    for key in hashed:
+        if not key.is_repeatable() or key.number in seen:
+            what = "rebuilding a dict or set runs a key's __hash__ again"
+            raise Break("unsupported-value", what, key.step)
+        seen.add(key.number)
+
+
+class Container(Value):
+    """Base of what holds values, and can be built as a real one that holds anything."""
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        """Return a real container of this kind of what `each` makes of the items."""
+        raise NotImplementedError(type(self).__name__)
+
+    def is_untouched(self) -> bool:
+        """Say whether the program has neither read nor changed this container from outside."""
+        return False
+
+    def data(self, tx: Tracer) -> Any:
+        return self.build(lambda item: tx.force(item).data(tx))
+
+    def graph_arg(self) -> Any:
+        return self.build(lambda item: item.graph_arg())
+
+    def example(self) -> Any:
+        return self.build(lambda item: item.example())
+
+
+class SequenceValue(Container):
+    """A list, a tuple, or what is like one of them."""
+
+    items: Any
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.items)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return list(self.items)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self)
+
+    def with_items(self, items: Sequence[Value]) -> Value:
+        """Return what slicing and adding make of this kind of sequence."""
+        return type(self)(items)  # type: ignore[call-arg]
+
+
+class TupleValue(SequenceValue):
+    """A tuple."""
+
+    cls: type = tuple
+
+    def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
+        self.items: tuple[Value, ...] = tuple(items)
+        self.source = source
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return tuple(each(item) for item in self.items)
+
+    def as_constant(self) -> Any:
+        return self.build(lambda item: item.as_constant())
+
+    def is_constant(self) -> bool:
+        return all(item.is_constant() for item in self.items)
+
+    def reconstruct(self, out: Output) -> None:
+        out.load_all(self.items)
+        out.writer.build_tuple(len(self.items))
+
+    def hash_key(self) -> object:
+        return tuple(item.hash_key() for item in self.items)
+
+    def same_object(self, other: Value) -> bool:
+        empty = not self.items and type(self) is type(other) is TupleValue and not other.items
+        return self is other or empty  # of which there is one
+
+
+class SizeValue(TupleValue):
+    """A torch.Size; its items are constants and symbolic ints."""
+
+    cls = torch.Size
+
+    def data(self, tx: Tracer) -> Any:
+        return torch.Size(super().data(tx))
+
+    def as_constant(self) -> Any:
+        return torch.Size(super().as_constant())
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(torch.Size, [TupleValue(self.items)])
+
+
+class NamedTupleValue(TupleValue):
+    """A named tuple, or one of torch's structseq results (`torch.return_types`)."""
+
+    def __init__(self, cls: type, items: Sequence[Value], source: Source | None = None) -> None:
+        super().__init__(items, source)
+        self.cls = cls
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        items = super().build(each)
+        return tuple.__new__(self.cls, items) if hasattr(self.cls, "_fields") else self.cls(items)
+
+    def reconstruct(self, out: Output) -> None:
+        items = TupleValue(self.items)
+        if hasattr(self.cls, "_fields"):
+            out.call(tuple.__new__, [class_value(self.cls), items])
+        else:
+            out.call(self.cls, [items])
+
+    def with_items(self, items: Sequence[Value]) -> Value:
+        return TupleValue(items)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        fields = getattr(self.cls, "_fields", getattr(self.cls, "__match_args__", ()))
+        if name in fields:
+            return self.items[fields.index(name)]
+        if name == "_fields":
+            return tx.literal(fields)
+        return tx.class_attribute(self, self.cls, name)
+
+
+def truth_now(tx: Tracer, container: Any) -> bool:
+    """Return the truth of an untouched container from outside; a length that varies may do so."""
+    if not isinstance(tx.unread_length(container), Constant):
+        tx.guard(CallSource(operator.truth, (container.source,)), "CONST", bool(container.real))
+    return bool(container.real)
+
+
+def refill(target: Any, contents: Any) -> None:
+    """Give a list, deque or dict other contents."""
+    target.clear()
+    (target.extend if hasattr(target, "extend") else target.update)(contents)
+
+
+class ListValue(SequenceValue, MutableValue):
+    """A list.
+
+    One from outside, `real`, is read, and its length guarded, when the program first looks at it.
+    What is appended before is in `added`, so that code which only appends is good for every length.
+    Once the length has varied, code that asks for it, or for single items, does not read the list.
+    """
+
+    cls: type = list
+
+    changing = ("added", "read")
+    several = True
+
+    real: Any = None
+    read: Callable[[], list[Value]] | None = None
+    singly = False  # items are read one by one
+
+    def __init__(self, items: Sequence[Value], source: Source | None = None) -> None:
+        super().__init__()
+        self.added: Any = list(items)
+        self.source = source
+
+    @property
+    def items(self) -> Any:
+        """The items, read from the real list if need be."""
+        if self.read is not None:
+            before, self.read = self.read(), None
+            refill(self.added, [*before, *self.added])
+        return self.added
+
+    @items.setter
+    def items(self, items: Any) -> None:
+        self.added = items
+
+    def truth(self, tx: Tracer) -> bool:
+        return truth_now(tx, self) if self.is_untouched() else super().truth(tx)
+
+    def is_untouched(self) -> bool:
+        return self.read is not None and not self.added
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return [each(item) for item in self.items]
+
+    def reconstruct(self, out: Output) -> None:
+        if out.is_cyclic(self):
+            out.writer.build_list(0)
+            out.remember(self)
+            out.do(refill, self, TupleValue(self.items))
+        else:
+            out.load_all(self.items)
+            out.writer.build_list(len(self.items))
+
+    def replay(self, out: Output) -> None:
+        change = refill if self.read is None else self.cls.extend  # type: ignore[attr-defined]
+        out.later(change, self, TupleValue(self.added))
+
+
+def is_named(cls: type) -> bool:
+    """Say whether a class is a named tuple without attributes or operators of its own."""
+    items = (item for kind in cls.__mro__ for item in vars(kind).items())
+    acts = any(name in _ACTING and isinstance(item, FunctionType) for name, item in items)
+    return issubclass(cls, tuple) and hasattr(cls, "_fields") and not (acts or cls.__dictoffset__)
+
+
+_ACTING = frozenset(
+    f"__{name}__"
+    for name in (
+        "add", "radd", "mul", "rmul", "iadd", "imul", "eq", "ne", "lt", "le", "gt", "ge", "hash",
+        "contains", "getitem", "iter", "len", "bool", "index", "getattribute",
+    )
+)  # fmt: skip
+"""What an operator asks the class of a tuple for."""
+
+
+def gives_others(cls: type) -> bool:
+    """Say whether methods of a subclass of list or tuple decide what its items are."""
+    names = ("__len__", "__getitem__", "__iter__")
+    return any(isinstance(getattr(cls, name), FunctionType) for name in names)
+
+
+def plain_items(obj: Any) -> Any:
+    """Return the items of an instance of a subclass of list or tuple, past its methods."""
+    kind = list if issubclass(type(obj), list) else tuple
+    return kind.__getitem__(obj, slice(None))
+
+
+def sequence_of(cls: type, items: Sequence[Value], source: Source | None = None) -> Value:
+    """Return the value of a list, a tuple, or a tuple of another class."""
+    if cls is list:
+        return ListValue(items, source)
+    plain: dict[type, type[TupleValue]] = {tuple: TupleValue, torch.Size: SizeValue}
+    return plain[cls](items, source) if cls in plain else NamedTupleValue(cls, items, source)
+
+
+class SetValue(MutableValue):
+    """A set or frozenset: hash key -> element.
+
+    `order` is a real set of the keys that goes through the same operations: it iterates in the
+    order in which the program's set does, unless that is `loose`: it depends on more than the
+    elements. `log` has what was done to a set from outside: methods, their arguments, the states
+    of the sets among them, and the step.
+    """
+
+    changing = ("entries", "log", "loose", "order")
+    several = True
+
+    def __init__(
+        self,
+        items: Sequence[Value],
+        source: Source | None = None,
+        cls: type = set,
+        order: Set[object] | None = None,
+    ) -> None:
+        """Make the value; `order` has the elements' keys as a set, when they come from one."""
+        super().__init__()
+        self.source = source
+        self.cls = cls
+        self.entries: dict[object, Value] = {}
+        self.order: set[object] = set()
+        self.loose = False
+        self.log: list[tuple[str, tuple[Value, ...], list[object], int]] = []
+        self.removals = 0  # ever, taken back or not
+        keys = []
+        for item in items:
+            keys.append(key_in(set, item))
+            self.entries.setdefault(keys[-1], item)
+        if cls is frozenset and isinstance(order, frozenset):
+            self.order = order  # type: ignore[assignment]
+        else:
+            self.order.update(keys if order is None else order)
+            self.loose = order is not None and list(order) != list(self.order)
+        self.loose |= order is not None and self.by_address()
+
+    def snapshot(self) -> Callable[[], None]:
+        restore = super().snapshot()
+
+        def undo() -> None:
+            restore()
+            self.loose = True  # a copy may have another layout
+
+        return undo
+
+    def elements(self) -> list[Value]:
+        """Return the elements as their keys are laid out."""
+        return [self.entries[key] for key in self.order]
+
+    def by_address(self) -> bool:
+        """Say whether elements hash otherwise than their keys: real addresses decide the order."""
+        return not all(map(_same_hash, self.order))
+
+    def in_order(self) -> list[Value]:
+        """Return the elements in the order of the program's set; a break when nobody knows it."""
+        if len(self.entries) > 1 and (self.loose or self.by_address()):
+            what = "objects, which addresses decide" if self.by_address() else "what has changed"
+            raise Break("unsupported-value", f"the order of a set of {what}")
+        return self.elements()
+
+    def data(self, tx: Tracer) -> Any:
+        return self._real([tx.force(item).data(tx) for item in self.unpack(tx)])
+
+    def as_constant(self) -> Any:
+        if self.cls is not frozenset:
+            return super().as_constant()
+        return self._real([item.as_constant() for item in self.elements()])
+
+    def _real(self, items: list[Any]) -> Any:
+        known = len(items) < 2 or not (self.loose or self.by_address())
+        for real in (self.cls(items), self.cls(self.cls(items))):
+            if known and list(real) == items:
+                return real
+        raise NotConstant("a set that would have another order")
+
+    def hash_key(self) -> object:
+        return frozenset(self.entries) if self.cls is frozenset else super().hash_key()
+
+    def reconstruct(self, out: Output) -> None:
+        check_keys(self.entries)
+        items = list(self.entries.values()) if self.by_address() else self.elements()
+        added = SetValue([*items])  # one by one; a copy of it is laid out differently
+        for given, built in ((TupleValue(items), added.order), (added, set(added.order))):
+            if _layout(built) == _layout(self.order) and not (self.removals or self.loose):
+                out.call(self.cls, [given])
+                return
+        raise Break("unsupported-value", "a set that would have another order")
+
+    def state(self) -> object:
+        """Return what tells whether the set has changed."""
+        return list(self.entries), self.removals, len(self.log)
+
+    def replay(self, out: Output) -> None:
+        for name, args, states, step in self.log:
+            sets = [arg for arg in args if isinstance(arg, SetValue)] if states else []
+            if states != [arg.state() for arg in sets]:
+                what = f"{name} of a set from outside, with one that changes later"
+                raise Break("unsupported-method", what, step)
+            out.later(getattr(set, name), self, *args)
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.entries)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        if len(self.order) > 1 and not all(isinstance(key, int | float) for key in self.order):
+            tx.process_bound = "the order of a set"
+        return self.in_order()
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.set_iterator(self)
+
+
+def _layout(items: Set[object]) -> tuple[list[object], int]:
+    """Return what decides where the elements of a set stand, as far as one can see."""
+    return list(items), sys.getsizeof(items)
+
+
+def _same_hash(key: Any) -> bool:
+    """Say whether what a hash key stands for hashes in each call as the key does."""
+    return type(key).__name__ == "ObjectKey" or (is_element(key) and key not in MADE)
+
+
+def is_element(obj: Any) -> bool:
+    """Say whether an element of a set never changes, and is not kept alive by a guard on it."""
+    if type(obj) in (tuple, frozenset):
+        return all(map(is_element, obj))
+    return is_constant_object(obj) or isinstance(obj, type | BuiltinFunctionType)
+
+
+class SliceValue(Container):
+    """A slice whose bounds may be symbolic."""
+
+    cls = slice
+
+    def __init__(self, start: Value, stop: Value, step: Value) -> None:
+        self.parts = (start, stop, step)
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return slice(*map(each, self.parts))
+
+    def as_constant(self) -> Any:
+        return self.build(lambda part: part.as_constant())
+
+    def reconstruct(self, out: Output) -> None:
+        out.load_all(self.parts)
+        out.writer.build_slice(3)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        names = ("start", "stop", "step")
+        return self.parts[names.index(name)] if name in names else super().getattr(tx, name)
+
+
+class RangeValue(Value):
+    """A range with known bounds."""
+
+    cls = range
+
+    def __init__(self, value: range) -> None:
+        self.range = value
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name in ("start", "stop", "step"):
+            return constant(getattr(self.range, name))
+        return super().getattr(tx, name)
+
+    def as_constant(self) -> Any:
+        return self.range
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.range)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        if self.range[config.settings.instruction_limit :]:
+            raise Break("too-long", f"all of {self.range}")
+        return [constant(number) for number in self.range]
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.iterator_over(self)

@@ -1,0 +1,277 @@
+"""torch's context managers that set a mode in C: autocast, inference mode, attention kernels.
+
+While capturing, the mode is really set, so that fake tensors behave as in eager execution, and
+the change is a node of the graph. When a break lies inside the block, generated code makes the
+context manager and enters it; the resume function finds its `__exit__` on the stack. The Python of
+`no_grad` and its like is inlined instead: the grad mode is set behind each graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch.fx import Node
+from weft_guards.sources import CallSource, InstanceAttrSource, Source
+
+from weft_capture.breaks import Break
+from weft_capture.model.constant import FALSE, NONE
+from weft_capture.model.protocol import MethodOf, MutableValue, Output, Tracer, Value, method
+
+
+@dataclass(eq=False)
+class AutocastContext(MutableValue):
+    """torch.autocast; `token` is the graph node of the entered block.
+
+    One from outside is not entered for real; after a break there is one that is.
+    """
+
+    changing = ("real", "source", "token")
+    state: ClassVar[dict[str, str]] = {
+        "device_type": "device",
+        "dtype": "fast_dtype",
+        "enabled": "_enabled",
+        "cache_enabled": "_cache_enabled",
+    }
+    """The arguments that an object from outside is made again with, and where it has them."""
+
+    cls: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: Source | None = None
+    real: Any = None
+    token: Any = None
+
+    def __post_init__(self) -> None:
+        self.origin = self.source
+
+    @classmethod
+    def of(cls, tx: Tracer, obj: Any, source: Source) -> Self:
+        """Return the value of an object from outside."""
+        given = {}
+        for argument, name in cls.state.items():
+            value = tx.wrap(getattr(obj, name), InstanceAttrSource(source, name))
+            given[argument] = value.as_constant()
+        made: Any = torch.autocast if cls is AutocastContext else torch.inference_mode
+        return cls(made, (), given, source)
+
+    def python_type(self) -> type:
+        return self.cls if isinstance(self.cls, type) else object
+
+    def enter(self, tx: Tracer) -> None:
+        """Enter the block."""
+        if self.real is not None:
+            raise Break("unsupported-method", "a context manager that is entered again")
+        tx.journal.touch(self)
+        self.source = None
+        self.enter_real(tx)
+        tx.journal.on_rollback(lambda: _leave(tx, self.real))
+        self.token = self.enter_node(tx)
+
+    def enter_real(self, tx: Tracer) -> None:
+        """Set the mode, by a new context manager: not all can be entered again."""
+        self.real = self.cls(*self.args, **self.kwargs)
+        self.real.__enter__()
+        tx.open_contexts.append(self.real)
+
+    def enter_node(self, tx: Tracer) -> Node | None:
+        """Add the node that enters the block."""
+        real = self.real
+        state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
+        enter = torch.amp.autocast_mode._enter_autocast
+        return tx.graph.node("call_function", enter, state, {}, None)
+
+    def leave_node(self, tx: Tracer) -> None:
+        """Add the node that leaves it."""
+        leave = torch.amp.autocast_mode._exit_autocast
+        tx.graph.node("call_function", leave, (self.token,), {}, None)
+
+    def reconstruct(self, out: Output) -> None:
+        entered = self.real is not None
+        make = functools.partial(_make_context, self.cls, self.args, self.kwargs, entered)
+        out.call(make, ())
+
+
+class InferenceContext(AutocastContext):
+    """torch.inference_mode: the whole graph runs in it, or none (`GraphBuilder.inference`)."""
+
+    state: ClassVar[dict[str, str]] = {"mode": "mode"}
+
+    def enter_node(self, tx: Tracer) -> None:
+        """The graph itself notices."""
+
+    leave_node = enter_node
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate_with_clones(tx, self, *args)
+
+
+def decorate_with_clones(tx: Tracer, context: Value, function: Value) -> Value:
+    """Return a function that runs in clones of `context`, as torch's decorating contexts do."""
+    wrapper = tx.const_object(torch.utils._contextlib.context_decorator)
+    return wrapper.call(tx, [MethodOf(context, "clone"), function], {})
+
+
+def decorate(tx: Tracer, context: Value, function: Value) -> Value:
+    """Return a function that runs in `context`, as `contextlib.ContextDecorator` does."""
+    wrapper = tx.const_object(contextlib.ContextDecorator.__call__)
+    return wrapper.call(tx, [context, function], {})
+
+
+class AttentionContext(AutocastContext):
+    """torch.nn.attention.sdpa_kernel, which has the same life."""
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate(tx, self, *args)
+
+    def enter_node(self, tx: Tracer) -> Node:
+        backends, set_priority = self.args
+        args = [int(one) for one in backends], set_priority
+        return tx.graph.node("call_function", enter_attention, args, {}, None)
+
+    def leave_node(self, tx: Tracer) -> None:
+        tx.graph.node("call_function", leave_attention, (self.token,), {}, None)
+
+
+def enter_attention(backends: list[int], set_priority: bool) -> Any:
+    """Let attention use these kernels; returns what `leave_attention` takes."""
+    from torch.nn import attention  # noqa: PLC0415 - only programs that use it have loaded it
+
+    context = attention.sdpa_kernel([attention.SDPBackend(one) for one in backends], set_priority)
+    context.__enter__()
+    return context
+
+
+def leave_attention(context: Any) -> None:
+    """Let attention use the kernels it used before."""
+    context.__exit__(None, None, None)
+
+
+def _leave(tx: Tracer, real: Any) -> None:
+    if real in tx.open_contexts:
+        tx.open_contexts.remove(real)
+        real.__exit__(None, None, None)
+
+
+class DecoratingNullContext(contextlib.nullcontext[Any], contextlib.ContextDecorator):
+    """A null context that a function can be decorated with."""
+
+
+@dataclass(eq=False)
+class NullContext(Value):
+    """A context manager without effect on captured code, such as a profiler range."""
+
+    cls: Any
+    result: Value = NONE
+
+    def python_type(self) -> type:
+        return self.cls if isinstance(self.cls, type) else object
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(DecoratingNullContext, [self.result])
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate(tx, self, *args)
+
+
+@dataclass(eq=False)
+class HooksDisabled(MutableValue):
+    """torch.autograd.graph.disable_saved_tensors_hooks: nothing in a graph can tell.
+
+    What could tell breaks the graph, and the block is entered for real behind that.
+    """
+
+    changing = ("entered",)
+
+    args: tuple[Any, ...]
+    entered: bool = False
+
+    def python_type(self) -> type:
+        return contextlib._GeneratorContextManager
+
+    def reconstruct(self, out: Output) -> None:
+        make = torch.autograd.graph.disable_saved_tensors_hooks
+        out.call(functools.partial(_make_context, make, self.args, {}, self.entered), ())
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return decorate(tx, self, *args)
+
+
+def no_saved_tensors_hooks() -> bool:
+    """Say whether saved-tensor hooks may be disabled: none are active."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def _make_context(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], entered: bool) -> Any:
+    """Make a context manager again, and enter it where the captured program was inside."""
+    context = cls(*args, **kwargs)
+    if entered:
+        context.__enter__()
+    return context
+
+
+@method(AutocastContext, "__enter__")
+def _enter(tx: Tracer, self: AutocastContext) -> Value:
+    self.enter(tx)
+    return self if type(self) is AutocastContext else NONE
+
+
+@method(AutocastContext, "__exit__")
+def _exit(tx: Tracer, self: AutocastContext, *error: Value) -> Value:
+    real = self.real
+    if real is None:
+        raise Break("unsupported-method", "leaving a block that was entered for real")
+    _leave(tx, real)
+    tx.journal.on_rollback(lambda: self.enter_real(tx))
+    self.leave_node(tx)
+    tx.journal.touch(self)
+    self.real, self.source = None, self.origin
+    return FALSE if type(self) is AutocastContext else NONE
+
+
+@method(AttentionContext, "_recreate_cm")
+@method(InferenceContext, "clone")
+def _clone(tx: Tracer, self: AutocastContext) -> Value:
+    return type(self)(self.cls, self.args, self.kwargs)
+
+
+@method(HooksDisabled, "__enter__")
+def _disable_hooks(tx: Tracer, self: HooksDisabled) -> Value:
+    tx.guard(CallSource(no_saved_tensors_hooks, ()), "CONST", tx.no_saved_tensors_hooks)
+    if not tx.no_saved_tensors_hooks or self.entered:
+        raise Break("unsupported-method", "disabling saved-tensor hooks that are active")
+    tx.journal.touch(self)
+    self.entered = True
+    return NONE
+
+
+@method(HooksDisabled, "__exit__")
+def _enable_hooks(tx: Tracer, self: HooksDisabled, *error: Value) -> Value:
+    if not self.entered:
+        raise Break("unsupported-method", "leaving a block that was entered for real")
+    tx.journal.touch(self)
+    self.entered = False
+    return FALSE
+
+
+@method(HooksDisabled, "_recreate_cm")
+def _clone_disabled(tx: Tracer, self: HooksDisabled) -> Value:
+    return HooksDisabled(self.args)
+
+
+@method(NullContext, "_recreate_cm")
+def _clone_null(tx: Tracer, self: NullContext) -> Value:
+    return NullContext(self.cls, self.result)
+
+
+@method(NullContext, "__enter__")
+def _enter_null(tx: Tracer, self: NullContext) -> Value:
+    return self.result
+
+
+@method(NullContext, "__exit__")
+def _exit_null(tx: Tracer, self: NullContext, *error: Value) -> Value:
+    return FALSE

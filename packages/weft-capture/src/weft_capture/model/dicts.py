@@ -1,0 +1,359 @@
+"""Dictionaries (dict, OrderedDict, defaultdict), their views, and lazily wrapped values.
+
+A dict from outside may hold hundreds of entries of which a program reads three; its values are
+wrapped, and guarded, when they are first read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from weft_guards.sources import CallSource, ConstSource, ItemSource, Source, is_literal
+
+from weft_capture.breaks import Break
+from weft_capture.model.constant import NONE, VARYING_TYPES, Varying
+from weft_capture.model.containers import Container, check_keys, refill, truth_now
+from weft_capture.model.protocol import (
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    current_tracer,
+    found_by_identity,
+    key_in,
+)
+
+
+@dataclass(eq=False)
+class LazyValue(Value):
+    """An object from outside that nothing has looked at yet; `tx.force` makes it a value."""
+
+    obj: object
+    source: Source
+    forced: Value | None = None
+
+    def data(self, tx: Tracer) -> Any:
+        return tx.force(self).data(tx)
+
+    def graph_arg(self) -> Any:
+        return current_tracer().force(self).graph_arg()
+
+    def example(self) -> Any:
+        return current_tracer().force(self).example()
+
+    def describe(self) -> str:
+        return f"unread {type(self.obj).__name__}"
+
+    def hash_key(self) -> object:
+        return found_by_identity(self, self.obj)
+
+
+_BY_IDENTITY = (object, torch.Tensor)
+_COMPARING = ("__hash__", "__eq__")
+
+
+def _stand_in(key: Value) -> object:
+    """Return what stands for a key that a guard would have to fix: its source, or the value."""
+    if isinstance(key, Varying):
+        kinds = {int, float} | VARYING_TYPES
+        if type(key).hash_key is not Varying.hash_key or key.python_type() not in kinds:
+            return None
+    elif key.python_type() not in (tuple, torch.Size):
+        # An object from outside, which is found by its identity.
+        return key if key.source is not None and _by_identity(key.python_type()) else None
+    elif all(current_tracer().force(item).is_constant() for item in key.unpack(current_tracer())):
+        return None
+    known = current_tracer().place(key)
+    return key if known is None and isinstance(key, Varying) else known and known[0]
+
+
+def _by_identity(kind: type) -> bool:
+    hashes, equals = ([getattr(one, name) for one in _BY_IDENTITY] for name in _COMPARING)
+    return kind.__hash__ in hashes and kind.__eq__ in equals
+
+
+class DictValue(Container, MutableValue):
+    """A dict: hash key -> (key, value).
+
+    `log` has what a dict from outside went through since its first change, as hash keys in order:
+    (key, True) for a write, (key, False) for a removal. Doing the same to the real one keeps what
+    its live iterators see right. `metadata` is the attribute that torch gives to a state dict.
+
+    One from outside, `real`, is read when the program asks for more than single keys. What is
+    looked up or written before is in `own`, so that code which only adds entries is good for all
+    that are there; a key that varies stands for itself, as nothing asks which one it is.
+    """
+
+    changing = ("own", "log", "metadata", "read")
+    several = True
+
+    real: Any = None
+    read: Callable[[], dict[object, tuple[Value, Value]]] | None = None
+
+    def __init__(
+        self,
+        pairs: list[tuple[Value, Value]] | None = None,
+        source: Source | None = None,
+        cls: type = dict,
+        default_factory: Value = NONE,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.cls = cls
+        self.default_factory = default_factory
+        self.log: list[tuple[object, Value, bool]] | None = None
+        self.removals = 0  # ever, taken back or not
+        self.metadata: Value | None = None
+        self.own: dict[object, tuple[Value, Value]] = {}
+        for key, value in pairs or ():
+            self.put(key, value)
+
+    @property
+    def entries(self) -> dict[object, tuple[Value, Value]]:
+        """The entries, read from the real dict if need be."""
+        if self.read is not None:
+            known = {
+                one: key.hash_key() if isinstance(one, Value | Source) else one
+                for one, (key, _) in self.own.items()
+            }
+            entries = self.read()
+            for key, (name, value) in self.own.items():
+                entries[known[key]] = (entries.get(known[key], (name,))[0], value)
+            self.own, self.read = entries, None
+            self.log = self.log and [(known[one], key, writes) for one, key, writes in self.log]
+        return self.own
+
+    def key(self, key: Value) -> object:
+        """Return a hash key; the errors of an OrderedDict do not name what it was to be."""
+        return key.hash_key() if self.cls is OrderedDict else key_in(dict, key)
+
+    def slot(self, key: Value, writes: bool = False) -> object:
+        """Return a hash key, or for a write that asks nothing a key that varies."""
+        if self.read is None:
+            return self.key(key)
+        log, name = self.log or [], _stand_in(key)
+        varying = bool(log) and isinstance(log[0][0], Value | Source)  # then all of them are
+        fresh = name not in self.own or all(one != name for one, *_ in log[:-1])
+        if writes and name is not None and (varying or not log) and fresh:
+            return name
+        hashed = self.key(key)
+        if varying or not is_literal(hashed) or hashed != hashed:
+            self.entries  # noqa: B018 - is read
+        return hashed
+
+    def find(self, tx: Tracer, key: Value) -> tuple[Value, Value] | None:
+        """Return an entry; one of a dict that was not read is guarded alone."""
+        mark = _stand_in(key) if self.read is not None else None
+        alone = mark is not None and all(one == mark for one, *_ in self.log or ())
+        known = tx.place(key) if alone else None
+        hashed = mark if known or (alone and mark in self.own) else self.slot(key)
+        if self.read is None or hashed in self.own:
+            return (self.entries if self.read is None else self.own).get(hashed)
+        name, wanted = known or (ConstSource(hashed), hashed)
+        assert self.source is not None
+        if wanted not in self.real:
+            there = CallSource(operator.contains, (self.source, name))
+            tx.guard(*((there, "CONST", False) if known else (self.source, "KEY_ABSENT", wanted)))
+            return None
+        item = self.real[wanted]
+        source: Source = ItemSource(self.source, wanted)
+        if known or type(self.real) is defaultdict:  # which makes an item where there is none
+            if item is None:
+                return self.entries[key.hash_key()]
+            source = CallSource(dict.get, (self.source, name))
+        tx.guard(source, "TYPE", type(item))
+        self.own[hashed] = key, LazyValue(item, source)
+        return self.own[hashed]
+
+    def put(self, key: Value, value: Value) -> None:
+        """Set an entry without recording it; the first of equal keys stays the key."""
+        hashed = self.slot(key, writes=True)
+        old = self.own.get(hashed) if self.read is None else self.own.pop(hashed, None)
+        self.own[hashed] = (key if old is None else old[0], value)
+        if self.log is not None:
+            self.log.append((hashed, key, True))
+
+    def undo_put(self, hashed: object) -> Callable[[], object] | None:
+        """Return what takes `put` back; None for a dict that keeps a log."""
+        if self.source is not None or self.log is not None:
+            return None
+        old = self.entries.get(hashed)
+        if old is None:
+            return lambda: self.entries.pop(hashed)
+        return lambda: self.entries.update({hashed: old})
+
+    def drop(self, hashed: object) -> tuple[Value, Value]:
+        """Remove the entry of a hash key without recording it in the journal; returns it."""
+        entry = self.entries.pop(hashed)
+        self.removals += 1
+        if self.log is not None:
+            self.log.append((hashed, entry[0], False))
+        return entry
+
+    def get(self, tx: Tracer, key: Value) -> Value | None:
+        """Return an entry's value, or None."""
+        entry = self.find(tx, key)
+        if entry is None:
+            return None
+        known, value = entry
+        if isinstance(known, LazyValue) and isinstance(value, LazyValue) and key.source:
+            # Reading by key is cheaper than by position, once the key is known by another way.
+            if value.forced is None and self.source is not None:
+                value.source = CallSource(operator.getitem, (self.source, key.source))
+        return tx.force(value)
+
+    def pairs(self, tx: Tracer) -> Iterator[tuple[Value, Value]]:
+        """Iterate over entries with their values forced."""
+        for key, value in list(self.entries.values()):
+            yield tx.force(key), tx.force(value)
+
+    def keys(self) -> list[Value]:
+        """Return the keys in order."""
+        return [key for key, _ in self.entries.values()]
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "default_factory" and self.cls is defaultdict:
+            return tx.force(self.default_factory)
+        if name == "_metadata" and self.metadata is not None:
+            return tx.force(self.metadata)
+        if name == "_metadata" and self.cls is OrderedDict and self.source is not None:
+            tx.guard(self.source, "ATTR_ABSENT", name)
+        return super().getattr(tx, name)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        if name != "_metadata" or self.cls is not OrderedDict or self.source is not None:
+            super().setattr(tx, name, value)
+        tx.mutate(self)
+        self.metadata = value
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        if kind is dict and self.cls is not dict:
+            raise Break("unsupported-method", f"dict.{name} of a {self.cls.__name__}")
+        return super().call_base_method(tx, kind, name, args, kwargs)
+
+    def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
+        pairs = [((key or each)(k), each(v)) for k, v in self.entries.values()]
+        if self.cls is defaultdict:
+            made = None if self.default_factory is NONE else each(self.default_factory)
+            return defaultdict(made, pairs)
+        return self.cls(pairs)
+
+    def snapshot(self) -> Callable[[], None]:
+        if self.log is None and self.source is not None:
+            self.log = []
+        return super().snapshot()
+
+    def reconstruct(self, out: Output) -> None:
+        check_keys(self.entries)
+        if self.cls is dict and not out.is_cyclic(self):
+            for pair in self.entries.values():
+                out.load_all(pair)
+            out.writer.build_map(len(self.entries))
+            return
+        out.call(self.cls, [self.default_factory] if self.cls is defaultdict else [])
+        out.remember(self)
+        if self.entries:
+            plain = DictValue()
+            plain.own = self.entries
+            out.do(refill, self, plain)
+        if self.metadata is not None:
+            out.fill_attributes(self, {"_metadata": self.metadata})
+
+    def replay(self, out: Output) -> None:
+        written: set[object] = set()
+        check_keys(hashed for hashed, _, _ in self.log or ())
+        for hashed, key, writes in self.log or ():
+            if not writes:
+                written.discard(hashed)
+                out.later(operator.delitem, self, key)
+            elif hashed not in written:  # what is there in the end
+                written.add(hashed)
+                out.later(operator.setitem, self, key, self.own.get(hashed, (NONE, NONE))[1])
+
+    def truth(self, tx: Tracer) -> bool:
+        return truth_now(tx, self) if self.is_untouched() else bool(self.entries)
+
+    def is_untouched(self) -> bool:
+        return not (self.read is None or self.own or self.log)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        return [tx.force(key) for key in self.keys()]
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.dict_iterator(self)
+
+    def copy(self) -> DictValue:
+        """Return a new dict with the same entries."""
+        fresh = DictValue(None, None, self.cls, self.default_factory)
+        fresh.own = dict(self.entries)
+        return fresh
+
+
+class MappingProxy(DictValue):
+    """A read-only view of a dict, which shows what is written to it."""
+
+    def __init__(self, inner: DictValue, source: Source | None = None) -> None:
+        self.inner = inner
+        super().__init__(None, source, MappingProxyType)
+
+    @property
+    def entries(self) -> dict[object, tuple[Value, Value]]:
+        """Those of the dict."""
+        return self.inner.entries
+
+    def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
+        return MappingProxyType(self.inner.build(each, key))
+
+    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+        tx.raise_(TypeError, "'mappingproxy' object does not support item assignment")
+
+    def delitem(self, tx: Tracer, key: Value) -> None:
+        tx.raise_(TypeError, "'mappingproxy' object doesn't support item deletion")
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(MappingProxyType, [self.inner])
+
+    def iterate(self, tx: Tracer) -> Value:
+        return self.inner.iterate(tx)
+
+    def copy(self) -> DictValue:
+        return self.inner.copy()
+
+
+class DictView(Value):
+    """The result of keys, values or items of a dict; `holder` is the object it is the base of."""
+
+    def __init__(self, owner: DictValue, kind: str) -> None:
+        self.owner = owner
+        self.kind = kind
+        self.cls: type = type(getattr({}, kind)())
+        self.holder: Value = owner
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "mapping" and self.holder is self.owner:
+            return MappingProxy(self.owner)
+        return super().getattr(tx, name)
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.owner.entries)
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        if self.kind == "keys":
+            return self.owner.unpack(tx)
+        if self.kind == "values":
+            return [value for _, value in self.owner.pairs(tx)]
+        return [tx.tuple_of(list(pair)) for pair in self.owner.pairs(tx)]
+
+    def iterate(self, tx: Tracer) -> Value:
+        return tx.dict_iterator(self)
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(getattr(self.owner.cls, self.kind), [self.holder])

@@ -1,0 +1,500 @@
+"""Exceptions that the user's program makes, raises and catches during capture.
+
+`chain` does what CPython's `_PyErr_SetObject` does: an exception that is raised while another is
+handled gets that one as its `__context__`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft_guards.sources import ItemSource, Source
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.model import attributes
+from weft_capture.model.constant import FALSE, NONE, TRUE, class_value, constant
+from weft_capture.model.containers import ListValue, TupleValue
+from weft_capture.model.dicts import LazyValue
+from weft_capture.model.protocol import (
+    Frame,
+    Kwargs,
+    MutableValue,
+    Output,
+    Raised,
+    Tracer,
+    Value,
+    method,
+)
+from weft_capture.python_compat import add_note, error_text
+
+
+class TracebackValue(Value):
+    """The traceback of an exception that was raised: only that it is there is known."""
+
+    cls = types.TracebackType
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if tx.frame is not None and "tb_frame" in tx.frame.function.code.co_names:
+            error = Break("unsupported-value", f"{name} of a traceback, whose frames are looked at")
+            error.eager_frame = tx.frame  # whose pieces would be frames of their own
+            raise error
+        return super().getattr(tx, name)
+
+
+TRACEBACK = TracebackValue()
+_UNSET: dict[str, Value] = {
+    "__context__": NONE,
+    "__cause__": NONE,
+    "__traceback__": NONE,
+    "__suppress_context__": FALSE,
+}
+
+
+_SETTABLE = ("args", "__cause__", "__context__", "__suppress_context__")
+_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (ImportError, ("name", "path")),
+    (AttributeError, ("name", "obj")),
+    (NameError, ("name",)),
+)
+"""Keyword arguments of builtin exceptions; the interpreter sets them where it raises, too."""
+
+
+@dataclass(eq=False)
+class ExceptionValue(MutableValue):
+    """An exception instance made during capture.
+
+    Args:
+        cls: its class.
+        args: its `args`.
+        source: where it comes from, for one that existed before the frame.
+        origin: of a part of an exception group, the group that was split.
+    """
+
+    cls: type
+    args: list[Value]
+    source: Source | None = None
+    origin: ExceptionValue | None = None
+    attributes: dict[str, Value] = field(default_factory=dict)
+    raised: bool = False
+    stated_in: Frame | None = None  # where capture itself raised it
+    changing = ("args", "attributes", "raised")
+
+    def describe(self) -> str:
+        return f"{self.cls.__name__}({', '.join(arg.describe() for arg in self.args)})"
+
+    def builtin(self) -> Any:
+        """Return a real exception of the nearest builtin class with the same arguments.
+
+        Raises:
+            NotConstant: when the arguments are not constants.
+        """
+        kind = next(k for k in self.cls.__mro__ if not k.__flags__ & _HEAP_TYPE)
+        try:
+            return kind(*(arg.as_constant() for arg in self.args))
+        except TypeError:
+            raise NotConstant(self.describe()) from None
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        self.refuse("__getattribute__")
+        if name in self.attributes:
+            return tx.force(self.attributes[name])
+        if name == "args":
+            return tx.tuple_of(self.args)
+        if name == "__traceback__" and self.raised:
+            return TRACEBACK
+        if name in _UNSET:
+            if self.source is not None:
+                raise Break("unsupported-value", f"{name} of an exception from outside the frame")
+            return _UNSET[name]
+        if name == "__class__":
+            return tx.const_object(self.cls)
+        try:
+            return self._field(tx, name)
+        except Raised as raised:
+            found = attributes.lookup(self.cls, "__getattr__")
+            if found is None or not issubclass(raised.value.python_type(), AttributeError):
+                raise
+        return attributes.bind(tx, found, name, self, self.cls).call(tx, [constant(name)], {})
+
+    def refuse(self, name: str) -> None:
+        """Break where the program has a method of `object` of its own."""
+        found = attributes.lookup(self.cls, name)
+        if found is not None and not isinstance(found[1], types.WrapperDescriptorType):
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+
+    def _field(self, tx: Tracer, name: str) -> Value:
+        """Read what the class defines."""
+        if self.source is not None:
+            tx.guard(self.source, "ATTR_ABSENT", name)
+        if name == "value" and issubclass(self.cls, StopIteration):
+            return self.args[0] if self.args else NONE
+        if issubclass(self.cls, BaseExceptionGroup) and name in ("message", "exceptions"):
+            message, parts = self.args
+            return message if name == "message" else tx.tuple_of(parts.unpack(tx))
+        found = attributes.lookup(self.cls, name)
+        c_field = found and isinstance(found[1], attributes.SLOTS)
+        if c_field and (self.source is not None or name == "__dict__"):
+            raise Break("unsupported-value", f"{name} of {self.describe()} as it is now")
+        if found is None or (c_field and "__slots__" in vars(found[0])):  # which are not set here
+            tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+        if c_field:
+            if self.raised and name in _fields(self.cls) and not issubclass(self.cls, ImportError):
+                raise Break("unsupported-value", f"{name} of {self.describe()}")
+            return tx.literal(getattr(self.builtin(), name))
+        if attributes.is_python_code(found[1]):
+            return attributes.bind(tx, found, name, self, self.cls)
+        return tx.class_attribute(self, self.cls, name)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        found = attributes.lookup(self.cls, name)
+        if found is not None and attributes.is_python_code(found[1]):
+            return attributes.bind(tx, found, name, self, self.cls).call(tx, args, kwargs)
+        return super().call_method(tx, name, args, kwargs)
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        return super().call_method(tx, name, args, kwargs)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        self.refuse("__setattr__")
+        found = attributes.lookup(self.cls, name)
+        checked = name in ("__cause__", "__context__") and value is not NONE
+        refused = checked and not isinstance(value, ExceptionValue)
+        if found is not None and hasattr(type(found[1]), "__set__") and name not in _SETTABLE:
+            refused = name != "__traceback__" or value is not TRACEBACK
+        if refused:
+            raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+        if name == "args":
+            self._check_is_ours()
+        tx.mutate(self)
+        if name == "args":
+            self.args = value.unpack(tx)
+            return
+        self.attributes[name] = value
+        if name == "__cause__":
+            self.attributes["__suppress_context__"] = TRUE
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        self.refuse("__delattr__")
+        if name not in self.attributes:
+            tx.raise_(AttributeError, name)
+        self._check_is_ours()
+        tx.mutate(self)
+        del self.attributes[name]
+
+    def _check_is_ours(self) -> None:
+        if self.source is not None:
+            raise Break(
+                "unsupported-method", "a change of an outside exception that is no new attribute"
+            )
+
+    def replay(self, out: Output) -> None:
+        out.replay_attributes(self, self.attributes)
+
+    def reconstruct(self, out: Output) -> None:
+        if self.raised:
+            raise Break("unsupported-value", f"a caught {self.cls.__name__} with its traceback")
+        out.call(new_exception, [class_value(self.cls), *self.args])
+        out.remember(self)
+        out.fill_attributes(self, {"args": TupleValue(self.args), **self.attributes})
+
+
+def wrap_exception(tx: Tracer, obj: BaseException, source: Source) -> Value:
+    """Make a value of an exception from outside, past any `__getattribute__` of its class."""
+
+    def read(name: str) -> Any:
+        return object.__getattribute__(obj, name), attributes.read_past(source, obj, name)
+
+    value = ExceptionValue(type(obj), tx.wrap(*read("args")).unpack(tx), source)
+    traceback, place = read("__traceback__")
+    if traceback is not None:
+        tx.guard(place, "TYPE", type(traceback))
+        value.raised = True
+    namespace, place = read("__dict__")
+    tx.check_namespace(namespace)
+    value.attributes = {
+        name: LazyValue(item, ItemSource(place, name)) for name, item in namespace.items()
+    }
+    if issubclass(type(obj), StopIteration):  # it can be set, past the args
+        value.attributes["value"] = LazyValue(*read("value"))
+    return value
+
+
+def _fields(cls: type) -> tuple[str, ...]:
+    return next((names for kind, names in _FIELDS if issubclass(cls, kind)), ())
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def new_exception(cls: type[BaseException], *args: object) -> BaseException:
+    """Make an exception without running a Python `__init__`; the builtin one sets its fields."""
+    error = cls.__new__(cls, *args)
+    builtin: Any = next(kind for kind in cls.__mro__ if not kind.__flags__ & _HEAP_TYPE)
+    with suppress(TypeError):
+        builtin.__init__(error, *args)
+    return error
+
+
+def handled(tx: Tracer) -> Value | None:
+    """Return the exception being handled, in this frame or in one that called it."""
+    return next((one.exception for one in tx.active_frames() if one.exception is not None), None)
+
+
+def chain(tx: Tracer, value: Value, *thrown_into: Value | None) -> Value:
+    """Mark an exception as raised, with what is being handled as its context.
+
+    What a generator is thrown meets only what that one handles, in `thrown_into`.
+    """
+    if not isinstance(value, ExceptionValue):
+        return value
+    tx.journal.touch(value)
+    value.raised = True
+    context = thrown_into[0] if thrown_into else handled(tx)
+    if not isinstance(context, ExceptionValue) or context is value:
+        return value
+    link: Value = context
+    seen: set[Value] = set()  # a program can make a circle of its own
+    while isinstance(link, ExceptionValue) and link not in seen:
+        seen.add(link)
+        further = link.attributes.get("__context__", NONE)
+        if further is value:  # the chain must not become a circle
+            tx.journal.touch(link)
+            link.attributes["__context__"] = NONE
+        link = further
+    value.attributes["__context__"] = context
+    return value
+
+
+def generator_kind(flags: int) -> str:
+    """Return what the interpreter calls the object that code with these flags makes."""
+    asynchronous = "async generator" if flags & inspect.CO_ASYNC_GENERATOR else "generator"
+    return "coroutine" if flags & inspect.CO_COROUTINE else asynchronous
+
+
+def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
+    """Return the exception that `throw` is given, in the old form as class, value, traceback."""
+    value = rest[0] if rest and rest[0] is not NONE else error
+    if rest and (sys.version_info >= (3, 12) or value.is_constant()):
+        raise Break("warns", "throw or athrow with more than one argument")
+    return value.call(tx, [], {}) if issubclass(value.python_type(), type) else value
+
+
+def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
+    """Return what an exception that leaves the body of a generator becomes (PEP 479)."""
+    kinds = (StopIteration, StopAsyncIteration)[: 1 + bool(flags & inspect.CO_ASYNC_GENERATOR)]
+    found = next((kind for kind in kinds if issubclass(stop.python_type(), kind)), None)
+    if found is None:
+        return stop
+    text = constant(f"{generator_kind(flags)} raised {found.__name__}")
+    error = ExceptionValue(RuntimeError, [text])
+    chain(tx, error)
+    error.setattr(tx, "__cause__", stop)
+    error.attributes["__context__"] = stop
+    return error
+
+
+@method(ExceptionValue, "__init__")
+def _init(tx: Tracer, self: ExceptionValue, *args: Value, **kwargs: Value) -> None:
+    fields = _fields(self.cls)
+    if not kwargs.keys() <= set(fields):
+        raise Break("unsupported-value", f"keyword arguments of {self.describe()}")
+    self._check_is_ours()
+    tx.mutate(self)
+    self.args = self.args if issubclass(self.cls, BaseExceptionGroup) else list(args)
+    for name in fields:
+        self.attributes.pop(name, None)
+    self.attributes.update(kwargs)
+
+
+@method(ExceptionValue, "with_traceback")
+def _with_traceback(tx: Tracer, self: ExceptionValue, traceback: Value) -> Value:
+    if traceback is not TRACEBACK and traceback is not NONE:
+        raise Break("unsupported-value", "with_traceback of a traceback from outside")
+    return self
+
+
+@method(ExceptionValue, "add_note")
+def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
+    if not issubclass(note.python_type(), str):
+        tx.raise_(TypeError, error_text(add_note, note.python_type()))
+    if "__notes__" not in self.attributes:
+        self.setattr(tx, "__notes__", tx.literal([]))
+    notes = tx.force(self.attributes["__notes__"])
+    if not issubclass(notes.python_type(), list):
+        tx.raise_(TypeError, "Cannot add note: __notes__ is not a list")
+    return notes.call_method(tx, "append", [note], {})
+
+
+_WITH_OTHER_TEXTS = (OSError, SyntaxError, UnicodeError, ImportError, BaseExceptionGroup)
+"""Classes whose texts are made of more than `args`."""
+
+
+def _text(tx: Tracer, self: ExceptionValue, function: Callable[[Any], str]) -> Value:
+    if self.source is not None and issubclass(self.cls, _WITH_OTHER_TEXTS):
+        raise Break("unsupported-value", f"text of a {self.cls.__name__} from outside the frame")
+    try:
+        return constant(function(self.builtin()))
+    except NotConstant:
+        raise Break("unsupported-value", "text of an exception over tensors") from None
+
+
+@method(ExceptionValue, "__str__")
+def _str(tx: Tracer, self: ExceptionValue) -> Value:
+    return _text(tx, self, str)
+
+
+def class_by_number(kind: type[OSError], args: list[Value]) -> type[OSError]:
+    """Return the class that OSError chooses by an error's number (CPython: Objects/exceptions.c).
+
+    Raises:
+        Break: where that depends on what is not known, or the arguments are not kept as given.
+    """
+    plain = kind.__module__ == "builtins" and len(args) == 2  # with a third, `args` leaves it out
+    if not (plain and all(arg.is_constant() for arg in args)):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    return type(kind(*(arg.as_constant() for arg in args)))
+
+
+@method(ExceptionValue, "__repr__")
+def _repr(tx: Tracer, self: ExceptionValue) -> Value:
+    real = _text(tx, self, repr).as_constant()
+    return constant(self.cls.__name__ + real[real.index("(") :])
+
+
+# ---- except*: splitting exception groups, and putting together what is left to raise
+#
+# Follows `exception_group_match` and `_PyExc_PrepReraiseStar` of CPython. A part remembers the
+# group it was split from (`origin`): so parts that were raised again are told from new errors.
+
+
+Classes = tuple[type, ...]
+
+
+def make_group(message: Value, parts: list[Value]) -> ExceptionValue:
+    """Return a new group; an ExceptionGroup when all parts are Exceptions."""
+    plain = all(issubclass(part.python_type(), Exception) for part in parts)
+    return ExceptionValue(
+        ExceptionGroup if plain else BaseExceptionGroup, [message, ListValue(parts)]
+    )
+
+
+def checked_exception(tx: Tracer, kind: type, args: list[Value]) -> ExceptionValue:
+    """Return a new exception; a Break for a group whose class may refuse the arguments."""
+    if not issubclass(kind, BaseExceptionGroup):
+        return ExceptionValue(kind, list(args))
+    message, given = args if len(args) == 2 else (NONE, NONE)
+    parts = [*map(tx.force, given.unpack(tx))] if type(given) in (ListValue, TupleValue) else []
+    known = parts and all(isinstance(part, ExceptionValue) for part in parts)
+    plain = all(issubclass(part.python_type(), Exception) for part in parts)
+    if not known or message.python_type() is not str or plain < issubclass(kind, Exception):
+        raise Break("unknown-call", f"making a {kind.__qualname__}")
+    kind = ExceptionGroup if plain and kind is BaseExceptionGroup else kind
+    return ExceptionValue(kind, [message, type(given)(parts)])  # type: ignore[call-arg]
+
+
+def _parts(group: ExceptionValue) -> list[Value]:
+    if group.cls not in (ExceptionGroup, BaseExceptionGroup):
+        raise Break("unsupported-value", f"splitting a {group.cls.__name__}")
+    parts = group.args[1]
+    return list(parts.items)  # type: ignore[attr-defined]
+
+
+def _derive(group: ExceptionValue, parts: list[Value]) -> Value:
+    if not parts:
+        return NONE
+    part = make_group(group.args[0], parts)
+    part.attributes = {**group.attributes, "__suppress_context__": TRUE}  # PyException_SetCause
+    if (notes := part.attributes.get("__notes__")) is not None:
+        part.attributes["__notes__"] = ListValue(list(notes.items))  # type: ignore[attr-defined]
+    part.origin, part.raised = group.origin or group, group.raised
+    return part
+
+
+def split(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
+    """Return the parts of an exception that match and that do not; None for an empty part."""
+    if issubclass(error.python_type(), classes):
+        return error, NONE
+    if not isinstance(error, ExceptionValue) or not issubclass(error.cls, BaseExceptionGroup):
+        return NONE, error
+    pairs = [split(tx, part, classes) for part in _parts(error)]
+    matched = [match for match, _ in pairs if match is not NONE]
+    others = [rest for _, rest in pairs if rest is not NONE]
+    return _derive(error, matched), _derive(error, others)
+
+
+def match_group(tx: Tracer, error: Value, classes: Classes) -> tuple[Value, Value]:
+    """Return (what an except* clause takes, what is left)."""
+    if error is NONE:
+        return NONE, NONE
+    if any(issubclass(kind, BaseExceptionGroup) for kind in classes):
+        text = "catching ExceptionGroup with except* is not allowed. Use except instead."
+        tx.raise_(TypeError, text)
+    taken, rest = split(tx, error, classes)
+    is_group = issubclass(error.python_type(), BaseExceptionGroup)
+    if taken is not NONE and not is_group:
+        wrapped = make_group(constant(""), [taken])
+        wrapped.raised = True
+        return wrapped, NONE
+    return taken, rest
+
+
+def rest_to_raise(tx: Tracer, original: Value, raised: list[Value]) -> Value:
+    """Return what the try statement raises in the end; None for nothing."""
+    errors = [error for error in raised if error is not NONE]
+    if not errors:
+        return NONE
+    assert isinstance(original, ExceptionValue)
+    if not issubclass(original.cls, BaseExceptionGroup):
+        return errors[0]
+    again = {id(leaf) for error in errors if _is_part(error, original) for leaf in _leaves(error)}
+    fresh = [error for error in errors if not _is_part(error, original)]
+    kept = _project(original, again)
+    if not fresh:
+        return kept
+    return make_group(constant(""), [*fresh, *([kept] if kept is not NONE else [])])
+
+
+def _is_part(error: Value, original: ExceptionValue) -> bool:
+    return error is original or (
+        isinstance(error, ExceptionValue) and error.origin is (original.origin or original)
+    )
+
+
+def _leaves(error: Value) -> list[Value]:
+    if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
+        return [leaf for part in _parts(error) for leaf in _leaves(part)]
+    return [error]
+
+
+def _project(error: Value, leaves: set[int]) -> Value:
+    """Return the part of a group that holds these leaves, nested as in the original."""
+    if isinstance(error, ExceptionValue) and issubclass(error.cls, BaseExceptionGroup):
+        parts = [_project(part, leaves) for part in _parts(error)]
+        return _derive(error, [part for part in parts if part is not NONE])
+    return error if id(error) in leaves else NONE
+
+
+@method(ExceptionValue, "split")
+def _split(tx: Tracer, self: ExceptionValue, condition: Value) -> Value:
+    return tx.tuple_of(list(split(tx, self, _condition(tx, condition))))
+
+
+@method(ExceptionValue, "subgroup")
+def _subgroup(tx: Tracer, self: ExceptionValue, condition: Value) -> Value:
+    return split(tx, self, _condition(tx, condition))[0]
+
+
+def _condition(tx: Tracer, condition: Value) -> Classes:
+    items = condition.unpack(tx) if issubclass(condition.python_type(), tuple) else [condition]
+    classes = tuple(item.as_constant() for item in items)
+    if not all(isinstance(kind, type) for kind in classes):
+        raise Break("unsupported-method", "splitting an exception group by a function")
+    return classes

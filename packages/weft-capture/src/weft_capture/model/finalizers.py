@@ -1,0 +1,81 @@
+"""What runs code of the program when it dies: objects with a `__del__`, generators in a `try`."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections import deque
+from typing import Any
+
+from weft_guards.sources import CallSource, ConstSource, LocalSource
+
+from weft_capture.breaks import Break
+from weft_capture.bytecode import decode, stack_name
+from weft_capture.model.containers import Container
+from weft_capture.model.protocol import Frame, Value
+
+
+def release(frame: Frame, old: Value | None) -> None:
+    """An object from outside may die here: its `__del__` must run now, and weak references tell."""
+    if old is None or any(old is one for one in frame.stack):
+        return
+    if has_finalizer(old):
+        raise Break("unsupported-value", "a variable lets go of an object with a __del__")
+    if old.source is None or isinstance(old.source, ConstSource):
+        return
+    obj = getattr(old, "obj", None)
+    frame.tx.released_ids.add(id(obj))
+    if isinstance(old.source, LocalSource | CallSource):  # no object leads to it, that we know of
+        if any(map(_is_programs, weakref.getweakrefs(obj))):
+            raise Break("unsupported-value", "a variable lets go of an object that others watch")
+        frame.tx.released_ids.add(frame.tx.real_id(old))
+
+
+def pop_dying(frame: Frame, value: Value) -> None:
+    """Note that the operand stack lets go of a value, which may be all that holds it."""
+    if isinstance(value.source, LocalSource) and value.source.name.startswith(_FROM_STACK):
+        if all(value is not one for one in frame.locals.values()):
+            release(frame, value)
+
+
+_FROM_STACK = stack_name(0).removesuffix("0")
+
+
+def _is_programs(reference: weakref.ref[Any]) -> bool:
+    module = getattr(reference.__callback__, "__module__", None) or "torch"
+    return not module.startswith(("torch", "weft_"))
+
+
+def has_finalizer(value: Value) -> bool:
+    """Say whether an object with a `__del__` from outside may die with a value."""
+    pending, seen = [value], set()
+    while pending:
+        one = pending.pop()
+        obj = getattr(one, "obj", None)
+        if isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj):
+            return True
+        if one not in seen and isinstance(one, Container):
+            seen.add(one)
+            one.build(pending.append)
+    return False
+
+
+def holds_finalizer(obj: Any, depth: int = 4) -> bool:
+    """Say the same of a real object, or of a container somewhere in which there may be one."""
+    plain = obj if isinstance(obj, list | tuple | deque) else ()
+    inside = obj.values() if isinstance(obj, dict) else plain
+    mine = isinstance(getattr(type(obj), "__del__", None), types.FunctionType) or _unwinds(obj)
+    return mine or depth == 0 or any(holds_finalizer(one, depth - 1) for one in inside)
+
+
+def _unwinds(obj: object, depth: int = 5) -> bool:
+    """Say whether this is, or iterates over, a generator whose handlers run when it is dropped."""
+    kind = type(obj)
+    if isinstance(obj, types.GeneratorType | types.AsyncGeneratorType):
+        code = decode(obj.gi_code if isinstance(obj, types.GeneratorType) else obj.ag_code)
+        if any(one.opname == "YIELD_VALUE" and code.unwinds(one) for one in code.instrs):
+            return True
+    elif kind is not tuple and not (hasattr(kind, "__next__") and not kind.__flags__ & 1 << 9):
+        return False
+    return depth > 0 and any(_unwinds(one, depth - 1) for one in gc.get_referents(obj))

@@ -1,0 +1,47 @@
+"""Items of any value in the order, and with the calls, that C code of the interpreter makes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+from weft_capture.breaks import Break
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import Raised, Tracer, Value
+
+_HINT = "__length_hint__"
+
+
+def steps(tx: Tracer, items: Value, hinted: bool = True) -> Iterator[Value]:
+    """Yield what a value gives, one by one.
+
+    Args:
+        hinted: an object is asked its length first, as `list` does (PyObject_LengthHint).
+    """
+    if not isinstance(items, UserObject) and not hasattr(items.python_type(), "__next__"):
+        yield from items.unpack(tx)  # nothing of the program runs
+        return
+    iterator = items.iterate(tx)
+    if hinted and isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT))):
+        tx.builtin(operator.length_hint, items)
+    elif hinted and items.python_type() is reversed and getattr(items, "frame", None) is not None:
+        tx.builtin(len, items.args[0])  # type: ignore[attr-defined]
+    while (item := iterator.next(tx)) is not None:
+        yield item
+
+
+def listed(tx: Tracer, items: Value) -> list[Value]:
+    """Return the items as PySequence_Fast takes them: what `iter` gave is asked for `iter` again.
+
+    Raises:
+        Break: when it is not iterable: what wants a sequence says so in its own words.
+    """
+    if not hasattr(items.python_type(), "__iter__") and not isinstance(items, UserObject):
+        raise Break("unknown-call", f"{items.describe()} as a sequence")
+    try:
+        iterator = items.iterate(tx) if isinstance(items, UserObject) else items
+    except Raised as raised:
+        if issubclass(raised.value.python_type(), TypeError):
+            raise Break("unknown-call", f"{items.describe()} as a sequence") from None
+        raise
+    return list(steps(tx, iterator))

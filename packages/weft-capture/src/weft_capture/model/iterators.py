@@ -1,0 +1,303 @@
+"""Iterators that the executor can step: over sequences, and the lazy builtins around them.
+
+Each can be rebuilt where it stands, so that a graph break inside a loop keeps the position.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import methodcaller
+from typing import Any, ClassVar
+
+from weft_guards.payloads import find_in_class
+from weft_guards.sources import Source
+
+from weft_capture.breaks import Break
+from weft_capture.model.constant import NONE, NULL, Constant, constant, real_call
+from weft_capture.model.containers import (
+    ListValue,
+    RangeValue,
+    SequenceValue,
+    SetValue,
+    TupleValue,
+)
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.protocol import MutableValue, Output, Proxy, Tracer, Value
+
+EXHAUSTED = sys.maxsize
+"""The position of an iterator that has ended."""
+
+
+@dataclass(eq=False)
+class IteratorValue(MutableValue):
+    """Base of iterators: state is `position` and what subclasses add."""
+
+    position: int = field(default=0, init=False)
+    changing: ClassVar[tuple[str, ...]] = ("position",)
+
+
+@dataclass(eq=False)
+class SequenceIterator(IteratorValue):
+    """`iter` or `reversed` of a sequence: a real one over the real container of values.
+
+    It sees what changes the container. `position` is the number of steps taken.
+
+    Args:
+        over: the sequence, or a plain list of values.
+        cls: the class of what this stands for, where that is another one.
+        kind: `iter` or `reversed`.
+    """
+
+    over: SequenceValue | RangeValue | Constant | Sequence[Value]
+    cls: Any = None
+    kind: Any = iter
+
+    def __post_init__(self) -> None:
+        over = self.over
+        self.items: Any = over.items if isinstance(over, SequenceValue) else over
+        if isinstance(over, RangeValue):
+            self.items = over.range
+        if isinstance(over, Constant):
+            self.items = [constant(item) for item in over.as_constant()]
+        self.real = self.kind(self.items)
+        self.cls = self.cls or type(self.kind(getattr(over, "value", self.items)))
+        by_count = self.kind is reversed or isinstance(self.items, deque)
+        self.end = len(self.items) if by_count else EXHAUSTED
+
+    def next(self, tx: Tracer) -> Value | None:
+        tx.journal.touch(self)
+        try:
+            item = next(self.real, None)
+        except RuntimeError as error:
+            tx.raise_real(error)
+        self.position = self.end if item is None else self.position + 1
+        if isinstance(self.over, RangeValue) and item is not None:
+            return constant(item)
+        return None if item is None else tx.force(item)
+
+    def reconstruct(self, out: Output) -> None:
+        over: Any = self.over
+        backwards = self.kind is reversed
+        if isinstance(over, RangeValue):
+            out.call(iter, [constant(over.range[self.position :])])
+        elif isinstance(self.items, deque):
+            try:
+                next(self.real, None)
+            except RuntimeError:
+                what = "an iterator over what has changed since"
+                raise Break("loop", what) from None
+            if over in out.tx.effects.changed:
+                raise Break("loop", "an iterator over what is written after it is made")
+            out.call(self.cls, [over, constant(self.position)])
+        elif backwards or (isinstance(over, Constant | ListValue) and self.position != EXHAUSTED):
+            place = self.end - 1 - self.position if backwards else self.position
+            out.call(self.kind, [over])
+            out.remember(self)
+            step = methodcaller("__setstate__", place)  # no further than the end of the list
+            if over in out.tx.effects.changed:
+                out.last.append((step, self))
+            else:
+                out.do(step, self)
+        else:
+            items = over.items if isinstance(over, SequenceValue) else over
+            out.call(iter, [TupleValue(list(items)[self.position :])])
+
+
+class ListedIterator(SequenceIterator):
+    """An iterator of the library whose items are listed at once; a break needs the real one."""
+
+    def reconstruct(self, out: Output) -> None:
+        raise Break("generator", f"a {self.cls.__name__} is needed after a graph break")
+
+
+@dataclass(eq=False)
+class DictIterator(SequenceIterator):
+    """An iterator over a dict, a view of it or a set, which must not change size meanwhile.
+
+    Args:
+        owner: the dict or set.
+        view: the method of the owner whose result is iterated over.
+    """
+
+    owner: Any = None
+    view: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.size, self.removals = len(self.owner.entries), self.owner.removals
+
+    def next(self, tx: Tracer) -> Value | None:
+        ordered = getattr(self.owner, "cls", None) is OrderedDict
+        if self.position != EXHAUSTED and len(self.owner.entries) != self.size and not ordered:
+            what = "Set" if isinstance(self.owner, SetValue) else "dictionary"
+            tx.raise_(RuntimeError, f"{what} changed size during iteration")
+        changed = len(self.owner.entries) != self.size or self.owner.removals != self.removals
+        if self.position != EXHAUSTED and changed:
+            raise Break("loop", "the keys change during the iteration")
+        return super().next(tx)
+
+    def reconstruct(self, out: Output) -> None:
+        owner = self.owner
+        changed = len(owner.entries) != self.size or owner.removals != self.removals
+        if isinstance(owner, DictValue) and owner.source and owner.log:  # written after all loads
+            same_keys = owner.real is not None and len(owner.real) == self.size
+            changed = changed or not (same_keys and all(writes for _, _, writes in owner.log))
+        if changed or isinstance(owner, SetValue) or "reverse" in self.cls.__name__:
+            what = "a reversed iterator, or one over a set, or over what has changed since"
+            raise Break("loop", what)
+        if self.position == EXHAUSTED:
+            super().reconstruct(out)
+            return
+        out.call(iterator_at, [owner, constant(self.view), constant(self.position)])
+
+
+def iterator_at(owner: dict[Any, Any], view: str, position: int) -> Any:
+    """Return an iterator over a dict's view that has given its first `position` items."""
+    iterator = iter(getattr(owner, view)())
+    for _ in range(position):
+        next(iterator)
+    return iterator
+
+
+@dataclass(eq=False)
+class CombinedIterator(IteratorValue):
+    """enumerate, zip, map, filter and their like: lazy, and without a state but their place.
+
+    Each step is one of a new real iterator over what is left.
+
+    Args:
+        factory: the real class, called with `prefix`, the inner iterators, and `suffix`.
+        inner: the inner iterators.
+        prefix: values that come before the iterators (map's function).
+        suffix: given the number of steps taken, returns constants that follow (enumerate's start).
+    """
+
+    changing: ClassVar[tuple[str, ...]] = ("inner", "position")
+
+    factory: Any
+    inner: list[Value]
+    prefix: Sequence[Value] = ()
+    suffix: Callable[[int], list[object]] = lambda position: []
+    keywords: dict[str, object] = field(default_factory=dict)
+
+    def python_type(self) -> type:
+        kind: type = self.factory
+        return kind
+
+    def real(self, tx: Tracer) -> Any:
+        """Return a real iterator that stands where this one stands."""
+        before = [None if value is NONE else Proxy(tx, value) for value in self.prefix]
+        iterators = [iter(Proxy(tx, value)) for value in self.inner]
+        arguments = (*before, *iterators, *self.suffix(self.position))
+        return real_call(tx, self.factory, *arguments, **self.keywords)
+
+    def next(self, tx: Tracer) -> Value | None:
+        item = real_call(tx, next, self.real(tx), NULL)
+        if item is NULL:
+            return None
+        tx.journal.touch(self)
+        self.position += 1
+        return tx.literal(item)
+
+    def reconstruct(self, out: Output) -> None:
+        suffix = map(constant, self.suffix(self.position))
+        keywords = {name: constant(item) for name, item in self.keywords.items()}
+        out.call(self.factory, [*self.prefix, *self.inner, *suffix], keywords)
+
+
+@dataclass(eq=False)
+class Iterated(Value):
+    """An iterator of the program that was asked for `iter` before, and is not asked again."""
+
+    inner: Value
+
+    def python_type(self) -> type:
+        return Stepped
+
+    def iterate(self, tx: Tracer) -> Value:
+        return self
+
+    def next(self, tx: Tracer) -> Value | None:
+        return self.inner.next(tx)
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(Stepped, [self.inner])
+
+
+class Stepped:
+    """What an iterator of the program is for iterators in C: it runs no `__iter__`."""
+
+    def __init__(self, iterator: Iterator[object]) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> Stepped:
+        return self
+
+    def __next__(self) -> object:
+        return next(self._iterator)
+
+
+def iterated(tx: Tracer, iterable: Value) -> Value:
+    """Return `iter` of a value, for what asks for it once and then steps."""
+    made = iterable.iterate(tx)
+    found = find_in_class(made.python_type(), "__iter__")
+    return Iterated(made) if found and isinstance(found[1], types.FunctionType) else made
+
+
+@dataclass(eq=False)
+class ExternalIterator(Value):
+    """An iterator that existed before the frame: stepping it is done for real, by a break.
+
+    A loop over it therefore compiles its body once, not once for each position.
+    """
+
+    obj: object
+    source: Source | None
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def next(self, tx: Tracer) -> Value | None:
+        kind = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"
+        raise Break(kind, f"stepping a {type(self.obj).__name__} made outside the frame")
+
+
+# ---- collections.deque: a list with a limit, whose items are held in a real one
+
+
+class DequeValue(ListValue):
+    """A deque."""
+
+    cls = collections.deque
+
+    def __init__(
+        self, items: Iterable[Value], source: Source | None = None, maxlen: int | None = None
+    ) -> None:
+        super().__init__([], source)
+        self.added = collections.deque(items, maxlen)
+
+    def build(self, each: Callable[[Value], Any]) -> Any:
+        return collections.deque(super().build(each), self.items.maxlen)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "maxlen":
+            return constant(self.added.maxlen)
+        if name in ("__getitem__", "__setitem__", "__delitem__"):
+            raise Break("unsupported-method", f"deque.{name}, whose errors have other words")
+        return super().getattr(tx, name)
+
+    def iterate(self, tx: Tracer) -> Value:
+        return SequenceIterator(self)
+
+    def with_items(self, items: Iterable[Value]) -> Value:
+        return DequeValue(items, None, self.added.maxlen)
+
+    def reconstruct(self, out: Output) -> None:
+        if out.is_cyclic(self):
+            raise Break("unsupported-value", "rebuilding a deque that holds itself")
+        out.call(collections.deque, [TupleValue(self.items), constant(self.items.maxlen)])

@@ -1,0 +1,452 @@
+"""Instances of Python classes, from outside or made by the program, and nn.Modules.
+
+Attribute reads follow `object.__getattribute__` (see `attributes`); writes go to `attrs`, an
+overlay over the real instance dict, and are replayed after the graph. An instance of a subclass
+of dict, list, tuple and the like keeps the builtin part in `base`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import io
+import threading
+import types
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from weft_guards.sources import Source, is_literal
+
+from weft_capture import polyfills
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.model import attributes
+from weft_capture.model.constant import class_value, constant
+from weft_capture.model.containers import SetValue
+from weft_capture.model.dicts import DictValue, DictView
+from weft_capture.model.protocol import (
+    InstanceValue,
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    current_tracer,
+    found_by_identity,
+)
+from weft_capture.model.region_marks import one_call
+from weft_capture.model.weakrefs import WeakRefValue
+from weft_capture.python_compat import error_text, type_name
+
+DELETED = Value()
+"""Marks an attribute that the program deleted."""
+
+
+OBJECT_METHODS: dict[str, Callable[..., Value]] = {}
+"""Name of a method of `object` -> what it does; rules add theirs."""
+
+
+class ObjectKey:
+    """An object with a `__hash__` of its own as a dict key or set element."""
+
+    def __init__(self, value: UserObject) -> None:
+        self.value = value
+        self.number: int | None = None  # its hash when it was first asked
+        self.step = current_tracer().steps.now
+
+    def __hash__(self) -> int:
+        tx = current_tracer()
+        with tx.journal.unchanged("a __hash__ with effects"):
+            number: int = tx.builtin(hash, self.value).as_constant()
+        self.number = number if self.number is None else self.number
+        return number
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Value):
+            return False
+        tx = current_tracer()
+        right = other.value if isinstance(other, ObjectKey) else tx.const_object(other)
+        with tx.journal.unchanged("an __eq__ with effects"):
+            return tx.is_equal(self.value, right)
+
+    def is_repeatable(self) -> bool:
+        """Say whether an object made here, of literals, hashes in the replacement code as here."""
+        tx, value = current_tracer(), self.value
+        code = getattr(value.cls.__hash__, "__code__", None)
+        if value.obj is not None or (tx.effects and getattr(code, "co_filename", "") != "<string>"):
+            return False
+        for part in map(tx.force, value.attrs.values()):
+            if part.python_type().__hash__ is None:
+                return False
+            key = part.hash_key()
+            nested = isinstance(key, ObjectKey) and key.is_repeatable()
+            if not nested and not isinstance(key, enum.Enum) and not is_literal(key):
+                return False
+        return hash(self) == self.number
+
+
+@dataclass(eq=False)
+class UserObject(InstanceValue):
+    """An instance of a Python class; `obj` is None for one made during capture."""
+
+    cls: type
+    obj: Any = None
+    source: Source | None = None
+    base: Value | None = None
+    base_changed: bool = False
+    attrs: dict[str, Value] = field(default_factory=dict)
+    changing = ("attrs",)
+
+    def describe(self) -> str:
+        return f"{self.cls.__name__} object"
+
+    def hash_key(self) -> object:
+        by_identity: Any = object.__hash__
+        if self.cls.__hash__ is None:
+            return super().hash_key()
+        if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
+            found_by_identity(self)
+            return self if self.obj is None else self.obj
+        found = attributes.lookup(self.cls, "__hash__")
+        generated = getattr(getattr(self.cls.__hash__, "__code__", None), "co_filename", "")
+        if found is None or not attributes.is_python_code(found[1]):
+            if found is None or not isinstance(found[1], types.WrapperDescriptorType):
+                raise Break("unsupported-value", f"{self.describe()} as a dict key")
+            if self.obj is None and self.base is not None:
+                return self.base.hash_key()
+        elif generated != "<string>" and not attributes.is_immutable_module(found[0].__module__):
+            return ObjectKey(self)
+        elif found[0].__module__ == "unittest.mock":  # it counts how often it is asked
+            raise Break("unsupported-value", f"{self.describe()} as a dict key")
+        return ObjectKey(self) if self.obj is None else self.obj
+
+    def as_constant(self) -> Any:
+        if self.base is not None and issubclass(self.cls, int | float | str | bytes | complex):
+            return self.base.as_constant()
+        return super().as_constant()
+
+    def data(self, tx: Tracer) -> Any:
+        if any(_overrides(kind) for kind in self.cls.__mro__):
+            raise NotConstant(self.describe())
+        return super().data(tx)
+
+    def is_constant(self) -> bool:
+        # Operators go by the methods of its class.
+        return False
+
+    def graph_arg(self) -> Any:
+        return self.base.graph_arg() if self.base is not None else super().graph_arg()
+
+    def example(self) -> Any:
+        return self.base.example() if self.base is not None else super().example()
+
+    # Attributes.
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if self.has_special("__getattribute__"):
+            return self.special(tx, "__getattribute__").call(tx, [constant(name)], {})
+        # A thread's own; the default device is set where a mode, which is guarded, has it as well.
+        if issubclass(self.cls, threading.local) and self.obj is not torch._GLOBAL_DEVICE_CONTEXT:
+            raise Break("unsupported-method", f"{self.cls.__name__}.__getattribute__")
+        return attributes.plain_attribute(tx, self, name)
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        if not self._by_program(tx, "__setattr__", constant(name), value):
+            self.plain_setattr(tx, name, value)
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        if not self._by_program(tx, "__delattr__", constant(name)):
+            self.plain_delattr(tx, name)
+
+    def _by_program(self, tx: Tracer, name: str, *args: Value) -> bool:
+        """Call the class's own version of a method of `object`, if it has one."""
+        if self.has_special(name):
+            self.special(tx, name).call(tx, list(args), {})
+            return True
+        found = attributes.lookup(self.cls, name)
+        if found is not None and found[1] not in (getattr(object, name), _GENERIC.get(name)):
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+        return False
+
+    def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        """Do what `object.__setattr__` does."""
+        found = attributes.lookup(self.cls, name)
+        if found is not None and attributes.is_data_descriptor(found[1]):
+            if not _is_slot(found[1]):
+                self._set_by_descriptor(tx, found[1], name, value)
+                return
+        elif not self.cls.__dictoffset__:
+            try:
+                object.__setattr__(object.__new__(self.cls), name, None)
+            except AttributeError as error:
+                tx.raise_real(error)
+            except TypeError:
+                pass
+        self.store(tx, name, value)
+
+    def _set_by_descriptor(self, tx: Tracer, descriptor: Any, name: str, value: Value) -> None:
+        if isinstance(descriptor, property):
+            if descriptor.fset is None:
+                raise Break("unsupported-value", f"setting the property {name} without a setter")
+            tx.const_object(descriptor.fset).call(tx, [self, value], {})
+            return
+        refused = Break("unsupported-value", f"setting {name} of {self.describe()}")
+        if name == "__class__" and issubclass(value.python_type(), type) and self.obj is None:
+            try:
+                object.__new__(self.cls).__class__ = value.as_constant()
+            except TypeError:
+                raise refused from None
+            tx.journal.on_rollback(functools.partial(setattr, self, "cls", self.cls))
+            self.cls = value.as_constant()
+            return
+        setter = attributes.lookup(type(descriptor), "__set__")
+        if setter is None or not attributes.is_python_code(setter[1]):
+            raise refused
+        tx.const_object(setter[1]).call(tx, [tx.const_object(descriptor), self, value], {})
+
+    def plain_delattr(self, tx: Tracer, name: str) -> None:
+        """Do what `object.__delattr__` does."""
+        found = attributes.lookup(self.cls, name)
+        if found is not None and attributes.is_data_descriptor(found[1]):
+            if isinstance(found[1], property) and found[1].fdel is not None:
+                tx.const_object(found[1].fdel).call(tx, [self], {})
+                return
+            if not _is_slot(found[1]):
+                raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
+            attributes.bind(tx, found, name, self, self.cls)  # raises where it is not set
+        elif self.own_attribute(tx, name) is None:
+            text = f"'{type_name(self.cls)}' object has no attribute '{name}'"
+            tx.raise_(AttributeError, text)
+        self.store(tx, name, DELETED)
+
+    def store(self, tx: Tracer, name: str, value: Value) -> None:
+        """Write the instance dict, past any `__setattr__`."""
+        tx.mutate(self)
+        tx.check_namespace(instance := attributes.dict_of(self.obj))
+        tx.released_ids.add(id(instance.get(name)))
+        self.attrs[name] = value
+
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        """Read the instance dict."""
+        written = self.attrs.get(name)
+        if written is not None:
+            return None if written is DELETED else tx.force(written)
+        if self.obj is None:
+            return None
+        return attributes.real_instance_attribute(tx, self, name)
+
+    # Operations: Python-level special methods, else those of the builtin base.
+
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs]:
+        return self.special(tx, "__call__"), args, kwargs
+
+    def special(self, tx: Tracer, name: str) -> Value:
+        """Look a special method up on the class, as the interpreter does."""
+        found = attributes.lookup(self.cls, name)
+        if found is None:
+            if name not in _WITHOUT:
+                raise Break("unsupported-method", f"{self.cls.__name__} without {name}")
+            tx.raise_(TypeError, error_text(_WITHOUT[name], self.cls))
+        return attributes.bind(tx, found, name, self, self.cls)
+
+    def has_special(self, name: str) -> bool:
+        """Say whether the class defines a special method in Python.
+
+        Raises:
+            Break: when it is another descriptor of the program.
+        """
+        found = attributes.lookup(self.cls, name)
+        if found is None or isinstance(found[1], attributes.C_METHODS):
+            return False
+        if not attributes.is_python_code(found[1]):
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+        return True
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        special = name.startswith("__") and name.endswith("__")
+        bound = self.special(tx, name) if special else self.getattr(tx, name)
+        if isinstance(bound, MethodOf) and bound.owner is self:
+            found = attributes.lookup(self.cls, name)
+            if found is not None and found[0] is object and name in OBJECT_METHODS:
+                return tx.apply(OBJECT_METHODS[name], [self, *args], kwargs)
+            if self.base is None:
+                raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+            return self.base_method(tx, name, args, kwargs)
+        return bound.call(tx, args, kwargs)
+
+    def base_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call a method of the builtin base; a change of the base is a change of this object."""
+        assert self.base is not None
+        if name in ("copy", "__copy__") and self.base.python_type().__module__ == "collections":
+            raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
+        result = self.base.call_method(tx, name, args, kwargs)
+        if result is self.base and name in _INPLACE:
+            result = self
+        if isinstance(result, DictView):
+            result.holder = self
+        if isinstance(self.base, MutableValue) and self.base.epoch == tx.journal.epoch:
+            tx.mutate(self)
+            self.base_changed = True
+        return result
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        return tx.base_method(self, kind, name).call(tx, args, kwargs)
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        if self.has_special("__getitem__") or self.base is None:
+            return self.special(tx, "__getitem__").call(tx, [key], {})
+        return self.base_item(tx, key)
+
+    def base_item(self, tx: Tracer, key: Value) -> Value:
+        """Do what the builtin base's `__getitem__` does."""
+        assert self.base is not None
+        if isinstance(self.base, DictValue) and self.has_special("__missing__"):
+            found = self.base.get(tx, key)
+            return self.special(tx, "__missing__").call(tx, [key], {}) if found is None else found
+        return self.base.getitem(tx, key)
+
+    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+        self.special(tx, "__setitem__").call(tx, [key, value], {})
+
+    def delitem(self, tx: Tracer, key: Value) -> None:
+        self.special(tx, "__delitem__").call(tx, [key], {})
+
+    def truth(self, tx: Tracer) -> bool:
+        if self.has_special("__bool__"):
+            said = self.special(tx, "__bool__").call(tx, [], {})
+            if said.python_type() is not bool:
+                raise Break("unsupported-value", f"a truth that is {said.describe()}")
+            return said.truth(tx)
+        if self.has_special("__len__"):
+            return tx.builtin(len, self).truth(tx)
+        return self.base.truth(tx) if self.base is not None else super().truth(tx)
+
+    def iterate(self, tx: Tracer) -> Value:
+        if self.base is not None and not self.has_special("__iter__"):
+            return self.base.iterate(tx)
+        found = attributes.lookup(self.cls, "__iter__")
+        if found is None and self.has_special("__getitem__"):
+            return tx.const_object(polyfills.items_of).call(tx, [self], {})
+        if found is None or found[1] is None:
+            tx.raise_(TypeError, f"'{type_name(self.cls)}' object is not iterable")
+        return self.given_by_iter(tx, self.special(tx, "__iter__").call(tx, [], {}))
+
+    def next(self, tx: Tracer) -> Value | None:
+        return tx.next_by_call(self.special(tx, "__next__"))
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        if self.base is not None and not self.has_special("__iter__"):
+            return self.base.unpack(tx)
+        return super().unpack(tx)
+
+    # Generated code.
+
+    def reconstruct(self, out: Output) -> None:
+        base = self.base
+        fixed = isinstance(base, SetValue) and base.cls is frozenset
+        fills = isinstance(base, MutableValue) and not fixed
+        given = [] if base is None or fills else [base]
+        if isinstance(base, WeakRefValue):
+            base.check(base.tx)
+            given = [base.target, base.callback]
+        out.call(new_instance, [class_value(self.cls), *given])
+        out.remember(self)
+        if base is not None and fills:
+            out.do(fill_instance, self, base)
+        live = {name: value for name, value in self.attrs.items() if value is not DELETED}
+        out.fill_attributes(self, live)
+
+    def replay(self, out: Output) -> None:
+        if self.base_changed and isinstance(self.base, MutableValue):
+            out.later(fill_instance, self, self.base)
+        out.replay_attributes(self, self.attrs, object.__setattr__, object.__delattr__)
+
+
+_WITHOUT: dict[str, Callable[[Any], object]] = {
+    "__call__": lambda obj: obj(),
+    "__getitem__": lambda obj: obj[0],
+}
+"""What asks for a special method: the interpreter names the class of an object without it."""
+
+_INPLACE = tuple(f"__i{name}__" for name in ("add", "and", "mul", "or", "sub", "xor"))
+
+
+def _overrides(cls: type) -> bool:
+    """Say whether a class has special methods of its own in Python, other than to make it."""
+    return any(
+        attributes.is_python_code(item) and name.startswith("__") and name not in _MAKING
+        for name, item in cls.__dict__.items()
+    )
+
+
+_MAKING = ("__new__", "__init__", "__init_subclass__", "__class_getitem__")
+
+
+def new_instance(cls: type, *base: object) -> Any:
+    """Make an instance without running its class's `__init__` or Python `__new__`."""
+    if issubclass(cls, torch.Tensor):
+        return as_kind(base[0], cls)
+    makers = (kind.__dict__.get("__new__") for kind in cls.__mro__)
+    make: Any = next(one for one in makers if isinstance(one, types.BuiltinFunctionType))
+    return make(cls, *base)
+
+
+def as_kind(tensor: Any, kind: type = torch.Tensor) -> Any:
+    """Return a tensor of a class on the memory, and with the history, of another."""
+    with torch._C.DisableTorchFunction(), torch.enable_grad():
+        return tensor.as_subclass(kind)
+
+
+def fill_instance(obj: Any, base: Any) -> None:
+    """Give an instance of a subclass of a builtin container its contents."""
+    builtin = type(base)
+    if isinstance(base, dict):
+        builtin.clear(obj)
+        for key, value in base.items():
+            builtin.__setitem__(obj, key, value)
+    else:
+        builtin.__init__(obj, base, *([base.maxlen] if builtin is deque else []))
+
+
+def _is_slot(descriptor: object) -> bool:
+    """Say whether this is a slot of a class in Python; members of C's may convert, or refuse."""
+    slot = isinstance(descriptor, types.MemberDescriptorType)
+    return slot and "__slots__" in vars(descriptor.__objclass__)  # type: ignore[attr-defined]
+
+
+_GENERIC = vars(types.SimpleNamespace)  # what it has of its own does what `object`'s does
+
+
+class ModuleValue(UserObject):
+    """An nn.Module from outside: parameters, buffers and submodules are read where they live."""
+
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs]:
+        return attributes.module_call(tx, self, args, kwargs)
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        with one_call(tx, self.cls.__qualname__):
+            return super().call(tx, args, kwargs)
+
+
+class StreamValue(UserObject):
+    """A text stream of the standard library's own, such as `sys.stdout` (`language.messages`)."""
+
+
+def is_plain_stream(obj: object) -> bool:
+    """Say whether this is a text stream that looks at nothing of the program when written to."""
+    if not issubclass(type(obj), io.TextIOBase) or "write" in getattr(obj, "__dict__", ()):
+        return False
+    names = ("write", "flush", "__getattribute__")
+    found = [next(k for k in type(obj).__mro__ if name in k.__dict__) for name in names]
+    return all(kind.__module__ in ("_io", "builtins") for kind in found)

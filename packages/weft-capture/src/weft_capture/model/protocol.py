@@ -1,0 +1,500 @@
+"""`Value`: what the symbolic executor computes with, in the place of Python objects.
+
+Every value on the executor's stack is a `Value`. Operations take the tracer `tx` first and either
+return a value, raise `Break` (cannot be captured) or raise `Raised` (the program raises here).
+A value that stands for an object that existed before the frame has a `source`, which tells how to
+load the object again in generated code; a value made during capture has none and is rebuilt by
+`reconstruct`.
+
+What a kind supports beyond the defaults is given by overriding, and by rows of its method table:
+
+    @method(ListValue, "append")
+    def _(tx, self, item): ...
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from weft_guards.payloads import find_in_class
+from weft_guards.sources import Source
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.bytecode import PY314
+from weft_capture.python_compat import type_name, unhashable, unhashable_in
+
+if TYPE_CHECKING:
+    from weft_capture.execution.frames import Frame as Frame
+    from weft_capture.execution.tracer import Tracer as Tracer
+    from weft_capture.output.reconstruct import Output as Output
+else:  # only names for annotations, here and elsewhere: these modules import all the others
+    Frame = Output = Tracer = Any
+
+Handler = Callable[..., "Value | None"]
+"""Of a rule or method; one that returns nothing gives the program's None."""
+H = TypeVar("H", bound=Handler)
+Kwargs = dict[str, "Value"]
+# What torch takes for a dtype. The text of a graph cannot name a class.
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+class Value:
+    """Base of all values; see the module docstring."""
+
+    source: Source | None = None
+    cls: type
+    """The type that the user's program sees, where `python_type` says nothing else."""
+    methods: ClassVar[dict[str, Handler]] = {}
+    """Rows added by `method`: name -> handler(tx, self, *args, **kwargs)."""
+    several: ClassVar[bool] = False
+    """Whether `cls` is one of several classes, each with some of these methods."""
+
+    def __init_subclass__(cls) -> None:
+        cls.methods = {}
+
+    # What the value is.
+
+    def python_type(self) -> type:
+        """Return the type that the user's program would see."""
+        return self.cls
+
+    def as_constant(self) -> Any:
+        """Return the Python object this value is known to equal.
+
+        Raises:
+            NotConstant: when it depends on tensors or is mutable.
+        """
+        raise NotConstant(self.describe())
+
+    def data(self, tx: Tracer) -> Any:
+        """Return the Python object this value equals now; a new one for a mutable container.
+
+        Raises:
+            NotConstant: when it holds tensors or objects of the program's classes.
+        """
+        return self.as_constant()
+
+    def is_constant(self) -> bool:
+        """Say whether `as_constant` succeeds."""
+        try:
+            self.as_constant()
+        except NotConstant:
+            return False
+        return True
+
+    def describe(self) -> str:
+        """Name the value in messages."""
+        return f"{type(self).__name__}({self.python_type().__name__})"
+
+    # What the graph sees.
+
+    def graph_arg(self) -> Any:
+        """Return the value as an argument of an fx node."""
+        try:
+            known = self.as_constant()
+        except NotConstant:
+            raise Break("unsupported-value", f"{self.describe()} as a graph argument") from None
+        if isinstance(known, type):
+            if type(known) is type(torch.FloatTensor):  # `x.type(torch.FloatTensor)` takes its name
+                return f"{known.__module__}.{known.__name__}"
+            return _DTYPES.get(known, known)
+        if type(known).__module__ != "numpy":
+            return known
+        number = known.item()
+        return float(number) if isinstance(number, bool) else number  # as torch reads it
+
+    def example(self) -> Any:
+        """Return the value as an argument for running an operation on fake tensors."""
+        return self.graph_arg()
+
+    def as_float(self, tx: Tracer, other: Value) -> Value:
+        """Return what takes the value's place in arithmetic with another."""
+        return self
+
+    # How generated code gets it.
+
+    def reconstruct(self, out: Output) -> None:
+        """Emit code that pushes an equal object; only asked of values without source."""
+        try:
+            constant = self.as_constant()
+        except NotConstant:
+            raise Break("unsupported-value", f"rebuilding {self.describe()}") from None
+        out.writer.load_const(constant)
+
+    # What the program does with it.
+
+    def forwards(
+        self, tx: Tracer, args: list[Value], kwargs: Kwargs
+    ) -> tuple[Value, list[Value], Kwargs] | None:
+        """Return the call that a call of this value is, where it is that of another value."""
+        return None
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call the value."""
+        forwarded = self.forwards(tx, args, kwargs)
+        if forwarded is not None:
+            callee, args, kwargs = forwarded
+            return callee.call(tx, args, kwargs)
+        kind = self.python_type()
+        if not any("__call__" in base.__dict__ for base in kind.__mro__):
+            tx.raise_(TypeError, f"'{type_name(kind)}' object is not callable")
+        raise Break("unknown-call", self.describe())
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        """Read an attribute; a method of the method table becomes a `MethodOf`."""
+        if self.find_method(name) is not None:
+            return MethodOf(self, name)
+        return self.getattr_fallback(tx, name)
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        """Read an attribute that is not in the method table."""
+        if name == "__class__":
+            return tx.type_of(self)
+        if find_in_class(self.python_type(), name) is None:
+            tx.raise_(
+                AttributeError,
+                f"'{type_name(self.python_type())}' object has no attribute '{name}'",
+            )
+        if callable(getattr(self.python_type(), name)):
+            return MethodOf(self, name)
+        raise Break("unsupported-value", f"attribute {name} of {self.describe()}")
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        """Set an attribute."""
+        raise Break("unsupported-value", f"setting {name} of {self.describe()}")
+
+    def delattr(self, tx: Tracer, name: str) -> None:
+        """Delete an attribute."""
+        raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        """Call `self.name(*args, **kwargs)`."""
+        handler = self.find_method(name)
+        if handler is not None:
+            real = getattr(self.python_type(), name, None)
+            return tx.apply(handler, [self, *args], kwargs, real)
+        return self.call_method_fallback(tx, name, args, kwargs)
+
+    def call_method_fallback(
+        self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        """Call a method that is not in the method table."""
+        if name.startswith("__") and not hasattr(self.python_type(), name):
+            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
+        bound = self.getattr(tx, name)
+        if isinstance(bound, MethodOf):
+            real = getattr(self.python_type(), name)
+            if not isinstance(real, types.BuiltinMethodType):
+                tx.check_call(real, [self, *args], kwargs)
+            if self.python_type() in (tuple, range, slice, frozenset):
+                return tx.call_builtin(getattr(self.data(tx), name), args, kwargs)
+            raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
+        return bound.call(tx, args, kwargs)
+
+    def call_base_method(
+        self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
+    ) -> Value:
+        """Call `kind.name(self, ...)`: the method of one builtin class, overridden or not."""
+        return self.call_method(tx, name, args, kwargs)
+
+    def find_method(self, name: str) -> Handler | None:
+        """Return the handler of a method, also one inherited from a base kind."""
+        if self.several and not hasattr(self.python_type(), name):
+            return None
+        for kind in type(self).__mro__:
+            table: dict[str, Handler] | None = kind.__dict__.get("methods")
+            if table is not None and name in table:
+                return table[name]
+        return None
+
+    def getitem(self, tx: Tracer, key: Value) -> Value:
+        """Evaluate `self[key]`."""
+        return self.call_method(tx, "__getitem__", [key], {})
+
+    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+        """Execute `self[key] = value`."""
+        self._change_item(tx, "__setitem__", key, value)
+
+    def delitem(self, tx: Tracer, key: Value) -> None:
+        """Execute `del self[key]`."""
+        self._change_item(tx, "__delitem__", key)
+
+    def _change_item(self, tx: Tracer, name: str, *args: Value) -> None:
+        if find_in_class(self.python_type(), name) is None:  # whose errors differ
+            raise Break("unsupported-method", f"{self.describe()} without {name}")
+        self.call_method(tx, name, list(args), {})
+
+    def truth(self, tx: Tracer) -> bool:
+        """Evaluate `bool(self)`.
+
+        Raises:
+            Break: with code data-dependent-branch, when it depends on a tensor's value.
+        """
+        kind = self.python_type()
+        if not hasattr(kind, "__bool__") and not hasattr(kind, "__len__"):
+            return True
+        raise Break("unsupported-value", f"truth of {self.describe()}")
+
+    def iterate(self, tx: Tracer) -> Value:
+        """Evaluate `iter(self)`: a value with `next`."""
+        kind = self.python_type()
+        if hasattr(kind, "__next__"):
+            return self
+        if not any(find_in_class(kind, name) for name in ("__iter__", "__getitem__")):
+            tx.raise_(TypeError, f"'{type_name(kind)}' object is not iterable")
+        return self.given_by_iter(tx, self.call_method(tx, "__iter__", [], {}))
+
+    @staticmethod
+    def given_by_iter(tx: Tracer, made: Value) -> Value:
+        """Check what an `__iter__` of the program returned."""
+        kind = made.python_type()
+        if not hasattr(kind, "__next__"):
+            tx.raise_(TypeError, f"iter() returned non-iterator of type '{kind.__name__}'")
+        return made
+
+    def next(self, tx: Tracer) -> Value | None:
+        """Evaluate `next(self)`; None at the end."""
+        raise Break("unsupported-value", f"iterating over {self.describe()}")
+
+    def unpack(self, tx: Tracer) -> list[Value]:
+        """Return all items, as `list(self)` would hold them."""
+        return list(iter(functools.partial(self.iterate(tx).next, tx), None))
+
+    def hash_key(self) -> object:
+        """Return a hashable object equal for equal values; for dict keys and set elements."""
+        hashes = getattr(self.python_type(), "__hash__", None)
+        if hashes is None:
+            current_tracer().raise_(TypeError, unhashable(self.python_type()))
+        by_identity: Any = object.__hash__
+        if hashes is by_identity:
+            return found_by_identity(self)
+        try:
+            constant = self.as_constant()
+            hash(constant)
+        except (NotConstant, TypeError):
+            raise Break("unsupported-value", f"{self.describe()} as a dict key") from None
+        return constant
+
+    def same_object(self, other: Value) -> bool:
+        """Evaluate `self is other`."""
+        return self is other
+
+
+BIRTHS = itertools.count()
+"""Numbers values whose state changes, in the order in which they were made."""
+
+
+@dataclass(eq=False)
+class MutableValue(Value):
+    """A value whose state changes; changes go through `tx.mutate(self)` first."""
+
+    epoch: int = field(default=-1, init=False)
+    saved: int = field(default=-1, init=False)
+    born: int = field(default_factory=BIRTHS.__next__, init=False)
+    changing: ClassVar[tuple[str, ...]] = ()
+    """The attributes that change."""
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the present state (see `journal`)."""
+        saved = [(name, _copied(getattr(self, name))) for name in self.changing]
+
+        def restore() -> None:
+            for name, old in saved:
+                setattr(self, name, old)
+
+        return restore
+
+    def replay(self, out: Output) -> None:
+        """Write the final state to the existing object that `source` names, by `out.later`."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class InstanceValue(MutableValue):
+    """An instance of a class that has attributes of its own; `obj` is the real one, or None."""
+
+    obj: Any
+
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        """Read the instance dict."""
+        raise NotImplementedError
+
+    def special(self, tx: Tracer, name: str) -> Value:
+        """Look up a special method, as the interpreter does: in the class."""
+        raise NotImplementedError
+
+
+def _copied(state: Any) -> Any:
+    return state.copy() if type(state) in (list, dict, set, deque) else state
+
+
+@dataclass(eq=False)
+class MethodOf(Value):
+    """A bound method of a value with a method table, such as `items.append`."""
+
+    cls = types.BuiltinMethodType
+    bound: ClassVar[dict[type, type]] = {
+        types.WrapperDescriptorType: types.MethodWrapperType,
+        types.FunctionType: types.MethodType,
+    }
+    owner: Value
+    name: str
+    source: Source | None = None
+
+    def python_type(self) -> type:
+        found = find_in_class(self.owner.python_type(), self.name)
+        return self.bound.get(type(found[1]), self.cls) if found else self.cls
+
+    def describe(self) -> str:
+        return f"{self.owner.python_type().__name__}.{self.name}"
+
+    def as_constant(self) -> Any:
+        return getattr(self.owner.as_constant(), self.name)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if name == "__self__":
+            return self.owner
+        if name in ("__name__", "__qualname__"):
+            return tx.literal(self.name if name == "__name__" else self.describe())
+        return super().getattr(tx, name)
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if self.name == "__call__" and self.owner.python_type() is types.FunctionType:
+            return self.owner.call(tx, args, kwargs)
+        return self.owner.call_method(tx, self.name, args, kwargs)
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+        out.writer.load_attr(self.name)
+
+
+_current = threading.local()
+
+
+def set_tracer(tx: Tracer) -> None:
+    """Make a capture the current one of this thread; it is not kept alive."""
+    _current.tracer = weakref.ref(tx)
+
+
+def current_tracer() -> Tracer:
+    """Return the current capture of this thread, for what Python itself calls back."""
+    current: Tracer | None = _current.tracer()
+    assert current is not None
+    return current
+
+
+def key_in(container: type, item: Value) -> object:
+    """Return an item's hash key for a dict or a set; an error says what it was to be there."""
+    try:
+        key = item.hash_key()
+        if PY314:
+            hash(key)
+        return key
+    except Raised as raised:
+        error = raised.value
+        if not PY314 or error.python_type() is not TypeError:
+            raise
+        text = current_tracer().builtin(str, error).as_constant()
+    current_tracer().raise_(TypeError, unhashable_in(container, item.python_type(), text))
+
+
+def method(kind: type[Value], *names: str) -> Callable[[H], H]:
+    """Add a row to the method table of `kind`: handler(tx, self, *args, **kwargs) -> Value."""
+
+    def add(handler: H) -> H:
+        for name in names:
+            kind.methods[name] = handler
+        return handler
+
+    return add
+
+
+def method_of_each(kind: type[Value], *names: str) -> Callable[[H], H]:
+    """Add rows for several methods, whose handler gets the name first."""
+
+    def add(handler: H) -> H:
+        kind.methods.update({name: functools.partial(handler, name) for name in names})
+        return handler
+
+    return add
+
+
+AT_RUN = object()  # is in hash keys of what the program hashes otherwise
+
+
+def found_by_identity(value: Value, obj: object = None) -> object:
+    """Return the hash key of an object; that no two of them are one is guarded.
+
+    Args:
+        obj: the real object, where values that were not read lead to the same.
+    """
+    current_tracer().effects.keyed(value)
+    return value if obj is None else (AT_RUN, id(obj))
+
+
+# ---- stand-ins with which the interpreter's own containers and iterators work on values
+#
+# A real list of `Proxy` objects sorts, searches and compares as the program's list would, a real
+# `zip` or `map` over them takes its steps in the same order, and their errors are the real ones.
+
+
+class Proxy:
+    """Stands for a value; what is asked of it is asked of the value. `tx.literal` undoes it."""
+
+    __slots__ = ("tx", "value")
+    __hash__ = object.__hash__
+
+    def __init__(self, tx: Tracer, value: Value) -> None:
+        self.tx = tx
+        self.value = tx.force(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Proxy) and self.tx.is_equal(self.value, other.value)
+
+    def __bool__(self) -> bool:
+        return self.value.truth(self.tx)
+
+    def __iter__(self) -> Iterator[Proxy]:
+        iterator = self.value.iterate(self.tx)
+        while (item := iterator.next(self.tx)) is not None:
+            yield Proxy(self.tx, item)
+
+    def __call__(self, *args: Proxy) -> Proxy:
+        return Proxy(self.tx, self.value.call(self.tx, [arg.value for arg in args], {}))
+
+    def __str__(self) -> str:
+        return self.tx.text_of(self.value, str)
+
+    def __repr__(self) -> str:
+        return self.tx.text_of(self.value, repr)
+
+    def __format__(self, spec: str) -> str:
+        text = self.tx.builtin(format, self.value, self.tx.literal(spec))
+        return str(text.as_constant())
+
+
+def _ordering(function: Callable[[Any, Any], Any]) -> Callable[[Proxy, Proxy], Proxy]:
+    def compare(self: Proxy, other: Proxy) -> Proxy:
+        return Proxy(self.tx, self.tx.builtin(function, self.value, other.value))
+
+    return compare
+
+
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Proxy, f"__{_name}__", _ordering(getattr(operator, _name)))
+
+
+class Raised(Exception):
+    """The user's program raises `value`, an `exceptions.ExceptionValue`, here."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value

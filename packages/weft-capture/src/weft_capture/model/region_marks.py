@@ -1,0 +1,76 @@
+"""Marks on the calls in a graph of which like ones may be compiled once.
+
+Operations say in `meta["regions"]` of which calls they are, the outermost first: a number, what
+was called, and how many kinds of calls it may have, None for a module's call that nobody marked.
+In `meta["left_as"]` they say how a result looked when the next call began or ended, for it may be
+written later. Calls of modules are marked where that is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.fx import Node
+from weft_core.tensor_versions import version_of
+
+from weft_capture.model.protocol import Tracer
+
+_CALLS = itertools.count()
+
+
+@contextmanager
+def one_call(tx: Tracer, what: str, limit: int | None = None) -> Iterator[None]:
+    """Mark the operations of the block as those of one call, if it ends in the modes it began in.
+
+    Args:
+        tx: the capture.
+        what: the function or class that is called.
+        limit: how many kinds of calls may be compiled; None for a module's call.
+    """
+    if limit is None and not tx.marks_modules:
+        yield
+        return
+    last, before = next(iter(reversed(tx.graph.graph.nodes)), None), modes_of(tx)
+    _note_results(tx)
+    yield
+    _note_results(tx)
+    if not tx.transforms and modes_of(tx) == before:
+        mark = next(_CALLS), what, limit
+        for node in nodes_after(tx, last):
+            inner = node.meta.get("regions", ())
+            node.meta["regions"] = (mark, *inner)
+            tx.journal.on_rollback(functools.partial(node.meta.update, regions=inner))
+
+
+def _note_results(tx: Tracer) -> None:
+    for node in reversed(tx.graph.graph.nodes):
+        if "left_as" in node.meta:
+            return
+        if node.op != "placeholder":
+            node.meta["left_as"] = result_state(node)
+
+
+def result_state(node: Node) -> object:
+    """Return what may change of a tensor after the operation that made it."""
+    made = node.meta.get("example_value")
+    return (version_of(made), made.requires_grad) if isinstance(made, torch.Tensor) else None
+
+
+def modes_of(tx: Tracer) -> tuple[object, ...]:
+    """Return the modes that the program is in."""
+    return torch.is_grad_enabled(), tuple(tx.open_contexts), len(tx.transforms)
+
+
+def nodes_after(tx: Tracer, last: Node | None) -> list[Node]:
+    """Return the operations added since `last` was the newest node of the graph."""
+    made: list[Node] = []
+    for node in reversed(tx.graph.graph.nodes):
+        if node is last:
+            break
+        if node.op != "placeholder":
+            made.append(node)
+    return made[::-1]

@@ -1,0 +1,175 @@
+"""Weak references, from outside or made by the program.
+
+Capture counts no references: an object made here is alive where the frames still lead to it, and
+anywhere else nobody knows. One from outside may die where a variable lets go of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from weft_guards.sources import CallSource, ConstSource, Source
+
+from weft_capture.breaks import Break
+from weft_capture.model.constant import NONE
+from weft_capture.model.containers import Container
+from weft_capture.model.protocol import Kwargs, Output, Tracer, Value, method
+
+
+@dataclass(eq=False)
+class WeakRefValue(Value):
+    """A `weakref.ref`, or that part of an instance of a subclass.
+
+    Args:
+        ref: the real one, where it existed before the frame.
+        target: what one made here refers to.
+        callback: what is to run when that dies.
+    """
+
+    cls = weakref.ref
+
+    tx: Tracer
+    ref: Any = None
+    source: Source | None = None
+    target: Value = NONE
+    callback: Value = NONE
+
+    def __post_init__(self) -> None:
+        self.made_at = self.tx.steps.now
+
+    def hash_key(self) -> object:
+        if self.ref is not None:
+            return self.ref
+        asks = getattr(self.target, "has_special", None)
+        if asks is not None and asks("__eq__"):  # another reference to it is asked by it
+            raise Break(
+                "unsupported-value", "a weak reference, which its object compares, as a key"
+            )
+        key = self.target.hash_key()
+        real = key is getattr(self.target, "obj", self)
+        return weakref.ref(key) if real else (weakref.ref, key)
+
+    def same_object(self, other: Value) -> bool:
+        # The interpreter makes one reference without a callback for each object.
+        if not isinstance(other, WeakRefValue) or not self.callback is other.callback is NONE:
+            return self is other
+        return self.target is other.target is not NONE or self.hash_key() is other.hash_key()
+
+    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+        if self.ref is None:
+            self.check(tx)
+            return tx.force(self.target)
+        target = self.ref()
+        if target is not None and _is_let_go(tx, target):
+            raise _may_be_dead()
+        if self.source is None or isinstance(self.source, ConstSource):
+            return tx.const_object(target)
+        return tx.wrap(target, CallSource(operator.call, (self.source,)))
+
+    def check(self, tx: Tracer, rebuilt: Collection[Value] = ()) -> None:
+        """Break, where the reference was made, if the object may have died."""
+        real = tx.real_id(self.target)
+        if real in tx.released_ids if real else not tx.leads_to(self.target):
+            raise _may_be_dead(self.made_at)
+
+    def reconstruct(self, out: Output) -> None:
+        self.check(self.tx)
+        out.call(weakref.ref, [self.target, self.callback])
+
+
+def _is_let_go(tx: Tracer, obj: object) -> bool:
+    """Say whether what a variable let go of, or a container that changed here, is or held it."""
+    changed = {id(value) for value in tx.effects.changed if isinstance(value, Container)}
+    lost = [
+        one for one in tx.keep_alive if id(one) in tx.released_ids or _id_of(tx, one) in changed
+    ]
+    held = gc.get_referents(*lost)
+    every = (*held, *gc.get_referents(*held))
+    return id(obj) in tx.released_ids or any(one is obj for one in every)
+
+
+def _id_of(tx: Tracer, obj: object) -> int:
+    value, _ = tx.values_by_id.get(id(obj), (None, None))
+    return id(getattr(value, "forced", value))
+
+
+def _may_be_dead(step: int = -1) -> Break:
+    what = "a weak reference whose object may have died here"
+    return Break("unsupported-value", what, step)
+
+
+def make_ref(tx: Tracer, target: Value, callback: Value = NONE) -> WeakRefValue:
+    """Do what `weakref.ref` does.
+
+    Raises:
+        Break: with a callback of the program's own: capture does not see objects die.
+    """
+    target = tx.force(target)
+    kind = target.python_type()
+    if not kind.__weakrefoffset__:
+        tx.raise_(TypeError, f"cannot create weak reference to '{kind.__name__}' object")
+    if callback is NONE:
+        return WeakRefValue(tx, target=target)
+    if getattr(getattr(callback, "code", None), "co_qualname", "") not in _LIBRARYS:
+        raise Break("unknown-call", "a weak reference with a callback")
+    made = WeakRefValue(tx, target=target, callback=callback)
+    tx.watch(made)
+    return made
+
+
+@dataclass(eq=False)
+class WeakProxy(Value):
+    """A `weakref.proxy` made by the program: what is read and written is its object's."""
+
+    ref: WeakRefValue
+
+    def target(self, tx: Tracer) -> Value:
+        """Return the object, which is surely alive."""
+        return self.ref.call(tx, [], {})
+
+    def python_type(self) -> type:
+        bases = self.ref.target.python_type().__mro__
+        called = any("__call__" in vars(base) for base in bases)
+        return weakref.CallableProxyType if called else weakref.ProxyType
+
+    def same_object(self, other: Value) -> bool:
+        return isinstance(other, WeakProxy) and self.ref.same_object(other.ref)
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        target = self.target(tx)
+        if not hasattr(target.python_type(), name):
+            raise Break("unsupported-method", f"{name} of a weak proxy")
+        return target.call_method(tx, name, args, kwargs)
+
+    def reconstruct(self, out: Output) -> None:
+        self.ref.check(self.ref.tx)
+        out.call(weakref.proxy, [self.ref.target, self.ref.callback])
+
+
+def _forward(name: str) -> None:
+    def run(self: WeakProxy, tx: Tracer, *args: Any) -> Any:
+        return getattr(self.target(tx), name)(tx, *args)
+
+    setattr(WeakProxy, name, run)
+
+
+for _name in ("getattr", "setattr", "delattr", "truth", "iterate"):
+    _forward(_name)
+
+
+_LIBRARYS = (
+    "WeakValueDictionary.__init__.<locals>.remove",
+    "WeakKeyDictionary.__init__.<locals>.remove",
+    "WeakSet.__init__.<locals>._remove",
+)
+"""Callbacks that take an object that died out of a container of the library, and nothing else."""
+
+
+@method(WeakRefValue, "__call__")
+def _call(tx: Tracer, self: WeakRefValue) -> Value:
+    return self.call(tx, [], {})

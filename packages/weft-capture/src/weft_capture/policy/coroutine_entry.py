@@ -1,0 +1,159 @@
+"""Calls of optimised coroutine and generator functions.
+
+The frame hook replaces the frame of such a function when it begins, and that of each piece of it
+behind an `await` or `yield`. A piece is a coroutine or generator itself, which waits and yields for
+real and returns the tail call of the next one. What the program holds runs one after the other.
+The pieces of an asynchronous generator are generators, for that one can return nothing: what they
+yield is what its frame yields, to the program in the interpreter's wrapper, else to the event loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Generator
+from typing import Any, cast
+
+from torch.compiler import is_dynamo_compiling
+
+from weft_capture import frame
+from weft_capture.bytecode import decode
+from weft_capture.frame._hook import drop_unclosed
+from weft_capture.policy.selection import has_tensor_work
+
+_TailCall = type(frame.tail_call(cast(types.FunctionType, inspect.isawaitable)))
+_ASYNC = inspect.CO_ASYNC_GENERATOR
+_KINDS = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE | _ASYNC
+SUSPENDING = _KINDS | inspect.CO_COROUTINE
+_SHOWN = ("co_name", "co_qualname", "co_filename", "co_firstlineno")
+
+
+def in_pieces(function: Any) -> Any:
+    """Return the function that makes the first piece in a call of `function`."""
+    plain = getattr(function, "__func__", function)
+    if not plain.__code__.co_flags & _ASYNC:
+        return function
+    known = decode(plain.__code__).derived
+    if "piece" not in known:
+        known["piece"] = _of_kind(plain.__code__, inspect.CO_GENERATOR)
+    made = types.FunctionType(
+        known["piece"], plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    made.__kwdefaults__, made.__module__ = plain.__kwdefaults__, plain.__module__
+    return made if plain is function else types.MethodType(made, function.__self__)
+
+
+def _of_kind(code: types.CodeType, kind: int) -> types.CodeType:
+    return code.replace(co_flags=code.co_flags & ~_KINDS | kind)
+
+
+def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[..., Any]:
+    """Return a version of a function: `begin` makes the first piece, the hook asks `miss`."""
+    own, first = function.__code__, in_pieces(function)
+    kind = own.co_flags & _KINDS
+    code = _of_kind((_generator if kind else _coroutine).__code__, kind)
+    names = {name: getattr(own, name) for name in _SHOWN}  # by an error before the first step
+    made_by: Any = types.FunctionType(code.replace(**names), globals())
+    wrap = _Unclosed if kind & _ASYNC else iter
+
+    def optimised(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():  # torch.compile inlines the function; see `markers` for weft
+            return function(*args, **kwargs)
+        first(*args, **kwargs).close()  # refuses arguments that do not fit
+        made: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))
+        made.__name__, made.__qualname__ = function.__name__, function.__qualname__
+        return made
+
+    return optimised
+
+
+def driven_here(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function as if the run of the frame hook that this lies in were for it."""
+    miss = frame.current()
+    plain = getattr(function, "__func__", function)
+    if miss is None or not has_tensor_work(plain, (*args, *kwargs.values())):
+        return function(*args, **kwargs)
+    begin = functools.partial(frame.run, miss, in_pieces(function))
+    return driven(function, begin, miss)(*args, **kwargs)
+
+
+async def _coroutine(pieces: Any) -> Any:
+    try:
+        return await pieces
+    except BaseException as error:
+        error.__traceback__ = _own_frames(error.__traceback__)
+        raise
+
+
+def _generator(pieces: Any) -> Any:
+    try:
+        return (yield from pieces)
+    except BaseException as error:
+        shown = error.__traceback__ = _own_frames(error.__traceback__)
+        asynchronous = sys._getframe().f_code.co_flags & _ASYNC
+        if asynchronous and shown is None and error.args == ("generator raised StopIteration",):
+            error.args = ("async generator raised StopIteration",)  # the piece had another name
+        raise
+
+
+@types.coroutine
+def _pieces(
+    begin: Callable[..., Any], miss: Any, args: Any, kwargs: dict[str, Any]
+) -> Generator[Any, Any, Any]:
+    """Run the pieces one after the other, each step of one with the hook on."""
+    piece = begin(*args, **kwargs)
+    del args, kwargs
+    step, given = piece.send, list[Any]([None])  # in a list: no traceback holds an error by it
+    while True:
+        try:
+            item = frame.run(miss, step, given.pop())
+        except StopIteration as stop:
+            if type(stop.value) is not _TailCall:
+                return stop.value
+            following = list[Any](cast(Any, stop.value))
+        else:
+            try:
+                given.append((yield item))
+                step = piece.send
+            except BaseException as error:
+                error.__traceback__ = _own_frames(error.__traceback__)
+                given.append(error)
+                step = piece.throw
+            continue
+        piece = frame.run(miss, *following)
+        following.clear()
+        step, given = piece.send, [None]
+
+
+class _Unclosed:
+    """The pieces of an asynchronous generator, not closed where a hook saw it drop and did not."""
+
+    def __init__(self, pieces: Any) -> None:
+        self.pieces = pieces
+        self.send, self.close = pieces.send, pieces.close
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        given = () if value is None else value if isinstance(value, tuple) else (value,)
+        error = kind(*given) if isinstance(kind, type) else kind
+        error = value if isinstance(value, BaseException) else error
+        return self.pieces.throw(error if trace is None else error.with_traceback(trace))
+
+    def __del__(self) -> None:
+        if self.pieces.gi_suspended:
+            for one in (self.pieces, inspect.getgeneratorlocals(self.pieces)["piece"]):
+                drop_unclosed(one)
+
+
+def _own_frames(shown: types.TracebackType | None) -> types.TracebackType | None:
+    """Leave the frames of this module out of a traceback."""
+    while shown is not None and shown.tb_frame.f_globals is globals():
+        shown = shown.tb_next
+    return shown

@@ -1,0 +1,131 @@
+"""Marks that user programs put on functions, and the questions they ask, to steer capture."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from weft_core import torch_compiler_shim
+from weft_core.arguments import checked, name_of
+
+from weft_capture import frame
+from weft_capture.breaks import Break
+from weft_capture.functions.table import CODE_RULES, GRAPH, decline, rule
+from weft_capture.model.constant import NONE, TRUE, fold
+from weft_capture.model.functions import FunctionValue
+from weft_capture.model.protocol import Kwargs, Tracer, Value
+from weft_capture.model.region_marks import one_call
+from weft_capture.policy.coroutine_entry import driven
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def graph_break() -> None:
+    """End the graph here; nothing outside of capture."""
+
+
+def is_compiling() -> bool:
+    """Return True inside captured code, False elsewhere."""
+    return False
+
+
+decline("", graph_break, torch_compiler_shim.GRAPH_BREAK, code="graph-break")
+
+
+@rule(is_compiling, torch_compiler_shim.IS_COMPILING)
+def _is_compiling(tx: Tracer) -> Value:
+    return TRUE
+
+
+@rule(frame.run)
+def _run(tx: Tracer, miss: Value, function: Value, *args: Value, **kwargs: Value) -> Value:
+    """A compiled function is inlined where another calls it; a disabled one is not."""
+    if miss is NONE:
+        raise Break("disabled", function.describe())
+    return function.call(tx, list(args), kwargs)
+
+
+def _inline(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
+    return function.getattr(tx, "__wrapped__").call(tx, args, kwargs)
+
+
+CODE_RULES[next(filter(inspect.iscode, driven.__code__.co_consts))] = _inline
+
+
+@rule("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")
+def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value:
+    """The inside of `torch.compiler.nested_compile_region` is inlined, and marked as one call."""
+    limit = getattr(getattr(function, "obj", None), _LIMIT, 8)
+    with one_call(tx, function.describe(), limit):
+        return function.call(tx, list(args), kwargs)
+
+
+_LIMIT = "__marked_compile_region_max_reuse_entries__"
+
+
+@checked
+def disable(function: Callable[..., Any] | None = None, *, recursive: bool = True) -> Any:
+    """Run a function, and what it calls, as it is.
+
+    Args:
+        function: the function; without it a decorator is returned.
+        recursive: False captures the functions it calls.
+    """
+    if function is None:
+        return functools.partial(disable, recursive=recursive)
+    target = function
+
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        if recursive:
+            return frame.run(None, target, *args, **kwargs)
+        return target(*args, **kwargs)
+
+    frame.skip(disabled.__code__)
+    functools.update_wrapper(disabled, target)
+    disabled._weft_disable = True  # type: ignore[attr-defined]
+    if not recursive and hasattr(target, "__code__"):
+        frame.skip(target.__code__)
+    return disabled
+
+
+@checked
+def allow_in_graph(function: F) -> F:
+    """Put calls of a function into graphs as they are, without looking inside."""
+    GRAPH.add(function)
+    return function
+
+
+@checked
+def disallow_in_graph(function: F) -> F:
+    """Make calls of a function graph breaks."""
+    decline(f"{name_of(function)} is not allowed in graphs", function)
+    return function
+
+
+@checked
+def assume_constant_result(function: F) -> F:
+    """Run a function while capturing and take its result for a constant."""
+
+    @rule(function)
+    def now(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+        tx.process_bound = f"the result of {name_of(function)}"
+        return fold(tx, function, list(args), kwargs)
+
+    return function
+
+
+@checked
+def substitute_in_graph(original: Callable[..., Any]) -> Callable[[F], F]:
+    """Trace a Python function wherever the captured program calls `original`."""
+
+    @checked
+    def register(replacement: F) -> F:
+        @rule(original)
+        def substitute(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
+            return tx.const_object(replacement).call(tx, list(args), kwargs)
+
+        return replacement
+
+    return register

@@ -1,0 +1,232 @@
+"""Which frames are worth capturing on their own.
+
+Inside an optimised call every Python frame comes by: those that capture inlined never do, but
+after a break the functions that run for real do, down into libraries.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import types
+from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler, optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+from weft_core import torch_compiler_shim
+
+from weft_capture import frame
+from weft_capture.breaks import Break
+from weft_capture.model import attributes
+
+LAUNCHERS = ("triton.runtime.", "weft_compiled_autograd.cache", "weft_aot.double_backward")
+"""Where kernels of Triton are launched, and where captured backwards and programs run that were
+captured before: what is called from there runs as it is."""
+_MODULE_CALLS = frozenset(
+    (torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__)
+)
+# `optimizer.step` as the user calls it is one of these, around the function of the class.
+_STEP_FILES = frozenset((optimizer.__file__, lr_scheduler.__file__))
+
+
+def is_skipped_code(code: types.CodeType, module: str | None) -> bool:
+    """Say whether frames of a function are never captured on their own: library internals."""
+    if code in _MODULE_CALLS or ".<shown at " in code.co_qualname:  # see `bytecode.shows_frame`
+        return True
+    if code.co_name == "wrapper" and code.co_filename in _STEP_FILES:
+        return False
+    if not module:
+        return code.co_filename.startswith(("<frozen", "<weft"))
+    if module.startswith("weft_") or module == "weft" or module.startswith("weft."):
+        return True
+    if module.startswith("torch."):
+        return not (module.startswith("torch.nn.modules.") and code.co_name == "forward")
+    return module.startswith("numpy") or (
+        module != "__main__" and attributes.is_immutable_module(module)
+    )
+
+
+def framed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the frame hook sees a call of as a frame: a function or method of Python.
+
+    It is one around what has none: functions of C and of libraries, `partial`, scripted modules.
+    """
+    if isinstance(function, staticmethod):
+        function = function.__func__
+    if isinstance(function, types.FunctionType) and is_compiled_by_torch(function):
+        return framed(function.__dict__["_torchdynamo_orig_callable"])
+    method = function
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        method = function.__call__  # type: ignore[operator]
+    plain = getattr(method, "__func__", method)
+    if isinstance(plain, types.FunctionType) and (
+        plain.__name__ == "forward" or not is_skipped_code(plain.__code__, plain.__module__)
+    ):
+        return method
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    functools.update_wrapper(call, function, updated=())
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = call.__code__.replace(co_name=name, co_qualname=name)
+    home: Any = function
+    while isinstance(home, functools.partial):
+        home = home.func
+    home = getattr(home, "__func__", home)
+    if isinstance(home, types.FunctionType):  # one for all that lead to it: caches are found again
+        code = _wrapping.setdefault(home.__code__, {}).setdefault(name, code)
+    call.__code__ = code
+    call.__module__ = ""  # no library's
+    return call
+
+
+_wrapping: MutableMapping[types.CodeType, dict[str, types.CodeType]] = WeakIdKeyDictionary()
+
+
+def has_tensor_work(function: types.FunctionType, flat_args: tuple[Any, ...]) -> bool:
+    """Say whether a frame may work on tensors: it gets one, or its names lead to torch.
+
+    Frames that do not (a logger, a tokenizer) run as they are; capturing them would only make
+    guards on the numbers and texts they get.
+    """
+    if any(_holds_tensor(value, 2) for value in flat_args):
+        return True
+    cells = function.__closure__ or ()
+    if any(_holds_tensor(_contents(cell), 1) for cell in cells):
+        return True
+    global_dict = function.__globals__
+    return any(_is_torch(global_dict.get(name)) for name in function.__code__.co_names)
+
+
+def _contents(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+_WORKING = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    kind = type(value)  # `isinstance` would ask the value for its class
+    if issubclass(kind, _WORKING):
+        return True
+    if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
+        return True
+    if depth == 0:
+        return False
+    inner: Iterable[object] = ()
+    if issubclass(kind, tuple):  # by the methods of builtin types: those of a subclass would run
+        inner = tuple.__getitem__(value, slice(16))
+    elif issubclass(kind, list):
+        inner = list.__getitem__(value, slice(16))
+    elif issubclass(kind, dict):
+        inner = list(dict.values(value))[:64]
+    elif kind is functools.partial:  # its dict, once asked for, keeps it from being merged
+        inner = (value.func, *value.args, *value.keywords.values())
+    elif kind.__module__ != "builtins":
+        inner = _attributes(value, kind)
+    return any(_holds_tensor(item, depth - 1) for item in inner)
+
+
+def _attributes(value: object, kind: type) -> list[object]:
+    """Return what an object holds, in its dict and its slots, without running code of its class."""
+    found: list[object] = []
+    if kind.__dictoffset__:
+        found += list(attributes.dict_of(value).values())[:64]
+    for slot in (one for cls in kind.__mro__ for one in vars(cls).values()):
+        if isinstance(slot, types.MemberDescriptorType):
+            with suppress(AttributeError):
+                found.append(slot.__get__(value, kind))
+    return found
+
+
+def _is_torch(value: object) -> bool:
+    kind = type(value)
+    if issubclass(kind, torch.Tensor | torch.nn.Module):
+        return True
+    if not isinstance(kind.__getattribute__, types.WrapperDescriptorType):
+        return False  # asking would run it
+    if issubclass(kind, types.ModuleType):
+        return str(vars(value).get("__name__")).partition(".")[0] == "torch"
+    return (getattr(value, "__module__", None) or "").startswith("torch.")
+
+
+def is_compiled_by_torch(function: types.FunctionType) -> bool:
+    """Say whether a function is what `torch.compile` or a like of it returned.
+
+    It names itself, because `functools.wraps` hands its attributes on to what is around it.
+    """
+    marks = function.__dict__
+    return marks.get("_torchdynamo_wrapper_id") == id(function) and not marks.get(
+        "_torchdynamo_disable"
+    )
+
+
+_OF_PROGRAMS = ("print", "input", "open", "breakpoint", "exit", "quit", "help", "__import__")
+_BUILTINS = {
+    name: obj
+    for name, obj in vars(builtins).items()
+    if callable(obj) and name not in _OF_PROGRAMS and not name.startswith("_")
+}
+
+
+def replaced_builtins() -> list[str]:
+    """Return the builtins that the program replaced, of those on which capture itself relies."""
+    now = builtins.__dict__
+    return [name for name, obj in _BUILTINS.items() if now.get(name) is not obj]
+
+
+def with_own_builtins(function: Callable[..., object], *args: object) -> None:
+    """Call a function with the builtins put back that the program replaced."""
+    now = builtins.__dict__
+    theirs = {name: now.get(name, _BUILTINS) for name in replaced_builtins()}
+    now.update(_BUILTINS)
+    try:
+        function(*args)
+    finally:
+        for name, obj in theirs.items():
+            if obj is _BUILTINS:
+                del now[name]  # as the program had done
+            else:
+                now[name] = obj
+
+
+def skip_disabled(function: types.FunctionType) -> bool:
+    """Skip what torch.compiler.disable wraps; False when `function` is no such wrapper."""
+    marks, code = function.__dict__, function.__code__
+    home = function.__globals__.get("__name__", "")
+    if "_torchdynamo_disable" not in marks or not home.startswith(torch_compiler_shim.COMPILER):
+        return False
+    if code.co_name == "_fn":
+        frame.skip(code, True)
+    else:  # of one that is disabled alone, without what it calls
+        frame.skip(marks["_torchdynamo_orig_callable"].__code__)
+    return True
+
+
+_NEVER = ("weft_", *torch_compiler_shim.STAGES, "torch.fx", "logging")
+_CALLS_OF_GRAPHS = ("torch.fx.graph_module", "torch.fx._pytree")
+
+
+def check_inlinable(function: types.FunctionType) -> None:
+    """Refuse to inline what the user disabled, and what makes no sense inside a graph.
+
+    Raises:
+        Break: with code disabled or unknown-call.
+    """
+    namespace = function.__dict__
+    if namespace.get("_weft_disable") or namespace.get("_torchdynamo_disable"):
+        raise Break("disabled", function.__qualname__)
+    if function.__code__.co_filename == torch._compile.__file__:
+        # torch's own marker: its wrapper would import torch's compiler.
+        raise Break("disabled", function.__qualname__)
+    module = function.__module__ or ""
+    never = module.startswith(_NEVER) and module not in _CALLS_OF_GRAPHS
+    if never and not namespace.get("_weft_inline"):
+        raise Break("unknown-call", f"{module}.{function.__qualname__}")

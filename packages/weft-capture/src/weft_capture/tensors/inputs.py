@@ -1,0 +1,162 @@
+"""What a graph takes: where it is loaded from, and what the program may do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._autograd import CreationMeta
+from torch.fx import Node
+from weft_core.jagged import is_jagged
+from weft_core.tensor_versions import version_of
+from weft_guards import Guard, MemoryUse
+from weft_guards.payloads import shares_memory, writes_are_disjoint
+from weft_guards.sources import CallSource, Source
+
+from weft_capture.breaks import Break
+from weft_capture.tensors import subclass, symbolic_scalars
+from weft_capture.tensors.fake_versions import Layout, State
+
+
+@dataclass(eq=False)
+class GraphInput:
+    """A placeholder: where the caller loads it from, and the object seen while capturing.
+
+    `history` is the `grad_fn` of the fake, `recorded_at` the step of the first write that autograd
+    records; `requires_grad` is what the program makes it before the graph, None while it leaves it
+    alone; `layout` is the fake's at the start of the graph, where the graph changes it in place.
+    """
+
+    node: Node
+    source: Source
+    example: object
+    node_example: object
+    version: int
+    history: object
+    recorded_at: int = -1
+    requires_grad: bool | None = None
+    layout: Layout | None = None
+
+    def given(self) -> object:
+        """Return the example as the graph will get such an object."""
+        if self.requires_grad is None:
+            return self.example
+        assert isinstance(self.example, torch.Tensor)
+        return self.example.detach().requires_grad_(self.requires_grad)
+
+    def is_shared(self) -> bool:
+        """Say whether this is a tensor that others may hold too, not one made for the call."""
+        made = (
+            isinstance(self.source, CallSource)
+            and self.source.function is symbolic_scalars.scalar_tensor
+        )
+        return isinstance(self.example, torch.Tensor) and not made
+
+    def is_written(self) -> bool:
+        """Say whether the graph may write to this input in place."""
+        twin: Any = self.node_example
+        uncounted = isinstance(twin, torch.Tensor) and twin.is_inference()
+        uncounted |= is_jagged(type(twin)) and twin._values.fake_mode.writes > 0
+        return uncounted or version_of(twin) != self.version
+
+
+def is_writable(tensor: torch.Tensor) -> bool:
+    """Say whether autograd may record a write to a tensor, and nothing watches its history."""
+    if not tensor._is_view():
+        return not tensor.retains_grad and not (tensor.requires_grad and tensor.is_leaf)
+    if torch._C._autograd._get_creation_meta(tensor) != CreationMeta.DEFAULT:
+        return False
+    base: Any = tensor._base
+    # Of a written view only the base keeps its earlier history, with hooks.
+    watched = tensor.retains_grad or base.retains_grad or tensor._backward_hooks
+    return not watched and not (base.requires_grad and base.is_leaf)
+
+
+def note_writes(inputs: list[GraphInput], step: int) -> Callable[[], None]:
+    """Note to which inputs autograd recorded a write; returns what takes the notes back.
+
+    It is called when the fakes are restored.
+    """
+    found = []
+    for entry in inputs:
+        history = getattr(entry.node_example, "grad_fn", None)
+        if history is not entry.history:
+            found.append((entry, entry.recorded_at))
+            entry.history = history
+            entry.recorded_at = step if entry.recorded_at < 0 else entry.recorded_at
+
+    def forget() -> None:
+        for entry, before in found:
+            entry.recorded_at, entry.history = before, getattr(entry.node_example, "grad_fn", None)
+
+    return forget
+
+
+def note_layouts(inputs: list[GraphInput], before: list[State]) -> Callable[[], None]:
+    """Note the layout of inputs that an operation changed; returns what takes the notes back."""
+    layouts = {id(one): layout for one, *_, layout in before if layout is not None}
+    found = [e for e in inputs if e.layout is None and id(e.node_example) in layouts]
+    for entry in found:
+        entry.layout = layouts[id(entry.node_example)]
+
+    def forget() -> None:
+        for entry in found:
+            entry.layout = None
+
+    return forget
+
+
+def check_writes(inputs: list[GraphInput]) -> None:
+    """Break where a recorded write is one that eager may refuse, or that other inputs show."""
+    for entry in inputs:
+        real: Any = entry.example
+        if entry.recorded_at < 0:
+            continue
+        if not is_writable(real):
+            raise Break("unsupported-value", "a write to a view, or a gradient, that is watched")
+        others = [
+            tensor
+            for other in inputs
+            if other is not entry and other.is_shared()
+            for tensor in subclass.inside(other.example, other.source).values()
+        ]
+        if shares_memory(list(subclass.inside(real, entry.source).values()), others):
+            raise Break("unsupported-value", "a write with a history to memory of two inputs")
+
+
+def write_guards(inputs: list[GraphInput]) -> list[Guard]:
+    """Guard that what a graph writes shares memory with other inputs as it does now.
+
+    A backend may reorder reads and writes of what it takes for different tensors.
+    """
+    guards = [
+        Guard.of(CallSource(is_writable, (entry.source,)), "CONST", True)
+        for entry in inputs
+        if entry.recorded_at >= 0
+    ]
+    written: dict[Source, Any] = {}
+    read: dict[Source, Any] = {}
+    for entry in inputs:
+        if entry.is_shared():
+            parts = subclass.inside(entry.example, entry.source)
+            target = written if entry.is_written() else read
+            known = set(map(id, target.values()))  # the same objects: an alias guard
+            target.update({at: one for at, one in parts.items() if id(one) not in known})
+    read = {at: t for at, t in read.items() if all(t is not one for one in written.values())}
+    if not written or len(written) + len(read) == 1:
+        return guards
+    tensors = list(written.values()), list(read.values())
+    shared = shares_memory(*tensors)
+    use = MemoryUse(tuple(written), tuple(read), shared, shared and writes_are_disjoint(*tensors))
+    return [*guards, Guard.of(use.written[0], "MEMORY", use)]
+
+
+def check_views(inputs: list[GraphInput]) -> None:
+    """Break where a view came in of a tensor that the program has made require grad."""
+    changed = [entry.example for entry in inputs if entry.requires_grad]
+    for entry in inputs if changed else ():
+        base = getattr(entry.example, "_base", None)
+        if base is not None and any(base is one for one in changed):
+            raise Break("unsupported-value", "a view of a tensor whose requires_grad changed")

@@ -1,0 +1,422 @@
+"""Numbers that differ from call to call: learning rates, what `.item()` gives, NumPy's ints.
+
+A `SymFloatValue` is a Python float to the program and a 0-dim float64 tensor to the graph. One that
+came from outside knows an `origin`, from which generated code computes it; arithmetic with
+constants keeps it in Python (`CallSource(operator.mul, ...)`), bit for bit as in eager, until a
+tensor operation needs it. Comparing it guards the outcome, not the number. A float that was read
+out of a tensor has no origin: its arithmetic is nodes of the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node
+from weft_guards.sources import CallSource, ConstSource, DictSource, ItemSource, Source
+
+from weft_capture.breaks import Break, NeedsSymbols
+from weft_capture.model.constant import (
+    VARYING_TYPES,
+    Constant,
+    Varying,
+    constant,
+    is_numpy,
+    plain_scalar,
+    real_call,
+)
+from weft_capture.model.protocol import Output, Tracer, Value
+from weft_capture.tensors.runtime_values import RuntimeValue, TextValue, is_made, origins
+from weft_capture.tensors.tensor import SymValue, TensorValue
+
+Known = tuple[Source, Any]
+"""Where a number comes from, and the number at this capture."""
+
+
+def scalar_tensor(number: float) -> torch.Tensor:
+    """Return the graph's form of a float (or an int): a 0-dim tensor of float64 (int64)."""
+    plain = plain_scalar(number)
+    dtype = torch.float64 if isinstance(plain, float) else torch.int64
+    return torch.scalar_tensor(plain, dtype=dtype)
+
+
+def numpy_scalar(tensor: torch.Tensor) -> Any:
+    """Return what a 0-dim tensor holds as a scalar of NumPy."""
+    return tensor.numpy()[()]
+
+
+def may_vary(number: object) -> bool:
+    """Say whether a number from outside becomes a `SymFloatValue` once it has changed."""
+    kind: Any = getattr(number, "dtype", None) if is_numpy(number) else None
+    small = kind is not None and kind.kind in "fiu" and kind.name not in _LARGE
+    return type(number) is float or small
+
+
+_LARGE = ("uint64", "longdouble", "float128", "float96")
+"""Numbers of NumPy that no tensor of int64 or float64 holds."""
+
+
+def is_whole(number: object) -> bool:
+    """Say whether a number is an int, of NumPy perhaps."""
+    return isinstance(plain_scalar(number), int)
+
+
+@dataclass(eq=False)
+class SymFloatValue(Varying):
+    """A float known only when the program runs.
+
+    Args:
+        source: where it comes from; None for one computed by the graph.
+        hint: its value at this capture, where it has a source.
+        computed: the 0-dim float64 tensor that holds it, where it has none.
+
+    `before` is a source that gives the same number before the graph runs, for a guard on what a
+    comparison says, and the number at this capture; None for what only the graph knows.
+    """
+
+    tx: Tracer
+    source: Source | None
+    hint: float = 0.0
+    computed: TensorValue | None = None
+
+    def __post_init__(self) -> None:
+        self.before: Known | None = None if self.source is None else (self.source, self.hint)
+
+    def tensor(self) -> TensorValue:
+        """Return the 0-dim float64 tensor of the graph that holds the number."""
+        if self.computed is None:
+            assert self.source is not None
+            if any(one.late for one in origins(self.source)) or type(self.hint) is bool:
+                return self.as_constant()  # type: ignore[no-any-return]
+            source = CallSource(scalar_tensor, (self.source,))
+            with unset_fake_temporarily():
+                example = scalar_tensor(self.hint)
+            self.computed = self.tx.graph.tensor_input(example, source, ())
+        return self.computed
+
+    def python_type(self) -> type:
+        return type(self.hint)
+
+    def size(self) -> Value:
+        """Return an int of NumPy as operations take a size, another number as a constant."""
+        whole = is_numpy(self.hint) and is_whole(self.hint) and self.source is not None
+        return (whole and by_python(self.tx, int, [self])) or constant(self.as_constant())
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        fixed = is_numpy(self.hint) and name in ("dtype", "ndim", "shape", "size", "itemsize")
+        return tx.literal(getattr(self.hint, name)) if fixed else super().getattr_fallback(tx, name)
+
+    def graph_arg(self) -> Any:
+        return self.size().graph_arg()
+
+    def example(self) -> Any:
+        return self.size().example()
+
+    def describe(self) -> str:
+        return "a float that varies" if self.source is not None else "a float out of a tensor"
+
+    def as_constant(self) -> Any:
+        """Fix the number to its present value with a guard, and return it."""
+        if self.source is None:
+            raise Break("data-dependent-value", "a number read from a tensor must be known here")
+        self.tx.guard_constant(self.source, self.hint)
+        return self.hint
+
+    def truth(self, tx: Tracer) -> bool:
+        if is_made(self):
+            raise Break("data-dependent-branch", f"a {self.python_type().__name__} of each call")
+        return compare(tx, operator.ne, self, constant(0.0)).truth(tx)
+
+    def reconstruct(self, out: Output) -> None:
+        out.call(numpy_scalar if is_numpy(self.hint) else torch.Tensor.item, [self.tensor()])
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        return self if name == "real" else super().getattr(tx, name)
+
+
+def _is_operand(value: Value) -> bool:
+    if isinstance(value, Constant):
+        return type(value.value) in (int, bool) or may_vary(value.value)
+    return isinstance(value, SymFloatValue) or (isinstance(value, SymValue) and value.is_data())
+
+
+def with_size(left: Value, right: Value) -> bool:
+    """Say whether these are a float that varies and a symbolic size."""
+    known = {type(left), type(right)} == {SymFloatValue, SymValue}
+    return known and not any(isinstance(one, SymValue) and one.is_data() for one in (left, right))
+
+
+def applies(left: Value, right: Value) -> bool:
+    """Say whether an operator on these two is one of floats of which at least one varies."""
+    varies = isinstance(left, SymFloatValue) or isinstance(right, SymFloatValue)
+    return with_size(left, right) or (varies and _is_operand(left) and _is_operand(right))
+
+
+def compares(left: Value, right: Value) -> bool:
+    """Say whether `compare` is for these two: floats, or objects that are made in each call."""
+    made = isinstance(left, RuntimeValue) or isinstance(right, RuntimeValue)
+    known = (RuntimeValue, SymFloatValue, Constant)
+    return applies(left, right) or (made and isinstance(left, known) and isinstance(right, known))
+
+
+def _origin(value: Value) -> Source | None:
+    return ConstSource(value.value) if isinstance(value, Constant) else value.source
+
+
+def _hint(value: Value) -> Any:
+    return value.value if isinstance(value, Constant) else value.hint  # type: ignore[attr-defined]
+
+
+def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    """Evaluate an arithmetic operator on two floats, at least one of which varies."""
+    sources = _origin(left), _origin(right)
+    sized = with_size(left, right)
+    known = by_python(tx, function, [left, right]) if sized or None not in sources else None
+    if known is not None:
+        return known
+    if sized and _kind(left, right) is int:  # the tensor of a number made here is a float's
+        return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
+    zero = function is operator.truediv and sized and getattr(right, "sym", 1) == 0
+    if sized and function in _ARITHMETIC[:4] and not zero:
+        made = tx.graph.emit_plain("call_function", function, operands(left, right), {})
+        return computed(tx, made)
+    anew = is_made(left) or is_made(right)
+    if function not in _ARITHMETIC or not (anew or None in sources):
+        if None in sources and tx.graph.reads_data():
+            return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
+        return constant(real_call(tx, function, left.as_constant(), right.as_constant()))
+    if isinstance(left, SymValue) or isinstance(right, SymValue):
+        return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
+    if None in sources:
+        made = tx.graph.emit_plain("call_function", function, operands(left, right), {})
+        return computed(tx, made, _before(tx, function, left, right))
+    checks = function is operator.truediv and not any(map(is_numpy, map(_hint, (left, right))))
+    if checks and compare(tx, operator.eq, right, constant(0)).truth(tx):
+        tx.raise_(ZeroDivisionError, "float division by zero")
+    number = function(_hint(left), _hint(right))
+    if type(number) is not _kind(left, right) or function is operator.pow:
+        return constant(function(left.as_constant(), right.as_constant()))
+    return at(tx, CallSource(function, sources), number)  # type: ignore[arg-type]
+
+
+def _kind(left: Value, right: Value) -> type:
+    kinds = {left.python_type(), right.python_type()} - {bool}
+    return float if float in kinds or not kinds else int
+
+
+def at(tx: Tracer, source: Source, number: float) -> SymFloatValue:
+    """Return the float of a source; one a source, so that each is one input of the graph."""
+    known = tx.graph.floats.get(source)
+    if is_numpy(number) and isinstance(source, CallSource):
+        tx.guard(CallSource(numpy_is_quiet, ()), "CONST", True)
+        if not numpy_is_quiet():
+            raise Break("unknown-call", "floating point errors of NumPy that are raised")
+    if known is None:
+        known = tx.graph.floats[source] = SymFloatValue(tx, source, number)
+    return known
+
+
+def numpy_is_quiet() -> bool:
+    """Say whether NumPy raises for no floating point error."""
+    return all(what in ("warn", "ignore") for what in sys.modules["numpy"].geterr().values())
+
+
+_SAFE = (operator.neg, operator.pos, abs)
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
+_WHOLE = (operator.floordiv, operator.mod, operator.neg)
+
+
+def place(tx: Tracer, value: Any) -> Known | None:
+    """Return where a number or text comes from before the graph, and what it is at this capture.
+
+    `value` may also be a node of a symbolic number, or a number among its arguments.
+    """
+    given = getattr(value, "node", value)
+    if isinstance(value, SymFloatValue):
+        return value.before
+    if isinstance(value, RuntimeValue):
+        return None if value.source is None else (value.source, value.hint)
+    if isinstance(value, TextValue):
+        return None if value.seen.tensors else _before(tx, value.function, *value.args)
+    if isinstance(given, Constant | int | float):
+        number = getattr(given, "value", given)
+        return ConstSource(number), number
+    kind = value.python_type() if isinstance(value, Value) else None
+    if kind in (tuple, slice, range) and value.is_constant():
+        known = value.as_constant()
+        return ConstSource(known), known
+    if kind in (tuple, torch.Size) and value.items:
+        return _before(tx, _packed, *map(tx.force, value.items))
+    entry = tx.graph.input_at.get(given) if isinstance(given, Node) else None
+    if entry is not None and type(entry.example) is int:
+        return entry.source, entry.example
+    if getattr(given, "target", None) in (*_ARITHMETIC, *_WHOLE):
+        return _before(tx, given.target, *given.args)
+    return None
+
+
+def _packed(*items: Any) -> tuple[Any, ...]:
+    return items
+
+
+def by_python(tx: Tracer, function: Callable[..., Any], values: list[Value]) -> Value | None:
+    """Leave a function of numbers to Python, before the graph; None where that cannot be.
+
+    Where it would raise, or return another type, a guard fails.
+    """
+    known = _before(tx, function, *values)
+    if known is None or any(origins(known[0])):
+        return None
+    source, number = known
+    if type(number) is bool or getattr(number, "dtype", None) == "bool":
+        tx.guard_constant(source, number)
+        return constant(number)
+    if number is NotImplemented:
+        return constant(number)
+    if type(number) in VARYING_TYPES and not may_vary(number):
+        tx.guard(source, "TYPE", type(number))
+        return RuntimeValue(number, source)
+    if not may_vary(number) and type(number) is not int:
+        return None
+    if type(number) is int and not tx.symbolic:
+        raise NeedsSymbols
+    if function not in _ARITHMETIC[:3]:
+        tx.guard(source, "TYPE", type(number))
+    if may_vary(number):
+        return at(tx, source, number)
+    made: Value | None = tx.graph.floats.get(source) or tx.graph.symint_input(number, source)
+    if made is None:  # 0 and 1 are constants
+        tx.guard_constant(source, number)
+        return constant(number)
+    tx.graph.floats[source] = made
+    return made
+
+
+def _before(tx: Tracer, function: Callable[..., Any], *operands: Any) -> Known | None:
+    """Return what a function of numbers gives before the graph runs, where all are known then."""
+    known: list[Known] = []
+    for one in operands:
+        there = place(tx, one)
+        if there is None:
+            return None
+        known.append(there)
+    try:
+        number = function(*(hint for _, hint in known))
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+    return CallSource(function, tuple(source for source, _ in known)), number
+
+
+def computed(tx: Tracer, value: Value, before: Known | None = None, like: float = 0.0) -> Value:
+    """Return the float, of the type of `like`, that a 0-dim tensor of the graph will hold."""
+    assert isinstance(value, TensorValue)
+    if value.fake.requires_grad:
+        value = tx.graph.emit_plain("call_method", "detach", [value], {})
+        assert isinstance(value, TensorValue)
+    if value.fake.dtype is not torch.float64:
+        value = tx.graph.emit_plain("call_method", "to", [value, constant(torch.float64)], {})
+        assert isinstance(value, TensorValue)
+    made = SymFloatValue(tx, None, like, value)
+    made.before = before
+    return made
+
+
+def symbol(tx: Tracer, value: Value) -> Value:
+    """Return a float that was read out of a tensor as a symbolic number; others unchanged.
+
+    Raises:
+        Break: when such numbers are not captured.
+    """
+    if not isinstance(value, SymFloatValue) or value.source is not None:
+        return value
+    if not tx.graph.reads_data():
+        value.as_constant()
+    return tx.graph.emit_plain("call_method", "item", [value.tensor()], {})
+
+
+def symbols(tx: Tracer, values: list[Value]) -> list[Value]:
+    """Do so with several."""
+    return [symbol(tx, value) for value in values]
+
+
+def operands(*values: Value) -> list[Value]:
+    """Return tensors in the place of floats that vary."""
+    return [value.tensor() if isinstance(value, SymFloatValue) else value for value in values]
+
+
+def unary(tx: Tracer, function: Callable[[Any], Any], value: SymFloatValue) -> Value:
+    """Evaluate `-value` and the like, also functions of module `math`."""
+    if value.source is None:
+        in_graph = getattr(torch, function.__name__, None)
+        if in_graph is None:
+            return constant(function(value.as_constant()))
+        return computed(tx, tx.graph.emit_plain("call_function", in_graph, operands(value), {}))
+    if is_made(value) and function not in _SAFE:
+        return constant(function(value.as_constant()))
+    return at(tx, CallSource(function, (value.source,)), function(value.hint))
+
+
+def compare(tx: Tracer, function: Callable[[Any, Any], bool], left: Value, right: Value) -> Value:
+    """Evaluate a comparison and guard its outcome; a symbol where a tensor's number decides it.
+
+    Raises:
+        Break: when a side was read out of a tensor, and such numbers are not captured.
+    """
+    known = by_python(tx, function, [left, right])
+    if known is not None:
+        return known
+    sources = _origin(left), _origin(right)
+    if None in sources:
+        if tx.graph.reads_data():
+            return tx.graph.emit("call_function", function, symbols(tx, [left, right]), {})
+        raise Break("data-dependent-branch", "a comparison of a number read from a tensor")
+    try:
+        outcome = function(_hint(left), _hint(right))
+    except TypeError as error:
+        raise Break("unsupported-value", str(error)) from None
+    source = CallSource(function, sources)  # type: ignore[arg-type]
+    if any(origins(source)):
+        return at(tx, source, outcome)
+    tx.guard_constant(source, outcome)
+    return constant(outcome)
+
+
+# ---- which floats from outside vary
+
+
+def varies(tx: Tracer, datum: object, source: Source, always: bool = False) -> bool:
+    """Say whether what a source gives has changed between calls (an object as its id)."""
+    if tx.policy is None or isinstance(source, ConstSource):
+        return False
+    return bool(tx.policy.data_is_dynamic(source, datum, varies=always))
+
+
+def vary(tx: Tracer, number: Any, source: Source) -> Value | None:
+    """Return the value of data that may change from call to call; None for a constant.
+
+    Learning rates vary from the start, since schedulers change them at every step; others once
+    they have changed.
+    """
+    scalar = may_vary(number)
+    if not scalar and type(number) not in VARYING_TYPES:
+        return None
+    group = _is_param_group(source.base)
+    learning_rate = group and isinstance(source, ItemSource) and source.key == "lr"
+    if not varies(tx, number, source, learning_rate):
+        return None
+    tx.guard(source, "TYPE", type(number))
+    return at(tx, source, number) if scalar else RuntimeValue(number, source)
+
+
+def _is_param_group(source: Any) -> bool:
+    groups = source.base if isinstance(source, ItemSource) else None
+    return (
+        isinstance(groups, ItemSource)
+        and groups.key == "param_groups"
+        and isinstance(groups.base, DictSource)
+    )

@@ -1,0 +1,324 @@
+"""Tensors and symbolic numbers: the values that are nodes of the graph.
+
+`TensorValue` pairs an fx node with the fake tensor that tells its shape, dtype and device.
+`SymValue` pairs an fx node with a SymInt, SymFloat or SymBool of the shape environment.
+Operations on both end in `tx.graph.emit`, which adds a node and runs it on the fakes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+from weft_guards.sources import AttrSource, Source
+
+from weft_capture.breaks import Break, NotConstant
+from weft_capture.model.attributes import bind, lookup
+from weft_capture.model.constant import Varying, constant
+from weft_capture.model.protocol import (
+    Handler,
+    Kwargs,
+    MethodOf,
+    MutableValue,
+    Output,
+    Tracer,
+    Value,
+    found_by_identity,
+)
+
+AttributeReader = Callable[["Tracer", "TensorValue"], Value]
+TENSOR_ATTRIBUTES: dict[str, AttributeReader] = {}
+"""Attributes with a rule of their own; filled by `tensor_attribute`."""
+
+_METADATA = """
+    dtype device layout requires_grad ndim is_cuda is_cpu is_sparse is_quantized is_meta
+    is_mps is_xpu is_nested is_mkldnn is_ipu is_vulkan itemsize nbytes names is_sparse_csr
+    retains_grad output_nr
+"""
+METADATA_ATTRIBUTES = frozenset(_METADATA.split())
+"""Read from the fake tensor and known while capturing."""
+
+GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag"])
+"""Become a getattr node."""
+
+_OF_C = vars(torch._C.TensorBase).items()
+READERS = frozenset(name for name, one in _OF_C if isinstance(one, types.GetSetDescriptorType))
+"""Attributes that C computes: handlers of the program see that they are read."""
+
+_STORAGE_OR_VALUE = """
+    numpy data_ptr register_post_accumulate_grad_hook storage
+    untyped_storage __array__ __dlpack__ cpu_numpy share_memory_ pin_memory
+    __contains__ __index__ __complex__ __format__ __repr__ __str__ set_ __cuda_array_interface__
+    is_shared __reduce_ex__ __deepcopy__ storage_offset unsafe_chunk unsafe_split
+    unsafe_split_with_sizes
+"""
+REAL_ONLY = frozenset(_STORAGE_OR_VALUE.split())
+"""Methods that need the tensor's storage or value; filled out by rules where there is a way."""
+
+
+def _is_of_torch(attribute: object) -> bool:
+    inner: Any = getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
+    if not isinstance(inner, types.FunctionType):
+        return True
+    return str(inner.__globals__.get("__name__")).startswith("torch.")
+
+
+_OWN = {
+    name: attribute
+    for base in (object, torch._C.TensorBase, torch.Tensor)
+    for name, attribute in vars(base).items()
+    if _is_of_torch(attribute)
+}
+"""Attributes of the class that torch gave it."""
+
+
+def check_attributes(*names: str) -> None:
+    """Note that code depends on attributes of the class of tensors.
+
+    Raises:
+        Break: when the program has put one in the place of torch's own.
+    """
+    for name in names:
+        found = lookup(torch.Tensor, name)
+        if name in _OWN and (found is None or found[1] is not _OWN[name]):
+            raise Break("unsupported-method", f"Tensor.{name}, which the program replaced")
+
+
+def check_operator(function: Any) -> None:
+    """Do the same for the special methods behind a function of module `operator`."""
+    name = function.__name__.strip("_")
+    check_attributes(f"__{name}__", f"__r{name}__", f"__{name.removeprefix('i')}__")
+
+
+def tensor_attribute(name: str) -> Callable[[AttributeReader], AttributeReader]:
+    """Add a row to the tensor attribute table: reader(tx, tensor) -> Value."""
+
+    def add(reader: AttributeReader) -> AttributeReader:
+        TENSOR_ATTRIBUTES[name] = reader
+        return reader
+
+    return add
+
+
+@dataclass(eq=False)
+class TensorValue(Value):
+    """A tensor in the graph; `real` is the one seen at capture, for an input of the graph."""
+
+    node: Node
+    fake: torch.Tensor
+    source: Source | None = None
+    cls: type = torch.Tensor
+    real: torch.Tensor | None = None
+    owner: Value | None = None  # the object of a subclass that this is the memory of
+    overlay: TensorAttributes | None = None
+    hooked_at: int = -1  # the step that registered a hook in the graph
+
+    def describe(self) -> str:
+        return f"Tensor({self.fake.dtype}, {tuple(self.fake.shape)})"
+
+    def as_constant(self) -> Any:
+        code = "unsupported-value" if self.fake.dim() else "data-dependent-value"
+        raise NotConstant(self.describe(), code)
+
+    def graph_arg(self) -> Any:
+        if self.overlay is not None and "data" in self.overlay.attrs:
+            raise Break("unsupported-value", "a tensor from outside whose data were replaced")
+        return self.node
+
+    def example(self) -> Any:
+        return self.fake
+
+    def reconstruct(self, out: Output) -> None:
+        out.load_graph_output(self)
+
+    def is_new_leaf(self) -> bool:
+        """Say whether the graph makes this tensor and autograd's history begins with it."""
+        try:
+            leaf = self.fake.requires_grad and self.fake.is_leaf
+        except RuntimeError as error:  # a view that autograd no longer follows
+            raise Break("unsupported-value", str(error)[:200]) from None
+        return self.real is None and (leaf or self.cls is torch.nn.Parameter)
+
+    def hash_key(self) -> object:
+        return found_by_identity(self, self.real)
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        check_attributes(name)
+        if tx.overrides.modes and name in READERS:
+            handled = tx.overrides.dispatch(getattr, [self, constant(name)], {})
+            if handled is not None:
+                return handled
+        if self.overlay is not None and name in self.overlay.attrs:
+            return tx.force(self.overlay.attrs[name])
+        reader = TENSOR_ATTRIBUTES.get(name)
+        if reader is not None:
+            return reader(tx, self)
+        if name in METADATA_ATTRIBUTES:
+            return tx.literal(getattr(self.fake, name))
+        if name in GRAPH_ATTRIBUTES:
+            return tx.graph.emit("call_function", getattr, [self, constant(name)], {})
+        return self.getattr_fallback(tx, name)
+
+    def getattr_fallback(self, tx: Tracer, name: str) -> Value:
+        attribute = self.own_attribute(tx, name)
+        if attribute is not None:
+            return attribute
+        static = getattr(self.cls, name, None)
+        if static is None and not hasattr(self.cls, name):
+            tx.raise_(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+        found = lookup(torch.Tensor, name)
+        if found is None:
+            return self._of_class(tx, name)
+        if name not in _OWN:
+            return bind(tx, found, name, self, torch.Tensor)
+        if callable(static):
+            return MethodOf(self, name)
+        raise Break("unsupported-value", f"attribute {name} of a tensor")
+
+    def own_attribute(self, tx: Tracer, name: str) -> Value | None:
+        """Read what the program put on the tensor, in the frame or before."""
+        if self.overlay is not None and name in self.overlay.attrs:
+            return tx.force(self.overlay.attrs[name])
+        return tx.tensor_dict_attribute(self, name)
+
+    def _of_class(self, tx: Tracer, name: str) -> Value:
+        """Read what the class of an input adds: a method, a property or a constant."""
+        static = inspect.getattr_static(self.cls, name)
+        assert self.source is not None
+        source = AttrSource(AttrSource(self.source, "__class__"), name)
+        if isinstance(static, property) and static.fget is not None:
+            return tx.wrap(static.fget, AttrSource(source, "fget")).call(tx, [self], {})
+        plain = isinstance(static, types.FunctionType)
+        if not plain and not isinstance(static, bool | int | float | str | None):
+            raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
+        found = tx.wrap(static, source)
+        return tx.bound_method(found, self) if plain else found
+
+    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+        handler: Handler | None = self.find_method(f"set:{name}")
+        if tx.overrides.modes and name in READERS:
+            raise Break("unsupported-value", f"setting {name} of a tensor under a function mode")
+        if handler is not None:
+            handler(tx, self, value)
+        elif hasattr(self.cls, name):
+            raise Break("unsupported-value", f"setting {name} of a tensor")
+        else:
+            self.store(tx, name, value)
+
+    def store(self, tx: Tracer, name: str, value: Value) -> None:
+        """Record that the program set an attribute; it is set for real after the graph."""
+        if self.overlay is None:
+            self.overlay = TensorAttributes(self)
+        tx.mutate(self.overlay)
+        if not self.is_new_leaf():  # which stays in the graph
+            tx.effects.note(self.overlay)
+        self.overlay.attrs[name] = value
+
+    def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
+        check_attributes(name)
+        handler = self.find_method(name)
+        if handler is not None:
+
+            def plainly(args: list[Value], kwargs: Kwargs) -> Value:
+                return tx.apply(handler, args, kwargs)
+
+            function = getattr(torch.Tensor, name, None)
+            return tx.overrides.evaluate(function, [self, *args], kwargs, plainly)
+        if name in REAL_ONLY:
+            raise Break("unsupported-method", f"Tensor.{name}")
+        if name not in _OWN:
+            return self.getattr(tx, name).call(tx, args, kwargs)
+        return tx.graph.emit("call_method", name, [self, *args], kwargs)
+
+    def truth(self, tx: Tracer) -> bool:
+        raise Break("data-dependent-branch", "truth of a tensor")
+
+    def iterate(self, tx: Tracer) -> Value:
+        check_attributes("__iter__")
+        if tx.overrides.modes:
+            return tx.const_object(torch.Tensor.__iter__).call(tx, [self], {})
+        if self.fake.dim() == 0:
+            tx.raise_(TypeError, "iteration over a 0-d tensor")
+        rows = self.call_method(tx, "unbind", [constant(0)], {})
+        return rows.iterate(tx)
+
+
+@dataclass(eq=False)
+class TensorAttributes(MutableValue):
+    """What the captured program wrote to attributes of one tensor: `grad`, and the user's own."""
+
+    changing = ("attrs",)
+
+    owner: TensorValue
+    attrs: dict[str, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.source, self.cls = self.owner.source, self.owner.cls
+
+    def reconstruct(self, out: Output) -> None:
+        out.load(self.owner)
+
+    def replay(self, out: Output) -> None:
+        out.replay_attributes(self, self.attrs)
+
+
+@dataclass(eq=False)
+class SymValue(Varying):
+    """A symbolic number: a size or an int that the graph takes as an input."""
+
+    node: Node
+    sym: Any
+    source: Source | None = None
+
+    def python_type(self) -> type:
+        name = type(self.sym).__name__
+        return {"SymInt": int, "SymFloat": float, "SymBool": bool}[name]
+
+    def describe(self) -> str:
+        return f"symbolic {self.python_type().__name__} {self.sym}"
+
+    def graph_arg(self) -> Any:
+        return self.as_constant() if self._is_flag() else self.node
+
+    def example(self) -> Any:
+        return self.as_constant() if self._is_flag() else self.sym
+
+    def _is_flag(self) -> bool:
+        """Say whether this is a comparison of sizes, which operators take as a plain bool only."""
+        return isinstance(self.sym, torch.SymBool) and not self.is_data()
+
+    def reconstruct(self, out: Output) -> None:
+        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
+
+        settled = self._is_flag() and symbolic_shapes.has_static_value(self.sym)
+        out.load(constant(self.as_constant())) if settled else out.load_graph_output(self)
+
+    def is_data(self) -> bool:
+        """Say whether the number depends on one that was read out of a tensor."""
+        return is_data(self.sym)
+
+    def as_constant(self) -> Any:
+        """Fix the number to its present value with a guard, and return it."""
+        if self.is_data():
+            raise Break("data-dependent-value", f"{self.describe()} must be known here")
+        return self.python_type()(self.sym)
+
+    def truth(self, tx: Tracer) -> bool:
+        return bool(self.sym)  # for one out of a tensor, torch may say that it does not know
+
+    def getattr(self, tx: Tracer, name: str) -> Value:
+        if not hasattr(self.python_type(), name):
+            return self.getattr_fallback(tx, name)
+        return self if name in ("real", "numerator") else super().getattr(tx, name)
+
+
+def is_data(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Say whether a symbolic number depends on one that was read out of a tensor."""
+    from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415 - imports sympy
+
+    return symbolic_shapes.has_free_unbacked_symbols(number)
