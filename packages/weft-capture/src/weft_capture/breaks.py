@@ -194,3 +194,18 @@ class BreakRecord:
             f"[{self.code}]{detail} at {self.where}\n  Why: {self.why}\n"
             f"  What to do: {self.remedy}\n{stack}"
         )
+
+
+class BreakAtStep(Exception):
+    """The program has to break at step number `step`, because of what was met there or later.
+
+    The exception raised there has to be raised by the real instruction: it leaves the captured
+    frame, and the user's traceback must be right, or a break lies in its handler, where the
+    interpreter must know it as the exception being handled. Or what that step makes cannot be
+    rebuilt at a later break.
+    """
+
+    def __init__(self, step: int, reason: Break) -> None:
+        super().__init__(step)
+        self.step = step
+        self.reason = reason

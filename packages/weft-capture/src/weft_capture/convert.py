@@ -34,9 +34,9 @@ from weft_guards.sources import (
 )
 
 from weft_capture import config
-from weft_capture.breaks import Break, BreakRecord, NeedsSymbols
+from weft_capture.breaks import Break, BreakAtStep, BreakRecord, NeedsSymbols
 from weft_capture.bytecode import decode, in_prologue
-from weft_capture.execution.stepping import PROLOGUE, BreakAtStep, OuterFrame, Steps, Stop
+from weft_capture.execution.stepping import PROLOGUE, OuterFrame, Steps, Stop
 from weft_capture.execution.tracer import Tracer
 from weft_capture.functions import table
 from weft_capture.model.attributes import class_guards, class_reads

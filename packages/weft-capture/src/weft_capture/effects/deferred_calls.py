@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft_capture import frame as hook
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, BreakAtStep
 from weft_capture.effects.runtime_asserts import has_checks
-from weft_capture.execution.stepping import BreakAtStep
 from weft_capture.model.constant import NONE, constant
 from weft_capture.model.protocol import Output, Tracer, Value
 from weft_capture.tensors.runtime_values import RuntimeSource, Seen, origins

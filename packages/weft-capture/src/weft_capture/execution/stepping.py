@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from weft_capture import config
-from weft_capture.breaks import Break
+from weft_capture.breaks import Break, BreakAtStep
 from weft_capture.bytecode import Instr
 from weft_capture.execution.frames import Frame, check_names
 from weft_capture.model.functions import FunctionValue
@@ -22,21 +22,6 @@ from weft_capture.model.protocol import BIRTHS, Raised, Tracer, Value
 from weft_capture.policy.selection import is_skipped_code
 
 PROLOGUE = frozenset(("COPY_FREE_VARS", "MAKE_CELL"))  # no frame can be entered here
-
-
-class BreakAtStep(Exception):
-    """The program has to break at step number `step`, because of what was met there or later.
-
-    The exception raised there has to be raised by the real instruction: it leaves the captured
-    frame, and the user's traceback must be right, or a break lies in its handler, where the
-    interpreter must know it as the exception being handled. Or what that step makes cannot be
-    rebuilt at a later break.
-    """
-
-    def __init__(self, step: int, reason: Break) -> None:
-        super().__init__(step)
-        self.step = step
-        self.reason = reason
 
 
 @dataclass(frozen=True)

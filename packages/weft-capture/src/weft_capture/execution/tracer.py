@@ -59,7 +59,7 @@ from weft_capture.model.protocol import (
     Value,
     set_tracer,
 )
-from weft_capture.output.reconstruct import children, leads_to
+from weft_capture.model.reachability import children, leads_to
 from weft_capture.policy.selection import check_inlinable, is_compiled_by_torch
 from weft_capture.tensors import dynamic, symbolic_scalars
 from weft_capture.tensors.graph import GraphBuilder
@@ -328,6 +328,10 @@ class Tracer:
         if decoded.is_generator:
             return make_generator(frame, function, args, kwargs)
         return frame.run()
+
+    def run_code(self, function: FunctionValue, names: dict[str, Value]) -> Value:
+        """Run a function's code with a mapping of its own as its local variables."""
+        return Frame(self, function, names, {}).run()
 
     def active_frames(self) -> Iterable[Frame]:
         """Return the frames that execute, innermost first."""

@@ -8,16 +8,12 @@ is: one operation for each element of the lists.
 
 from __future__ import annotations
 
-import operator
 import types
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
-from weft_core.tensor_versions import version_of
-from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.functions.table import CODE_RULES, PURE, rule, rule_of_each
@@ -27,6 +23,7 @@ from weft_capture.model.dicts import DictValue
 from weft_capture.model.functions import FunctionValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value
 from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.known_numbers import before_graph
 from weft_capture.tensors.tensor import TensorValue
 
 PURE.update((torch._C._get_privateuse1_backend_name, torch.cuda.is_current_stream_capturing))
@@ -67,44 +64,6 @@ def _undisabled(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: 
 
 CODE_RULES[_inner_code(optimizer._use_grad_for_differentiable, "_use_grad")] = _use_grad
 CODE_RULES[_inner_code(torch._compile._disable_dynamo, "inner")] = _undisabled
-
-
-def before_graph(tx: Tracer, tensor: TensorValue) -> symbolic_scalars.Known | None:
-    """Return where a counter of an optimizer is before the graph, and what was added since.
-
-    Only for a 0-dim tensor on the CPU that nothing but additions of 1 has written to.
-    """
-    entry, node, fake = tx.graph.input_at.get(tensor.node), tensor.node, tensor.fake
-    known: symbolic_scalars.Known | None = None
-    if fake.dim() or fake.device.type != "cpu":
-        return None
-    if entry is not None and isinstance(entry.example, torch.Tensor):
-        with unset_fake_temporarily():
-            known = CallSource(torch.Tensor.item, (entry.source,)), entry.example.item()
-    elif node.target in _MAKERS:
-        number = _MAKERS[node.target](*node.args)
-        known = (ConstSource(number), number) if number.is_integer() else None  # in any dtype
-    added = [user for user in node.users if user.target in ("add_", operator.iadd)]
-    written = version_of(fake) - (entry.version if entry is not None else 0)
-    if known is None or written != len(added) or not all(_adds_one(user, node) for user in added):
-        return None
-    for _ in added:
-        known = CallSource(operator.add, (known[0], ConstSource(1.0))), known[1] + 1.0
-    return known
-
-
-_MAKERS: dict[Any, Any] = {
-    torch.zeros: lambda *size: 0.0,
-    torch.ones: lambda *size: 1.0,
-    torch.tensor: float,
-}
-
-
-def _adds_one(user: Any, node: Any) -> bool:
-    one = user.args[1]
-    if getattr(one, "target", None) is torch.tensor:
-        one = one.args[0]
-    return user.args[0] is node and one == 1 and user.kwargs.get("alpha", 1) == 1
 
 
 @rule(optimizer._get_value)

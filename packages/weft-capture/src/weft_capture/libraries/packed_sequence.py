@@ -1,4 +1,4 @@
-"""Tensors whose numbers the graph's constants tell; packed sequences of such lengths.
+"""Packed sequences of lengths that capture knows.
 
 Packing and padding sequences of known lengths are one node each, which has the lengths as ints
 (`weft_core.packed_sequence`).
@@ -6,12 +6,9 @@ Packing and padding sequences of known lengths are one node each, which has the 
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx import Node
 from torch.nn.utils import rnn
 from weft_core import packed_sequence
 
@@ -19,41 +16,7 @@ from weft_capture.breaks import Break
 from weft_capture.functions.table import rule, rule_of_each
 from weft_capture.model.constant import NONE
 from weft_capture.model.protocol import Tracer, Value
-from weft_capture.tensors.tensor import SymValue, TensorValue
-
-_TELLING = frozenset((
-    torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.stack, torch.arange, torch.sort,
-    torch.argsort,
-    operator.getitem, operator.lt, "to", "cpu", "unbind",
-))  # fmt: skip
-
-
-def numbers(tensor: Value, fix: bool = False) -> Any:
-    """Return what `tolist` gives for a tensor that is made of constant numbers, else None.
-
-    `fix`: ints that vary from call to call are fixed with a guard.
-    """
-
-    def tells(node: Node) -> bool:
-        example = node.meta.get("example_value")
-        if isinstance(example, torch.SymInt):
-            return fix and not SymValue(node, example).is_data()
-        written = isinstance(example, torch.Tensor) and (example.is_inference() or example._version)
-        return node.target in _TELLING and not written and all(map(tells, node.all_input_nodes))
-
-    def made(node: Node) -> Any:
-        example = node.meta.get("example_value")
-        if isinstance(example, torch.SymInt):
-            return SymValue(node, example).as_constant()
-        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), made)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
-
-    if not isinstance(tensor, TensorValue) or not tells(tensor.node):
-        return None
-    with unset_fake_temporarily(), torch.no_grad():
-        return made(tensor.node).tolist()
+from weft_capture.tensors.known_numbers import numbers
 
 
 def ints(tensor: Value, what: str) -> list[int]:

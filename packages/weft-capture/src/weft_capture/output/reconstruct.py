@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -22,12 +22,13 @@ from weft_capture.bytecode import Writer
 from weft_capture.functions.generators import GeneratorValue
 from weft_capture.model.attributes import is_hidden
 from weft_capture.model.constant import MADE, NULL, Constant, Varying, class_value, constant
-from weft_capture.model.containers import ListValue, SequenceValue, SetValue, TupleValue
-from weft_capture.model.dicts import DictValue, LazyValue
-from weft_capture.model.functions import BoundMethod, CellValue, FunctionValue
+from weft_capture.model.containers import TupleValue
+from weft_capture.model.dicts import LazyValue
+from weft_capture.model.functions import CellValue
 from weft_capture.model.iterators import IteratorValue
-from weft_capture.model.objects import DELETED, UserObject
-from weft_capture.model.protocol import MethodOf, Tracer, Value
+from weft_capture.model.objects import DELETED
+from weft_capture.model.protocol import Tracer, Value
+from weft_capture.model.reachability import children, leads_to
 from weft_capture.model.weakrefs import WeakRefValue
 from weft_capture.tensors.tensor import SymValue, TensorValue
 
@@ -265,18 +266,6 @@ class Output:
                 self.later(set_one, owner, constant(name), value)
 
 
-def leads_to(pending: list[Value], wanted: Value) -> bool:
-    """Say whether one of these values is, or (indirectly) holds, another that is made here."""
-    seen: set[int] = set()
-    for one in pending:  # which grows: what is near comes first
-        if one is wanted:
-            return True
-        if id(one) not in seen and one.source is None:
-            seen.add(id(one))
-            pending.extend(children(one))
-    return False
-
-
 def set_attributes(obj: object, /, **attributes: object) -> None:
     """Set attributes past any `__setattr__`."""
     for name, value in attributes.items():
@@ -292,28 +281,3 @@ def _delete_if_set(delete: Callable[..., None], owner: object, name: str) -> Non
     """Delete an attribute; one that the captured code set and deleted again was never there."""
     with suppress(AttributeError):
         delete(owner, name)
-
-
-def children(value: Value) -> Iterator[Value]:
-    """Yield what an object holds, as far as capture knows."""
-    if isinstance(value, SequenceValue):
-        yield from value.added if isinstance(value, ListValue) else value.items
-    elif isinstance(value, DictValue):
-        for pair in (value.own if value.read else value.entries).values():
-            yield from pair
-    elif isinstance(value, SetValue):
-        yield from value.entries.values()
-    elif isinstance(value, UserObject):
-        yield from value.attrs.values()
-        if value.base is not None:
-            yield value.base
-    elif isinstance(value, CellValue):
-        if value.contents is not None:
-            yield value.contents
-    elif isinstance(value, FunctionValue):
-        yield from value.cells
-        yield from value.attributes.values()
-    elif isinstance(value, BoundMethod | MethodOf):
-        if isinstance(value, BoundMethod):
-            yield value.function
-        yield value.owner

@@ -19,7 +19,6 @@ from weft_guards.sources import CallSource, ConstSource
 
 from weft_capture.breaks import Break
 from weft_capture.bytecode import decode
-from weft_capture.execution.frames import Frame
 from weft_capture.functions.classes import ClassValue
 from weft_capture.functions.table import rule
 from weft_capture.model.constant import (
@@ -254,7 +253,7 @@ def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more:
             raise Break("unknown-call", f"{mode} with locals or builtins of its own")
         names.setitem(tx, key, known)
     made = types.FunctionType(code, global_dict)
-    result = Frame(tx, function_value(tx, made, ConstSource(made)), variables, {}).run()
+    result = tx.run_code(function_value(tx, made, ConstSource(made)), variables)
     return result if mode == "eval" else NONE
 
 

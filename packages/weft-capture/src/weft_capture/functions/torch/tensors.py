@@ -15,12 +15,11 @@ from weft_capture.breaks import Break
 from weft_capture.functions.language.operators import combined
 from weft_capture.functions.table import GRAPH
 from weft_capture.libraries.numpy import ArrayValue
-from weft_capture.libraries.optimizers import before_graph
-from weft_capture.libraries.packed_sequence import numbers
 from weft_capture.model.constant import FALSE, NONE, constant
 from weft_capture.model.containers import ListValue, SequenceValue, SizeValue, TupleValue
 from weft_capture.model.protocol import Kwargs, Tracer, Value, method
 from weft_capture.tensors import symbolic_scalars
+from weft_capture.tensors.known_numbers import before_graph, numbers
 from weft_capture.tensors.subclass import WrapperValue
 from weft_capture.tensors.tensor import SymValue, TensorValue, tensor_attribute
 

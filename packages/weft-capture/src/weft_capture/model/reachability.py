@@ -1,0 +1,48 @@
+"""Which values a value holds, as far as capture knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft_capture.model.containers import ListValue, SequenceValue, SetValue
+from weft_capture.model.dicts import DictValue
+from weft_capture.model.functions import BoundMethod, CellValue, FunctionValue
+from weft_capture.model.objects import UserObject
+from weft_capture.model.protocol import MethodOf, Value
+
+
+def children(value: Value) -> Iterator[Value]:
+    """Yield what an object holds, as far as capture knows."""
+    if isinstance(value, SequenceValue):
+        yield from value.added if isinstance(value, ListValue) else value.items
+    elif isinstance(value, DictValue):
+        for pair in (value.own if value.read else value.entries).values():
+            yield from pair
+    elif isinstance(value, SetValue):
+        yield from value.entries.values()
+    elif isinstance(value, UserObject):
+        yield from value.attrs.values()
+        if value.base is not None:
+            yield value.base
+    elif isinstance(value, CellValue):
+        if value.contents is not None:
+            yield value.contents
+    elif isinstance(value, FunctionValue):
+        yield from value.cells
+        yield from value.attributes.values()
+    elif isinstance(value, BoundMethod | MethodOf):
+        if isinstance(value, BoundMethod):
+            yield value.function
+        yield value.owner
+
+
+def leads_to(pending: list[Value], wanted: Value) -> bool:
+    """Say whether one of these values is, or (indirectly) holds, another that is made here."""
+    seen: set[int] = set()
+    for one in pending:  # which grows: what is near comes first
+        if one is wanted:
+            return True
+        if id(one) not in seen and one.source is None:
+            seen.add(id(one))
+            pending.extend(children(one))
+    return False
