@@ -26,8 +26,8 @@ WEFT_LIBM(sinh) WEFT_LIBM(cosh) WEFT_LIBM(tanh) WEFT_LIBM(asinh) WEFT_LIBM(acosh
 WEFT_LIBM(atanh) WEFT_LIBM(erf) WEFT_LIBM(erfc)
 WEFT_LIBM_F32(exp2) WEFT_LIBM_F32(log1p) WEFT_LIBM_F32(log2) WEFT_LIBM_F32(sin) WEFT_LIBM_F32(cos)
 WEFT_LIBM_F32(acos) WEFT_LIBM_F32(atan) WEFT_LIBM_F32(sinh) WEFT_LIBM_F32(cosh)
-WEFT_LIBM_F32(tanh) WEFT_LIBM_F32(asinh) WEFT_LIBM_F32(acosh) WEFT_LIBM_F32(atanh)
-WEFT_LIBM_F32(erfc) WEFT_WIDE_F32(log10) WEFT_WIDE_F32(tan) WEFT_WIDE_F32(asin)
+WEFT_LIBM_F32(tanh) WEFT_LIBM_F32(asinh) WEFT_LIBM_F32(atanh)
+WEFT_LIBM_F32(erfc) WEFT_WIDE_F32(log10) WEFT_WIDE_F32(tan) WEFT_WIDE_F32(asin) WEFT_WIDE_F32(acosh)
 
 #define WEFT_LIBM2(name)                                                                         \
     WEFT_VECTOR float name##f(float a, float b);                                                 \
