@@ -369,3 +369,15 @@ def test_objects_of_subclasses_of_numbers_in_a_class_statement():
     one, many, _ = captured(X)
     assert (type(one), one) == (Number, 3)
     assert (type(many[0]), many) == (Number, (4, 5))
+
+
+def test_a_class_attribute_becomes_a_descriptor():
+    class Default:
+        value = None
+
+    captured = wc.capture(lambda x, one: x * one.value, eager_backend)
+    one = Default()
+    one.value = 2.0
+    assert torch.equal(captured(X, one), X * 2)
+    Default.value = property(lambda self: 7.0)
+    assert torch.equal(captured(X, one), X * 7)

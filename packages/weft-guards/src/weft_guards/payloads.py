@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from weft_core.memory import are_disjoint
@@ -273,25 +273,34 @@ def find_in_class(cls: type, name: str) -> tuple[type, Any] | None:
     return None
 
 
+Wanted = WeakIdentity | int | Literal["plain"] | None
+
+
 @dataclass(frozen=True)
 class ClassUse:
     """What code took from a class and its bases.
 
     Args:
-        names: (name, wanted), where wanted is None (found nowhere), a `WeakIdentity`, or the id of
-            an object that cannot be held weakly, such as a property.
+        names: (name, wanted), where wanted is None (found nowhere), "plain" (any object but a
+            descriptor), a `WeakIdentity`, or the id of an object that cannot be held weakly, such
+            as a property.
         version: CPython's version of the class at that time; 0 where it has none.
     """
 
-    names: tuple[tuple[str, WeakIdentity | int | None], ...]
+    names: tuple[tuple[str, Wanted], ...]
     version: int
 
     @staticmethod
-    def of(cls: type, names: Mapping[str, tuple[type, Any] | None]) -> ClassUse:
-        """Take a class, and what `find_in_class` found for names."""
+    def of(
+        cls: type, names: Mapping[str, tuple[type, Any] | None], plain: Collection[str] = ()
+    ) -> ClassUse:
+        """Take a class, what `find_in_class` found for names, and those that may be `plain`."""
         native: Any = extension()
         version = native.class_version(cls) if native is not None else 0
-        rows = [(name, found and _identity_or_id(found[1])) for name, found in names.items()]
+        rows: list[tuple[str, Wanted]] = [
+            (name, "plain" if name in plain else found and _identity_or_id(found[1]))
+            for name, found in names.items()
+        ]
         return ClassUse(tuple(rows), version)
 
     def changed(self, cls: type) -> list[str]:
@@ -353,9 +362,16 @@ def _identity_or_id(value: object) -> WeakIdentity | int:
         return id(value)
 
 
-def _is_wanted(found: tuple[type, Any] | None, wanted: WeakIdentity | int | None) -> bool:
+def is_descriptor(value: object) -> bool:
+    """Say whether an attribute of a class is read or written by methods of its own."""
+    return any(hasattr(type(value), name) for name in ("__get__", "__set__", "__delete__"))
+
+
+def _is_wanted(found: tuple[type, Any] | None, wanted: Wanted) -> bool:
     if found is None or wanted is None:
         return found is None and wanted is None
+    if isinstance(wanted, str):
+        return not is_descriptor(found[1])
     return id(found[1]) == wanted if isinstance(wanted, int) else found[1] is wanted.get()
 
 

@@ -120,9 +120,10 @@ def _bound(row: Guard, obj: Any) -> Guard:
             raise Stale(f"{row.source} is another")
         return dataclasses.replace(row, payload=NamespaceUse.of(found))
     names = {name: find_in_class(obj, name) for name, _ in row.payload}
-    if any(_member(names[name]) != was for name, was in row.payload):
+    plain = {name for name, was in row.payload if was == "plain"}
+    if any(_member(names[name]) != was for name, was in row.payload if name not in plain):
         raise Stale(f"{row.source} is another")
-    return dataclasses.replace(row, payload=ClassUse.of(obj, names))
+    return dataclasses.replace(row, payload=ClassUse.of(obj, names, plain))
 
 
 def _member(found: tuple[type, Any] | None) -> tuple[str, ...]:
@@ -197,8 +198,11 @@ def _payload(guard: Guard) -> Any:
     """Return what stands for a guard's payload; `bind` reads it."""
     if guard.kind == "CLASS":
         cls: Any = guard.source
-        names = [name for name, _ in guard.payload.names]
-        return tuple((name, _member(find_in_class(cls.identity.get(), name))) for name in names)
+        kept: Any = cls.identity.get()
+        return tuple(
+            (name, wanted if wanted == "plain" else _member(find_in_class(kept, name)))
+            for name, wanted in guard.payload.names
+        )
     if guard.kind == "NAMESPACE":
         return tuple((name, _kind_and_place(of())) for name, of in guard.payload.names)
     seen = guard.payload.get() if guard.kind == "ID" else None

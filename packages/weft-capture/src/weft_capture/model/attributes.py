@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from weft_core import torch_compiler_shim
 from weft_guards import ClassUse, Guard, WeakIdentity
-from weft_guards.payloads import find_in_class
+from weft_guards.payloads import find_in_class, is_descriptor
 from weft_guards.sources import (
     AttrSource,
     CallSource,
@@ -122,15 +122,15 @@ def class_guards(reads: dict[type, dict[str, Found | None]]) -> Iterator[Guard]:
     What is no descriptor is guarded by its value where it is read, unless nobody changes it.
     """
     for cls, names in reads.items():
-        kept = {
-            name: found
+        plain = {
+            name
             for name, found in names.items()
-            if found is None
-            or hasattr(type(found[1]), "__get__")
-            or is_immutable_module(found[0].__module__)
+            if found
+            and not is_descriptor(found[1])
+            and not is_immutable_module(found[0].__module__)
         }
-        if kept:
-            yield Guard.of(ProgramSource(WeakIdentity(cls)), "CLASS", ClassUse.of(cls, kept))
+        use = ClassUse.of(cls, names, plain)
+        yield Guard.of(ProgramSource(WeakIdentity(cls)), "CLASS", use)
 
 
 def is_python_code(attribute: object) -> bool:
