@@ -188,3 +188,17 @@ def test_break_after_an_iterator_met_what_was_added(make, steps, backwards):
     captured = weft_capture.capture(function, eager_backend)(X, ours)
     assert expected[:2] == captured[:2]
     assert theirs == ours
+
+
+@pytest.mark.parametrize("items", ["ab", b"ab", (1, 2), [1, 2], range(2), {1: 2}])
+def test_an_iterator_at_its_end_crosses_a_break(items, monkeypatch):
+    monkeypatch.setattr(weft_capture.settings, "raise_internal_errors", True)
+
+    def function(x):
+        iterator = iter(items)
+        seen = list(iterator)
+        weft_capture.graph_break()
+        return x + 1, seen, list(iterator)
+
+    x = torch.ones(2)
+    assert same(weft_capture.capture(function, eager_backend)(x), function(x))

@@ -103,9 +103,10 @@ class SequenceIterator(IteratorValue):
                 out.last.append((step, self))
             else:
                 out.do(step, self)
+        elif isinstance(over, Constant):
+            out.call(iter, [constant(over.as_constant()[:0])])
         else:
-            items = over.items if isinstance(over, SequenceValue) else over
-            out.call(iter, [TupleValue(list(items)[self.position :])])
+            out.call(iter, [TupleValue(list(self.items)[self.position :])])
 
 
 class ListedIterator(SequenceIterator):
