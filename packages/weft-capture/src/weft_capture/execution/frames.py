@@ -131,7 +131,7 @@ class Frame:
                 try:
                     handler(self, instr)
                 except Raised as raised:
-                    check_names(raised.value.python_type(), before)
+                    check_names(raised.value, before)
                     if not self.unwind(raised.value, instr):
                         raise
                 except Break as error:
@@ -177,15 +177,18 @@ class Frame:
         return known
 
 
-def check_names(error: type, operands: Iterable[Value]) -> None:
+def check_names(error: Any, operands: Iterable[Value]) -> None:
     """Break where an error may name the builtin base of an object that it is about."""
+    text = " ".join(str(arg.as_constant()) for arg in error.args if arg.is_constant())
     for one in operands:
         known = getattr(one, "forced", None) or getattr(one, "owner", one)
         if isinstance(known, SequenceValue):
             check_names(error, (item for item in known.items if isinstance(item, UserObject)))
         if not isinstance(known, UserObject) or known.base is None:
             continue
-        if issubclass(error, TypeError | ValueError if known.base.is_constant() else TypeError):
+        kind, base = error.python_type(), known.base.python_type()
+        named = issubclass(kind, TypeError) and base.__name__ in text
+        if named or (issubclass(kind, ValueError) and known.base.is_constant()):
             raise Break("op-failed", f"an error about a {known.describe()}") from None
 
 

@@ -136,7 +136,7 @@ class SteppedFrame(Frame):
                     if first == steps.now and not self._may_catch(instr):
                         raise Break("uncaught-exception", raised.value.describe()) from None
                     if first == steps.now:
-                        check_names(raised.value.python_type(), before)
+                        check_names(raised.value, before)
                     if not self.unwind(raised.value, instr):
                         raise
             except Break as error:

@@ -383,9 +383,7 @@ class Tracer:
         """Raise in the user's program what a folded function raised."""
         if Proxy.__name__ in str(error):
             raise Break("op-failed", "an error that names what stands for an object")
-        stated_in = self.frame if type(error) is TypeError else None
-        args = [self.literal(arg) for arg in error.args]
-        value = ExceptionValue(type(error), args, stated_in=stated_in)
+        value = ExceptionValue(type(error), [self.literal(arg) for arg in error.args])
         state = getattr(error, "__dict__", None) or {}
         if isinstance(error, ImportError):
             state = {**state, "name": error.name, "path": error.path}
