@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import weft_capture
 from constructs import all_cases
 from constructs.engines import weft
 from weft_capture import Break
@@ -26,10 +27,11 @@ def test_construct_taken_back(case, monkeypatch):
     taken_back = []
 
     def keep_step(frame, ip):
-        keep(frame, ip)
+        stack = keep(frame, ip)
         steps = frame.tx.steps
         if frame.step == steps.now and frame.program[ip][1].opname.startswith(_BREAKING):
             candidates.setdefault(id(steps), {})[frame.step] = True
+        return stack
 
     candidates = {}
 
@@ -45,6 +47,7 @@ def test_construct_taken_back(case, monkeypatch):
 
     monkeypatch.setattr(SteppedFrame, "keep", keep_step)
     monkeypatch.setattr(OuterFrame, "step_until_break", step)
+    monkeypatch.setattr(weft_capture.settings, "raise_internal_errors", True)
     monkeypatch.setattr(notices, "handlers", [])  # tests elsewhere see notices as warnings
     verdict = weft(case, fullgraph=False)
     # Where a step needs a class rebuilt that cannot be, the frame runs as it is: "silent".
