@@ -82,7 +82,7 @@ class Capture:
         fullgraph: a graph break is an error.
         rules: what its caches are to do.
         first_backend: compiles the first call under the stance `aot_eager_then_compile`.
-        marks_modules: mark the calls of modules in graphs (see `regions`).
+        marks_modules: mark the calls of modules in graphs (see `region_marks`).
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class Task:
         backend: (graph module, example inputs) -> callable.
         policy: decides which sizes become symbolic; None for none.
         fullgraph: raise at a break instead of compiling up to it.
-        marks_modules: mark the calls of modules (see `regions`).
+        marks_modules: mark the calls of modules (see `region_marks`).
         symbolic, break_at, reason, answers: what an earlier attempt found out.
     """
 

@@ -173,12 +173,8 @@ class _Recording:
     def __init__(
         self, owner: CudaGraphRunner, memory: CudaGraphPool, args: list[Any], addresses: list[Any]
     ) -> None:
-        self.owner, self.number, self.over, self._addresses = (
-            owner,
-            next(_numbers),
-            False,
-            addresses,
-        )
+        self.owner, self._addresses = owner, addresses
+        self.number, self.over = next(_numbers), False
         self._copies = {k: torch.empty_like(args[k]) for k in sorted(owner.copied)}
         inputs = [self._copies.get(k, value) for k, value in enumerate(args)]
         self._replay, outputs = memory.record(owner.run, inputs)

@@ -119,9 +119,7 @@ class Effects:
         real = getattr(value, "real", None) if real is None else real
         kind, at = (value.python_type() if real is None else type(real)), id(real)
         if real is None:  # of an exception, say
-            at = next(
-                (at for at, (known, _) in self.tx.values_by_id.items() if known is value), id(value)
-            )
+            at = self.tx.real_id(value) or id(value)
         first = self.keys.setdefault(kind, {}).setdefault(at, source)
         if real is not None and first != source:
             self.tx.guard_alias(first, source, real)

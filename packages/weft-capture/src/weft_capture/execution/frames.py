@@ -1,7 +1,7 @@
 """A symbolic frame: locals, cells, operand stack and instruction pointer, and its loop.
 
-`Frame.run` executes a call to its end within one step of the frame that needs it; `steps` has the
-frames whose every instruction can be taken back on its own.
+`Frame.run` executes a call to its end within one step of the frame that needs it; `stepping` has
+the frames whose every instruction can be taken back on its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Frame:
     yielded: Value | None = None
     above: tuple[tuple[traceback.FrameSummary, ...], str] | None = None  # see `Tracer.user_stack`
     stepped = False
-    """Whether each instruction is a step of its own (see `steps`)."""
+    """Whether each instruction is a step of its own (see `stepping`)."""
 
     def __post_init__(self) -> None:
         self.decoded = decode(self.function.code)

@@ -79,7 +79,7 @@ class Tracer:
 
     `unstepped` counts the instructions executed in another one's step, or taken back with one;
     `released_ids` has the ids of objects from outside that may have lost their last reference;
-    `library` and `process_bound` say what was assumed without a guard (see `precompiled`).
+    `library` and `process_bound` say what was assumed without a guard (see `capture_cache`).
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Tracer:
         self.unstepped = 0
         self.released_ids: set[int] = set()
         self.namespaces: set[int] = set()  # ids of dicts that hold variables
-        self.marks_modules = False  # see `regions`
+        self.marks_modules = False  # see `region_marks`
         self.fullgraph = False  # a break is an error
         self.finalizes = False  # whether an object with a `__del__` was met
         self.watched: list[Any] = []  # what may not be dropped unseen: `check` tells

@@ -304,10 +304,10 @@ class ClassValue(ObjectConstant):
 
 def _is_active(attribute: object) -> bool:
     """Say whether this is a property, or another data descriptor of the program that is read."""
-    own = not attributes.is_immutable_module(type(attribute).__module__) and hasattr(
-        attribute, "__get__"
-    )
-    return isinstance(attribute, property) or (own and attributes.is_data_descriptor(attribute))
+    if isinstance(attribute, property):
+        return True
+    own = not attributes.is_immutable_module(type(attribute).__module__)
+    return own and hasattr(attribute, "__get__") and attributes.is_data_descriptor(attribute)
 
 
 _OF_TYPE = ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__class__")

@@ -66,9 +66,7 @@ def check_hashes(keys: Iterable[Any]) -> None:
         code = getattr(cls.__hash__, "__code__", None)
         if code is None or code.co_filename == "<string>":
             continue
-        if not is_immutable_module(cls.__module__) and not is_immutable_module(
-            cls.__hash__.__module__
-        ):
+        if not any(map(is_immutable_module, (cls.__module__, cls.__hash__.__module__))):
             raise Break("unsupported-value", "a dict whose keys have a __hash__ in Python")
 
 

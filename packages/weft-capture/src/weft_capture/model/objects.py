@@ -338,7 +338,7 @@ class UserObject(InstanceValue):
             return tx.const_object(polyfills.items_of).call(tx, [self], {})
         if found is None or found[1] is None:
             tx.raise_(TypeError, f"'{type_name(self.cls)}' object is not iterable")
-        return self.given_by_iter(tx, self.special(tx, "__iter__").call(tx, [], {}))
+        return self.checked_iterator(tx, self.special(tx, "__iter__").call(tx, [], {}))
 
     def next(self, tx: Tracer) -> Value | None:
         return tx.next_by_call(self.special(tx, "__next__"))

@@ -252,10 +252,10 @@ class Value:
             return self
         if not any(find_in_class(kind, name) for name in ("__iter__", "__getitem__")):
             tx.raise_(TypeError, f"'{type_name(kind)}' object is not iterable")
-        return self.given_by_iter(tx, self.call_method(tx, "__iter__", [], {}))
+        return self.checked_iterator(tx, self.call_method(tx, "__iter__", [], {}))
 
     @staticmethod
-    def given_by_iter(tx: Tracer, made: Value) -> Value:
+    def checked_iterator(tx: Tracer, made: Value) -> Value:
         """Check what an `__iter__` of the program returned."""
         kind = made.python_type()
         if not hasattr(kind, "__next__"):

@@ -59,7 +59,7 @@ def driven(function: Any, begin: Callable[..., Any], miss: Any) -> Callable[...,
     wrap = _Unclosed if kind & _ASYNC else iter
 
     def optimised(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():  # torch.compile inlines the function; see `markers` for weft
+        if is_dynamo_compiling():  # torch.compile inlines the function; see `decorators` for weft
             return function(*args, **kwargs)
         first(*args, **kwargs).close()  # refuses arguments that do not fit
         made: Any = made_by(wrap(_pieces(begin, miss, args, kwargs)))

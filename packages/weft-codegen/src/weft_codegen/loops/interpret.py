@@ -220,8 +220,7 @@ class KernelRun:
         best, at = targets
         places, *pair = (torch.as_tensor(item).expand(self._count) for item in (where, *values))
         for place, value, position in zip(places.tolist(), *pair, strict=True):
-            tie = bool(value == best[place]) or bool(value.isnan() & best[place].isnan())
-            if _better(op, value, best[place]) or (tie and bool(position < at[place])):
+            if _better(op, (value, position), (best[place], at[place])):
                 best[place], at[place] = value, position
 
     def _value(self, root: Expr, seen: dict[Expr, torch.Tensor]) -> torch.Tensor:
@@ -283,10 +282,12 @@ def _runs_on(body: tuple[ir.Stmt, ...]) -> bool:
     return any(isinstance(stmt, ir.Reduce) and reads & {*stmt.targets} for stmt in body)
 
 
-def _better(op: str, value: torch.Tensor, best: torch.Tensor) -> bool:
-    """Whether `value` replaces `best`; only a strictly better one does."""
-    if bool(torch.isnan(best.double())):
-        return False
-    if bool(torch.isnan(value.double())):
-        return True
-    return bool(value > best) if op == "argmax" else bool(value < best)
+def _better(
+    op: str, new: tuple[torch.Tensor, torch.Tensor], old: tuple[torch.Tensor, torch.Tensor]
+) -> bool:
+    """Whether a (value, position) replaces another: nan comes first, then the lower of equals."""
+    (value, position), (best, at) = new, old
+    if bool(value.isnan()) or bool(best.isnan()):
+        return bool(value.isnan() & (~best.isnan() | (position < at)))
+    beyond = value > best if op == "argmax" else value < best
+    return bool(beyond | ((value == best) & (position < at)))

@@ -75,9 +75,8 @@ class CachedFunction(ObjectConstant, MutableValue):
             asked = functools._make_key(tuple(real), named, True)
             key = (self.obj, asked, [one for one, *_ in self.calls].count(asked))
             if key not in tx.answers:
-                if not (
-                    is_immutable_module(self.obj.__module__) or _is_installed(self.obj.__wrapped__)
-                ):
+                immutable = is_immutable_module(self.obj.__module__)
+                if not (immutable or _is_installed(self.obj.__wrapped__)):
                     self._rehearse(tx, args, kwargs)
                 with unset_fake_temporarily():
                     tx.answers[key] = self.obj(*real, **named)
@@ -109,9 +108,8 @@ class CachedFunction(ObjectConstant, MutableValue):
         from weft_capture.effects.rehearsals import apart  # noqa: PLC0415 - import cycle
 
         known = all(type(one) in (Constant, SymValue, TupleValue) for one in map(tx.force, args))
-        if (
-            is_immutable_module(self.obj.__module__) or not known
-        ):  # an object may have changed since
+        # An object may have changed since.
+        if is_immutable_module(self.obj.__module__) or not known:
             return None
         with apart(tx, self.describe()) as made:
             result = tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)

@@ -101,7 +101,7 @@ def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value
 
 @method(TensorValue, "item")
 def _item(tx: Tracer, self: TensorValue) -> Value:
-    """Read the number: a float stays a tensor of the graph as long as it can (`floats`)."""
+    """Read the number: a float stays in the graph as long as it can (`symbolic_scalars`)."""
     if tx.transforms:
         raise Break("data-dependent-value", "a number out of a tensor in a function transform")
     count = self.fake.numel()
