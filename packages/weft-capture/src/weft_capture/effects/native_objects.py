@@ -134,27 +134,27 @@ class ReplayedValue(MutableValue):
         held = self.cls is _LOCKS[0] and self.log.run(
             tx, call_named, [self, constant("locked")], {}
         )
-        if held and held.truth(tx) and name in ("acquire", "__enter__"):
+        if held and held.nb_bool(tx) and name in ("acquire", "__enter__"):
             raise Break("unsupported-method", "acquiring a lock that is held")
         return self.log.run(tx, call_named, [self, constant(name), *args], kwargs)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "__class__" or not hasattr(self.cls, name):
             return self.getattr_fallback(tx, name)
         if callable(getattr(self.cls, name)):
             return MethodOf(self, name)
         return self.log.run(tx, getattr, [self, constant(name)], {})
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         sized = hasattr(self.cls, "__len__")
-        return not sized or self.call_method(tx, "__len__", [], {}).truth(tx)
+        return not sized or self.call_method(tx, "__len__", [], {}).nb_bool(tx)
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         if hasattr(self.cls, "__next__"):
             return self
-        return tx.const_object(polyfills.items_of).call(tx, [self], {})
+        return tx.const_object(polyfills.items_of).tp_call(tx, [self], {})
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         return tx.next_by_call(MethodOf(self, "__next__"))
 
     def reconstruct(self, out: Output) -> None:

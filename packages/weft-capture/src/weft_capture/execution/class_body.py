@@ -88,12 +88,12 @@ class MadeClass(ClassValue):
     def data(self, tx: Tracer) -> Any:
         raise NotConstant(self.describe())  # what runs now would run its stand-ins
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         namespace = self.namespace or {}
         annotate = namespace.get("__annotate_func__")  # capture has what it reads
         if name == "__annotations__" and annotate is not None and name not in namespace:
-            self.plain_setattr(tx, name, annotate.call(tx, [constant(1)], {}))
-        return super().getattr(tx, name)
+            self.plain_setattr(tx, name, annotate.tp_call(tx, [constant(1)], {}))
+        return super().tp_getattro(tx, name)
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
         # A class that is made again with it would call its `__set_name__`, or show it to others.
@@ -165,13 +165,13 @@ class DescriptorValue(Value):
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         if name in _COPIED and self.cls is not property:
-            return self.args[0].getattr(tx, name)
+            return self.args[0].tp_getattro(tx, name)
         return tx.const_object(real_call(tx, getattr, stand_in(tx, self), name))
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.cls is not staticmethod:
             tx.raise_(TypeError, f"'{self.cls.__name__}' object is not callable")
-        return self.args[0].call(tx, args, kwargs)
+        return self.args[0].tp_call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
         out.call(self.cls, self.args)
@@ -321,7 +321,7 @@ def make_class(
         namespace[key].call_method(tx, "__set_name__", [made, constant(key)], {})
     if hook is not None:
         rest = {key: value for key, value in keywords.items() if key != "metaclass"}
-        hook.call(tx, [made], rest)
+        hook.tp_call(tx, [made], rest)
     return made
 
 
@@ -427,7 +427,7 @@ def _process_class(tx: Tracer, cls: Value, *options: Value, **more: Value) -> Va
         raise Break("unknown-call", "dataclass of a class from outside the frame")
     if "__annotate_func__" in (cls.namespace or ()):
         try:
-            cls.getattr(tx, "__annotations__")
+            cls.tp_getattro(tx, "__annotations__")
         except Raised:
             raise Break("unsupported-value", "a dataclass with unknown annotations") from None
     known = [option.as_constant() for option in options]
@@ -471,7 +471,7 @@ def _namedtuple(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
 def _mro(tx: Tracer, cls: Value) -> Value:
     if getattr(type(cls.as_constant()), "mro") is not type.mro:  # noqa: B009
         raise Break("unknown-call", "mro of a metaclass with its own")
-    return ListValue(cls.getattr(tx, "__mro__").unpack(tx))
+    return ListValue(cls.tp_getattro(tx, "__mro__").unpack(tx))
 
 
 @rule(type.__prepare__)

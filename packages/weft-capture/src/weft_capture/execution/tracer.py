@@ -296,7 +296,7 @@ class Tracer:
     def trace_body(self, function: Any, args: list[Value], kwargs: Kwargs) -> Value:
         """Call a real Python function past its rule."""
         inlined = function_value(self, function, ConstSource(function))
-        return inlined.call(self, args, kwargs)
+        return inlined.tp_call(self, args, kwargs)
 
     def builtin(self, function: Any, *args: Value) -> Value:
         """Call a builtin or operator through the rule table."""
@@ -311,8 +311,8 @@ class Tracer:
         if result is not None:
             return result
         if function.obj is not None and is_compiled_by_torch(function.obj):
-            original = function.getattr(self, "_torchdynamo_orig_callable")
-            return original.call(self, args, kwargs)
+            original = function.tp_getattro(self, "_torchdynamo_orig_callable")
+            return original.tp_call(self, args, kwargs)
         decoded = decode(function.code)
         if self.depth >= config.settings.inline_depth:
             raise Break("recursion", function.code.co_qualname)
@@ -367,7 +367,7 @@ class Tracer:
     def next_by_call(self, step: Value) -> Value | None:
         """Call a Python `__next__`; None when it raises StopIteration."""
         try:
-            return step.call(self, [], {})
+            return step.tp_call(self, [], {})
         except Raised as raised:
             if issubclass(raised.value.python_type(), StopIteration):
                 return None

@@ -59,7 +59,7 @@ def instantiate(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) 
     if meta_call is not None and attributes.is_python_code(meta_call[1]):
         if issubclass(kind, enum.Enum):
             return fold(tx, kind, args, kwargs)
-        return BoundMethod(tx.const_object(meta_call[1]), cls).call(tx, args, kwargs)
+        return BoundMethod(tx.const_object(meta_call[1]), cls).tp_call(tx, args, kwargs)
     if meta_call is not None and not isinstance(meta_call[1], types.WrapperDescriptorType):
         raise Break("unsupported-method", f"{type(kind).__qualname__}.__call__")
     return construct(tx, cls, args, kwargs)
@@ -95,7 +95,7 @@ def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwar
         if (args or kwargs) and new is not None and new[1] is object.__new__:
             raise Break("unknown-call", f"arguments of {kind.__qualname__}")
     elif attributes.is_python_code(init[1]):
-        result = tx.const_object(init[1]).call(tx, [instance, *args], kwargs)
+        result = tx.const_object(init[1]).tp_call(tx, [instance, *args], kwargs)
         if result is not NONE:
             text = f"__init__() should return None, not '{result.python_type().__name__}'"
             tx.raise_(TypeError, text)
@@ -104,7 +104,7 @@ def _initialise(tx: Tracer, kind: type, instance: Value, args: list[Value], kwar
     elif not isinstance(init[1], types.WrapperDescriptorType):
         raise Break("unknown-call", f"{kind.__qualname__}.__init__")
     elif isinstance(instance, UserObject):
-        BaseMethod(instance, init[0], "__init__").call(tx, args, kwargs)
+        BaseMethod(instance, init[0], "__init__").tp_call(tx, args, kwargs)
 
 
 def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Value:
@@ -118,7 +118,7 @@ def _new(tx: Tracer, cls: ClassValue, args: list[Value], kwargs: Kwargs) -> Valu
         real_call(tx, kind)  # raises
     new = attributes.lookup(kind, "__new__")
     if new is not None and isinstance(new[1], staticmethod):
-        return tx.const_object(new[1].__func__).call(tx, [cls, *args], kwargs)
+        return tx.const_object(new[1].__func__).tp_call(tx, [cls, *args], kwargs)
     init = attributes.lookup(kind, "__init__")
     if kwargs and init is not None and not attributes.is_python_code(init[1]):
         if not issubclass(kind, dict | torch.Size) and init[0] is not types.SimpleNamespace:
@@ -160,7 +160,7 @@ class ClassValue(ObjectConstant):
     def describe(self) -> str:
         return f"class {self.obj.__qualname__}"
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if table.find(self.obj) is not None:
             return table.call_rule(tx, self.obj, args, kwargs)
         return instantiate(tx, self, args, kwargs)
@@ -168,23 +168,23 @@ class ClassValue(ObjectConstant):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         # An operator or builtin function looks past the class at its metaclass.
         special = self._of_metaclass(tx, name) if name.startswith("__") else None
-        bound = special or self.getattr(tx, name)
+        bound = special or self.tp_getattro(tx, name)
         if isinstance(bound, MethodOf):
             raise Break("unsupported-method", f"{self.obj.__qualname__}.{name}")
-        return bound.call(tx, args, kwargs)
+        return bound.tp_call(tx, args, kwargs)
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         for name in ("__bool__", "__len__"):
             if attributes.lookup(type(self.obj), name) is not None:
-                return self.call_method(tx, name, [], {}).truth(tx)
+                return self.call_method(tx, name, [], {}).nb_bool(tx)
         return True
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         if attributes.lookup(type(self.obj), "__iter__") is None:
             tx.raise_(TypeError, f"'{type(self.obj).__name__}' object is not iterable")
-        return self._from_metaclass(tx, "__iter__").call(tx, [], {})
+        return self._from_metaclass(tx, "__iter__").tp_call(tx, [], {})
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         cls = self.obj
         if name == "__dict__":
             if tx.effects.touches(cls):
@@ -222,7 +222,7 @@ class ClassValue(ObjectConstant):
             return attributes.bind(tx, found, name, self, metaclass)
         if found is None:
             if fallback is not None and attributes.is_user_code(fallback):
-                return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+                return tx.const_object(fallback[1]).tp_call(tx, [self, constant(name)], {})
             if hasattr(self.obj, name):
                 return tx.const_object(getattr(self.obj, name))
             text = f"type object '{self.obj.__name__}' has no attribute '{name}'"
@@ -254,17 +254,17 @@ class ClassValue(ObjectConstant):
             raise Break("unsupported-method", f"{kind.__name__}.{name}")
         return OBJECT_METHODS[name](tx, self, *args, **kwargs)
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         self._change_by(tx, "setattr", name, value)
 
-    def delattr(self, tx: Tracer, name: str) -> None:
+    def tp_delattro(self, tx: Tracer, name: str) -> None:
         self._change_by(tx, "delattr", name)
 
     def _change_by(self, tx: Tracer, what: str, name: str, *value: Value) -> None:
         """Do what the metaclass does about an attribute."""
         special = self._of_metaclass(tx, f"__{what}__")
         if special is not None:
-            special.call(tx, [constant(name), *value], {})
+            special.tp_call(tx, [constant(name), *value], {})
         elif getattr(type(self.obj), f"__{what}__") is getattr(type, f"__{what}__"):
             getattr(self, f"plain_{what}")(tx, name, *value)
         else:
@@ -276,7 +276,7 @@ class ClassValue(ObjectConstant):
         known = found is not None and attributes.is_python_code(found[1])
         return BoundMethod(tx.const_object(found[1]), self) if found and known else None
 
-    plain_delattr = Value.delattr
+    plain_delattr = Value.tp_delattro
 
     def plain_setattr(self, tx: Tracer, name: str, value: Value) -> None:
         """Do what `type.__setattr__` does."""
@@ -287,18 +287,18 @@ class ClassValue(ObjectConstant):
         plain = plain and not attributes.is_immutable_module(cls.__module__)
         active = found is not None and hasattr(type(found[1]), "__get__")
         if not plain or active or hasattr(value.python_type(), "__get__"):
-            super().setattr(tx, name, value)
+            super().tp_setattro(tx, name, value)
         tx.effects.store_global(cls, name, value)
 
-    def getitem(self, tx: Tracer, key: Value) -> Value:
+    def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         # The metaclass's `__getitem__`, else `__class_getitem__`.
         found = attributes.lookup(type(self.obj), "__getitem__")
         if found is not None and attributes.is_user_code(found):
-            return BoundMethod(tx.const_object(found[1]), self).call(tx, [key], {})
+            return BoundMethod(tx.const_object(found[1]), self).tp_call(tx, [key], {})
         own = attributes.lookup(self.obj, "__class_getitem__")
         if own is not None and attributes.is_user_code(own):
             function = getattr(own[1], "__func__", own[1])
-            return tx.const_object(function).call(tx, [self, key], {})
+            return tx.const_object(function).tp_call(tx, [self, key], {})
         return parametrised(tx, self, key)
 
 
@@ -326,7 +326,7 @@ class SuperValue(Value):
         if not issubclass(self.through, start):
             raise Break("unsupported-value", f"super({start.__name__}, ...) of {owner.describe()}")
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "__class__":
             return class_value(super)
         owner, cls = self.owner, self.through
@@ -370,7 +370,7 @@ class BaseMethod(Value):
     def describe(self) -> str:
         return f"{self.kind.__name__}.{self.name}"
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         owner = self.owner
         if isinstance(owner, ExceptionValue | ClassValue):
             return owner.call_base_method(tx, self.kind, self.name, args, kwargs)
@@ -427,7 +427,7 @@ _object_setattr, _object_delattr = _plainly("setattr"), _plainly("delattr")
 @table.rule(object.__getattribute__)
 def _object_getattribute(tx: Tracer, owner: Value, name: Value) -> Value:
     if not isinstance(owner, UserObject):
-        return owner.getattr(tx, name.as_constant())
+        return owner.tp_getattro(tx, name.as_constant())
     return attributes.plain_attribute(tx, owner, name.as_constant())
 
 

@@ -55,10 +55,10 @@ class GeneratorValue(IteratorValue):
         self.is_library_code = is_skipped_code(self.function.code, self.module)
         self.cls = _TYPES[self.kind]
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if not hasattr(self.cls, name):
             return self.getattr_fallback(tx, name)
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
     def snapshot(self) -> Callable[[], None]:
         frame, saved = self.frame, self.__dict__.copy()
@@ -75,12 +75,12 @@ class GeneratorValue(IteratorValue):
 
         return restore
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         if self.kind != "generator":
             tx.raise_(TypeError, f"'{self.cls.__name__}' object is not iterable")
         return self
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         return self.send(tx, NONE)
 
     def send(self, tx: Tracer, value: Value) -> Value | None:
@@ -272,7 +272,7 @@ class AsyncStep(IteratorValue):
         self.sends = self.name in ("__anext__", "asend")
         self.cls = type(_STEPS[self.sends])
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         return self.send(tx, NONE)
 
     def send(self, tx: Tracer, value: Value) -> Value | None:

@@ -136,7 +136,7 @@ def find(obj: object) -> Handler | None:
 @functools.cache
 def _caller(original: Any) -> Handler:
     """Return what calls a function that Dynamo, once loaded, hides from itself."""
-    return lambda tx, *args, **kwargs: tx.const_object(original).call(tx, list(args), kwargs)
+    return lambda tx, *args, **kwargs: tx.const_object(original).tp_call(tx, list(args), kwargs)
 
 
 def is_leaf(function: object) -> bool:
@@ -166,7 +166,7 @@ def _call_rule(tx: Tracer, obj: Any, args: list[Value], kwargs: Kwargs) -> Value
     name = getattr(obj, "__name__", "")
     if type(obj) is types.MethodWrapperType and name == "__get__" and len(args) == 1:
         described: Any = obj.__self__
-        return args[0].getattr(tx, described.__name__)
+        return args[0].tp_getattro(tx, described.__name__)
     if args and type(obj) is types.FunctionType and vars(torch.Tensor).get(name) is obj:
         return args[0].call_method(tx, name, args[1:], kwargs)
     if isinstance(obj, _DESCRIPTORS) and args and issubclass(args[0].python_type(), _owner(obj)):

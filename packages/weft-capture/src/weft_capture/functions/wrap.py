@@ -248,7 +248,7 @@ def _read_dict(
             item_source, key_source = ConstSource(item), ConstSource(key)
         lazy = isinstance(key, torch.Tensor)
         name = LazyValue(key, key_source) if lazy else wrap_key(tx, key)
-        entries[name.hash_key()] = (name, LazyValue(item, item_source))
+        entries[name.tp_hash()] = (name, LazyValue(item, item_source))
     return entries
 
 
@@ -359,7 +359,7 @@ def _wrap_deque(tx: Tracer, obj: Any, source: Source) -> Value:
 def _wrap_getter(tx: Tracer, obj: Any, source: Source) -> Value:
     tx.guard_identity(source, obj)
     args = obj.__reduce__()[1]
-    value = tx.const_object(type(obj)).call(tx, [tx.literal(arg) for arg in args], {})
+    value = tx.const_object(type(obj)).tp_call(tx, [tx.literal(arg) for arg in args], {})
     value.source = source
     return value
 

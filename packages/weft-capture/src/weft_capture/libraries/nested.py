@@ -72,7 +72,7 @@ def _is_whole(tx: Tracer, tensor: Value) -> bool:
 @method(WrapperValue, "unbind")
 def _unbind(tx: Tracer, self: WrapperValue, dim: Value | None = None) -> Value:
     if _is_whole(tx, self) and (dim is None or dim.as_constant() == 0):
-        return tx.const_object(_rows).call(tx, [self], {})
+        return tx.const_object(_rows).tp_call(tx, [self], {})
     return tx.graph.emit("call_method", "unbind", [self, dim or constant(0)], {})
 
 
@@ -91,5 +91,5 @@ def _getitem(tx: Tracer, self: WrapperValue, key: Value) -> Value:
     count = int(self.fake.shape[0]) if type(at) is int and _is_whole(tx, self) else 0
     if not count or not -count <= at < count:
         return getitem(tx, self, key)
-    row = tx.const_object(_row).call(tx, [self, constant(at % count)], {})
+    row = tx.const_object(_row).tp_call(tx, [self, constant(at % count)], {})
     return row.call_method(tx, "__getitem__", [tx.tuple_of(rest)], {}) if rest else row

@@ -79,22 +79,22 @@ class ArrayValue(Value):
         self.cls = cls
         self.source = source
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         raise Break("data-dependent-branch", "truth of an array")
 
     def reconstruct(self, out: Output) -> None:
         scalar = issubclass(self.cls, np.generic)
         out.call(numpy_scalar if scalar else torch.Tensor.numpy, [self.tensor])
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "shape":
-            return tx.tuple_of(self.tensor.getattr(tx, "shape").unpack(tx))
+            return tx.tuple_of(self.tensor.tp_getattro(tx, "shape").unpack(tx))
         if name in ("ndim", "nbytes", "itemsize"):
-            return self.tensor.getattr(tx, name)
+            return self.tensor.tp_getattro(tx, name)
         if name == "dtype":
             return constant(_example(self).dtype)
         row = {"size": (self.tensor, "numel"), "T": (self, "transpose")}.get(name)
-        return row[0].call_method(tx, row[1], [], {}) if row else super().getattr(tx, name)
+        return row[0].call_method(tx, row[1], [], {}) if row else super().tp_getattro(tx, name)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if name in ("item", "tolist", "__float__", "__int__", "__len__") and not args:
@@ -132,9 +132,9 @@ class ArrayValue(Value):
             return self
         return symbolic_scalars.computed(tx, self.tensor, like=np.float64())
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         count = self.tensor.call_method(tx, "__len__", [], {}).as_constant()
-        return tx.iterator_over([self.getitem(tx, constant(i)) for i in range(count)])
+        return tx.iterator_over([self.mp_subscript(tx, constant(i)) for i in range(count)])
 
 
 def shared(array: Any) -> torch.Tensor:
@@ -317,7 +317,7 @@ def _numpy(tx: Tracer, self: TensorValue) -> Value:
     lazy = fake.is_conj() or fake.is_neg()
     if np is None or fake.requires_grad or fake.device.type != "cpu" or tx.transforms or lazy:
         raise Break("unsupported-method", "Tensor.numpy")
-    made = ArrayValue(self.getattr(tx, "data"), np.ndarray)
+    made = ArrayValue(self.tp_getattro(tx, "data"), np.ndarray)
     try:
         _example(made)
     except TypeError as error:
@@ -333,7 +333,7 @@ def _from_numpy(tx: Tracer, array: Value) -> Value:
 
 
 def _shared(tx: Tracer, array: ArrayValue) -> Value:
-    return array.tensor if array.source is not None else array.tensor.getattr(tx, "data")
+    return array.tensor if array.source is not None else array.tensor.tp_getattro(tx, "data")
 
 
 def _tensor_of(maker: Any, tx: Tracer, data: Value, **kwargs: Value) -> Value:

@@ -44,10 +44,11 @@ def _inner_code(decorator: Any, name: str) -> types.CodeType:
 
 def _use_grad(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
     """Run `step` in the grad mode that the optimizer asks for."""
-    differentiable = args[0].getattr(tx, "defaults").getitem(tx, constant("differentiable"))
+    defaults = args[0].tp_getattro(tx, "defaults")
+    differentiable = defaults.mp_subscript(tx, constant("differentiable"))
     before = torch.is_grad_enabled()
-    tx.builtin(torch._C._set_grad_enabled, constant(differentiable.truth(tx)))
-    result = tx.force(_free(function, "func")).call(tx, args, kwargs)
+    tx.builtin(torch._C._set_grad_enabled, constant(differentiable.nb_bool(tx)))
+    result = tx.force(_free(function, "func")).tp_call(tx, args, kwargs)
     tx.builtin(torch._C._set_grad_enabled, constant(before))
     return result
 
@@ -59,7 +60,7 @@ def _undisabled(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: 
     module = getattr(getattr(inner, "obj", None), "__module__", None) or ""
     if not module.startswith("torch.optim"):
         raise Break("disabled", function.code.co_qualname)
-    return inner.call(tx, args, kwargs)
+    return inner.tp_call(tx, args, kwargs)
 
 
 CODE_RULES[_inner_code(optimizer._use_grad_for_differentiable, "_use_grad")] = _use_grad

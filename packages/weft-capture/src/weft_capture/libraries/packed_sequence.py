@@ -38,7 +38,7 @@ def _tensor(tx: Tracer, known: list[int]) -> Value:
 @rule(torch._pack_padded_sequence)
 def _pack(tx: Tracer, input: Value, lengths: Value, batch_first: Value) -> Value:
     counts, shape = ints(lengths, "the lengths"), input.example().shape
-    time, batch = (1, 0) if batch_first.truth(tx) else (0, 1)
+    time, batch = (1, 0) if batch_first.nb_bool(tx) else (0, 1)
     if sorted(counts, reverse=True) != counts or not counts or counts[-1] < 1 or 0 in shape:
         raise Break("op-failed", "packing sequences that are empty or not sorted")
     if shape[batch] != len(counts) or shape[time] < counts[0]:

@@ -26,7 +26,7 @@ class _Launched(Value):
 
 @rule(*(f"triton.runtime.{name}.run" for name in KERNELS.split()))
 def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw: Value) -> Value:
-    if kernel.source is None or warmup.truth(tx):
+    if kernel.source is None or warmup.nb_bool(tx):
         raise Break("unknown-call", "a Triton kernel that the program makes or only compiles")
     tx.guard_identity(kernel.source, kernel.obj)
     tx.process_bound = "a Triton kernel"
@@ -43,7 +43,7 @@ def _run(tx: Tracer, kernel: Any, *args: Value, grid: Value, warmup: Value, **kw
 
     def call(function: Any, meta: dict[str, Any]) -> Any:
         given = tx.literal({name: values.get(id(one), one) for name, one in meta.items()})
-        return plain(tx.literal(function).call(tx, [given], {}))
+        return plain(tx.literal(function).tp_call(tx, [given], {}))
 
     size = plain(grid) if isinstance(grid, SequenceValue) else functools.partial(call, grid)
     words = {name: plain(value) for name, value in kw.items()}

@@ -182,12 +182,12 @@ def class_source(tx: Tracer, owner: Value, cls: type, definer: type, name: str) 
 def _bind_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
     if found[1].fget is None:
         raise Break("unsupported-value", f"the property {name} without a getter")
-    return tx.const_object(found[1].fget).call(tx, [owner], {})
+    return tx.const_object(found[1].fget).tp_call(tx, [owner], {})
 
 
 def _bind_cached_property(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
-    value = tx.const_object(found[1].func).call(tx, [owner], {})
-    owner.setattr(tx, name, value)
+    value = tx.const_object(found[1].func).tp_call(tx, [owner], {})
+    owner.tp_setattro(tx, name, value)
     return value
 
 
@@ -196,7 +196,7 @@ def _bind_field(tx: Tracer, found: Found, name: str, owner: Value, cls: type) ->
     base = getattr(owner, "base", None)  # of a named tuple with operators
     if base is None:
         raise Break("unsupported-value", f"descriptor {name} of {cls.__name__}")
-    return cast("Value", base.getitem(tx, constant(index)))
+    return cast("Value", base.mp_subscript(tx, constant(index)))
 
 
 def _bind_classmethod(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
@@ -230,7 +230,7 @@ def _bind_slot(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> 
     if obj is None or not stored:
         base = getattr(owner, "base", None)
         if base is not None:
-            read: Value = base.getattr(tx, name)
+            read: Value = base.tp_getattro(tx, name)
             return read
         if isinstance(found[1], types.MemberDescriptorType):
             tx.raise_(AttributeError, f"'{type_name(cls)}' object has no attribute '{name}'")
@@ -303,7 +303,7 @@ def bind(tx: Tracer, found: Found, name: str, owner: Value, cls: type) -> Value:
         descriptor = tx.const_object(attribute)
         method = BoundMethod(tx.const_object(getter[1]), descriptor)
         instance = NONE if getattr(owner, "obj", None) is cls else owner
-        return method.call(tx, [instance, tx.const_object(cls)], {})
+        return method.tp_call(tx, [instance, tx.const_object(cls)], {})
     return tx.wrap(attribute, class_source(tx, owner, cls, definer, name))
 
 
@@ -322,7 +322,7 @@ def plain_attribute(tx: Tracer, self: InstanceValue, name: str) -> Value:
     if found is not None:
         return found
     if fallback is not None:
-        return tx.const_object(fallback[1]).call(tx, [self, constant(name)], {})
+        return tx.const_object(fallback[1]).tp_call(tx, [self, constant(name)], {})
     tx.raise_(AttributeError, f"'{type_name(self.cls)}' object has no attribute '{name}'")
 
 
@@ -435,7 +435,7 @@ def module_call(
     assert self.source is not None
     for name in _HOOKS:
         tx.guard(InstanceAttrSource(self.source, name), "LEN", 0)
-    return self.getattr(tx, "forward"), args, kwargs
+    return self.tp_getattro(tx, "forward"), args, kwargs
 
 
 # ---- classes

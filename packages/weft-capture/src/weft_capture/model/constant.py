@@ -93,12 +93,12 @@ class Constant(Value):
     def as_constant(self) -> Any:
         return self.value
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         if self.value is NotImplemented:
             raise Break("unsupported-value", "truth of NotImplemented, which warns")
         return bool(self.value)
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         return self.value
 
     def same_object(self, other: Value) -> bool:
@@ -115,7 +115,7 @@ class Constant(Value):
         else:
             self.origin.emit(out.writer)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         attribute = real_call(tx, getattr, self.value, name)
         if isinstance(getattr(attribute, "__func__", None), types.FunctionType):
             function = tx.const_object(attribute.__func__)
@@ -139,7 +139,7 @@ class Constant(Value):
         if bound is None and name.startswith("__"):
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
         if isinstance(getattr(bound, "__func__", None), types.FunctionType) or bound is None:
-            return self.getattr(tx, name).call(tx, args, kwargs)
+            return self.tp_getattro(tx, name).tp_call(tx, args, kwargs)
         if isinstance(self.value, torch.device) and name in ("__enter__", "__exit__"):
             return tx.overrides.device_block(self, name)
         unbound = getattr(type(self.value), name)
@@ -147,10 +147,10 @@ class Constant(Value):
             return fold(tx, unbound, [self, *args], kwargs)
         return fold(tx, bound, args, kwargs)
 
-    def getitem(self, tx: Tracer, key: Value) -> Value:
+    def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         return fold(tx, operator.getitem, [self, key], {})
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         if not isinstance(self.value, (str, bytes)):
             tx.raise_(TypeError, f"'{type_name(type(self.value))}' object is not iterable")
         return tx.iterator_over(self)
@@ -162,10 +162,10 @@ class Varying(Value):
     def is_constant(self) -> bool:
         return False
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         return self.as_constant()
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         known = tx.by_python(operator.truth, [self])
         return bool((known or self).as_constant())
 

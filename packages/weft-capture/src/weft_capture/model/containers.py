@@ -62,13 +62,13 @@ class SequenceValue(Container):
 
     items: Any
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         return bool(self.items)
 
     def unpack(self, tx: Tracer) -> list[Value]:
         return list(self.items)
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         return tx.iterator_over(self)
 
     def with_items(self, items: Sequence[Value]) -> Value:
@@ -98,8 +98,8 @@ class TupleValue(SequenceValue):
         out.load_all(self.items)
         out.writer.build_tuple(len(self.items))
 
-    def hash_key(self) -> object:
-        return tuple(item.hash_key() for item in self.items)
+    def tp_hash(self) -> object:
+        return tuple(item.tp_hash() for item in self.items)
 
     def same_object(self, other: Value) -> bool:
         empty = not self.items and type(self) is type(other) is TupleValue and not other.items
@@ -142,7 +142,7 @@ class NamedTupleValue(TupleValue):
     def with_items(self, items: Sequence[Value]) -> Value:
         return TupleValue(items)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         fields = getattr(self.cls, "_fields", getattr(self.cls, "__match_args__", ()))
         if name in fields:
             return self.items[fields.index(name)]
@@ -198,8 +198,8 @@ class ListValue(SequenceValue, MutableValue):
     def items(self, items: Any) -> None:
         self.added = items
 
-    def truth(self, tx: Tracer) -> bool:
-        return truth_now(tx, self) if self.is_untouched() else super().truth(tx)
+    def nb_bool(self, tx: Tracer) -> bool:
+        return truth_now(tx, self) if self.is_untouched() else super().nb_bool(tx)
 
     def is_untouched(self) -> bool:
         return self.read is not None and not self.added
@@ -336,8 +336,8 @@ class SetValue(MutableValue):
                 return real
         raise NotConstant("a set that would have another order")
 
-    def hash_key(self) -> object:
-        return frozenset(self.entries) if self.cls is frozenset else super().hash_key()
+    def tp_hash(self) -> object:
+        return frozenset(self.entries) if self.cls is frozenset else super().tp_hash()
 
     def reconstruct(self, out: Output) -> None:
         check_keys(self.entries)
@@ -361,7 +361,7 @@ class SetValue(MutableValue):
                 raise Break("unsupported-method", what, step)
             out.later(getattr(set, name), self, *args)
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         return bool(self.entries)
 
     def unpack(self, tx: Tracer) -> list[Value]:
@@ -369,7 +369,7 @@ class SetValue(MutableValue):
             tx.process_bound = "the order of a set"
         return self.in_order()
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         return tx.set_iterator(self)
 
 
@@ -408,9 +408,9 @@ class SliceValue(Container):
         out.load_all(self.parts)
         out.writer.build_slice(3)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         names = ("start", "stop", "step")
-        return self.parts[names.index(name)] if name in names else super().getattr(tx, name)
+        return self.parts[names.index(name)] if name in names else super().tp_getattro(tx, name)
 
 
 class RangeValue(Value):
@@ -421,15 +421,15 @@ class RangeValue(Value):
     def __init__(self, value: range) -> None:
         self.range = value
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name in ("start", "stop", "step"):
             return constant(getattr(self.range, name))
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
     def as_constant(self) -> Any:
         return self.range
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         return bool(self.range)
 
     def unpack(self, tx: Tracer) -> list[Value]:
@@ -437,5 +437,5 @@ class RangeValue(Value):
             raise Break("too-long", f"all of {self.range}")
         return [constant(number) for number in self.range]
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         return tx.iterator_over(self)

@@ -105,26 +105,26 @@ class InferenceContext(AutocastContext):
 
     leave_node = enter_node
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return decorate_with_clones(tx, self, *args)
 
 
 def decorate_with_clones(tx: Tracer, context: Value, function: Value) -> Value:
     """Return a function that runs in clones of `context`, as torch's decorating contexts do."""
     wrapper = tx.const_object(torch.utils._contextlib.context_decorator)
-    return wrapper.call(tx, [MethodOf(context, "clone"), function], {})
+    return wrapper.tp_call(tx, [MethodOf(context, "clone"), function], {})
 
 
 def decorate(tx: Tracer, context: Value, function: Value) -> Value:
     """Return a function that runs in `context`, as `contextlib.ContextDecorator` does."""
     wrapper = tx.const_object(contextlib.ContextDecorator.__call__)
-    return wrapper.call(tx, [context, function], {})
+    return wrapper.tp_call(tx, [context, function], {})
 
 
 class AttentionContext(AutocastContext):
     """torch.nn.attention.sdpa_kernel, which has the same life."""
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return decorate(tx, self, *args)
 
     def enter_node(self, tx: Tracer) -> Node:
@@ -173,7 +173,7 @@ class NullContext(Value):
     def reconstruct(self, out: Output) -> None:
         out.call(DecoratingNullContext, [self.result])
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return decorate(tx, self, *args)
 
 
@@ -196,7 +196,7 @@ class HooksDisabled(MutableValue):
         make = torch.autograd.graph.disable_saved_tensors_hooks
         out.call(functools.partial(_make_context, make, self.args, {}, self.entered), ())
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return decorate(tx, self, *args)
 
 

@@ -50,7 +50,7 @@ class LazyValue(Value):
     def describe(self) -> str:
         return f"unread {type(self.obj).__name__}"
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         return found_by_identity(self, self.obj)
 
 
@@ -62,7 +62,7 @@ def _stand_in(key: Value) -> object:
     """Return what stands for a key that a guard would have to fix: its source, or the value."""
     if isinstance(key, Varying):
         kinds = {int, float} | VARYING_TYPES
-        if type(key).hash_key is not Varying.hash_key or key.python_type() not in kinds:
+        if type(key).tp_hash is not Varying.tp_hash or key.python_type() not in kinds:
             return None
     elif key.python_type() not in (tuple, torch.Size):
         # An object from outside, which is found by its identity.
@@ -119,7 +119,7 @@ class DictValue(Container, MutableValue):
         """The entries, read from the real dict if need be."""
         if self.read is not None:
             known = {
-                one: key.hash_key() if isinstance(one, Value | Source) else one
+                one: key.tp_hash() if isinstance(one, Value | Source) else one
                 for one, (key, _) in self.own.items()
             }
             entries = self.read()
@@ -131,7 +131,7 @@ class DictValue(Container, MutableValue):
 
     def key(self, key: Value) -> object:
         """Return a hash key; the errors of an OrderedDict do not name what it was to be."""
-        return key.hash_key() if self.cls is OrderedDict else key_in(dict, key)
+        return key.tp_hash() if self.cls is OrderedDict else key_in(dict, key)
 
     def slot(self, key: Value, writes: bool = False) -> object:
         """Return a hash key, or for a write that asks nothing a key that varies."""
@@ -165,7 +165,7 @@ class DictValue(Container, MutableValue):
         source: Source = ItemSource(self.source, wanted)
         if known or type(self.real) is defaultdict:  # which makes an item where there is none
             if item is None:
-                return self.entries[key.hash_key()]
+                return self.entries[key.tp_hash()]
             source = CallSource(dict.get, (self.source, name))
         tx.guard(source, "TYPE", type(item))
         self.own[hashed] = key, LazyValue(item, source)
@@ -217,18 +217,18 @@ class DictValue(Container, MutableValue):
         """Return the keys in order."""
         return [key for key, _ in self.entries.values()]
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "default_factory" and self.cls is defaultdict:
             return tx.force(self.default_factory)
         if name == "_metadata" and self.metadata is not None:
             return tx.force(self.metadata)
         if name == "_metadata" and self.cls is OrderedDict and self.source is not None:
             tx.guard(self.source, "ATTR_ABSENT", name)
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if name != "_metadata" or self.cls is not OrderedDict or self.source is not None:
-            super().setattr(tx, name, value)
+            super().tp_setattro(tx, name, value)
         tx.mutate(self)
         self.metadata = value
 
@@ -278,7 +278,7 @@ class DictValue(Container, MutableValue):
                 written.add(hashed)
                 out.later(operator.setitem, self, key, self.own.get(hashed, (NONE, NONE))[1])
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         return truth_now(tx, self) if self.is_untouched() else bool(self.entries)
 
     def is_untouched(self) -> bool:
@@ -287,7 +287,7 @@ class DictValue(Container, MutableValue):
     def unpack(self, tx: Tracer) -> list[Value]:
         return [tx.force(key) for key in self.keys()]
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         return tx.dict_iterator(self)
 
     def copy(self) -> DictValue:
@@ -312,17 +312,17 @@ class MappingProxy(DictValue):
     def build(self, each: Callable[[Value], Any], key: Callable[[Value], Any] | None = None) -> Any:
         return MappingProxyType(self.inner.build(each, key))
 
-    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+    def mp_ass_subscript(self, tx: Tracer, key: Value, value: Value) -> None:
         tx.raise_(TypeError, "'mappingproxy' object does not support item assignment")
 
-    def delitem(self, tx: Tracer, key: Value) -> None:
+    def mp_del_subscript(self, tx: Tracer, key: Value) -> None:
         tx.raise_(TypeError, "'mappingproxy' object doesn't support item deletion")
 
     def reconstruct(self, out: Output) -> None:
         out.call(MappingProxyType, [self.inner])
 
-    def iterate(self, tx: Tracer) -> Value:
-        return self.inner.iterate(tx)
+    def tp_iter(self, tx: Tracer) -> Value:
+        return self.inner.tp_iter(tx)
 
     def copy(self) -> DictValue:
         return self.inner.copy()
@@ -337,12 +337,12 @@ class DictView(Value):
         self.cls: type = type(getattr({}, kind)())
         self.holder: Value = owner
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "mapping" and self.holder is self.owner:
             return MappingProxy(self.owner)
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         return bool(self.owner.entries)
 
     def unpack(self, tx: Tracer) -> list[Value]:
@@ -352,7 +352,7 @@ class DictView(Value):
             return [value for _, value in self.owner.pairs(tx)]
         return [tx.tuple_of(list(pair)) for pair in self.owner.pairs(tx)]
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         return tx.dict_iterator(self)
 
     def reconstruct(self, out: Output) -> None:

@@ -39,12 +39,12 @@ class TracebackValue(Value):
 
     cls = types.TracebackType
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if tx.frame is not None and "tb_frame" in tx.frame.function.code.co_names:
             error = Break("unsupported-value", f"{name} of a traceback, whose frames are looked at")
             error.eager_frame = tx.frame  # whose pieces would be frames of their own
             raise error
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
 
 TRACEBACK = TracebackValue()
@@ -100,7 +100,7 @@ class ExceptionValue(MutableValue):
         except TypeError:
             raise NotConstant(self.describe()) from None
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         self.refuse("__getattribute__")
         if name in self.attributes:
             return tx.force(self.attributes[name])
@@ -120,7 +120,7 @@ class ExceptionValue(MutableValue):
             found = attributes.lookup(self.cls, "__getattr__")
             if found is None or not issubclass(raised.value.python_type(), AttributeError):
                 raise
-        return attributes.bind(tx, found, name, self, self.cls).call(tx, [constant(name)], {})
+        return attributes.bind(tx, found, name, self, self.cls).tp_call(tx, [constant(name)], {})
 
     def refuse(self, name: str) -> None:
         """Break where the program has a method of `object` of its own."""
@@ -154,7 +154,7 @@ class ExceptionValue(MutableValue):
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         found = attributes.lookup(self.cls, name)
         if found is not None and attributes.is_python_code(found[1]):
-            return attributes.bind(tx, found, name, self, self.cls).call(tx, args, kwargs)
+            return attributes.bind(tx, found, name, self, self.cls).tp_call(tx, args, kwargs)
         return super().call_method(tx, name, args, kwargs)
 
     def call_base_method(
@@ -162,7 +162,7 @@ class ExceptionValue(MutableValue):
     ) -> Value:
         return super().call_method(tx, name, args, kwargs)
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         self.refuse("__setattr__")
         found = attributes.lookup(self.cls, name)
         checked = name in ("__cause__", "__context__") and value is not NONE
@@ -181,7 +181,7 @@ class ExceptionValue(MutableValue):
         if name == "__cause__":
             self.attributes["__suppress_context__"] = TRUE
 
-    def delattr(self, tx: Tracer, name: str) -> None:
+    def tp_delattro(self, tx: Tracer, name: str) -> None:
         self.refuse("__delattr__")
         if name not in self.attributes:
             tx.raise_(AttributeError, name)
@@ -284,7 +284,7 @@ def thrown(tx: Tracer, error: Value, *rest: Value) -> Value:
     value = rest[0] if rest and rest[0] is not NONE else error
     if rest and (sys.version_info >= (3, 12) or value.is_constant()):
         raise Break("warns", "throw or athrow with more than one argument")
-    return value.call(tx, [], {}) if issubclass(value.python_type(), type) else value
+    return value.tp_call(tx, [], {}) if issubclass(value.python_type(), type) else value
 
 
 def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
@@ -296,7 +296,7 @@ def generator_error(tx: Tracer, stop: Value, flags: int) -> Value:
     text = constant(f"{generator_kind(flags)} raised {found.__name__}")
     error = ExceptionValue(RuntimeError, [text])
     chain(tx, error)
-    error.setattr(tx, "__cause__", stop)
+    error.tp_setattro(tx, "__cause__", stop)
     error.attributes["__context__"] = stop
     return error
 
@@ -326,7 +326,7 @@ def _add_note(tx: Tracer, self: ExceptionValue, note: Value) -> Value:
     if not issubclass(note.python_type(), str):
         tx.raise_(TypeError, error_text(add_note, note.python_type()))
     if "__notes__" not in self.attributes:
-        self.setattr(tx, "__notes__", tx.literal([]))
+        self.tp_setattro(tx, "__notes__", tx.literal([]))
     notes = tx.force(self.attributes["__notes__"])
     if not issubclass(notes.python_type(), list):
         tx.raise_(TypeError, "Cannot add note: __notes__ is not a list")

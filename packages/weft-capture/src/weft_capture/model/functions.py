@@ -51,14 +51,14 @@ class CellValue(MutableValue):
         tx.mutate(self)
         self.contents = value
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name != "cell_contents":
-            return super().getattr(tx, name)
+            return super().tp_getattro(tx, name)
         if self.contents is None:
             tx.raise_(ValueError, "Cell is empty")
         return tx.force(self.contents)
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         self.store(tx, value)
 
     def reconstruct_empty(self, out: Output) -> None:
@@ -122,14 +122,14 @@ class FunctionValue(MutableValue):
             raise NotConstant(self.describe())
         return self.obj
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         found_by_identity(self)
         return self if self.obj is None else self.obj
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return tx.call_function(self, args, kwargs)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name in self.attributes:
             return tx.force(self.attributes[name])
         if name == "__dict__":
@@ -153,10 +153,10 @@ class FunctionValue(MutableValue):
             return known[name]()
         if name == "__annotations__":
             annotate = self.attributes.get("__annotate__", NONE)
-            made = DictValue() if annotate is NONE else annotate.call(tx, [constant(1)], {})
+            made = DictValue() if annotate is NONE else annotate.tp_call(tx, [constant(1)], {})
             self.store(tx, name, made)
             return self.attributes[name]
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
     def _real_attribute(self, tx: Tracer, function: types.FunctionType, name: str) -> Value:
         """Read an attribute of the function from outside."""
@@ -199,7 +199,7 @@ class FunctionValue(MutableValue):
                 bound[name] = DictValue([(constant(key), value) for key, value in given.items()])
         return bound
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if name == "__code__" and self.obj is None:
             cells = tuple(types.CellType() for _ in self.code.co_freevars)
             like = types.FunctionType(self.code, {}, None, None, cells)
@@ -220,7 +220,7 @@ class FunctionValue(MutableValue):
         tx.mutate(self)
         self.attributes[name] = value
 
-    def delattr(self, tx: Tracer, name: str) -> None:
+    def tp_delattro(self, tx: Tracer, name: str) -> None:
         if self.obj is not None or name in types.FunctionType.__dict__:
             raise Break("unsupported-value", f"deleting {name} of a function")
         if name not in self.attributes:
@@ -316,19 +316,19 @@ class BoundMethod(Value):
             raise NotConstant(self.describe())
         return types.MethodType(self.function.as_constant(), owner)
 
-    def hash_key(self) -> object:
-        return (self.function.hash_key(), self.owner.hash_key())
+    def tp_hash(self) -> object:
+        return (self.function.tp_hash(), self.owner.tp_hash())
 
     def forwards(
         self, tx: Tracer, args: list[Value], kwargs: Kwargs
     ) -> tuple[Value, list[Value], Kwargs]:
         return self.function, [self.owner, *args], kwargs
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "__get__" and name in types.MethodType.__dict__:  # from 3.13
             return MethodOf(self, name)
         special = {"__func__": self.function, "__self__": self.owner}
-        return special[name] if name in special else self.function.getattr(tx, name)
+        return special[name] if name in special else self.function.tp_getattro(tx, name)
 
     def reconstruct(self, out: Output) -> None:
         out.call(types.MethodType, [self.function, self.owner])
@@ -353,10 +353,10 @@ class ObjectConstant(Value):
     def as_constant(self) -> Any:
         return self.obj
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         return self.obj
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         kind = type(self.obj)
         if not issubclass(kind, type) and (hasattr(kind, "__bool__") or hasattr(kind, "__len__")):
             raise Break("unsupported-value", f"truth of a {kind.__name__}")
@@ -365,7 +365,7 @@ class ObjectConstant(Value):
     def same_object(self, other: Value) -> bool:
         return isinstance(other, ObjectConstant) and other.obj is self.obj
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         try:
             return tx.const_object(getattr(self.obj, name))
         except AttributeError as error:
@@ -407,7 +407,7 @@ def _as_declared(python: types.FunctionType, args: list[Value], kwargs: Kwargs) 
 class BuiltinValue(ObjectConstant):
     """A builtin or C function, or any callable that has rules instead of being inlined."""
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         return tx.call_builtin(self.obj, args, kwargs)
 
 
@@ -422,10 +422,10 @@ def parametrised(tx: Tracer, hint: Value, key: Value) -> Value:
 class TypeHint(ObjectConstant):
     """`list[int]`, `int | str`, a NewType and their kind."""
 
-    def getitem(self, tx: Tracer, key: Value) -> Value:
+    def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         return parametrised(tx, self, key)
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if isinstance(self.obj, typing.NewType):
             return args[0]
         if not getattr(self.obj, "_inst", True):
@@ -435,9 +435,9 @@ class TypeHint(ObjectConstant):
                     f"{self.obj.__origin__.__name__}() instead"
                 )
             )
-        made = tx.const_object(self.obj.__origin__).call(tx, args, kwargs)
+        made = tx.const_object(self.obj.__origin__).tp_call(tx, args, kwargs)
         if made.python_type().__dictoffset__:
-            made.setattr(tx, "__orig_class__", self)
+            made.tp_setattro(tx, "__orig_class__", self)
         return made
 
 
@@ -453,9 +453,9 @@ class PartialValue(Value):
     source: Source | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if self.source is not None or hasattr(functools.partial, name):
-            super().setattr(tx, name, value)
+            super().tp_setattro(tx, name, value)
         before = self.attributes
         tx.journal.on_rollback(lambda: setattr(self, "attributes", before))
         self.attributes = {**before, name: value}
@@ -465,14 +465,14 @@ class PartialValue(Value):
     ) -> tuple[Value, list[Value], Kwargs]:
         return self.function, [*self.args, *args], {**self.keywords, **kwargs}
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "func":
             return self.function
         if name == "args":
             return tx.tuple_of(self.args)
         if name == "keywords":
             return DictValue([(constant(k), v) for k, v in self.keywords.items()])
-        return self.attributes[name] if name in self.attributes else super().getattr(tx, name)
+        return self.attributes[name] if name in self.attributes else super().tp_getattro(tx, name)
 
     def reconstruct(self, out: Output) -> None:
         out.call(functools.partial, [self.function, *self.args], self.keywords)

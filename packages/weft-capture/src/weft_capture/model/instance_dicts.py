@@ -28,7 +28,7 @@ class InstanceDict(DictValue):
         return isinstance(other, InstanceDict) and other.owner is self.owner
 
     def get(self, tx: Tracer, key: Value) -> Value | None:
-        owner, name = self.owner, key.hash_key()
+        owner, name = self.owner, key.tp_hash()
         if isinstance(owner, UserObject) and isinstance(name, str):  # no other is read, or guarded
             known = name in owner.attrs or name in dict_of(owner.obj)
             return owner.own_attribute(tx, name) if known else None
@@ -69,7 +69,7 @@ def instance_dict(tx: Tracer, owner: Value) -> Value:
 
 def _members(tx: Tracer, owner: UserObject | FunctionValue) -> dict[str, Value]:
     members: dict[str, Value] = {}
-    read = owner.getattr if isinstance(owner, FunctionValue) else owner.own_attribute
+    read = owner.tp_getattro if isinstance(owner, FunctionValue) else owner.own_attribute
     for name in dict_of(owner.obj):
         found = read(tx, name)
         if found is not None:

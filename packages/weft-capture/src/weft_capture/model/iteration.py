@@ -21,12 +21,12 @@ def steps(tx: Tracer, items: Value, hinted: bool = True) -> Iterator[Value]:
     if not isinstance(items, UserObject) and not hasattr(items.python_type(), "__next__"):
         yield from items.unpack(tx)  # nothing of the program runs
         return
-    iterator = items.iterate(tx)
+    iterator = items.tp_iter(tx)
     if hinted and isinstance(items, UserObject) and any(map(items.has_special, ("__len__", _HINT))):
         tx.builtin(operator.length_hint, items)
     elif hinted and items.python_type() is reversed and getattr(items, "frame", None) is not None:
         tx.builtin(len, items.args[0])  # type: ignore[attr-defined]
-    while (item := iterator.next(tx)) is not None:
+    while (item := iterator.tp_iternext(tx)) is not None:
         yield item
 
 
@@ -39,7 +39,7 @@ def listed(tx: Tracer, items: Value) -> list[Value]:
     if not hasattr(items.python_type(), "__iter__") and not isinstance(items, UserObject):
         raise Break("unknown-call", f"{items.describe()} as a sequence")
     try:
-        iterator = items.iterate(tx) if isinstance(items, UserObject) else items
+        iterator = items.tp_iter(tx) if isinstance(items, UserObject) else items
     except Raised as raised:
         if issubclass(raised.value.python_type(), TypeError):
             raise Break("unknown-call", f"{items.describe()} as a sequence") from None

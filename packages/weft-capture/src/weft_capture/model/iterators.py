@@ -69,7 +69,7 @@ class SequenceIterator(IteratorValue):
         by_count = self.kind is reversed or isinstance(self.items, deque)
         self.end = len(self.items) if by_count else EXHAUSTED
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         tx.journal.touch(self)
         try:
             item = next(self.real, None)
@@ -132,7 +132,7 @@ class DictIterator(SequenceIterator):
         super().__post_init__()
         self.size, self.removals = len(self.owner.entries), self.owner.removals
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         ordered = getattr(self.owner, "cls", None) is OrderedDict
         if self.position != EXHAUSTED and len(self.owner.entries) != self.size and not ordered:
             what = "Set" if isinstance(self.owner, SetValue) else "dictionary"
@@ -140,7 +140,7 @@ class DictIterator(SequenceIterator):
         changed = len(self.owner.entries) != self.size or self.owner.removals != self.removals
         if self.position != EXHAUSTED and changed:
             raise Break("loop", "the keys change during the iteration")
-        return super().next(tx)
+        return super().tp_iternext(tx)
 
     def reconstruct(self, out: Output) -> None:
         owner = self.owner
@@ -197,7 +197,7 @@ class CombinedIterator(IteratorValue):
         arguments = (*before, *iterators, *self.suffix(self.position))
         return real_call(tx, self.factory, *arguments, **self.keywords)
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         item = real_call(tx, next, self.real(tx), NULL)
         if item is NULL:
             return None
@@ -220,11 +220,11 @@ class Iterated(Value):
     def python_type(self) -> type:
         return Stepped
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         return self
 
-    def next(self, tx: Tracer) -> Value | None:
-        return self.inner.next(tx)
+    def tp_iternext(self, tx: Tracer) -> Value | None:
+        return self.inner.tp_iternext(tx)
 
     def reconstruct(self, out: Output) -> None:
         out.call(Stepped, [self.inner])
@@ -245,7 +245,7 @@ class Stepped:
 
 def iterated(tx: Tracer, iterable: Value) -> Value:
     """Return `iter` of a value, for what asks for it once and then steps."""
-    made = iterable.iterate(tx)
+    made = iterable.tp_iter(tx)
     found = find_in_class(made.python_type(), "__iter__")
     return Iterated(made) if found and isinstance(found[1], types.FunctionType) else made
 
@@ -263,7 +263,7 @@ class ExternalIterator(Value):
     def python_type(self) -> type:
         return type(self.obj)
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         kind = "generator" if isinstance(self.obj, types.GeneratorType) else "loop"
         raise Break(kind, f"stepping a {type(self.obj).__name__} made outside the frame")
 
@@ -285,14 +285,14 @@ class DequeValue(ListValue):
     def build(self, each: Callable[[Value], Any]) -> Any:
         return collections.deque(super().build(each), self.items.maxlen)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "maxlen":
             return constant(self.added.maxlen)
         if name in ("__getitem__", "__setitem__", "__delitem__"):
             raise Break("unsupported-method", f"deque.{name}, whose errors have other words")
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         return SequenceIterator(self)
 
     def with_items(self, items: Iterable[Value]) -> Value:

@@ -81,7 +81,7 @@ class ObjectKey:
         for part in map(tx.force, value.attrs.values()):
             if part.python_type().__hash__ is None:
                 return False
-            key = part.hash_key()
+            key = part.tp_hash()
             nested = isinstance(key, ObjectKey) and key.is_repeatable()
             if not nested and not isinstance(key, enum.Enum) and not is_literal(key):
                 return False
@@ -103,10 +103,10 @@ class UserObject(InstanceValue):
     def describe(self) -> str:
         return f"{self.cls.__name__} object"
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         by_identity: Any = object.__hash__
         if self.cls.__hash__ is None:
-            return super().hash_key()
+            return super().tp_hash()
         if self.cls.__hash__ is by_identity or isinstance(self.obj, torch.nn.Module):
             found_by_identity(self)
             return self if self.obj is None else self.obj
@@ -116,7 +116,7 @@ class UserObject(InstanceValue):
             if found is None or not isinstance(found[1], types.WrapperDescriptorType):
                 raise Break("unsupported-value", f"{self.describe()} as a dict key")
             if self.obj is None and self.base is not None:
-                return self.base.hash_key()
+                return self.base.tp_hash()
         elif generated != "<string>" and not attributes.is_immutable_module(found[0].__module__):
             return ObjectKey(self)
         elif found[0].__module__ == "unittest.mock":  # it counts how often it is asked
@@ -145,26 +145,26 @@ class UserObject(InstanceValue):
 
     # Attributes.
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if self.has_special("__getattribute__"):
-            return self.special(tx, "__getattribute__").call(tx, [constant(name)], {})
+            return self.special(tx, "__getattribute__").tp_call(tx, [constant(name)], {})
         # A thread's own; the default device is set where a mode, which is guarded, has it as well.
         if issubclass(self.cls, threading.local) and self.obj is not torch._GLOBAL_DEVICE_CONTEXT:
             raise Break("unsupported-method", f"{self.cls.__name__}.__getattribute__")
         return attributes.plain_attribute(tx, self, name)
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if not self._by_program(tx, "__setattr__", constant(name), value):
             self.plain_setattr(tx, name, value)
 
-    def delattr(self, tx: Tracer, name: str) -> None:
+    def tp_delattro(self, tx: Tracer, name: str) -> None:
         if not self._by_program(tx, "__delattr__", constant(name)):
             self.plain_delattr(tx, name)
 
     def _by_program(self, tx: Tracer, name: str, *args: Value) -> bool:
         """Call the class's own version of a method of `object`, if it has one."""
         if self.has_special(name):
-            self.special(tx, name).call(tx, list(args), {})
+            self.special(tx, name).tp_call(tx, list(args), {})
             return True
         found = attributes.lookup(self.cls, name)
         if found is not None and found[1] not in (getattr(object, name), _GENERIC.get(name)):
@@ -191,7 +191,7 @@ class UserObject(InstanceValue):
         if isinstance(descriptor, property):
             if descriptor.fset is None:
                 raise Break("unsupported-value", f"setting the property {name} without a setter")
-            tx.const_object(descriptor.fset).call(tx, [self, value], {})
+            tx.const_object(descriptor.fset).tp_call(tx, [self, value], {})
             return
         refused = Break("unsupported-value", f"setting {name} of {self.describe()}")
         if name == "__class__" and issubclass(value.python_type(), type) and self.obj is None:
@@ -205,14 +205,14 @@ class UserObject(InstanceValue):
         setter = attributes.lookup(type(descriptor), "__set__")
         if setter is None or not attributes.is_python_code(setter[1]):
             raise refused
-        tx.const_object(setter[1]).call(tx, [tx.const_object(descriptor), self, value], {})
+        tx.const_object(setter[1]).tp_call(tx, [tx.const_object(descriptor), self, value], {})
 
     def plain_delattr(self, tx: Tracer, name: str) -> None:
         """Do what `object.__delattr__` does."""
         found = attributes.lookup(self.cls, name)
         if found is not None and attributes.is_data_descriptor(found[1]):
             if isinstance(found[1], property) and found[1].fdel is not None:
-                tx.const_object(found[1].fdel).call(tx, [self], {})
+                tx.const_object(found[1].fdel).tp_call(tx, [self], {})
                 return
             if not _is_slot(found[1]):
                 raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
@@ -271,7 +271,7 @@ class UserObject(InstanceValue):
         self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
         special = name.startswith("__") and name.endswith("__")
-        bound = self.special(tx, name) if special else self.getattr(tx, name)
+        bound = self.special(tx, name) if special else self.tp_getattro(tx, name)
         if isinstance(bound, MethodOf) and bound.owner is self:
             found = attributes.lookup(self.cls, name)
             if found is not None and found[0] is object and name in OBJECT_METHODS:
@@ -279,7 +279,7 @@ class UserObject(InstanceValue):
             if self.base is None:
                 raise Break("unsupported-method", f"{self.cls.__name__}.{name}")
             return self.base_method(tx, name, args, kwargs)
-        return bound.call(tx, args, kwargs)
+        return bound.tp_call(tx, args, kwargs)
 
     def base_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         """Call a method of the builtin base; a change of the base is a change of this object."""
@@ -299,48 +299,48 @@ class UserObject(InstanceValue):
     def call_base_method(
         self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
     ) -> Value:
-        return tx.base_method(self, kind, name).call(tx, args, kwargs)
+        return tx.base_method(self, kind, name).tp_call(tx, args, kwargs)
 
-    def getitem(self, tx: Tracer, key: Value) -> Value:
+    def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         if self.has_special("__getitem__") or self.base is None:
-            return self.special(tx, "__getitem__").call(tx, [key], {})
+            return self.special(tx, "__getitem__").tp_call(tx, [key], {})
         return self.base_item(tx, key)
 
     def base_item(self, tx: Tracer, key: Value) -> Value:
         """Do what the builtin base's `__getitem__` does."""
         assert self.base is not None
         if isinstance(self.base, DictValue) and self.has_special("__missing__"):
-            found = self.base.get(tx, key)
-            return self.special(tx, "__missing__").call(tx, [key], {}) if found is None else found
-        return self.base.getitem(tx, key)
+            item = self.base.get(tx, key)
+            return self.special(tx, "__missing__").tp_call(tx, [key], {}) if item is None else item
+        return self.base.mp_subscript(tx, key)
 
-    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
-        self.special(tx, "__setitem__").call(tx, [key, value], {})
+    def mp_ass_subscript(self, tx: Tracer, key: Value, value: Value) -> None:
+        self.special(tx, "__setitem__").tp_call(tx, [key, value], {})
 
-    def delitem(self, tx: Tracer, key: Value) -> None:
-        self.special(tx, "__delitem__").call(tx, [key], {})
+    def mp_del_subscript(self, tx: Tracer, key: Value) -> None:
+        self.special(tx, "__delitem__").tp_call(tx, [key], {})
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         if self.has_special("__bool__"):
-            said = self.special(tx, "__bool__").call(tx, [], {})
+            said = self.special(tx, "__bool__").tp_call(tx, [], {})
             if said.python_type() is not bool:
                 raise Break("unsupported-value", f"a truth that is {said.describe()}")
-            return said.truth(tx)
+            return said.nb_bool(tx)
         if self.has_special("__len__"):
-            return tx.builtin(len, self).truth(tx)
-        return self.base.truth(tx) if self.base is not None else super().truth(tx)
+            return tx.builtin(len, self).nb_bool(tx)
+        return self.base.nb_bool(tx) if self.base is not None else super().nb_bool(tx)
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         if self.base is not None and not self.has_special("__iter__"):
-            return self.base.iterate(tx)
+            return self.base.tp_iter(tx)
         found = attributes.lookup(self.cls, "__iter__")
         if found is None and self.has_special("__getitem__"):
-            return tx.const_object(polyfills.items_of).call(tx, [self], {})
+            return tx.const_object(polyfills.items_of).tp_call(tx, [self], {})
         if found is None or found[1] is None:
             tx.raise_(TypeError, f"'{type_name(self.cls)}' object is not iterable")
-        return self.checked_iterator(tx, self.special(tx, "__iter__").call(tx, [], {}))
+        return self.checked_iterator(tx, self.special(tx, "__iter__").tp_call(tx, [], {}))
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         return tx.next_by_call(self.special(tx, "__next__"))
 
     def unpack(self, tx: Tracer) -> list[Value]:
@@ -434,9 +434,9 @@ class ModuleValue(UserObject):
     ) -> tuple[Value, list[Value], Kwargs]:
         return attributes.module_call(tx, self, args, kwargs)
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         with one_call(tx, self.cls.__qualname__):
-            return super().call(tx, args, kwargs)
+            return super().tp_call(tx, args, kwargs)
 
 
 class StreamValue(UserObject):

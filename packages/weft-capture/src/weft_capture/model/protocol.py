@@ -139,18 +139,18 @@ class Value:
         """Return the call that a call of this value is, where it is that of another value."""
         return None
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         """Call the value."""
         forwarded = self.forwards(tx, args, kwargs)
         if forwarded is not None:
             callee, args, kwargs = forwarded
-            return callee.call(tx, args, kwargs)
+            return callee.tp_call(tx, args, kwargs)
         kind = self.python_type()
         if not any("__call__" in base.__dict__ for base in kind.__mro__):
             tx.raise_(TypeError, f"'{type_name(kind)}' object is not callable")
         raise Break("unknown-call", self.describe())
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         """Read an attribute; a method of the method table becomes a `MethodOf`."""
         if self.find_method(name) is not None:
             return MethodOf(self, name)
@@ -169,11 +169,11 @@ class Value:
             return MethodOf(self, name)
         raise Break("unsupported-value", f"attribute {name} of {self.describe()}")
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         """Set an attribute."""
         raise Break("unsupported-value", f"setting {name} of {self.describe()}")
 
-    def delattr(self, tx: Tracer, name: str) -> None:
+    def tp_delattro(self, tx: Tracer, name: str) -> None:
         """Delete an attribute."""
         raise Break("unsupported-value", f"deleting {name} of {self.describe()}")
 
@@ -191,7 +191,7 @@ class Value:
         """Call a method that is not in the method table."""
         if name.startswith("__") and not hasattr(self.python_type(), name):
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
-        bound = self.getattr(tx, name)
+        bound = self.tp_getattro(tx, name)
         if isinstance(bound, MethodOf):
             real = getattr(self.python_type(), name)
             if not isinstance(real, types.BuiltinMethodType):
@@ -199,7 +199,7 @@ class Value:
             if self.python_type() in (tuple, range, slice, frozenset):
                 return tx.call_builtin(getattr(self.data(tx), name), args, kwargs)
             raise Break("unsupported-method", f"{self.python_type().__name__}.{name}")
-        return bound.call(tx, args, kwargs)
+        return bound.tp_call(tx, args, kwargs)
 
     def call_base_method(
         self, tx: Tracer, kind: type, name: str, args: list[Value], kwargs: Kwargs
@@ -217,15 +217,15 @@ class Value:
                 return table[name]
         return None
 
-    def getitem(self, tx: Tracer, key: Value) -> Value:
+    def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         """Evaluate `self[key]`."""
         return self.call_method(tx, "__getitem__", [key], {})
 
-    def setitem(self, tx: Tracer, key: Value, value: Value) -> None:
+    def mp_ass_subscript(self, tx: Tracer, key: Value, value: Value) -> None:
         """Execute `self[key] = value`."""
         self._change_item(tx, "__setitem__", key, value)
 
-    def delitem(self, tx: Tracer, key: Value) -> None:
+    def mp_del_subscript(self, tx: Tracer, key: Value) -> None:
         """Execute `del self[key]`."""
         self._change_item(tx, "__delitem__", key)
 
@@ -234,7 +234,7 @@ class Value:
             raise Break("unsupported-method", f"{self.describe()} without {name}")
         self.call_method(tx, name, list(args), {})
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         """Evaluate `bool(self)`.
 
         Raises:
@@ -245,7 +245,7 @@ class Value:
             return True
         raise Break("unsupported-value", f"truth of {self.describe()}")
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         """Evaluate `iter(self)`: a value with `next`."""
         kind = self.python_type()
         if hasattr(kind, "__next__"):
@@ -262,15 +262,15 @@ class Value:
             tx.raise_(TypeError, f"iter() returned non-iterator of type '{kind.__name__}'")
         return made
 
-    def next(self, tx: Tracer) -> Value | None:
+    def tp_iternext(self, tx: Tracer) -> Value | None:
         """Evaluate `next(self)`; None at the end."""
         raise Break("unsupported-value", f"iterating over {self.describe()}")
 
     def unpack(self, tx: Tracer) -> list[Value]:
         """Return all items, as `list(self)` would hold them."""
-        return list(iter(functools.partial(self.iterate(tx).next, tx), None))
+        return list(iter(functools.partial(self.tp_iter(tx).tp_iternext, tx), None))
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         """Return a hashable object equal for equal values; for dict keys and set elements."""
         hashes = getattr(self.python_type(), "__hash__", None)
         if hashes is None:
@@ -360,16 +360,16 @@ class MethodOf(Value):
     def as_constant(self) -> Any:
         return getattr(self.owner.as_constant(), self.name)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if name == "__self__":
             return self.owner
         if name in ("__name__", "__qualname__"):
             return tx.literal(self.name if name == "__name__" else self.describe())
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if self.name == "__call__" and self.owner.python_type() is types.FunctionType:
-            return self.owner.call(tx, args, kwargs)
+            return self.owner.tp_call(tx, args, kwargs)
         return self.owner.call_method(tx, self.name, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
@@ -395,7 +395,7 @@ def current_tracer() -> Tracer:
 def key_in(container: type, item: Value) -> object:
     """Return an item's hash key for a dict or a set; an error says what it was to be there."""
     try:
-        key = item.hash_key()
+        key = item.tp_hash()
         if PY314:
             hash(key)
         return key
@@ -461,15 +461,15 @@ class Proxy:
         return isinstance(other, Proxy) and self.tx.is_equal(self.value, other.value)
 
     def __bool__(self) -> bool:
-        return self.value.truth(self.tx)
+        return self.value.nb_bool(self.tx)
 
     def __iter__(self) -> Iterator[Proxy]:
-        iterator = self.value.iterate(self.tx)
-        while (item := iterator.next(self.tx)) is not None:
+        iterator = self.value.tp_iter(self.tx)
+        while (item := iterator.tp_iternext(self.tx)) is not None:
             yield Proxy(self.tx, item)
 
     def __call__(self, *args: Proxy) -> Proxy:
-        return Proxy(self.tx, self.value.call(self.tx, [arg.value for arg in args], {}))
+        return Proxy(self.tx, self.value.tp_call(self.tx, [arg.value for arg in args], {}))
 
     def __str__(self) -> str:
         return self.tx.text_of(self.value, str)

@@ -111,7 +111,7 @@ class ModuleObject(ObjectConstant):
     def describe(self) -> str:
         return f"module {self.obj.__name__}"
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         real = self.obj
         if name == "__dict__" and not attributes.is_immutable_module(real.__name__):
             raise Break("unsupported-value", "the __dict__ of a module")
@@ -131,10 +131,10 @@ class ModuleObject(ObjectConstant):
             return tx.const_object(obj)
         return tx.wrap(obj, ItemSource(globals_source(tx, real.__dict__), name))
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         plain = type(self.obj) is types.ModuleType and not hasattr(types.ModuleType, name)
         if _is_fixed(self.obj.__name__, name) or not plain:
-            super().setattr(tx, name, value)
+            super().tp_setattro(tx, name, value)
         tx.effects.store_global(self.obj.__dict__, name, value)
 
 

@@ -42,7 +42,7 @@ class WeakRefValue(Value):
     def __post_init__(self) -> None:
         self.made_at = self.tx.steps.now
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         if self.ref is not None:
             return self.ref
         asks = getattr(self.target, "has_special", None)
@@ -50,7 +50,7 @@ class WeakRefValue(Value):
             raise Break(
                 "unsupported-value", "a weak reference, which its object compares, as a key"
             )
-        key = self.target.hash_key()
+        key = self.target.tp_hash()
         real = key is getattr(self.target, "obj", self)
         return weakref.ref(key) if real else (weakref.ref, key)
 
@@ -58,9 +58,9 @@ class WeakRefValue(Value):
         # The interpreter makes one reference without a callback for each object.
         if not isinstance(other, WeakRefValue) or not self.callback is other.callback is NONE:
             return self is other
-        return self.target is other.target is not NONE or self.hash_key() is other.hash_key()
+        return self.target is other.target is not NONE or self.tp_hash() is other.tp_hash()
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if self.ref is None:
             self.check(tx)
             return tx.force(self.target)
@@ -130,7 +130,7 @@ class WeakProxy(Value):
 
     def target(self, tx: Tracer) -> Value:
         """Return the object, which is surely alive."""
-        return self.ref.call(tx, [], {})
+        return self.ref.tp_call(tx, [], {})
 
     def python_type(self) -> type:
         bases = self.ref.target.python_type().__mro__
@@ -158,7 +158,7 @@ def _forward(name: str) -> None:
     setattr(WeakProxy, name, run)
 
 
-for _name in ("getattr", "setattr", "delattr", "truth", "iterate"):
+for _name in ("tp_getattro", "tp_setattro", "tp_delattro", "nb_bool", "tp_iter"):
     _forward(_name)
 
 
@@ -172,4 +172,4 @@ _LIBRARYS = (
 
 @method(WeakRefValue, "__call__")
 def _call(tx: Tracer, self: WeakRefValue) -> Value:
-    return self.call(tx, [], {})
+    return self.tp_call(tx, [], {})

@@ -100,7 +100,7 @@ def _check_names(frame: Frame, place: int, added: DictValue, source: Value) -> N
     callee = next(one for one in reversed(frame.stack[: place - 1]) if one is not NULL)
     if again is None or type(callee) is not FunctionValue:
         raise Break("unknown-call", "arguments after ** that a call refuses")
-    names = (callee.getattr(tx, f"__{name}__").as_constant() for name in ("module", "qualname"))
+    names = (callee.tp_getattro(tx, f"__{name}__").as_constant() for name in ("module", "qualname"))
     text = f"got multiple values for keyword argument '{again.as_constant()}'"
     tx.raise_(TypeError, f"{'.'.join(names)}() {text}")
 
@@ -116,7 +116,7 @@ def _append(frame: Frame, instr: Instr) -> None:
 def _map_add(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
     key = frame.stack.pop()
-    frame.stack[-instr.arg].setitem(frame.tx, key, value)
+    frame.stack[-instr.arg].mp_ass_subscript(frame.tx, key, value)
 
 
 def _is_iterable(value: Value) -> bool:
@@ -136,9 +136,9 @@ def _first_items(
         frame.tx.raise_(TypeError, f"cannot unpack non-iterable {kind} object")
     if not isinstance(value, UserObject) and not hasattr(value.python_type(), "__next__"):
         return value.unpack(frame.tx)
-    iterator = value.iterate(frame.tx)
+    iterator = value.tp_iter(frame.tx)
     items: list[Value] = []
-    while len(items) < count and (item := iterator.next(frame.tx)) is not None:
+    while len(items) < count and (item := iterator.tp_iternext(frame.tx)) is not None:
         items.append(item)
     if left is not None and len(items) == count:
         left.append(iterator)

@@ -43,7 +43,7 @@ def _call_in(frame: Frame, callee: Value, args: list[Value], kwargs: Kwargs) -> 
             raise Break("recursion", "calls nest too deeply")
     if type(callee) is FunctionValue:
         return tx.call_function(callee, args, kwargs, stepped=frame.stepped)
-    return callee.call(tx, args, kwargs)
+    return callee.tp_call(tx, args, kwargs)
 
 
 @opcode("CALL")

@@ -31,14 +31,14 @@ def _raise_varargs(frame: Frame, instr: Instr) -> None:
     value = _instance(tx, frame.stack.pop(), "exceptions")
     if cause is not None:
         cause = cause if cause is NONE else _instance(tx, cause, "exception causes")
-        value.setattr(tx, "__cause__", cause)
+        value.tp_setattro(tx, "__cause__", cause)
     raise Raised(chain(tx, value))
 
 
 def _instance(tx: Tracer, value: Value, what: str) -> Value:
     """Make an instance where an exception class was given; what is neither raises TypeError."""
     if isinstance(value, ClassValue) and issubclass(value.obj, BaseException):
-        value = value.call(tx, [], {})
+        value = value.tp_call(tx, [], {})
     if not issubclass(value.python_type(), BaseException):
         tx.raise_(TypeError, f"{what} must derive from BaseException")
     return value
@@ -114,7 +114,7 @@ def _before_with(frame: Frame, instr: Instr) -> None:
     there = [n for n in names if hasattr(kind, n) or manager.find_method(n) is not None]
     if len(there) < 2:
         tx.raise_(TypeError, error_text(use, kind, there))
-    exit_method = manager.getattr(tx, leave)
+    exit_method = manager.tp_getattro(tx, leave)
     entered = manager.call_method(tx, enter, [], {})
     frame.stack.extend((exit_method, NULL, entered) if PY314 else (exit_method, entered))
 
@@ -128,4 +128,4 @@ def _with_except_start(frame: Frame, instr: Instr) -> None:
     if PY314:  # the two slots of a call
         args = args if leave is NULL else [leave, *args]
         leave = frame.stack[-5]
-    frame.stack.append(leave.call(tx, args, {}))
+    frame.stack.append(leave.tp_call(tx, args, {}))

@@ -31,7 +31,7 @@ def _pop_jump_if(frame: Frame, instr: Instr) -> None:
     value = frame.stack.pop()
     wanted = instr.opname == "POP_JUMP_IF_TRUE"
     jumps = is_checked(frame, instr, value)
-    if value.truth(frame.tx) is wanted if jumps is None else jumps:
+    if value.nb_bool(frame.tx) is wanted if jumps is None else jumps:
         frame.ip = _target(instr)
 
 
@@ -45,7 +45,7 @@ def _pop_jump_if_none(frame: Frame, instr: Instr) -> None:
 
 @opcode("FOR_ITER")
 def _for_iter(frame: Frame, instr: Instr) -> None:
-    item = frame.stack[-1].next(frame.tx)
+    item = frame.stack[-1].tp_iternext(frame.tx)
     if item is None:
         frame.stack.pop()
         frame.ip = _target(instr)
@@ -83,7 +83,7 @@ def _yield_value(frame: Frame, instr: Instr) -> None:
 def _get_yield_from_iter(frame: Frame, instr: Instr) -> None:
     inner, flags = frame.stack[-1], inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
     if not (isinstance(inner, GeneratorValue) and inner.kind == "coroutine"):
-        frame.stack[-1] = inner.iterate(frame.tx)
+        frame.stack[-1] = inner.tp_iter(frame.tx)
     elif not frame.decoded.flags & flags:
         text = "cannot 'yield from' a coroutine object in a non-coroutine generator"
         frame.tx.raise_(TypeError, text)
@@ -98,14 +98,14 @@ def _send(frame: Frame, instr: Instr) -> None:
     result = None
     try:
         if sent is NONE and not isinstance(inner, UserObject):
-            item = inner.next(tx)
+            item = inner.tp_iternext(tx)
         else:
             name, args = ("__next__", []) if sent is NONE else ("send", [sent])
             item = inner.call_method(tx, name, args, {})
     except Raised as raised:
         if not issubclass(raised.value.python_type(), StopIteration):
             raise
-        item, result = None, raised.value.getattr(tx, "value")
+        item, result = None, raised.value.tp_getattro(tx, "value")
     except Break:
         users = isinstance(inner, GeneratorValue | AsyncStep) and not inner.is_library_code
         if frame.stepped and not users:
@@ -126,7 +126,7 @@ def _cleanup_throw(frame: Frame, instr: Instr) -> None:
     raised = frame.stack[-1]
     if not issubclass(raised.python_type(), StopIteration):
         raise Raised(raised)
-    frame.stack[-3:] = [NONE, raised.getattr(frame.tx, "value")]
+    frame.stack[-3:] = [NONE, raised.tp_getattro(frame.tx, "value")]
 
 
 @opcode("END_SEND")

@@ -24,15 +24,15 @@ on_values(
         "UNARY_NEGATIVE": (1, lambda tx, _, x: unary(tx, "-", x)),
         "UNARY_POSITIVE": (1, lambda tx, _, x: unary(tx, "+", x)),
         "UNARY_INVERT": (1, lambda tx, _, x: unary(tx, "~", x)),
-        "UNARY_NOT": (1, lambda tx, _, x: constant(not x.truth(tx))),
+        "UNARY_NOT": (1, lambda tx, _, x: constant(not x.nb_bool(tx))),
         "IS_OP": (2, lambda tx, inverted, a, b: constant(identical(tx, a, b) is not inverted)),
-        "BINARY_SUBSCR": (2, lambda tx, _, owner, key: owner.getitem(tx, key)),
-        "STORE_SUBSCR": (3, lambda tx, _, value, owner, key: owner.setitem(tx, key, value)),
-        "DELETE_SUBSCR": (2, lambda tx, _, owner, key: owner.delitem(tx, key)),
-        "LOAD_ATTR": (1, lambda tx, name, owner: owner.getattr(tx, name)),
-        "STORE_ATTR": (2, lambda tx, name, value, owner: owner.setattr(tx, name, value)),
-        "DELETE_ATTR": (1, lambda tx, name, owner: owner.delattr(tx, name)),
-        "GET_ITER": (1, lambda tx, _, x: x.iterate(tx)),
+        "BINARY_SUBSCR": (2, lambda tx, _, owner, key: owner.mp_subscript(tx, key)),
+        "STORE_SUBSCR": (3, lambda tx, _, item, owner, key: owner.mp_ass_subscript(tx, key, item)),
+        "DELETE_SUBSCR": (2, lambda tx, _, owner, key: owner.mp_del_subscript(tx, key)),
+        "LOAD_ATTR": (1, lambda tx, name, owner: owner.tp_getattro(tx, name)),
+        "STORE_ATTR": (2, lambda tx, name, value, owner: owner.tp_setattro(tx, name, value)),
+        "DELETE_ATTR": (1, lambda tx, name, owner: owner.tp_delattro(tx, name)),
+        "GET_ITER": (1, lambda tx, _, x: x.tp_iter(tx)),
         "LIST_TO_TUPLE": (1, lambda tx, _, x: TupleValue(x.unpack(tx))),
         "LOAD_CONST": (0, _load_const),
         "LOAD_COMMON_CONSTANT": (0, lambda tx, value: tx.const_object(value)),
@@ -47,7 +47,7 @@ on_values(
 def _contains_op(frame: Frame, instr: Instr) -> None:
     item, container = frame.pop_many(2)
     found = contains(frame.tx, container, item)
-    frame.stack.append(constant(not found.truth(frame.tx)) if instr.argval else found)
+    frame.stack.append(constant(not found.nb_bool(frame.tx)) if instr.argval else found)
 
 
 _MATCHES = {"MATCH_MAPPING": 1 << 6, "MATCH_SEQUENCE": 1 << 5}
@@ -66,14 +66,14 @@ def _match_keys(frame: Frame, instr: Instr) -> None:
     found = []
     seen: set[object] = set()
     for key in keys.unpack(tx):
-        if key.hash_key() in seen:
+        if key.tp_hash() in seen:
             text = f"mapping pattern checks duplicate key ({key.as_constant()!r})"
             tx.raise_(ValueError, text)
-        seen.add(key.hash_key())
-        if not contains(tx, subject, key).truth(tx):
+        seen.add(key.tp_hash())
+        if not contains(tx, subject, key).nb_bool(tx):
             frame.stack.append(constant(None))
             return
-        found.append(subject.getitem(tx, key))
+        found.append(subject.mp_subscript(tx, key))
     frame.stack.append(tx.tuple_of(found))
 
 
@@ -96,7 +96,7 @@ def _match_class(frame: Frame, instr: Instr) -> None:
     names = frame.stack.pop().as_constant()
     cls = frame.stack.pop()
     subject = frame.stack.pop()
-    if not tx.builtin(isinstance, subject, cls).truth(tx):
+    if not tx.builtin(isinstance, subject, cls).nb_bool(tx):
         frame.stack.append(constant(None))
         return
     real = cls.as_constant()
@@ -116,7 +116,7 @@ def _match_class(frame: Frame, instr: Instr) -> None:
             text = f"got multiple sub-patterns for attribute {name!r}"
             tx.raise_(TypeError, f"{real.__name__}() {text}")
     try:
-        parts += [subject.getattr(tx, name) for name in wanted]
+        parts += [subject.tp_getattro(tx, name) for name in wanted]
     except Raised as raised:
         if not issubclass(raised.value.python_type(), AttributeError):
             raise

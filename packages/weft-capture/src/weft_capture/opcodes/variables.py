@@ -183,7 +183,7 @@ def _load_super_attr(frame: Frame, instr: Instr) -> None:
     owner = frame.stack.pop()
     cls = frame.stack.pop()
     frame.stack.pop()
-    attribute = SuperValue(cls.as_constant(), owner).getattr(frame.tx, name)
+    attribute = SuperValue(cls.as_constant(), owner).tp_getattro(frame.tx, name)
     if is_method:
         push_method(frame, attribute)
     else:
@@ -213,7 +213,7 @@ def _import_from(frame: Frame, instr: Instr) -> None:
             importlib.import_module(f"{module.__name__}.{name}")
         except ImportError:
             frame.tx.raise_(ImportError, f"cannot import name {name!r} from {module.__name__!r}")
-    frame.stack.append(frame.stack[-1].getattr(frame.tx, name))
+    frame.stack.append(frame.stack[-1].tp_getattro(frame.tx, name))
 
 
 HANDLERS |= {
@@ -227,6 +227,6 @@ HANDLERS |= {
         frame.tx, frame.function, instr.argval, frame.stack.pop()
     ),
     "LOAD_METHOD": lambda frame, instr: push_method(
-        frame, frame.stack.pop().getattr(frame.tx, instr.argval)
+        frame, frame.stack.pop().tp_getattro(frame.tx, instr.argval)
     ),
 }

@@ -44,11 +44,11 @@ def _run(tx: Tracer, miss: Value, function: Value, *args: Value, **kwargs: Value
     """A compiled function is inlined where another calls it; a disabled one is not."""
     if miss is NONE:
         raise Break("disabled", function.describe())
-    return function.call(tx, list(args), kwargs)
+    return function.tp_call(tx, list(args), kwargs)
 
 
 def _inline(tx: Tracer, function: FunctionValue, args: list[Value], kwargs: Kwargs) -> Value:
-    return function.getattr(tx, "__wrapped__").call(tx, args, kwargs)
+    return function.tp_getattro(tx, "__wrapped__").tp_call(tx, args, kwargs)
 
 
 CODE_RULES[next(filter(inspect.iscode, driven.__code__.co_consts))] = _inline
@@ -59,7 +59,7 @@ def _region(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> Value
     """The inside of `torch.compiler.nested_compile_region` is inlined, and marked as one call."""
     limit = getattr(getattr(function, "obj", None), _LIMIT, 8)
     with one_call(tx, function.describe(), limit):
-        return function.call(tx, list(args), kwargs)
+        return function.tp_call(tx, list(args), kwargs)
 
 
 _LIMIT = "__marked_compile_region_max_reuse_entries__"
@@ -124,7 +124,7 @@ def substitute_in_graph(original: Callable[..., Any]) -> Callable[[F], F]:
     def register(replacement: F) -> F:
         @rule(original)
         def substitute(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
-            return tx.const_object(replacement).call(tx, list(args), kwargs)
+            return tx.const_object(replacement).tp_call(tx, list(args), kwargs)
 
         return replacement
 

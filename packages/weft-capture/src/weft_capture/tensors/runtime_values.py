@@ -80,8 +80,8 @@ class RuntimeValue(Varying):
         current_tracer().guard_constant(self.source, self.hint)
         return self.hint
 
-    def iterate(self, tx: Tracer) -> Value:
-        return tx.literal(self.as_constant()).iterate(tx)
+    def tp_iter(self, tx: Tracer) -> Value:
+        return tx.literal(self.as_constant()).tp_iter(tx)
 
     def getattr_fallback(self, tx: Tracer, name: str) -> Value:
         found = getattr(self.hint, name, None)
@@ -92,17 +92,17 @@ class RuntimeValue(Varying):
         elif isinstance(found, int | float | str):
             return fold(tx, getattr, [self, constant(name)], {})
         elif not callable(found):
-            return tx.literal(self.as_constant()).getattr(tx, name)
+            return tx.literal(self.as_constant()).tp_getattro(tx, name)
         return super().getattr_fallback(tx, name)
 
 
 class HandleNumber(RuntimeValue):
     """The number of a new handle of a hook: torch's dicts of hooks have it no other time."""
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         frame = current_tracer().frame
         module = "" if frame is None else str(frame.function.globals.get("__name__"))
-        return self if module.startswith("torch.") else super().hash_key()
+        return self if module.startswith("torch.") else super().tp_hash()
 
 
 @dataclass(eq=False)

@@ -44,7 +44,7 @@ class WrapperValue(TensorValue):
     def describe(self) -> str:
         return f"{self.cls.__name__}({self.fake.dtype}, {tuple(self.fake.shape)})"
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         found = self._class_attribute(tx, name)
         if found is None or not attributes.is_data_descriptor(found[1]):
             own = self.own_attribute(tx, name)
@@ -54,7 +54,7 @@ class WrapperValue(TensorValue):
             return attributes.bind(tx, found, name, self, self.cls)
         if name in _ONLY_REAL and name != "requires_grad_":
             raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
-        return super().getattr(tx, name)
+        return super().tp_getattro(tx, name)
 
     def _class_attribute(self, tx: Tracer, name: str) -> attributes.Found | None:
         """Find what the class adds to tensors, or has in the place of something of theirs."""
@@ -76,14 +76,14 @@ class WrapperValue(TensorValue):
             raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
         return tx.literal(own[name])
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         if name != "grad":
             raise Break("unsupported-value", f"setting {name} of a {self.cls.__name__}")
-        super().setattr(tx, name, value)
+        super().tp_setattro(tx, name, value)
 
     def call_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
         if self._class_attribute(tx, name) is not None:
-            return self.getattr(tx, name).call(tx, args, kwargs)
+            return self.tp_getattro(tx, name).tp_call(tx, args, kwargs)
         wish = args[0].as_constant() if name == "requires_grad_" and args else True
         if wish is False and not (self.fake.requires_grad or kwargs):
             return self  # as torch.nested.nested_tensor asks for

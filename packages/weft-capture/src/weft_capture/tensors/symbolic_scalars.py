@@ -127,16 +127,16 @@ class SymFloatValue(Varying):
         self.tx.guard_constant(self.source, self.hint)
         return self.hint
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         if is_made(self):
             raise Break("data-dependent-branch", f"a {self.python_type().__name__} of each call")
-        return compare(tx, operator.ne, self, constant(0.0)).truth(tx)
+        return compare(tx, operator.ne, self, constant(0.0)).nb_bool(tx)
 
     def reconstruct(self, out: Output) -> None:
         out.call(numpy_scalar if is_numpy(self.hint) else torch.Tensor.item, [self.tensor()])
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
-        return self if name == "real" else super().getattr(tx, name)
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
+        return self if name == "real" else super().tp_getattro(tx, name)
 
 
 def _is_operand(value: Value) -> bool:
@@ -196,7 +196,7 @@ def binary(tx: Tracer, function: Callable[[Any, Any], Any], left: Value, right: 
         made = tx.graph.emit_plain("call_function", function, operands(left, right), {})
         return computed(tx, made, _before(tx, function, left, right))
     checks = function is operator.truediv and not any(map(is_numpy, map(_hint, (left, right))))
-    if checks and compare(tx, operator.eq, right, constant(0)).truth(tx):
+    if checks and compare(tx, operator.eq, right, constant(0)).nb_bool(tx):
         tx.raise_(ZeroDivisionError, "float division by zero")
     number = function(_hint(left), _hint(right))
     if type(number) is not _kind(left, right) or function is operator.pow:

@@ -144,10 +144,10 @@ class TensorValue(Value):
             raise Break("unsupported-value", str(error)[:200]) from None
         return self.real is None and (leaf or self.cls is torch.nn.Parameter)
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         return found_by_identity(self, self.real)
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         check_attributes(name)
         if tx.overrides.modes and name in READERS:
             handled = tx.overrides.dispatch(getattr, [self, constant(name)], {})
@@ -192,14 +192,14 @@ class TensorValue(Value):
         assert self.source is not None
         source = AttrSource(AttrSource(self.source, "__class__"), name)
         if isinstance(static, property) and static.fget is not None:
-            return tx.wrap(static.fget, AttrSource(source, "fget")).call(tx, [self], {})
+            return tx.wrap(static.fget, AttrSource(source, "fget")).tp_call(tx, [self], {})
         plain = isinstance(static, types.FunctionType)
         if not plain and not isinstance(static, bool | int | float | str | None):
             raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
         found = tx.wrap(static, source)
         return tx.bound_method(found, self) if plain else found
 
-    def setattr(self, tx: Tracer, name: str, value: Value) -> None:
+    def tp_setattro(self, tx: Tracer, name: str, value: Value) -> None:
         handler: Handler | None = self.find_method(f"set:{name}")
         if tx.overrides.modes and name in READERS:
             raise Break("unsupported-value", f"setting {name} of a tensor under a function mode")
@@ -232,20 +232,20 @@ class TensorValue(Value):
         if name in REAL_ONLY:
             raise Break("unsupported-method", f"Tensor.{name}")
         if name not in _OWN:
-            return self.getattr(tx, name).call(tx, args, kwargs)
+            return self.tp_getattro(tx, name).tp_call(tx, args, kwargs)
         return tx.graph.emit("call_method", name, [self, *args], kwargs)
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         raise Break("data-dependent-branch", "truth of a tensor")
 
-    def iterate(self, tx: Tracer) -> Value:
+    def tp_iter(self, tx: Tracer) -> Value:
         check_attributes("__iter__")
         if tx.overrides.modes:
-            return tx.const_object(torch.Tensor.__iter__).call(tx, [self], {})
+            return tx.const_object(torch.Tensor.__iter__).tp_call(tx, [self], {})
         if self.fake.dim() == 0:
             tx.raise_(TypeError, "iteration over a 0-d tensor")
         rows = self.call_method(tx, "unbind", [constant(0)], {})
-        return rows.iterate(tx)
+        return rows.tp_iter(tx)
 
 
 @dataclass(eq=False)
@@ -308,13 +308,13 @@ class SymValue(Varying):
             raise Break("data-dependent-value", f"{self.describe()} must be known here")
         return self.python_type()(self.sym)
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         return bool(self.sym)  # for one out of a tensor, torch may say that it does not know
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         if not hasattr(self.python_type(), name):
             return self.getattr_fallback(tx, name)
-        return self if name in ("real", "numerator") else super().getattr(tx, name)
+        return self if name in ("real", "numerator") else super().tp_getattro(tx, name)
 
 
 def is_data(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:

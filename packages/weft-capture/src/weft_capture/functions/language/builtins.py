@@ -67,7 +67,7 @@ def _len(tx: Tracer, value: Value) -> Value:
         check_attributes("__len__")
         if value.fake.dim() == 0:
             tx.raise_(TypeError, "len() of a 0-d tensor")
-        return value.getattr(tx, "shape").unpack(tx)[0]
+        return value.tp_getattro(tx, "shape").unpack(tx)[0]
     if isinstance(value, DictView):
         value = value.owner
     if isinstance(value, SequenceValue):
@@ -82,7 +82,7 @@ def _len(tx: Tracer, value: Value) -> Value:
     if lookup(kind, "__len__") is None:
         tx.raise_(TypeError, f"object of type '{type_name(kind)}' has no len()")
     length = value.call_method(tx, "__len__", [], {})
-    fits = length.python_type() is int and not compare(tx, "<", length, constant(0)).truth(tx)
+    fits = length.python_type() is int and not compare(tx, "<", length, constant(0)).nb_bool(tx)
     if not fits or (length.is_constant() and length.as_constant() > sys.maxsize):
         raise Break("unsupported-value", f"a length {length.describe()}")
     return length
@@ -94,12 +94,12 @@ def _bool(tx: Tracer, value: Value = FALSE) -> Value:
         return value
     if isinstance(value, TensorValue):
         return value.call_method(tx, "__bool__", [], {})
-    return constant(value.truth(tx))
+    return constant(value.nb_bool(tx))
 
 
 @rule(operator.not_)
 def _not(tx: Tracer, value: Value) -> Value:
-    return constant(not value.truth(tx))
+    return constant(not value.nb_bool(tx))
 
 
 @rule(operator.is_)
@@ -129,8 +129,8 @@ def _super(tx: Tracer, *of: Value) -> Value:
         missing = "__class__ cell not found" if code.co_argcount else "no arguments"
         tx.raise_(RuntimeError, f"super(): {missing}")
     first = code.co_varnames[0]
-    given = frame.locals.get(first) or frame.cells[first].getattr(tx, "cell_contents")
-    cls = frame.cells["__class__"].getattr(tx, "cell_contents")
+    given = frame.locals.get(first) or frame.cells[first].tp_getattro(tx, "cell_contents")
+    cls = frame.cells["__class__"].tp_getattro(tx, "cell_contents")
     return SuperValue(cls.as_constant(), tx.force(given))
 
 
@@ -177,7 +177,7 @@ def _pow(tx: Tracer, base: Value, exponent: Value, *mod: Value) -> Value:
 @rule(round)
 def _round(tx: Tracer, value: Value, *digits: Value) -> Value:
     if isinstance(value, UserObject) and value.has_special("__round__"):
-        return value.special(tx, "__round__").call(tx, list(digits), {})
+        return value.special(tx, "__round__").tp_call(tx, list(digits), {})
     if isinstance(value, symbolic_scalars.SymFloatValue) and value.source is None:
         return TextValue(tx, round, [value, *digits], cls=float if digits else int)
     return fold(tx, round, [value, *digits], {})
@@ -279,12 +279,12 @@ def _compensated(total: Any, *numbers: Any) -> torch.Tensor:
 
 @rule(any)
 def _any(tx: Tracer, items: Value) -> Value:
-    return constant(any(item.truth(tx) for item in stepped(tx, items)))
+    return constant(any(item.nb_bool(tx) for item in stepped(tx, items)))
 
 
 @rule(all)
 def _all(tx: Tracer, items: Value) -> Value:
-    return constant(all(item.truth(tx) for item in stepped(tx, items)))
+    return constant(all(item.nb_bool(tx) for item in stepped(tx, items)))
 
 
 # Containers.
@@ -341,7 +341,7 @@ def _sorted(tx: Tracer, items: Value, *, key: Value = NONE, reverse: Value = FAL
 
 def sort_proxies(tx: Tracer, real: list[Proxy], key: Value, reverse: Value) -> None:
     """Sort a list as `list.sort` does: stable, comparing with `<`."""
-    real.sort(key=_sort_key(tx, key), reverse=reverse.truth(tx))
+    real.sort(key=_sort_key(tx, key), reverse=reverse.nb_bool(tx))
 
 
 # Iterators.
@@ -352,18 +352,18 @@ def _iter(tx: Tracer, items: Value, sentinel: Value | None = None) -> Value:
     if sentinel is not None:
         if lookup(items.python_type(), "__call__") is None:
             real_call(tx, iter, None, None)  # the words are other ones from CPython 3.12 on
-        made = tx.const_object(polyfills.calls).call(tx, [items, sentinel], {})
+        made = tx.const_object(polyfills.calls).tp_call(tx, [items, sentinel], {})
         assert isinstance(made, GeneratorValue)
         made.cls, made.made_by = CALLS, iter
         return made
-    return items.iterate(tx)
+    return items.tp_iter(tx)
 
 
 @rule(next)
 def _next(tx: Tracer, iterator: Value, default: Value | None = None) -> Value:
     if not hasattr(iterator.python_type(), "__next__"):
         tx.raise_(TypeError, f"'{type_name(iterator.python_type())}' object is not an iterator")
-    item = iterator.next(tx)
+    item = iterator.tp_iternext(tx)
     if item is not None:
         return item
     return item_or_stop(tx, iterator, None) if default is None else default
@@ -405,7 +405,7 @@ def _reversed(tx: Tracer, items: Value) -> Value:
     if lookup(kind, "__reversed__") is None:
         if lookup(kind, "__getitem__") is None or lookup(kind, "__len__") is None:
             tx.raise_(TypeError, f"'{kind.__name__}' object is not reversible")
-        made = tx.const_object(polyfills.backwards).call(tx, [items, _len(tx, items)], {})
+        made = tx.const_object(polyfills.backwards).tp_call(tx, [items, _len(tx, items)], {})
         made.cls = reversed
         return made
     return items.call_method(tx, "__reversed__", [], {})
@@ -427,7 +427,7 @@ def item_or_stop(tx: Tracer, self: Value, item: Value | None) -> Value:
 def _next_item(tx: Tracer, self: IteratorValue) -> Value:
     if not hasattr(self.python_type(), "__next__"):
         tx.raise_(TypeError, f"'{self.cls.__name__}' object is not an iterator")
-    return item_or_stop(tx, self, self.next(tx))
+    return item_or_stop(tx, self, self.tp_iternext(tx))
 
 
 @method(AsyncStep, "send")
@@ -474,4 +474,4 @@ def _is_hooked() -> bool:
 
 @method(IteratorValue, "__iter__")
 def _itself(tx: Tracer, self: IteratorValue) -> Value:
-    return self.iterate(tx)
+    return self.tp_iter(tx)

@@ -44,7 +44,7 @@ class CachedFunction(ObjectConstant, MutableValue):
             named = DictValue([(constant(name), value) for name, value in kwargs.items()])
             out.later(_Again(asked is not None), self, TupleValue(args), named)
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         from weft_capture.effects.runtime_asserts import has_checks  # noqa: PLC0415 - import cycle
 
         if tx.rehearsed is not None:
@@ -54,7 +54,7 @@ class CachedFunction(ObjectConstant, MutableValue):
         found = None if handled else call(tx, args, kwargs)
         if found is None and not is_immutable_module(self.obj.__module__):
             raise Break("unknown-call", f"{self.describe()}, which gives objects out of a cache")
-        return found or tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+        return found or tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
 
     def _call_once(
         self, tx: Tracer, results: dict[object, Value], args: list[Value], kwargs: Kwargs
@@ -62,10 +62,10 @@ class CachedFunction(ObjectConstant, MutableValue):
         """Trace the function, once for the same arguments."""
         function = tx.const_object(self.obj.__wrapped__)
         if kwargs or not all(arg.is_constant() for arg in args):
-            return function.call(tx, args, kwargs)
-        key = self.obj, *(arg.hash_key() for arg in args)
+            return function.tp_call(tx, args, kwargs)
+        key = self.obj, *(arg.tp_hash() for arg in args)
         if key not in results:
-            results[key] = function.call(tx, args, kwargs)
+            results[key] = function.tp_call(tx, args, kwargs)
         return results[key]
 
     def _call_real(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value | None:
@@ -100,7 +100,7 @@ class CachedFunction(ObjectConstant, MutableValue):
         before, tx.rehearsed = tx.rehearsed, {}
         try:
             with rehearsal(tx, self.describe(), []):
-                tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+                tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
         finally:
             tx.rehearsed = before
 
@@ -112,7 +112,7 @@ class CachedFunction(ObjectConstant, MutableValue):
         if is_immutable_module(self.obj.__module__) or not known:
             return None
         with apart(tx, self.describe()) as made:
-            result = tx.const_object(self.obj.__wrapped__).call(tx, args, kwargs)
+            result = tx.const_object(self.obj.__wrapped__).tp_call(tx, args, kwargs)
         if not all(isinstance(node.meta["example_value"], int | torch.SymInt) for node in made):
             return None
         for one in list(result.items) if type(result) is TupleValue else [result]:

@@ -62,7 +62,7 @@ def _attention(tx: Tracer, backends: Value, set_priority: Value = FALSE) -> Valu
             raise Break("unsupported-value", f"{value.describe()} as an attention backend")
         if value.source is not None:
             tx.guard_identity(value.source, found[-1])
-    return AttentionContext(sdpa_kernel, (found, set_priority.truth(tx)), {})
+    return AttentionContext(sdpa_kernel, (found, set_priority.nb_bool(tx)), {})
 
 
 @rule_of_each(
@@ -83,11 +83,11 @@ def _disable_hooks(tx: Tracer, error_message: Value) -> Value:
 def _recreate(tx: Tracer, function: Value, args: list[Value], kwargs: Kwargs) -> Value | None:
     """Make the context of a decorator such as `@sdpa_kernel(...)` by the rule for its function."""
     (manager,) = args
-    make = manager.getattr(tx, "func")
+    make = manager.tp_getattro(tx, "func")
     if not isinstance(make, BuiltinValue):
         return None
-    given = manager.getattr(tx, "args").unpack(tx)
-    return make.call(tx, given, tx.keyword_arguments(manager.getattr(tx, "kwds")))
+    given = manager.tp_getattro(tx, "args").unpack(tx)
+    return make.tp_call(tx, given, tx.keyword_arguments(manager.tp_getattro(tx, "kwds")))
 
 
 CODE_RULES[vars(contextlib._GeneratorContextManagerBase)["_recreate_cm"].__code__] = _recreate
@@ -112,7 +112,7 @@ def _checkpoint(tx: Tracer, function: Value, *args: Value, **kwargs: Value) -> V
         tx.graph.region = next(_REGIONS)
     try:
         with watched(tx) as has_effects:
-            result = function.call(tx, list(args), kept)
+            result = function.tp_call(tx, list(args), kept)
     finally:
         tx.graph.region = before
     if not torch.is_grad_enabled():

@@ -50,7 +50,7 @@ def _deepcopy(tx: Tracer, value: Value, memo: Value = NONE) -> Value:
         done = memo if isinstance(memo, DictValue) else DictValue()
         number = tx.builtin(id, value)
         copied = done.get(tx, number) or tx.graph.emit("call_method", "clone", [value], {})
-        done.setitem(tx, number, copied)
+        done.mp_ass_subscript(tx, number, copied)
         return copied
     if isinstance(value, TupleValue | ListValue | DictValue | SetValue | UserObject):
         return tx.trace_body(copy.deepcopy, [value, memo], {})
@@ -92,11 +92,11 @@ def _reduce_set(tx: Tracer, self: SetValue, protocol: Value) -> Value:
 @method(DictValue, "__reduce_ex__")
 def _reduce_dict(tx: Tracer, self: DictValue, protocol: Value) -> Value:
     made_of = TupleValue([] if self.default_factory is NONE else [self.default_factory])
-    pairs = self.call_method(tx, "items", [], {}).iterate(tx)
+    pairs = self.call_method(tx, "items", [], {}).tp_iter(tx)
     return TupleValue([tx.const_object(self.cls), made_of, NONE, NONE, pairs])
 
 
 @method(DequeValue, "__reduce_ex__")
 def _reduce_deque(tx: Tracer, self: DequeValue, protocol: Value) -> Value:
-    made_of = TupleValue([TupleValue([]), self.getattr(tx, "maxlen")])
-    return TupleValue([tx.type_of(self), made_of, NONE, self.iterate(tx)])
+    made_of = TupleValue([TupleValue([]), self.tp_getattro(tx, "maxlen")])
+    return TupleValue([tx.type_of(self), made_of, NONE, self.tp_iter(tx)])

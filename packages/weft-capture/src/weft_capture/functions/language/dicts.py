@@ -42,7 +42,7 @@ def fill(tx: Tracer, target: DictValue, items: Value | None, kwargs: dict[str, V
             target.put(key, value)
     elif items is not None and _has_keys(tx, items):
         for key in listed(tx, items.call_method(tx, "keys", [], {})):
-            target.put(key, items.getitem(tx, key))
+            target.put(key, items.mp_subscript(tx, key))
     elif items is not None:
         for number, pair in enumerate(steps(tx, items, hinted=False)):
             parts = listed(tx, pair)
@@ -58,7 +58,7 @@ def _has_keys(tx: Tracer, items: Value) -> bool:
     if not isinstance(items, UserObject):
         return hasattr(items.python_type(), "keys")
     try:
-        items.getattr(tx, "keys")
+        items.tp_getattro(tx, "keys")
     except Raised as raised:
         if issubclass(raised.value.python_type(), AttributeError):
             return False
@@ -103,7 +103,7 @@ def _getitem(tx: Tracer, self: DictValue, key: Value) -> Value:
     if found is not None:
         return found
     if self.cls is defaultdict and self.default_factory is not NONE:
-        value = self.default_factory.call(tx, [], {})
+        value = self.default_factory.tp_call(tx, [], {})
         tx.mutate(self)
         self.put(key, value)
         return value
@@ -146,7 +146,7 @@ def _delitem(tx: Tracer, self: DictValue, key: Value) -> Value:
     if key_in(dict, key) not in self.entries:
         missing_key(tx, key)
     tx.mutate(self)
-    self.drop(key.hash_key())
+    self.drop(key.tp_hash())
     return NONE
 
 
@@ -183,7 +183,7 @@ def _popitem(tx: Tracer, self: DictValue, last: Value = constant(True)) -> Value
     if not self.entries:
         tx.raise_(KeyError, "popitem(): dictionary is empty")
     tx.mutate(self)
-    key = next(reversed(self.entries) if last.truth(tx) else iter(self.entries))
+    key = next(reversed(self.entries) if last.nb_bool(tx) else iter(self.entries))
     pair = self.drop(key)
     return tx.tuple_of([pair[0], tx.force(pair[1])])
 
@@ -202,12 +202,12 @@ def _move_to_end(
     key: Value,
     last: Value = constant(True),  # noqa: B008
 ) -> None:
-    hashed = key.hash_key()
+    hashed = key.tp_hash()
     if hashed not in self.entries:
         missing_key(tx, key, self)
     tx.mutate(self)
     entry = self.drop(hashed)
-    rest = [] if last.truth(tx) else [self.drop(other) for other in list(self.entries)]
+    rest = [] if last.nb_bool(tx) else [self.drop(other) for other in list(self.entries)]
     for pair in (entry, *rest):
         self.put(*pair)
 
@@ -300,7 +300,7 @@ def _sets(operands: list[Any]) -> Iterator[set[Any] | frozenset[Any]]:
 def _keys(tx: Tracer, items: Value, known: dict[object, Value]) -> Iterator[object]:
     """Yield the hash keys of what a value gives, which is noted in `known`."""
     for item in steps(tx, items, hinted=False):
-        key = item.hash_key()
+        key = item.tp_hash()
         known[key] = item
         yield key
 

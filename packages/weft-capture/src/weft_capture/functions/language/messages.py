@@ -59,7 +59,7 @@ def _print(
 ) -> None:
     if not all(isinstance(one.as_constant(), str | None) for one in (sep, end)):
         raise Break("unknown-call", "print with a separator that is no text")
-    stream = file if file is not NONE else tx.const_object(sys).getattr(tx, "stdout")
+    stream = file if file is not NONE else tx.const_object(sys).tp_getattro(tx, "stdout")
     if isinstance(stream, ReplayedValue):
         words = [text_of(tx, arg, str) for arg in args]
         space, newline = (one.as_constant() for one in (sep, end))
@@ -74,7 +74,7 @@ def _print(
             texts = [_shown(tx, arg) for arg in args]
     except Raised:
         raise Break("unknown-call", "print of an object whose __str__ raises") from None
-    tx.calls.add(_print_now, sep, end, file, constant(flush.truth(tx)), *texts)
+    tx.calls.add(_print_now, sep, end, file, constant(flush.nb_bool(tx)), *texts)
 
 
 def _print_now(sep: Any, end: Any, file: Any, flush: bool, *texts: Any) -> None:
@@ -279,16 +279,16 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
     """Warn under filters or a recorder that the captured code has set."""
     text, kind, _, line = about
     library = tx.const_object(warnings)
-    recorder = library.getattr(tx, "_showwarnmsg_impl")
+    recorder = library.tp_getattro(tx, "_showwarnmsg_impl")
     plain = recorder.source is not None or isinstance(recorder, MethodOf)
     plain = plain and not tx.effects.touches(sys, _WARNINGS.onceregistry)
     if text is None or len(place) == 1 or not plain or not is_plain_stream(sys.stderr):
         raise Break("unknown-call", "a warning with an unknown text, or in changed circumstances")
-    filters = [one.as_constant() for one in library.getattr(tx, "filters").unpack(tx)]
+    filters = [one.as_constant() for one in library.tp_getattro(tx, "filters").unpack(tx)]
     action = _action(filters, *about)
     made = message
     if not isinstance(message, ExceptionValue):
-        made = tx.const_object(kind).call(tx, [message], {})
+        made = tx.const_object(kind).tp_call(tx, [message], {})
     if action == "error":
         raise Raised(chain(tx, made))
     if action == "ignore":
@@ -296,9 +296,9 @@ def _warn_changed(tx: Tracer, message: Value, about: Any, place: Any) -> Value:
     if action != "always":
         raise Break("unknown-call", "a warning that may have been given before")
     parts = [made, *map(tx.const_object, (kind, place[0], line))]
-    given = tx.const_object(warnings.WarningMessage).call(tx, parts, {})
+    given = tx.const_object(warnings.WarningMessage).tp_call(tx, parts, {})
     if isinstance(recorder, MethodOf):
-        return recorder.call(tx, [given], {})
+        return recorder.tp_call(tx, [given], {})
     tx.calls.add(_WARNINGS._showwarnmsg, given)
     return NONE
 

@@ -66,7 +66,7 @@ def _name_for(tx: Tracer, function: Any, name: Value) -> str:
 def _read(tx: Tracer, function: Any, value: Value, name: Value, default: Value | None) -> Value:
     text = _name_for(tx, function, name)
     try:
-        return value.getattr(tx, text)
+        return value.tp_getattro(tx, text)
     except Raised as error:
         if default is not None and issubclass(error.value.python_type(), AttributeError):
             return default
@@ -87,12 +87,12 @@ def _hasattr(tx: Tracer, value: Value, name: Value) -> Value:
 def _setattr(tx: Tracer, value: Value, name: Value, item: Value) -> None:
     if isinstance(name, Varying) and not tx.fullgraph:  # there each name is a graph
         raise Break("unsupported-value", "setattr of a name that varies")
-    value.setattr(tx, _name_for(tx, setattr, name), item)
+    value.tp_setattro(tx, _name_for(tx, setattr, name), item)
 
 
 @rule(delattr)
 def _delattr(tx: Tracer, value: Value, name: Value) -> None:
-    value.delattr(tx, _name_for(tx, delattr, name))
+    value.tp_delattro(tx, _name_for(tx, delattr, name))
 
 
 @rule(__import__)
@@ -118,7 +118,7 @@ def _item(tx: Tracer, self: GlobalsValue, key: Value) -> Value:
 
 @method(GlobalsValue, "get")
 def _get(tx: Tracer, self: GlobalsValue, key: Value, default: Value = NONE) -> Value:
-    return _item(tx, self, key) if _has(tx, self, key).truth(tx) else default
+    return _item(tx, self, key) if _has(tx, self, key).nb_bool(tx) else default
 
 
 @method(GlobalsValue, "__contains__")
@@ -194,7 +194,7 @@ def _compile(
     if more or others:
         raise Break("unknown-call", "compile with further arguments")
     args = [one.as_constant() for one in (source, filename, mode)]
-    inherits = not dont_inherit.truth(tx)
+    inherits = not dont_inherit.nb_bool(tx)
     return constant(_code(tx, *args, flags=flags.as_constant(), inherits=inherits))
 
 
@@ -210,12 +210,12 @@ class _Names(dict[str, Value]):
         return self.names.get(self.tx, constant(name))
 
     def __setitem__(self, name: str, value: Value) -> None:
-        self.names.setitem(self.tx, constant(name), value)
+        self.names.mp_ass_subscript(self.tx, constant(name), value)
 
     def pop(self, name: str, default: Any = None) -> Any:
         found = self.get(name)
         if found is not None:
-            self.names.delitem(self.tx, constant(name))
+            self.names.mp_del_subscript(self.tx, constant(name))
         return found
 
 
@@ -251,7 +251,7 @@ def _execute(tx: Tracer, mode: str, source: Value, given: Sequence[Value], more:
         key, known = constant("__builtins__"), tx.const_object(vars(builtins))
         if local_names not in (NONE, names) or names.get(tx, key) not in (None, known):
             raise Break("unknown-call", f"{mode} with locals or builtins of its own")
-        names.setitem(tx, key, known)
+        names.mp_ass_subscript(tx, key, known)
     made = types.FunctionType(code, global_dict)
     result = tx.run_code(function_value(tx, made, ConstSource(made)), variables)
     return result if mode == "eval" else NONE
@@ -291,11 +291,11 @@ class RuntimeNumber(Value):
     function: Any
     args: list[Value]
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         return (AT_RUN, self.function, *(id(arg) for arg in self.args))
 
     def same_object(self, other: Value) -> bool:
-        return isinstance(other, RuntimeNumber) and self.hash_key() == other.hash_key()
+        return isinstance(other, RuntimeNumber) and self.tp_hash() == other.tp_hash()
 
     def call_method(
         self, tx: Tracer, name: str, args: list[Value], kwargs: dict[str, Value]
@@ -305,7 +305,7 @@ class RuntimeNumber(Value):
             return constant(self.same_object(other) == (name == "__eq__"))
         raise Break("unsupported-value", f"arithmetic on {self.function.__name__}()")
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         return True
 
     def reconstruct(self, out: Output) -> None:
@@ -332,7 +332,7 @@ def _current_thread(tx: Tracer) -> Value:
 @rule(hash)
 def _hash(tx: Tracer, value: Value) -> Value:
     if isinstance(value, UserObject) and value.has_special("__hash__"):
-        number = value.special(tx, "__hash__").call(tx, [], {})
+        number = value.special(tx, "__hash__").tp_call(tx, [], {})
         fits = number.is_constant() and type(number.as_constant()) is int
         if fits and abs(number.as_constant()) <= sys.maxsize and number.as_constant() != -1:
             return number
@@ -408,7 +408,7 @@ def _vars(tx: Tracer, value: Value | None = None) -> Value:
     if value is None:
         return tx.builtin(locals)
     try:
-        return value.getattr(tx, "__dict__")
+        return value.tp_getattro(tx, "__dict__")
     except Raised as raised:
         if not issubclass(raised.value.python_type(), AttributeError):
             raise

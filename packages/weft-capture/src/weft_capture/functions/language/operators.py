@@ -210,7 +210,7 @@ def _set_algebra(tx: Tracer, symbol: str, left: Value, right: Value, inplace: bo
         prefix = "i" if inplace and left.cls is set else ""
         return call_set(tx, left, f"__{prefix}{_NAMES[symbol]}__", right)
     items = [side.unpack(tx) for side in (left, right)]
-    keys = [[item.hash_key() for item in side] for side in items]
+    keys = [[item.tp_hash() for item in side] for side in items]
     known = dict(zip(keys[1] + keys[0], items[1] + items[0], strict=True))
     real = map(as_real, (left, right), keys)
     return set_of(real_call(tx, BINARY[symbol][0], *real), known)
@@ -318,7 +318,7 @@ def _compare(tx: Tracer, symbol: str, left: Value, right: Value) -> Value:
     if len(views) == 2:
         return tx.literal(function(*(_with_proxies(tx, one.owner).items() for one in views)))
     if _is_set(left) and _is_set(right):
-        keys = ({item.hash_key() for item in side.unpack(tx)} for side in (left, right))
+        keys = ({item.tp_hash() for item in side.unpack(tx)} for side in (left, right))
         return constant(function(*keys))
     by_value = not isinstance(left, FunctionValue) and left.is_constant()
     if by_value and right.is_constant():
@@ -339,7 +339,7 @@ def _compare_by_methods(tx: Tracer, symbol: str, left: Value, right: Value) -> V
         if not _is_default(receiver, asked):
             result = _attempt(tx, [(receiver, asked, argument)])
             if result is not None:
-                return constant(not result.truth(tx)) if by_eq else result
+                return constant(not result.nb_bool(tx)) if by_eq else result
     plain = [_without_class(value) for value in (left, right)]
     if plain != [left, right]:
         try:
@@ -375,7 +375,7 @@ def _is_plain(value: Value) -> bool:
 
 def equal(tx: Tracer, left: Value, right: Value) -> bool:
     """Evaluate `left is right or left == right` as a Python bool, as containers do."""
-    if one_object(tx, left, right) or compare(tx, "==", left, right).truth(tx):
+    if one_object(tx, left, right) or compare(tx, "==", left, right).nb_bool(tx):
         return True
     hint = getattr(left, "hint", None)
     return hint != hint and identical(tx, left, right)  # NaN
@@ -396,7 +396,7 @@ def _with_proxies(tx: Tracer, value: Any) -> Any:
         return Proxy(tx, item)
 
     if isinstance(value, DictValue):
-        return value.build(proxy, key=lambda key: key.hash_key())
+        return value.build(proxy, key=lambda key: key.tp_hash())
     return value.build(proxy)
 
 
@@ -418,7 +418,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> Value:
         if method[1] is None:
             kind = container.python_type()
             tx.raise_(TypeError, f"'{kind.__name__}' object is not a container")
-        return constant(container.call_method(tx, "__contains__", [item], {}).truth(tx))
+        return constant(container.call_method(tx, "__contains__", [item], {}).nb_bool(tx))
     if isinstance(item, SymValue) and isinstance(container, SequenceValue):
         found = _among_constants(tx, container, item)
         if found is not None:
@@ -445,7 +445,7 @@ def _among_constants(tx: Tracer, container: SequenceValue, item: SymValue) -> bo
 
 def stepped(tx: Tracer, items: Value) -> Iterator[Value]:
     """Yield what a value gives, one by one."""
-    return iter(functools.partial(items.iterate(tx).next, tx), None)
+    return iter(functools.partial(items.tp_iter(tx).tp_iternext, tx), None)
 
 
 # ---- module operator: the operators as functions
@@ -471,12 +471,12 @@ rule(operator.inv)(functools.partial(_one, "~"))
 
 @rule(operator.getitem)
 def _getitem(tx: Tracer, items: Value, key: Value) -> Value:
-    return items.getitem(tx, key)
+    return items.mp_subscript(tx, key)
 
 
 @rule(operator.setitem)
 def _setitem(tx: Tracer, items: Value, key: Value, item: Value) -> None:
-    items.setitem(tx, key, item)
+    items.mp_ass_subscript(tx, key, item)
 
 
 @rule(operator.contains)

@@ -92,7 +92,7 @@ def polyfill(original: Any, version: Any) -> None:
         if name != "reduce" or (given[1:] and lookup(given[1].python_type(), "__iter__")):
             given[places] = [iterated(tx, arg) for arg in given[places]]
         try:
-            result = tx.const_object(version).call(tx, given, kwargs)
+            result = tx.const_object(version).tp_call(tx, given, kwargs)
         except Raised as raised:  # it may be in other words, too
             kinds = (TypeError, ValueError) if isinstance(original, type) else own
             stated = getattr(raised.value, "stated_in", None) is not None
@@ -144,10 +144,10 @@ class GetterValue(Value):
     args: list[Value]
     kwargs: Kwargs
 
-    def call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
+    def tp_call(self, tx: Tracer, args: list[Value], kwargs: Kwargs) -> Value:
         if len(args) != 1 or kwargs:
             raise Break("unknown-call", f"arguments of what {self.cls.__name__} makes")
-        return self.function.call(tx, args, kwargs)
+        return self.function.tp_call(tx, args, kwargs)
 
     def reconstruct(self, out: Output) -> None:
         out.call(self.factory, self.args, self.kwargs)
@@ -159,7 +159,7 @@ def _getter(factory: Any, version: Any) -> None:
     @rule(factory)
     def make(tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         try:
-            function = tx.const_object(version).call(tx, list(args), kwargs)
+            function = tx.const_object(version).tp_call(tx, list(args), kwargs)
         except Raised:
             raise Break("unknown-call", f"such arguments of {factory.__name__}") from None
         return GetterValue(cls, factory, function, list(args), kwargs)

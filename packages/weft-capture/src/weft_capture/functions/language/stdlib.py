@@ -120,7 +120,7 @@ def _partial(tx: Tracer, function: Value, /, *args: Value, **kwargs: Value) -> V
         function = function.function
     elif issubclass(function.python_type(), functools.partial):
         raise Break("unknown-call", "a partial of an object of a subclass of partial")
-    elif not tx.builtin(callable, function).truth(tx):
+    elif not tx.builtin(callable, function).nb_bool(tx):
         raise Break("unknown-call", "a partial of what cannot be called")
     return PartialValue(function, list(args), kwargs)
 
@@ -151,7 +151,7 @@ def _pattern_sub(
 ) -> Value:
     if isinstance(repl, Constant) or not isinstance(self.value, re.Pattern):
         return fold(tx, getattr(self.value, "sub"), [repl, string, count], {})  # noqa: B009
-    return tx.const_object(polyfills.substitute).call(tx, [self, repl, string, count], {})
+    return tx.const_object(polyfills.substitute).tp_call(tx, [self, repl, string, count], {})
 
 
 # math, on symbolic numbers
@@ -172,7 +172,7 @@ def _math(function: Any, tx: Tracer, *args: Value, **kwargs: Value) -> Value:
         raise Break("data-dependent-value", f"math.{function.__name__} of a tensor")
     special = f"__{function.__name__}__"
     if args and isinstance(args[0], UserObject) and args[0].has_special(special):
-        return args[0].special(tx, special).call(tx, [], {})
+        return args[0].special(tx, special).tp_call(tx, [], {})
     known = kwargs or all(arg.is_constant() for arg in args)
     made = None if known else symbolic_scalars.by_python(tx, function, list(args))
     return fold(tx, function, list(args), kwargs) if made is None else made

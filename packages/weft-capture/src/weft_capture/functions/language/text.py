@@ -98,7 +98,7 @@ def _real_text(tx: Tracer, value: Any, function: Function) -> str:
     name = _method(value.python_type(), function)
     own = isinstance(getattr(value.python_type(), name), types.FunctionType)
     if isinstance(value, NamedTupleValue) and own:
-        return str(value.getattr(tx, name).call(tx, [], {}).as_constant())
+        return str(value.tp_getattro(tx, name).tp_call(tx, [], {}).as_constant())
     if isinstance(value, SizeValue):
         return _plain_text(tx, value, function)
     kind = value.owner if isinstance(value, DictView) else value
@@ -123,7 +123,7 @@ def _own_text(tx: Tracer, value: Any, function: Function) -> Value | None:
     name = _method(value.cls, function)
     if not value.has_special(name):
         return None
-    text: Value = value.special(tx, name).call(tx, [], {})
+    text: Value = value.special(tx, name).tp_call(tx, [], {})
     if not issubclass(text.python_type(), str):
         found = text.python_type().__name__
         tx.raise_(TypeError, f"{name} returned non-string (type {found})")
@@ -276,7 +276,7 @@ def _str_join(tx: Tracer, self: Constant, *args: Value, **kwargs: Value) -> Valu
 def _format(tx: Tracer, value: Value, spec: Value = Constant("")) -> Value:  # noqa: B008
     if isinstance(value, UserObject):
         if value.has_special("__format__"):
-            made = value.special(tx, "__format__").call(tx, [spec], {})
+            made = value.special(tx, "__format__").tp_call(tx, [spec], {})
             if not issubclass(kind := made.python_type(), str):
                 tx.raise_(TypeError, f"__format__ must return a str, not {kind.__name__}")
             return made

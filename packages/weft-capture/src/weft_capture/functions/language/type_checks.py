@@ -32,7 +32,7 @@ def _isinstance(tx: Tracer, value: Value, classes: Value) -> Value:
     if not known and isinstance(value, UserObject | TensorValue) and issubclass(kind, torch.Tensor):
         for marked, name in _MARKS.items():
             mark = value.own_attribute(tx, name) if marked in wanted else None
-            if mark is not None and mark.truth(tx):
+            if mark is not None and mark.nb_bool(tx):
                 return TRUE
     if not known and isinstance(value, UserObject) and kind is torch.TypedStorage:
         if any(type(one) is type(torch.FloatStorage) for one in wanted):
@@ -62,7 +62,7 @@ def _claims(tx: Tracer, value: Value, wanted: type) -> bool:
     plain = claim is None or claim[0] is object
     if plain and not value.has_special("__getattribute__"):
         return False
-    claimed = value.getattr(tx, "__class__").as_constant()
+    claimed = value.tp_getattro(tx, "__class__").as_constant()
     return isinstance(claimed, type) and _subclass(tx, claimed, (wanted,))
 
 
@@ -123,5 +123,5 @@ def converted(tx: Tracer, obj: UserObject, name: str, wanted: type = int) -> Val
     if made.python_type() is not (int if name == "__index__" else wanted):
         raise Break("unsupported-value", f"{name} that gives a {made.python_type().__name__}")
     if wanted is float and name == "__index__":
-        return tx.const_object(float).call(tx, [made], {})
+        return tx.const_object(float).tp_call(tx, [made], {})
     return made

@@ -61,12 +61,12 @@ def _rehearse(tx: Tracer, cls: ClassValue, args: list[Value]) -> None:
 
 
 def _forward(tx: Tracer, cls: ClassValue, ctx: UserObject, args: list[Value]) -> list[Value]:
-    forward = cls.getattr(tx, "forward")
+    forward = cls.tp_getattro(tx, "forward")
     if cls.obj.setup_context is _NO_SETUP:
-        result = forward.call(tx, [ctx, *args], {})
+        result = forward.tp_call(tx, [ctx, *args], {})
     else:
-        result = forward.call(tx, list(args), {})
-        cls.getattr(tx, "setup_context").call(tx, [ctx, tx.tuple_of(args), result], {})
+        result = forward.tp_call(tx, list(args), {})
+        cls.tp_getattro(tx, "setup_context").tp_call(tx, [ctx, tx.tuple_of(args), result], {})
     return list(result.items) if isinstance(result, SequenceValue) else [result]
 
 
@@ -77,4 +77,4 @@ def _backward(tx: Tracer, cls: ClassValue, ctx: UserObject, outputs: list[Value]
         assert isinstance(output, TensorValue) or output.is_constant()
         is_tensor = isinstance(output, TensorValue)
         grads.append(output.call_method(tx, "clone", [], {}) if is_tensor else NONE)
-    cls.getattr(tx, "backward").call(tx, [ctx, *grads], {})
+    cls.tp_getattro(tx, "backward").tp_call(tx, [ctx, *grads], {})

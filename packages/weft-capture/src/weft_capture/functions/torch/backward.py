@@ -48,7 +48,7 @@ def _backward(
         if met:
             raise _refused(reason)
     leaves = [_leaf(tx, variable) for variable in variables]
-    before = [leaf.getattr(tx, "grad") for leaf in leaves]
+    before = [leaf.tp_getattro(tx, "grad") for leaf in leaves]
     given = {leaf.source: leaf.real for leaf in leaves if leaf.source and leaf.real is not None}
     if not is_unobserved(*given.values()):
         raise _refused("that somebody listens to")

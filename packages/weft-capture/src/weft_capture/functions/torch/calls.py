@@ -98,14 +98,14 @@ def _assert(tx: Tracer, condition: Value, message: Value) -> Value:
         if condition.fake.numel() == 1 and emit_check(tx, condition, True):
             return NONE
         raise Break("data-dependent-value", "torch._assert on a tensor")
-    if not condition.truth(tx):
+    if not condition.nb_bool(tx):
         tx.raise_(AssertionError, message.as_constant())
     return NONE
 
 
 @rule("torch.fx.experimental.symbolic_shapes.expect_true", "weft_core.static_shapes.expect_true")
 def _expect(tx: Tracer, condition: Value) -> Value:
-    return constant(condition.truth(tx))
+    return constant(condition.nb_bool(tx))
 
 
 @rule(
@@ -133,10 +133,10 @@ def _check(tx: Tracer, condition: Value, message: Value = NONE) -> Value:
     if isinstance(condition, TensorValue):
         raise Break("data-dependent-value", "torch._check on a tensor")
     if isinstance(condition, SymValue) and condition.is_data():
-        given = _FAILED if message is NONE else message.call(tx, [], {}).as_constant()
+        given = _FAILED if message is NONE else message.tp_call(tx, [], {}).as_constant()
         return tx.graph.emit("call_function", ASSERT, [condition, constant(str(given))], {})
-    if not condition.truth(tx):
-        text = "Expected cond to be True" if message is NONE else message.call(tx, [], {})
+    if not condition.nb_bool(tx):
+        text = "Expected cond to be True" if message is NONE else message.tp_call(tx, [], {})
         tx.raise_(RuntimeError, text if isinstance(text, str) else text.as_constant())
     return NONE
 

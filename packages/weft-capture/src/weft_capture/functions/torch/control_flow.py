@@ -85,7 +85,7 @@ def _run(tx: Tracer, name: str, function: Value, args: Sequence[Value]) -> _Bran
     old = list(graph.tensors())
     versions, written = [version_of(value.fake) for value in old], graph.writes()
     with apart(tx, name) as made, engine.kept_inside(tx):
-        result = function.call(tx, list(args), {})
+        result = function.tp_call(tx, list(args), {})
         leaves, spec = pytree.tree_flatten(real_tree(tx, result, None))
         inside = {id(value) for value in graph.tensors()} - set(map(id, old))
         for index, leaf in enumerate(leaves):
@@ -148,7 +148,7 @@ def _cond(
     args = [] if operands is None else operands.unpack(tx)
     pred = tx.force(pred)
     if not isinstance(pred, TensorValue):
-        return (true_fn if pred.truth(tx) else false_fn).call(tx, args, {})
+        return (true_fn if pred.nb_bool(tx) else false_fn).tp_call(tx, args, {})
     if pred.fake.numel() != 1 or pred.fake.dtype is not torch.bool:
         raise Break("unknown-call", "torch.cond with a condition that is not one bool")
     taken = _run(tx, "the true branch of torch.cond", true_fn, args)
@@ -163,12 +163,12 @@ def _while_loop(tx: Tracer, cond_fn: Value, body_fn: Value, carried_inputs: Valu
     """The body works on copies: a loop that is never entered gives its first values."""
     values: list[Any] = [tx.force(value) for value in carried_inputs.unpack(tx)]
     while True:  # conditions that are known unroll the loop
-        going_on = cond_fn.call(tx, values, {})
+        going_on = cond_fn.tp_call(tx, values, {})
         if isinstance(going_on, TensorValue):
             break
-        if not going_on.truth(tx):
+        if not going_on.nb_bool(tx):
             return TupleValue(values)
-        values = body_fn.call(tx, values, {}).unpack(tx)
+        values = body_fn.tp_call(tx, values, {}).unpack(tx)
     leaves, spec = pytree.tree_flatten(real_tree(tx, TupleValue(values), None))
     if not all(isinstance(leaf, TensorValue) for leaf in leaves):
         raise Break("unsupported-value", "torch.while_loop over numbers, on a tensor's condition")

@@ -69,7 +69,7 @@ def _set_grad(tx: Tracer, self: TensorValue, value: Value) -> None:
 
 @method(TensorValue, "requires_grad_", "set:requires_grad")
 def _requires_grad(tx: Tracer, self: TensorValue, requires_grad: Value = TRUE) -> Value:
-    wanted = requires_grad.truth(tx)
+    wanted = requires_grad.nb_bool(tx)
     if wanted is self.fake.requires_grad:
         return self
     if self.source is not None:
@@ -205,7 +205,7 @@ def _register_hook(tx: Tracer, self: TensorValue, hook: Value) -> Value:
     function = _hook_function(hook)
     with rehearsal(tx, "a tensor hook", [self]):
         grad = self.call_method(tx, "clone", [], {})
-        changed = hook.call(tx, [grad], {})
+        changed = hook.tp_call(tx, [grad], {})
         if changed is not NONE and not isinstance(changed, TensorValue):
             raise Break("unsupported-value", "the result of a tensor hook")
 

@@ -76,28 +76,28 @@ class OverridingTensor(UserObject):
         """Return the plain tensor."""
         return cast("TensorValue", self.base)
 
-    def hash_key(self) -> object:
+    def tp_hash(self) -> object:
         return found_by_identity(self, self.obj)
 
     def graph_arg(self) -> Any:
         raise Break("unsupported-value", f"a {self.cls.__name__} deep inside of an argument")
 
-    def truth(self, tx: Tracer) -> bool:
+    def nb_bool(self, tx: Tracer) -> bool:
         raise Break("data-dependent-branch", "truth of a tensor")
 
-    def getattr(self, tx: Tracer, name: str) -> Value:
+    def tp_getattro(self, tx: Tracer, name: str) -> Value:
         found = attributes.lookup(self.cls, name)
         own = self.has_special("__getattribute__")
         if own or name not in READERS or found is None or found[0] is not torch._C.TensorBase:
-            return super().getattr(tx, name)
+            return super().tp_getattro(tx, name)
         result = tx.overrides.dispatch(getattr, [self, constant(name)], {})
         if result is not None:
             return result
         if name in _OF_THE_OBJECT or (name == "is_leaf" and self.plain().fake.requires_grad):
             raise Break("unsupported-value", f"attribute {name} of a {self.cls.__name__}")
-        return self.plain().getattr(tx, name)
+        return self.plain().tp_getattro(tx, name)
 
-    def getitem(self, tx: Tracer, key: Value) -> Value:
+    def mp_subscript(self, tx: Tracer, key: Value) -> Value:
         return self.call_method(tx, "__getitem__", [key], {})
 
     def base_method(self, tx: Tracer, name: str, args: list[Value], kwargs: Kwargs) -> Value:
@@ -214,7 +214,7 @@ class Overrides(MutableValue):
         if name == "__exit__":
             self.close(self.level, self.stack[:-1])
             return FALSE
-        mode = self.tx.const_object(DeviceContext).call(self.tx, [device], {})
+        mode = self.tx.const_object(DeviceContext).tp_call(self.tx, [device], {})
         self.open(self.level, (*self.stack, mode))
         return device
 
@@ -331,7 +331,7 @@ class Overrides(MutableValue):
             found = attributes.lookup(kind, _HANDLER)
             if found is None or not isinstance(found[1], classmethod | staticmethod):
                 raise Break("unsupported-method", "a __torch_function__ that is no classmethod")
-            result = tx.const_object(kind).getattr(tx, _HANDLER).call(tx, given, {})
+            result = tx.const_object(kind).tp_getattro(tx, _HANDLER).tp_call(tx, given, {})
             if not _declined(result):
                 return result
         raise Break("op-failed", f"no handler for {func.describe()}")
@@ -344,7 +344,7 @@ def on_device(tx: Tracer, mode: Value, function: Any, kwargs: Kwargs) -> Kwargs:
         return kwargs
     if tx.force(kwargs.get("device", NONE)) is not NONE:
         return kwargs
-    return {**kwargs, "device": tx.force(mode.getattr(tx, "device"))}
+    return {**kwargs, "device": tx.force(mode.tp_getattro(tx, "device"))}
 
 
 def _example(value: Value) -> Any:

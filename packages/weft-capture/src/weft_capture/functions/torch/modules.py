@@ -43,4 +43,4 @@ def _module_setattr(tx: Tracer, owner: Value, name: Value, value: Value) -> Valu
 def _module_init(tx: Tracer, owner: Value, *args: Value, **kwargs: Value) -> Value:
     """Leave out the mark that torch's compiler, once loaded, puts on modules for its own use."""
     init = inspect.getclosurevars(torch.nn.Module.__init__).nonlocals["init"]
-    return tx.const_object(init).call(tx, [owner, *args], kwargs)
+    return tx.const_object(init).tp_call(tx, [owner, *args], kwargs)

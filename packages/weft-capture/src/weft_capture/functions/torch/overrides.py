@@ -27,7 +27,7 @@ def _as_subclass(tx: Tracer, self: TensorValue, cls: Value) -> Value:
 
 @rule(torch.Tensor._make_subclass)
 def _make_subclass(tx: Tracer, cls: Value, data: Value, require_grad: Value = FALSE) -> Value:
-    if require_grad.truth(tx):
+    if require_grad.nb_bool(tx):
         raise Break("unknown-call", "a new leaf of a tensor subclass")
     return retyped(tx, cls.as_constant(), data, detached=True)
 
@@ -69,7 +69,7 @@ def _disabled(tx: Tracer, func: Value, types: Value, args: Value, kwargs: Value 
     words = {} if kwargs is NONE else tx.keyword_arguments(kwargs)
     tx.overrides.open(max(1, before), stack)
     try:
-        return func.call(tx, args.unpack(tx), words)
+        return func.tp_call(tx, args.unpack(tx), words)
     finally:
         tx.overrides.close(before, stack)
 
@@ -136,7 +136,7 @@ def _handle_on_device(
     mode, func, _, given, *rest = args
     words = tx.keyword_arguments(rest[0]) if rest and rest[0] is not NONE else {}
     words = on_device(tx, mode, getattr(func, "obj", None), words)
-    return func.call(tx, given.unpack(tx), words)
+    return func.tp_call(tx, given.unpack(tx), words)
 
 
 CODE_RULES[DeviceContext.__torch_function__.__code__] = _handle_on_device

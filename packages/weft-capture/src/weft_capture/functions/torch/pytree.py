@@ -61,10 +61,10 @@ def _through(function: Any, tx: Tracer, /, *args: Value, **kwargs: Value) -> Val
     stop = kwargs.pop("is_leaf", NONE)
     leaf: Stop | None = None
     if stop is not NONE:
-        leaf = lambda value: stop.call(tx, [value], {}).truth(tx)  # noqa: E731
+        leaf = lambda value: stop.tp_call(tx, [value], {}).nb_bool(tx)  # noqa: E731
     real = [_argument(tx, arg, leaf) for arg in args]
     if function is pytree.tree_map:
-        real[0] = lambda *leaves: args[0].call(tx, [tree_value(tx, item) for item in leaves], {})
+        real[0] = lambda *leaves: args[0].tp_call(tx, [tree_value(tx, item) for item in leaves], {})
     named = {key: _argument(tx, arg, leaf) for key, arg in kwargs.items()}
     return tree_value(tx, real_call(tx, function, *real, **named))
 
@@ -80,5 +80,5 @@ def _argument(tx: Tracer, value: Value, leaf: Stop | None) -> Any:
 def _tree_map_in_place(
     tx: Tracer, function: Value, tree: Value, *rests: Value, **kwargs: Value
 ) -> Value:
-    tx.const_object(pytree.tree_map).call(tx, [function, tree, *rests], kwargs)
+    tx.const_object(pytree.tree_map).tp_call(tx, [function, tree, *rests], kwargs)
     return tree

@@ -55,7 +55,7 @@ def _set_data(tx: Tracer, self: TensorValue, value: Value) -> None:
     elif self.fake.requires_grad:
         raise Break("unsupported-value", "setting data of a tensor with a history")
     else:
-        tx.graph.replace(self, value.getattr(tx, "data"))
+        tx.graph.replace(self, value.tp_getattro(tx, "data"))
 
 
 @method(TensorValue, "size")
@@ -93,7 +93,7 @@ def _new(tx: Tracer, self: TensorValue, *args: Value, **kwargs: Value) -> Value:
 @method(TensorValue, "fill_diagonal_")
 def _fill_diagonal(tx: Tracer, self: TensorValue, fill_value: Value, wrap: Value = FALSE) -> Value:
     """Fill a view: the operator computes one from strides, which are others where it is traced."""
-    if self.fake.dim() != 2 or wrap.truth(tx) or tx.transforms:
+    if self.fake.dim() != 2 or wrap.nb_bool(tx) or tx.transforms:
         raise Break("unsupported-method", "fill_diagonal_ of more than one diagonal")
     self.call_method(tx, "diagonal", [], {}).call_method(tx, "fill_", [fill_value], {})
     return self
@@ -139,7 +139,7 @@ def _float(tx: Tracer, self: TensorValue) -> Value:
 @method(TensorValue, "__bool__")
 def _bool(tx: Tracer, self: TensorValue) -> Value:
     if not tx.graph.reads_data():
-        return constant(self.truth(tx))
+        return constant(self.nb_bool(tx))
     return self.call_method(tx, "to", [constant(torch.bool)], {}).call_method(tx, "item", [], {})
 
 

@@ -147,7 +147,7 @@ def _unpack_dual(tx: Tracer, tensor: Value, *, level: Value = NONE) -> Value:
     args = [tensor] if level is NONE else [tensor, level]
     target: Callable[..., Any] = _unpack
     parts = tx.graph.emit("call_function", target, args, {}).unpack(tx)
-    return tx.const_object(named).call(tx, parts, {})
+    return tx.const_object(named).tp_call(tx, parts, {})
 
 
 def _unpack(tensor: torch.Tensor, level: int | None = None) -> tuple[Any, Any]:
@@ -197,7 +197,7 @@ decline("torch.func.linearize past its arguments, or at other tangents", _refuse
 @rule(eager_transforms.linearize)
 def _linearize(tx: Tracer, func: Value, *primals: Value) -> Value:
     with _NoDraws():  # type: ignore[no-untyped-call]
-        made = tx.const_object(linearized).call(tx, [func, *primals], {}).unpack(tx)
+        made = tx.const_object(linearized).tp_call(tx, [func, *primals], {}).unpack(tx)
     made[1].stands_in = True  # type: ignore[attr-defined]
     return tx.tuple_of(made)
 
